@@ -1,0 +1,188 @@
+"""Who may import whom: downward only, format < store < daemon < cli, and heavy packages where they are needed.
+
+The rules are about the source, so they are read off it (``ast``); what a command really loads is asked of a process.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
+
+# The longest prefix of a module's name that is a key decides what of ours it may import.
+PURE = ("wald.errors", "wald.format")
+READING = (
+    "wald.store.batches",
+    "wald.store.cursors",
+    "wald.store.directory",
+    "wald.store.disk",
+    "wald.store.head",
+    "wald.store.ledger",
+    "wald.store.lookup",
+    "wald.store.progress",
+    "wald.store.reader",
+    "wald.store.segments",
+    "wald.store.verifier",
+)
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "wald": ("wald.format.record", "wald.log"),
+    "wald.__main__": ("wald.cli",),
+    "wald.errors": (),
+    "wald.kinds": (),
+    "wald.metrics": (),
+    "wald.config": ("wald.errors", "wald.format.names", "wald.kinds"),
+    "wald.producer": PURE,
+    "wald.log": (*PURE, "wald.store"),
+    "wald.format": PURE,
+    "wald.store": (*PURE, "wald.store"),
+    "wald.daemon": (*PURE, "wald.store", "wald.config", "wald.metrics", "wald.daemon"),
+    "wald.cli": ("wald",),
+    "sidecars": (*PURE, *READING, "wald.config", "wald.metrics", "wald.log", "sidecars.loop"),
+}
+
+# Within store and daemon: what a part must not know of, whatever its layer may.
+STRANGERS: dict[str, tuple[str, ...]] = {
+    "wald.store.compression": ("wald.store.writer", "wald.store.sealer"),
+    "wald.store.cursors": ("wald.store.writer", "wald.store.reader"),
+    "wald.store.directory": ("wald.store.writer", "wald.store.reader", "wald.store.sealer"),
+    "wald.store.indexes": ("wald.store.writer", "wald.store.sealer"),
+    "wald.store.lookup": ("wald.store.writer", "wald.store.sealer", "wald.store.recovery"),
+    "wald.store.reader": ("wald.store.writer", "wald.store.sealer", "wald.store.recovery"),
+    "wald.store.recovery": ("wald.store.writer", "wald.store.reader", "wald.store.sealer"),
+    "wald.store.sealer": ("wald.store.writer", "wald.store.reader", "wald.store.recovery"),
+    "wald.store.verifier": ("wald.store.writer", "wald.store.sealer", "wald.store.recovery"),
+    "wald.store.writer": ("wald.store.reader", "wald.store.recovery", "wald.store.sealer"),
+}
+
+# Packages of others, by layer: format touches no file and no clock, store says nothing to anybody.
+FORBIDDEN: dict[str, tuple[str, ...]] = {
+    "wald.format": (
+        "os",
+        "pathlib",
+        "time",
+        "threading",
+        "socket",
+        "logging",
+        "structlog",
+        "click",
+        "prometheus_client",
+    ),
+    "wald.store": ("logging", "structlog", "click", "argparse", "prometheus_client", "watchfiles"),
+}
+
+# Slow to import: these modules may; any other only inside a function, when it is really needed.
+HEAVY: dict[str, tuple[str, ...]] = {
+    "numpy": ("wald.store.arrow", "sidecars.spark"),
+    "pyarrow": ("wald.store.arrow", "sidecars.spark"),
+    "pyspark": ("sidecars.spark",),
+    "structlog": ("wald.daemon",),
+    "prometheus_client": (),
+    "watchfiles": (),
+    "rich": (),
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    name: str
+    lazy: bool
+    """Not done when the module is imported: inside a function, or for the type checker only."""
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    """Every import of a file; ``from a import b`` is one of a.b if that is a module of ours."""
+    lazy: set[ast.AST] = set()
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        type_checking = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if type_checking or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            lazy.update(ast.walk(node))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node in lazy) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            assert node.module is not None
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield Import(inner if inner in MODULES else node.module, node in lazy)
+
+
+def under(name: str, prefixes: tuple[str, ...]) -> bool:
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def rule(module: str, rules: dict[str, tuple[str, ...]]) -> tuple[str, ...] | None:
+    """What the longest matching prefix says; the package wald itself is no prefix of the others."""
+    matching = [prefix for prefix in rules if module == prefix or (prefix != "wald" and under(module, (prefix,)))]
+    return rules[max(matching, key=len)] if matching else None
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_only_what_its_layer_may(module: str) -> None:
+    """A module imports downward only, and never what it must not know of."""
+    allowed = rule(module, MAY_IMPORT)
+    assert allowed is not None, f"{module} is in no layer"
+    if module.startswith("sidecars.spark"):
+        allowed = (*allowed, "sidecars.spark")
+    ours = [found.name for found in imports_of(MODULES[module]) if under(found.name, ("wald", "sidecars"))]
+
+    assert [name for name in ours if not under(name, allowed)] == []
+    assert [name for name in ours if under(name, STRANGERS.get(module, ()))] == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_of_others_stay_where_they_belong(module: str) -> None:
+    """No clock in format, no log in store, nothing slow where a short command would wait for it."""
+    forbidden = rule(module, FORBIDDEN) or ()
+    found = list(imports_of(MODULES[module]))
+
+    assert [each.name for each in found if under(each.name, forbidden)] == []
+    for package, homes in HEAVY.items():
+        eager = [each.name for each in found if under(each.name, (package,)) and not each.lazy]
+        assert [name for name in eager if not under(module, homes)] == []
+
+
+def test_no_module_needs_itself_to_be_imported() -> None:
+    """What is imported along with a module never leads back to it."""
+    graph = {
+        module: {found.name for found in imports_of(path) if found.name in MODULES and not found.lazy}
+        for module, path in MODULES.items()
+    }
+
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("command", ["append", "look", "routes", "cursors", "read"])
+def test_short_commands_load_nothing_heavy(command: str) -> None:
+    """A command of clients loads no Arrow, no log, no metrics and no daemon."""
+    script = f"import sys, wald.cli.{command}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    heavy = [name for name in loaded.stdout.split() if under(name, (*HEAVY, "wald.daemon", "wald.config"))]
+    assert heavy == []
+
+
+def test_append_loads_no_compression() -> None:
+    """What sends lines does not pay for what reads segments."""
+    script = "import sys, wald.cli.append; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert [name for name in loaded.stdout.split() if under(name, ("zstandard", "tomllib", "wald.store.reader"))] == []

@@ -1,0 +1,119 @@
+"""The source keeps its house rules: what a linter does not ask, asked of every file."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+SCRIPTS = sorted(path for path in (ROOT / "scripts").rglob("*") if path.is_file() and path.suffix != ".pyc")
+OTHERS = [ROOT / name for name in ("Makefile", "pyproject.toml", "requirements.lock", "README.md", ".ci/run")]
+HOMELESS = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
+# A path that exists on one machine only: somebody's home, a work directory, a scratch directory in code.
+MACHINE_PATH = re.compile(r"""(?<![\w.])/(?:home|Users|work|root|opt|mnt)/\w""")
+ADDRESS = re.compile(r"https?://[\w.-]*(?:pypi|pythonhosted|/simple)", re.IGNORECASE)
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SOURCES + TESTS, ids=shown)
+def test_module_says_what_it_is_in_its_first_sentence(path: Path) -> None:
+    """Every module opens with a docstring whose first paragraph is a whole sentence."""
+    if path.read_text() == "" and path.name == "__init__.py":
+        return
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+
+    assert docstring, "no docstring"
+    assert docstring.split("\n\n")[0].rstrip()[-1] in ".:?"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=shown)
+def test_module_has_a_home(path: Path) -> None:
+    """No drawer for odds and ends."""
+    assert path.stem not in HOMELESS
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if "cli" not in path.parts], ids=shown)
+def test_only_commands_print_and_exit(path: Path) -> None:
+    """Libraries return values; the command line prints and exits."""
+    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+
+    assert [call for call in calls if call in ("print", "sys.exit", "exit", "quit")] == []
+
+
+@pytest.mark.parametrize("path", SOURCES + TESTS + SCRIPTS + OTHERS, ids=shown)
+def test_names_no_machine(path: Path) -> None:
+    """Nothing in the repository holds on one machine only, or spells out where packages come from."""
+    if not path.exists() or path == Path(__file__):
+        return
+    text = path.read_text(errors="replace")
+
+    assert MACHINE_PATH.findall(text) == []
+    assert ADDRESS.findall(text) == []
+
+
+@pytest.mark.parametrize("path", TESTS, ids=shown)
+def test_tests_wait_for_conditions(path: Path) -> None:
+    """A test that sleeps is slow on a fast machine and wrong on a slow one; only ``running`` polls."""
+    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+
+    assert "time.sleep" not in calls or path.stem == "running"
+
+
+def test_lock_pins_every_package_by_hash() -> None:
+    """The lock says exactly what is installed, and not from where."""
+    text = (ROOT / "requirements.lock").read_text()
+    entries = [line for line in text.splitlines() if line and not line.startswith(" ")]
+
+    assert entries
+    assert [line for line in entries if not re.match(r"[a-z0-9-]+==[^ ]+ ", line)] == []
+    assert len(entries) <= text.count("--hash=sha256:")
+    assert "://" not in text
+    assert not re.search(r"--(index|find|extra|trusted)", text)
+
+
+def test_lock_holds_what_the_project_asks_for() -> None:
+    """Every requirement of the package and of the dev group is pinned."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = project["project"]["dependencies"] + project["dependency-groups"]["dev"]
+    wanted += project["project"]["optional-dependencies"]["arrow"]
+    pinned = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+
+    assert set() == {re.split(r"[<>=!~ ]", requirement)[0] for requirement in wanted} - pinned
+
+
+def test_doctests_hold() -> None:
+    """The examples in docstrings are true."""
+    modules = [path for path in SOURCES if ">>>" in path.read_text()]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--doctest-modules", *map(str, modules)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert modules
+    assert result.returncode == 0, result.stdout
+
+
+def test_make_help_lists_every_target() -> None:
+    """``make`` alone says what there is to type."""
+    text = (ROOT / "Makefile").read_text()
+    result = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = re.findall(r"^  make ([a-z-]+)", result.stdout, re.MULTILINE)
+    phony = re.search(r"^\.PHONY: (.*)", text, re.MULTILINE)
+
+    assert phony is not None
+    assert sorted(phony[1].split()) == sorted(listed)
