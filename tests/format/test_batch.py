@@ -1,0 +1,237 @@
+"""Batches: what was encoded comes back, and whatever else the bytes are is torn or damaged, never another record."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+from damage import every_flip, every_truncation, flipped, peak_bytes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_segments import batch
+
+from wald.format.batch import (
+    HEADER,
+    PAYLOAD_MAX_BYTES,
+    BatchHeader,
+    Encoding,
+    Flag,
+    Outcome,
+    decode_header,
+    encode,
+    look,
+    payload_of,
+    route_of,
+    route_prefix,
+)
+
+U32, U64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
+BATCHES = st.builds(
+    batch,
+    st.binary(max_size=100),
+    base=U64,
+    route=st.from_regex(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
+    append_time_ns=st.integers(0, (1 << 63) - 1),
+    epoch=U32,
+    producer_id=U64,
+    producer_sequence=U64,
+    flags=st.sampled_from([0, 1, 2, 3, 4, 5]),
+    encoding=st.sampled_from([Encoding.LINES, Encoding.COLUMNS]),
+)
+SMALL = batch(b"one\ntwo\n", base=7)
+
+
+def crafted(body: bytes = b"", **changes: Any) -> bytes:
+    """A batch whose header says whatever it is told to, with checksums that hold."""
+    told = {
+        "body_checksum": crc32c(body),
+        "payload_bytes": 0,
+        "base_sequence": 1,
+        "append_time_ns": 1,
+        "producer_id": 0,
+        "producer_sequence": 0,
+        "count": 0,
+        "epoch": 1,
+        "encoding": 1,
+        "flags": 0,
+        "route_bytes": 0,
+        "reserved": 0,
+    }
+    fields = struct.pack("<IIQqQQIIBBHI", *(told | changes).values())
+    return b"WBAT" + struct.pack("<I", crc32c(fields)) + fields + body
+
+
+def test_checksums_are_castagnoli() -> None:
+    """The check value of CRC-32C in the catalogues: that of the digits 1 to 9."""
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    parts=st.lists(st.binary(max_size=50), max_size=4),
+    route=st.from_regex(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,126}", fullmatch=True),
+    base=U64,
+    producer=st.tuples(U64, U64),
+    time_ns=st.integers(-(1 << 63), (1 << 63) - 1),
+    before=st.binary(max_size=20),
+)
+def test_a_batch_comes_back(
+    parts: list[bytes], route: bytes, base: int, producer: tuple[int, int], time_ns: int, before: bytes
+) -> None:
+    payload = b"".join(parts)
+    count = payload.count(b"\n")
+    buffers = encode(
+        route_prefix(route),
+        parts,
+        payload_bytes=len(payload),
+        base_sequence=base,
+        count=count,
+        append_time_ns=time_ns,
+        epoch=(1 << 32) + 5,
+        route_bytes=len(route),
+        producer_id=producer[0],
+        producer_sequence=producer[1],
+    )
+    data = before + b"".join(buffers) + b"what follows"
+
+    found = look(data, len(before))
+
+    assert found.outcome is Outcome.WHOLE
+    header = found.header
+    assert header is not None
+    assert header == BatchHeader(
+        header.body_checksum, len(payload), base, time_ns, *producer, count, 5, 1, 0, len(route)
+    )
+    assert header.total_bytes == sum(map(len, buffers))
+    assert header.total_bytes % 8 == 0
+    assert route_of(data, len(before), header) == route.decode()
+    assert payload_of(data, len(before), header) == payload
+
+
+@settings(max_examples=50, deadline=None)
+@given(payload=st.binary(max_size=100))
+def test_a_checksum_of_the_caller_gives_the_same_batch(payload: bytes) -> None:
+    checksum = crc32c(payload, crc32c(route_prefix(b"web")))
+    count = payload.count(b"\n")
+    assert batch(payload, payload_checksum=checksum, count=count) == batch(payload, count=count)
+
+
+def test_every_flipped_bit_is_damage() -> None:
+    for data in every_flip(SMALL):
+        assert look(data).outcome is Outcome.DAMAGED
+
+
+def test_every_flipped_bit_of_a_header_is_seen_without_the_body() -> None:
+    for data in every_flip(SMALL[: HEADER.size]):
+        assert decode_header(data) is None
+
+
+def test_every_truncation_is_torn() -> None:
+    """Cut at nothing there is nothing; cut anywhere else, a batch has begun and is not there."""
+    assert look(b"").outcome is Outcome.END
+    for data in list(every_truncation(SMALL))[1:]:
+        assert look(data).outcome is Outcome.TORN
+
+
+def test_a_flip_and_a_truncation_are_never_a_batch() -> None:
+    for cut in range(len(SMALL)):
+        for bit in range(0, 8 * cut, 7):
+            assert look(flipped(SMALL[:cut], bit)).outcome is not Outcome.WHOLE
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=BATCHES, position=st.integers(0, 300), garbage=st.binary(min_size=1, max_size=80))
+def test_overwritten_bytes_never_make_another_batch(data: bytes, position: int, garbage: bytes) -> None:
+    position = min(position, len(data) - 1)
+    changed = (data[:position] + garbage + data[position + len(garbage) :])[: len(data)]
+
+    assert (look(changed).outcome is Outcome.WHOLE) == (changed == data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=200), offset=st.integers(0, 250))
+def test_any_bytes_have_an_outcome(data: bytes, offset: int) -> None:
+    rest = data[offset:]
+    found = look(data, offset)
+
+    assert found.outcome is not Outcome.WHOLE
+    assert (found.outcome is Outcome.END) == (not any(rest[: HEADER.size]))
+    assert found.header is None
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 63, 64, 1000])
+def test_zeros_are_the_end(length: int) -> None:
+    assert look(bytes(length)).outcome is Outcome.END
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"payload_bytes": PAYLOAD_MAX_BYTES + 1, "count": 0}, "longer than anything ever written"),
+        ({"payload_bytes": 0xFFFFFFFF}, "the largest length there is"),
+        ({"count": 1}, "a record without a byte"),
+        ({"count": 0xFFFFFFFF, "payload_bytes": 8}, "four billion records in 8 bytes"),
+        ({"encoding": 3}, "an encoding that does not exist"),
+        ({"encoding": 0}, "control without its flag"),
+        ({"flags": 8}, "records under the flag of control"),
+        ({"route_bytes": 128}, "a route longer than a name may be"),
+        ({"reserved": 1}, "a field that nobody writes"),
+    ],
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
+)
+def test_a_header_that_lies_is_no_header(changes: dict[str, int], why: str) -> None:
+    """Its checksum holds, so only a hostile or a broken writer can have made it."""
+    assert look(crafted(bytes(8)) + bytes(64)).header is not None
+    data = crafted(bytes(8), **changes) + bytes(64)
+
+    assert decode_header(data) is None
+    assert look(data).outcome is Outcome.DAMAGED
+
+
+def test_a_length_beyond_the_input_is_torn_and_takes_no_memory() -> None:
+    data = crafted(payload_bytes=PAYLOAD_MAX_BYTES) + b"x" * 1000
+
+    assert look(data).outcome is Outcome.TORN
+    assert peak_bytes(lambda: look(data)) < 10_000
+
+
+def test_looking_at_a_large_batch_does_not_copy_it() -> None:
+    data = batch(b"x" * (4 << 20) + b"\n")
+
+    assert look(data).outcome is Outcome.WHOLE
+    assert peak_bytes(lambda: look(data)) < 10_000
+
+
+def test_a_payload_too_long_for_readers_is_not_encoded() -> None:
+    with pytest.raises(AssertionError):
+        encode(
+            b"",
+            [],
+            payload_bytes=PAYLOAD_MAX_BYTES + 1,
+            base_sequence=1,
+            count=0,
+            append_time_ns=1,
+            epoch=1,
+            route_bytes=0,
+        )
+
+
+@pytest.mark.parametrize(
+    ("count", "flags", "number", "continues", "last"),
+    [
+        (3, Flag.NONE, 0, 0, 12),
+        (0, Flag.CONTINUES | Flag.CONTINUED, 9, 9, 9),
+        (0, Flag.CONTINUES | Flag.UNTERMINATED, 4, 4, 4),
+        (2, Flag.CONTINUES, 9, 9, 11),
+        (1, Flag.CONTINUED, 0, 0, 10),
+        (2, Flag.NONE, 77, 0, 11),
+        (0, Flag.NONE, 0, 0, 9),
+    ],
+)
+def test_a_batch_tells_which_sequences_it_holds(count: int, flags: int, number: int, continues: int, last: int) -> None:
+    header = decode_header(batch(b"a\nb\nc\n", base=10, count=count, flags=flags, producer_sequence=number))
+
+    assert header is not None
+    assert (header.continues_sequence, header.last_sequence, header.end_sequence) == (continues, last, 10 + count)

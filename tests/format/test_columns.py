@@ -1,0 +1,173 @@
+"""Columns: pyarrow reads the same from the buffers, and bytes that lie are refused before they cost anything."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from damage import every_flip, every_truncation, peak_bytes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wald.format.columns import BadColumns, Binary, Column, Columns, decode, encode
+
+ENTRY = st.none() | st.binary(max_size=20)
+TIME = st.integers(-(1 << 63), (1 << 63) - 1)
+ROWS = st.lists(st.tuples(st.binary(max_size=20), ENTRY, ENTRY, TIME), max_size=40)
+SMALL = encode([b"one", b"", b"three"], keys=[b"k", None, b""], times_ns=[1, 2, 3], headers=[None, b"{}", None])
+
+
+def model(columns: Columns) -> list[Any]:
+    times, keys, headers = columns.times, columns.keys, columns.headers
+    return [
+        columns.values.to_list(),
+        keys and keys.to_list(),
+        headers and headers.to_list(),
+        None if times is None else times.cast("q").tolist(),
+    ]
+
+
+def to_arrow(column: Binary, count: int) -> list[bytes | None]:
+    """The column as pyarrow sees it: its own checks run over the very buffers."""
+    buffers = [None if part is None else pa.py_buffer(part) for part in (column.validity, column.offsets, column.data)]
+    made = pa.Array.from_buffers(pa.binary(), count, buffers)
+    made.validate(full=True)
+    listed: list[bytes | None] = made.to_pylist()
+    return listed
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=ROWS, present=st.integers(0, 7))
+def test_records_come_back_and_arrow_reads_the_same(rows: list[Any], present: int) -> None:
+    values, keys, headers, times = ([row[i] for row in rows] for i in range(4))
+    payload = encode(
+        values,
+        keys=keys if present & Column.KEYS else None,
+        headers=headers if present & Column.HEADERS else None,
+        times_ns=times if present & Column.TIMES else None,
+    )
+
+    decoded = decode(payload)
+
+    assert len(payload) % 8 == 0
+    assert decoded.count == len(rows)
+    expected = [
+        values,
+        keys if present & Column.KEYS else None,
+        headers if present & Column.HEADERS else None,
+        times if present & Column.TIMES else None,
+    ]
+    assert model(decoded) == expected
+    assert to_arrow(decoded.values, len(rows)) == values
+    if decoded.keys is not None:
+        assert to_arrow(decoded.keys, len(rows)) == keys
+    if decoded.headers is not None:
+        assert to_arrow(decoded.headers, len(rows)) == headers
+    if decoded.times is not None:
+        array = pa.Array.from_buffers(pa.timestamp("ns"), len(rows), [None, pa.py_buffer(decoded.times)])
+        assert array.cast(pa.int64()).to_pylist() == times
+
+
+def test_buffers_lie_where_arrow_wants_them() -> None:
+    """Each begins at a multiple of 8 of the payload, so of memory too where the payload does."""
+    decoded = decode(SMALL)
+    assert decoded.keys is not None
+    base = pa.py_buffer(SMALL).address
+    for part in (decoded.times, decoded.keys.validity, decoded.keys.offsets, decoded.keys.data, decoded.values.offsets):
+        assert part is not None
+        assert (pa.py_buffer(part).address - base) % 8 == 0
+
+
+def test_every_truncation_is_refused() -> None:
+    for data in every_truncation(SMALL):
+        with pytest.raises(BadColumns):
+            decode(data)
+
+
+def test_every_flipped_bit_is_refused_or_well_formed() -> None:
+    """Columns have no checksum of their own (the batch has): what is accepted must at least be safe to wrap."""
+    for data in every_flip(SMALL):
+        try:
+            decoded = decode(data)
+        except BadColumns:
+            continue
+        to_arrow(decoded.values, decoded.count)
+        model(decoded)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    data=st.binary(max_size=120)
+    | st.builds(
+        lambda n, c, rest: struct.pack("<II", n, c) + rest,
+        *[
+            st.integers(0, 9),
+            st.integers(0, 8),
+            st.lists(st.integers(0, 3), max_size=30).map(lambda v: struct.pack(f"<{len(v)}i", *v)),
+        ],
+    )
+)
+def test_any_bytes_are_columns_or_bad_columns(data: bytes) -> None:
+    try:
+        decoded = decode(data)
+    except BadColumns:
+        return
+    assert len(to_arrow(decoded.values, decoded.count)) == decoded.count
+    assert len(model(decoded)[0]) == decoded.count
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"", "too short"),
+        (struct.pack("<II", 0xFFFFFFFF, 0), "cannot hold"),
+        (struct.pack("<II", 0xFFFFFFFF, 7) + bytes(1000), "cannot hold"),
+        (struct.pack("<II", 0, 8) + bytes(8), "unknown columns"),
+        (struct.pack("<II", 1, 0) + struct.pack("<ii", 1, 1) + bytes(8), "start at 0"),
+        (struct.pack("<II", 1, 0) + struct.pack("<ii", 0, -1), "go backwards"),
+        (struct.pack("<II", 3, 0) + struct.pack("<iiii", 0, 8, 4, 8) + bytes(8), "go backwards"),
+        (struct.pack("<II", 1, 0) + struct.pack("<ii", 0, 0x7FFFFFFF), "runs past the end"),
+        (struct.pack("<II", 1, 0) + struct.pack("<ii", 0, 0) + bytes(8), "follow the last column"),
+        (struct.pack("<II", 1, 1) + bytes(4), "runs past the end"),
+        (struct.pack("<II", 2, 2) + bytes(8), "runs past the end"),
+    ],
+)
+def test_columns_that_do_not_fit_say_why(payload: bytes, reason: str) -> None:
+    with pytest.raises(BadColumns, match=reason):
+        decode(payload)
+
+
+@pytest.mark.parametrize("place", [1, (1 << 14) - 1, 1 << 14, (1 << 14) + 1, 40_000])
+def test_one_offset_that_goes_backwards_is_found_wherever_it_is(place: int) -> None:
+    """Offsets are checked a piece at a time: no step may fall between two pieces."""
+    count = 40_000
+    offsets = list(range(count + 1))
+    offsets[place - 1] = offsets[place] + 1 if place < count else offsets[place]
+    offsets[place] = offsets[place - 1] - 1
+    payload = struct.pack("<II", count, 0) + struct.pack(f"<{count + 1}i", *offsets)
+    with pytest.raises(BadColumns, match="go backwards"):
+        decode(payload + bytes(4) + bytes(count))
+
+
+@pytest.mark.parametrize("count", [(1 << 14) - 1, 1 << 14, (1 << 14) + 1, 50_000])
+def test_many_records_come_back(count: int) -> None:
+    values = [b"%d" % i for i in range(count)]
+    assert decode(encode(values)).values.to_list() == values
+
+
+def test_checking_offsets_takes_little_memory() -> None:
+    """A producer may send half a gigabyte of offsets; the daemon checks them in constant memory."""
+    payload = encode([b""] * 1_000_000)
+    assert peak_bytes(lambda: decode(payload)) < 2 << 20
+
+
+def test_a_lying_count_takes_no_memory() -> None:
+    payload = struct.pack("<II", 0xFFFFFFFF, 7) + bytes(64)
+
+    def refuse() -> None:
+        with pytest.raises(BadColumns):
+            decode(payload)
+
+    assert peak_bytes(refuse) < 100_000

@@ -1,0 +1,99 @@
+"""Control state: what one segment hands to the next comes back, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from damage import every_flip, every_truncation
+from golden.samples import STATE
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wald.format import control
+from wald.format.control import PRODUCERS_MAX, WINDOW, BadControl, Producers, State, Written
+
+U64 = st.integers(0, (1 << 64) - 1)
+ROUTES = st.dictionaries(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True), U64, max_size=4)
+WINDOWS = st.lists(st.builds(Written, U64, U64, U64), max_size=WINDOW).map(lambda w: deque(w, WINDOW))
+STATES = st.builds(State, U64, U64, ROUTES, ROUTES, st.dictionaries(U64, WINDOWS, max_size=4).map(Producers))
+ENCODED = control.encode(STATE)
+
+
+@settings(max_examples=100, deadline=None)
+@given(state=STATES)
+def test_state_comes_back(state: State) -> None:
+    decoded = control.decode(control.encode(state))
+
+    assert decoded == state
+    assert list(decoded.producers.table) == list(state.producers.table)  # the order says who is forgotten first
+
+
+def test_every_truncation_is_refused() -> None:
+    for data in every_truncation(ENCODED):
+        with pytest.raises(BadControl):
+            control.decode(data)
+
+
+def test_every_flipped_bit_decodes_or_is_bad_control() -> None:
+    """The batch's checksum sees them; here it only matters that nothing else is raised."""
+    for data in every_flip(ENCODED):
+        try:
+            control.decode(data)
+        except BadControl:
+            continue
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=100))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    for candidate in (data, ENCODED + data + b"x"):
+        with pytest.raises(BadControl):
+            control.decode(candidate)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"[" * 100_000 + b"\n",
+        b'{"version":1,"next":Infinity,"at":0,"routes":{},"open":{},"producers":0}\n',
+        b'{"version":1,"next":1,"at":0,"routes":[],"open":{},"producers":0}\n',
+        b'{"version":1,"next":1,"at":0,"routes":{"a":null},"open":{},"producers":0}\n',
+        b'{"version":1,"next":1,"at":0,"routes":{},"open":{},"producers":999999999999}\n',
+        b'{"version":1,"next":1,"at":0,"routes":{},"open":{},"producers":1}\n' + b"\xff" * 16,
+        b'{"version":2,"next":1,"at":0,"routes":{},"open":{},"producers":0}\n',
+        b'{"version":1,"next":1,"at":0,"routes":{},"open":{},"producers":0}',
+    ],
+)
+def test_state_that_lies_is_refused(payload: bytes) -> None:
+    with pytest.raises(BadControl):
+        control.decode(payload)
+
+
+def test_a_retry_is_found_while_it_is_remembered() -> None:
+    producers = Producers()
+    for number in range(WINDOW + 1):
+        producers.add(7, Written(number, number + 1, number + 1))
+
+    assert producers.find(7, 0) is None
+    assert producers.find(7, 1) == Written(1, 2, 2)
+    assert producers.find(8, 1) is None
+    assert producers.expected(7) == WINDOW + 1
+    assert producers.expected(8) is None
+
+
+def test_the_least_recently_active_producer_is_forgotten_first() -> None:
+    producers = Producers()
+    for producer_id in range(1, PRODUCERS_MAX + 1):
+        producers.add(producer_id, Written(0, 1, 1))
+    producers.add(1, Written(1, 2, 2))
+    producers.add(PRODUCERS_MAX + 1, Written(0, 3, 3))
+
+    assert producers.find(1, 0) == Written(0, 1, 1)
+    assert producers.expected(2) is None
+    assert len(producers.table) == PRODUCERS_MAX
+
+
+def test_the_largest_state_stays_small() -> None:
+    producers = Producers({n: deque([Written(n, n, n)] * WINDOW, WINDOW) for n in range(PRODUCERS_MAX)})
+    assert len(control.encode(State(producers=producers))) <= 400 * 1024 + 1024

@@ -1,0 +1,206 @@
+"""The socket's text protocol: each line is a request or a ProtocolError that says whether the connection lives on."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wald.format.framing import (
+    REQUEST_MAX_BYTES,
+    Code,
+    Command,
+    ProtocolError,
+    Publish,
+    encode_err,
+    encode_ok,
+    encode_publish,
+    parse_reply,
+    parse_request,
+)
+
+U64_MAX = (1 << 64) - 1
+
+
+@pytest.mark.parametrize(
+    ("line", "request_"),
+    [
+        (b"PUB web 5", Publish(b"web", 5)),
+        (b"PUB web 5\r", Publish(b"web", 5)),
+        (b"  PUB   web\t5  ", Publish(b"web", 5)),
+        (b"PUB web 0", Publish(b"web", 0)),
+        (b"PUB web 005", Publish(b"web", 5)),
+        (b"PUB ../x 5", Publish(b"../x", 5)),
+        (b"PUB web %d" % REQUEST_MAX_BYTES, Publish(b"web", REQUEST_MAX_BYTES)),
+        (b"PUB web 5 enc=columns", Publish(b"web", 5, columns=True)),
+        (b"PUB web 5 enc=lines", Publish(b"web", 5)),
+        (b"PUB web 5 pid=ff pseq=0", Publish(b"web", 5, False, 255, 0)),
+        (b"PUB web 5 pseq=7 enc=columns pid=FFFFFFFFFFFFFFFF", Publish(b"web", 5, True, U64_MAX, 7)),
+        (b"PUB web 5 pid=1 pseq=18446744073709551615", Publish(b"web", 5, False, 1, U64_MAX)),
+        (b"HEAD", Command("HEAD")),
+        (b"HEAD\r", Command("HEAD")),
+        (b"STAT", Command("STAT")),
+        (b"CUT", Command("CUT")),
+        (b"PING", Command("PING")),
+        (b"ROUTE ADD web fifo mode=0620", Command("ROUTE", ("ADD", "web", "fifo", "mode=0620"))),
+        (b"ROUTE RETIRE \xff", Command("ROUTE", ("RETIRE", "\ufffd"))),
+    ],
+)
+def test_a_request_is_what_its_line_says(line: bytes, request_: Publish | Command) -> None:
+    assert parse_request(line) == request_
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "payload_bytes"),
+    [
+        (b"", Code.UNKNOWN_VERB, 0),
+        (b" \r", Code.UNKNOWN_VERB, 0),
+        (b"pub web 5", Code.UNKNOWN_VERB, 0),
+        (b"GET / HTTP/1.1", Code.UNKNOWN_VERB, 0),
+        (b"\xff\xfe", Code.UNKNOWN_VERB, 0),
+        (b"\0", Code.UNKNOWN_VERB, 0),
+        (b"x" * 1024, Code.UNKNOWN_VERB, 0),
+        (b"PUB", Code.BAD_LENGTH, None),
+        (b"PUB web", Code.BAD_LENGTH, None),
+        (b"PUB web five", Code.BAD_LENGTH, None),
+        (b"PUB web -5", Code.BAD_LENGTH, None),
+        (b"PUB web +5", Code.BAD_LENGTH, None),
+        (b"PUB web 5.0", Code.BAD_LENGTH, None),
+        (b"PUB web 0x5", Code.BAD_LENGTH, None),
+        (b"PUB web \xd9\xa1", Code.BAD_LENGTH, None),
+        (b"PUB web 1234567890123", Code.BAD_LENGTH, None),
+        (b"PUB web " + b"9" * 1000, Code.BAD_LENGTH, None),
+        (b"PUB web %d" % (REQUEST_MAX_BYTES + 1), Code.TOO_LARGE, REQUEST_MAX_BYTES + 1),
+        (b"PUB web 999999999999", Code.TOO_LARGE, 999999999999),
+        (b"PUB web 5 enc=json", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 enc", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 what=ever", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 6", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 enc=lines enc=columns", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid=1", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pseq=1", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid=0 pseq=1", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid=-1 pseq=1", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid=0x1 pseq=1", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid=1_0 pseq=1", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid=10000000000000000 pseq=1", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid=1 pseq=-1", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid=1 pseq=1_0", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid=1 pseq=18446744073709551616", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid= pseq=", Code.BAD_REQUEST, 5),
+        (b"PUB web 5 pid=\xff pseq=1", Code.BAD_REQUEST, 5),
+    ],
+)
+def test_a_bad_request_says_how_to_go_on(line: bytes, code: Code, payload_bytes: int | None) -> None:
+    """payload_bytes: what to pass over before the next request; None: nobody can know, the connection ends."""
+    with pytest.raises(ProtocolError) as caught:
+        parse_request(line)
+    assert (caught.value.code, caught.value.payload_bytes) == (code, payload_bytes)
+    assert parse_error(encode_err(caught.value.code, caught.value.words)).code == code
+
+
+def parse_error(line: bytes) -> ProtocolError:
+    assert line.count(b"\n") == 1
+    with pytest.raises(ProtocolError) as caught:
+        parse_reply(line)
+    return caught.value
+
+
+def test_a_limit_of_the_daemon_is_told_with_its_number() -> None:
+    with pytest.raises(ProtocolError, match="the limit is 4") as caught:
+        parse_request(b"PUB web 5", request_max_bytes=4)
+    assert caught.value.payload_bytes == 5
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    publish=st.builds(
+        Publish,
+        st.from_regex(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,126}", fullmatch=True),
+        st.integers(0, REQUEST_MAX_BYTES),
+        st.booleans(),
+    )
+    | st.builds(
+        Publish,
+        st.just(b"web"),
+        st.integers(0, 9),
+        st.booleans(),
+        st.integers(1, U64_MAX),
+        st.integers(0, U64_MAX),
+    )
+)
+def test_a_publish_comes_back(publish: Publish) -> None:
+    line = encode_publish(publish)
+    assert line.endswith(b"\n")
+    assert parse_request(line[:-1]) == publish
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    line=st.binary(max_size=60)
+    | st.lists(
+        st.sampled_from([b"PUB", b"web", b"5", b"enc=columns", b"pid=", b"pid=1", b"pseq=1", b"=", b"ROUTE", b"ADD"])
+        | st.binary(max_size=8),
+        max_size=7,
+    ).map(b" ".join)
+)
+def test_any_line_is_a_request_or_a_protocol_error(line: bytes) -> None:
+    """Whatever the words of the error are made of, they fit into one line of reply."""
+    answer = b""
+    try:
+        request = parse_request(line)
+    except ProtocolError as error:
+        answer = encode_err(error.code, error.words)
+    else:
+        assert isinstance(request, Command) or 0 <= request.payload_bytes <= REQUEST_MAX_BYTES
+    assert answer == b"" or parse_error(answer).words
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"OK 1 2\n", "1 2"),
+        (b"OK 1 2", "1 2"),
+        (b"OK\n", ""),
+        (b"OK \n", ""),
+        (b'OK {"a": 1}\n', '{"a": 1}'),
+        (encode_ok("pong"), "pong"),
+    ],
+)
+def test_a_good_reply_is_its_words(line: bytes, words: str) -> None:
+    assert parse_reply(line) == words
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        (b"ERR full the disk is nearly full\n", Code.FULL, "the disk is nearly full"),
+        (b"ERR full\n", Code.FULL, ""),
+        (b"", Code.BAD_REQUEST, "not a reply: ''"),
+        (b"\n", Code.BAD_REQUEST, "not a reply: ''"),
+        (b"ERR\n", Code.BAD_REQUEST, "not a reply: 'ERR'"),
+        (b"ERR nonsense words\n", Code.BAD_REQUEST, "not a reply: 'ERR nonsense words'"),
+        (b"OKAY\n", Code.BAD_REQUEST, "not a reply: 'OKAY'"),
+        (b"ok 1 2\n", Code.BAD_REQUEST, "not a reply: 'ok 1 2'"),
+        (b"\xff\n", Code.BAD_REQUEST, "not a reply: '\ufffd'"),
+    ],
+)
+def test_any_other_reply_is_an_error(line: bytes, code: Code, words: str) -> None:
+    error = parse_error(line if line.endswith(b"\n") else line + b"\n")
+    assert (error.code, error.words) == (code, words)
+
+
+@pytest.mark.parametrize("code", Code)
+def test_every_code_comes_back(code: Code) -> None:
+    error = parse_error(encode_err(code, "some\nwords \r\n here"))
+    assert (error.code, error.words) == (code, "some words here")
+
+
+@settings(max_examples=200, deadline=None)
+@given(line=st.binary(max_size=60) | st.binary(max_size=60).map(lambda rest: b"ERR " + rest))
+def test_any_reply_is_words_or_a_protocol_error(line: bytes) -> None:
+    with suppress(ProtocolError):
+        parse_reply(line)
+        assert line.startswith(b"OK")

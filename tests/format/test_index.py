@@ -1,0 +1,84 @@
+"""Sparse indexes: hints that never lead past what is looked for, whatever is left of the file."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_segments import LOG_ID
+
+from wald.format.index import SparseIndex, decode_index, encode_entry, encode_index_header
+from wald.format.segment import SegmentHeader, encode_header
+
+HEADER = SegmentHeader(LOG_ID, 10, 3, 1)
+ENTRIES = [(10, 64, 100), (10, 70_000, 100), (30, 140_000, 100), (50, 210_000, 200), (50, 280_000, 300)]
+ENCODED = encode_index_header(HEADER) + b"".join(encode_entry(*entry) for entry in ENTRIES)
+
+
+def entries_of(index: SparseIndex | None) -> list[tuple[int, int, int]]:
+    assert index is not None
+    return list(zip(index.sequences, index.positions, index.times_ns, strict=True))
+
+
+def decoded(data: bytes) -> SparseIndex | None:
+    return decode_index(data, log_id=LOG_ID, base_sequence=10)
+
+
+def test_every_truncation_leaves_the_whole_entries_before_it() -> None:
+    for length in range(len(ENCODED) + 1):
+        index = decoded(ENCODED[:length])
+        if length < 64:
+            assert index is None
+        else:
+            assert entries_of(index) == ENTRIES[: (length - 64) // 24]
+
+
+@settings(max_examples=200, deadline=None)
+@given(changed=st.binary(min_size=1, max_size=40), position=st.integers(0, len(ENCODED)))
+def test_overwritten_entries_end_the_index_or_still_grow(changed: bytes, position: int) -> None:
+    index = decoded((ENCODED[:position] + changed + ENCODED[position + len(changed) :])[: len(ENCODED)])
+    if index is None:
+        return
+    found = entries_of(index)
+    assert found == sorted(found)
+    assert all(sequence >= 10 and place >= 64 for sequence, place, _ in found)
+
+
+@pytest.mark.parametrize("bad", [(9, 300_000, 300), (49, 300_000, 300), (60, 280_000, 300), (60, 300_000, 299)])
+def test_an_entry_that_goes_back_and_all_behind_it_are_ignored(bad: tuple[int, int, int]) -> None:
+    data = ENCODED + encode_entry(*bad) + encode_entry(99, 999_999, 999)
+    assert entries_of(decoded(data)) == ENTRIES
+
+
+@pytest.mark.parametrize(
+    "header", [SegmentHeader(bytes(16), 10, 3, 1), SegmentHeader(LOG_ID, 11, 3, 1)], ids=["log", "segment"]
+)
+def test_the_index_of_another_segment_is_none(header: SegmentHeader) -> None:
+    assert decoded(encode_index_header(header) + ENCODED[64:]) is None
+
+
+def test_a_segment_is_not_its_index() -> None:
+    assert decoded(encode_header(HEADER) + ENCODED[64:]) is None
+
+
+@pytest.mark.parametrize(
+    ("sequence", "position"), [(9, 64), (10, 70_000), (29, 70_000), (30, 140_000), (49, 140_000), (50, 280_000)]
+)
+def test_a_sequence_is_looked_for_from_the_entry_at_or_before_it(sequence: int, position: int) -> None:
+    index = decoded(ENCODED)
+    assert index is not None
+    assert index.position_of_sequence(sequence) == position
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "position"), [(0, 64), (100, 64), (101, 140_000), (200, 140_000), (201, 210_000), (9999, 280_000)]
+)
+def test_a_time_is_looked_for_from_an_entry_that_is_older(time_ns: int, position: int) -> None:
+    """The batch at the entry before the first of that time may be followed by unindexed ones of that time."""
+    index = decoded(ENCODED)
+    assert index is not None
+    assert index.position_of_time(time_ns) == position
+
+
+def test_an_empty_index_leads_to_the_first_batch() -> None:
+    assert (SparseIndex().position_of_sequence(5), SparseIndex().position_of_time(5)) == (64, 64)

@@ -1,0 +1,83 @@
+"""Ledger lines: a changed or missing line shows, a torn last line is told apart, and no bytes raise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from damage import every_flip
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wald.format.ledger import GENESIS, decode_ledger, digest, encode_line
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.text(st.characters(), max_size=10)
+ENTRIES = st.lists(st.dictionaries(st.text(max_size=5).filter(lambda k: k != "prev"), SCALARS, max_size=4), max_size=5)
+
+
+def ledger(entries: list[dict[str, Any]]) -> bytes:
+    data, prev = b"", GENESIS
+    for entry in entries:
+        line = encode_line(entry, prev)
+        data, prev = data + line, digest(line)
+    return data
+
+
+THREE = ledger([{"event": "cut", "base": n} for n in (1, 2, 3)])
+
+
+@settings(max_examples=100, deadline=None)
+@given(entries=ENTRIES)
+def test_entries_come_back(entries: list[dict[str, Any]]) -> None:
+    """Text with lone surrogates too, which is how Python holds a path that is not UTF-8."""
+    data = ledger(entries)
+    decoded = decode_ledger(data)
+
+    assert decoded.entries == entries
+    assert decoded.broken == []
+    assert decoded.whole_bytes == len(data)
+    assert ledger([*entries, {"event": "next"}]) == data + encode_line({"event": "next"}, decoded.tip)
+
+
+def test_a_truncated_ledger_is_its_whole_lines_and_no_broken_one() -> None:
+    ends = [i + 1 for i, byte in enumerate(THREE) if byte == 0x0A]
+    for length in range(len(THREE) + 1):
+        decoded = decode_ledger(THREE[:length])
+        assert len(decoded.entries) == sum(end <= length for end in ends)
+        assert decoded.whole_bytes == max((end for end in ends if end <= length), default=0)
+        assert decoded.broken == []
+
+
+def test_every_flipped_bit_before_the_last_line_is_told() -> None:
+    """Of the last line, only what links it to the others is under a digest."""
+    last = THREE.rindex(b"\n", 0, -1) + 1
+    for bit, data in enumerate(every_flip(THREE)):
+        if bit >> 3 >= last:
+            break
+        assert decode_ledger(data).broken
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_missing_line_is_told(missing: int) -> None:
+    lines = THREE.splitlines(keepends=True)
+    del lines[missing]
+    assert decode_ledger(b"".join(lines)).broken == [(missing + 1, "does not follow the line before it")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"null", b"[]", b"5", b"{}", b'"prev"', b"\xff", b"{", b"[" * 100_000, b'{"prev":' + b"9" * 5000 + b"}"],
+)
+def test_a_line_that_is_none_is_told_with_its_number(line: bytes) -> None:
+    decoded = decode_ledger(THREE + line + b"\n")
+
+    assert decoded.broken == [(4, "not a ledger line")]
+    assert len(decoded.entries) == 3
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=100))
+def test_no_bytes_raise(data: bytes) -> None:
+    decoded = decode_ledger(data)
+    assert decoded.whole_bytes == data.rfind(b"\n") + 1
+    assert len(decoded.entries) + len(decoded.broken) >= data.count(b"\n")

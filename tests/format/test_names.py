@@ -1,0 +1,126 @@
+"""Names: what may name a route, and that a segment's name says exactly one thing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wald.errors import InvalidInput
+from wald.format.names import (
+    Kind,
+    SegmentName,
+    check_group,
+    check_route,
+    cursor_name,
+    is_route,
+    parse_cursor_name,
+    parse_segment_name,
+    segment_name,
+)
+
+ILLEGAL = [
+    "",
+    ".",
+    "..",
+    "../x",
+    "a/b",
+    "/a",
+    "a/",
+    ".hidden",
+    "-a",
+    "_a",
+    "a b",
+    " a",
+    "a ",
+    "a\n",
+    "\n",
+    "a\0",
+    "\0",
+    "a\tb",
+    "caf\u00e9",
+    "\u0661",
+    "\uff41",
+    "a\udcff",
+    "a*",
+    "a:b",
+    "a\\b",
+    "a=b",
+    "x" * 128,
+    "x" * 200,
+]
+LEGAL = ["a", "A", "0", "web", "a.b", "a..b", "a-b_c.d", "x" * 127, "in", "9.cursor"]
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_an_illegal_name_is_refused_in_one_line(name: str) -> None:
+    for check in (check_route, check_group):
+        with pytest.raises(InvalidInput) as caught:
+            check(name)
+        assert "\n" not in caught.value.message
+        assert len(caught.value.message) < 250
+        assert caught.value.message.isprintable()
+        assert caught.value.hint
+    assert not is_route(name)
+    assert parse_cursor_name(cursor_name(name)) is None
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_a_legal_name_is_itself(name: str) -> None:
+    assert check_route(name) == check_group(name) == name
+    assert is_route(name)
+    assert parse_cursor_name(cursor_name(name)) == name
+    assert len(cursor_name(name) + ".4194304.tmp") <= 255
+
+
+@settings(max_examples=200, deadline=None)
+@given(name=st.text(max_size=12))
+def test_a_name_that_is_accepted_stays_in_its_directory(name: str) -> None:
+    if is_route(name):
+        assert name.isascii()
+        assert not {"/", "\0", "\n", " "} & set(name)
+        assert not name.startswith(".")
+
+
+@settings(max_examples=100, deadline=None)
+@given(base=st.integers(0, (1 << 64) - 1), kind=st.sampled_from(Kind))
+def test_a_segment_name_comes_back(base: int, kind: Kind) -> None:
+    name = segment_name(base, kind)
+    assert parse_segment_name(name) == SegmentName(base, kind)
+    assert str(SegmentName(base, kind)) == name
+
+
+@settings(max_examples=100, deadline=None)
+@given(bases=st.lists(st.integers(0, (1 << 64) - 1)))
+def test_sorting_names_is_sorting_sequences(bases: list[int]) -> None:
+    assert sorted(segment_name(base, Kind.RAW) for base in bases) == [
+        segment_name(base, Kind.RAW) for base in sorted(bases)
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "1.wal",
+        "00000000000000000001",
+        "00000000000000000001.wal\n",
+        "00000000000000000001.wal.tmp",
+        "00000000000000000001.wal.doomed",
+        "00000000000000000001.zst",
+        "00000000000000000001.WAL",
+        "000000000000000000001.wal",
+        "-0000000000000000001.wal",
+        "\u0660" * 19 + "\u0661.wal",
+        "18446744073709551616.wal",
+        "99999999999999999999.wal.zst",
+        "spare.tmp",
+    ],
+)
+def test_other_names_are_no_segments(name: str) -> None:
+    assert parse_segment_name(name) is None
+
+
+@pytest.mark.parametrize("name", ["cursor", ".cursor", "a.cursor.tmp", "a.cursor.17.tmp", "a.CURSOR", "in", "retired"])
+def test_other_names_are_no_cursors(name: str) -> None:
+    assert parse_cursor_name(name) is None

@@ -1,0 +1,62 @@
+"""Records: lines are split at newlines and nowhere else, and any record can be shown as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wald.format.record import Record, split_lines
+
+
+@settings(max_examples=200, deadline=None)
+@given(payload=st.binary(max_size=60) | st.text("a\r\n\x0b\x0c\x1c\x85\u2028", max_size=20).map(str.encode))
+def test_lines_end_at_newlines_only(payload: bytes) -> None:
+    pieces = split_lines(payload)
+    assert b"\n".join(pieces) == payload
+    assert len(pieces) == payload.count(b"\n") + 1
+    assert split_lines(memoryview(payload)) == pieces
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    value=st.binary(max_size=20),
+    key=st.none() | st.binary(max_size=20),
+    headers=st.none() | st.binary(max_size=20),
+    time_ns=st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
+    terminated=st.booleans(),
+)
+def test_any_record_is_one_line_of_json(
+    value: bytes, key: bytes | None, headers: bytes | None, time_ns: int | None, terminated: bool
+) -> None:
+    text = Record("web", 7, value, 5, key, time_ns, headers, terminated).to_json()
+
+    assert "\n" not in text
+    told = json.loads(text.encode(), parse_constant=pytest.fail)
+    assert told["sequence"] == 7
+    assert (told["value"].encode() if "value" in told else bytes.fromhex(told["value_hex"])) == value
+    if key is not None:
+        assert (told["key"].encode() if "key" in told else bytes.fromhex(told["key_hex"])) == key
+    assert ("event_time_ns" in told) == (time_ns is not None)
+    assert ("terminated" in told) == (not terminated)
+
+
+@pytest.mark.parametrize(
+    ("headers", "shown"),
+    [
+        (b'{"a":"b"}', {"headers": {"a": "b"}}),
+        (b"{}", {"headers": {}}),
+        (b"not json", {"headers": "not json"}),
+        (b'{"a":1}', {"headers": '{"a":1}'}),
+        (b'{"a":NaN}', {"headers": '{"a":NaN}'}),
+        (b'{"a":"\\ud800"}', {"headers": '{"a":"\\ud800"}'}),
+        (b"\xff", {"headers_hex": "ff"}),
+        (b"[" * 100_000, {"headers": "[" * 100_000}),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_headers_are_shown_whatever_a_producer_sent(headers: bytes, shown: dict[str, object]) -> None:
+    told = json.loads(Record("web", 7, b"", 5, headers=headers).to_json().encode())
+    assert {name: value for name, value in told.items() if name.startswith("headers")} == shown

@@ -1,0 +1,193 @@
+"""What the golden files hold: for each, its value, and how it is encoded and decoded by the code of today."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sample_segments import LOG_ID, TIME_NS, batch, control_batch, segment
+
+from wald.format import columns, control, sealed
+from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of
+from wald.format.cursor import CursorLines, decode_cursor, encode_cursor
+from wald.format.head import Head, decode_head, encode_head
+from wald.format.index import decode_index, encode_entry, encode_index_header
+from wald.format.ledger import GENESIS, decode_ledger, digest, encode_line
+from wald.format.segment import SegmentHeader, decode_header, encode_header
+from wald.format.takes import Take, decode_take, encode_take
+
+VERSION = 1
+FOLDER = Path(__file__).parent / f"v{VERSION}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One golden file.
+
+    Attributes:
+        exact: False where parts are compressed: what zstd makes of them changes with its version.
+    """
+
+    name: str
+    value: object
+    encode: Callable[[], bytes]
+    decode: Callable[[bytes], object]
+    exact: bool = True
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / self.name
+
+
+SEGMENT_HEADER = SegmentHeader(LOG_ID, base_sequence=250, epoch=3, created_at_ns=TIME_NS)
+HEAD = Head(sequence=260, segment=250, position=4096, epoch=3, at_ns=TIME_NS)
+CURSOR = CursorLines(250, LOG_ID, 3, "processed", "2026-11-21T10:00:00Z")
+TAKE = Take("web", 4096, 250, 128, 0x41)
+LINES = b"plain\ncarriage\r\n\n\x00\xff\n"
+VALUES = [b"first", b"", b"\x00\xff\n"]
+KEYS = [b"key", None, b""]
+HEADERS = [None, b'{"a":"b"}', None]
+TIMES = [TIME_NS, -1, 0]
+STATE = control.State(
+    next_sequence=250,
+    append_time_ns=TIME_NS,
+    routes={"web": 249, "empty": 0},
+    open_records={"web": 249},
+    producers=control.Producers(
+        {
+            0xFFFFFFFFFFFFFFFF: deque([control.Written(7, 100, 109), control.Written(8, 110, 109)], control.WINDOW),
+            1: deque([control.Written(0, 1, 1)], control.WINDOW),
+        }
+    ),
+)
+LEDGER: list[dict[str, Any]] = [
+    {"event": "cut", "at": "2026-11-21T10:00:00Z", "base": 1, "last": 249},
+    {"event": "sealed", "at": "2026-11-21T10:00:01Z", "base": 1, "last": 249, "routes": {"web": [249, 1, 249]}},
+    {"event": "damaged", "at": "2026-11-21T10:00:02Z", "path": "caf\u00e9 \udcff"},
+]
+INDEX = sealed.SealedIndex(
+    log_id=LOG_ID,
+    base_sequence=250,
+    next_sequence=260,
+    raw_bytes=1500,
+    epoch=3,
+    frames=[
+        sealed.Frame(0, 400, 0, 1000, 250, 255, TIME_NS, TIME_NS + 1, (0,)),
+        sealed.Frame(400, 300, 1000, 500, 255, 260, TIME_NS + 1, TIME_NS + 2, (0, 1)),
+    ],
+    routes=[sealed.RouteEntry("web", 8, 250, 259, 700), sealed.RouteEntry("db", 2, 256, 257, 40)],
+    sha256=bytes(range(32)),
+    damage=[(900, 40)],
+)
+BATCHES = sealed.BatchTable(
+    positions=array("Q", [64, 1000, 1100]),
+    bases=array("Q", [250, 255, 256]),
+    counts=array("I", [5, 1, 2]),
+    routes=array("I", [0, 0, 1]),
+    times_ns=array("q", [TIME_NS, TIME_NS + 1, TIME_NS + 2]),
+)
+SEEK_TABLE = [(400, 1000), (300, 500), (250, 0)]
+ENTRIES = [(250, 64, TIME_NS), (255, 70_000, TIME_NS), (256, 140_000, TIME_NS + 5)]
+SEGMENT_PAYLOADS = [b"one\ntwo\n", b"\n", b"three\r\n" * 20]
+
+
+def _sparse_index() -> bytes:
+    return encode_index_header(SEGMENT_HEADER) + b"".join(encode_entry(*entry) for entry in ENTRIES)
+
+
+def _sparse_index_value(data: bytes) -> object:
+    index = decode_index(data, log_id=LOG_ID, base_sequence=250)
+    return index and list(zip(index.sequences, index.positions, index.times_ns, strict=True))
+
+
+def _batch_value(data: bytes) -> tuple[BatchHeader, str, bytes]:
+    found = look(data)
+    assert found.outcome is Outcome.WHOLE
+    assert found.header is not None
+    return found.header, route_of(data, 0, found.header), bytes(payload_of(data, 0, found.header))
+
+
+def _columns_value(data: bytes) -> object:
+    decoded = columns.decode(_batch_value(data)[2])
+    assert decoded.times is not None
+    assert decoded.keys is not None
+    assert decoded.headers is not None
+    return decoded.values.to_list(), decoded.keys.to_list(), decoded.headers.to_list(), list(decoded.times.cast("q"))
+
+
+def _ledger() -> bytes:
+    data, prev = b"", GENESIS
+    for entry in LEDGER:
+        line = encode_line(entry, prev)
+        data, prev = data + line, digest(line)
+    return data
+
+
+def _ledger_value(data: bytes) -> object:
+    decoded = decode_ledger(data)
+    return decoded.entries, decoded.broken, decoded.whole_bytes == len(data)
+
+
+def _sealed_value(frame: bytes) -> object:
+    index = sealed.decode_index(frame)
+    return index, index.batch_table()
+
+
+def _header(
+    checksum: int, payload: int, count: int, *, encoding: int = 1, flags: int = 0, producer: tuple[int, int] = (0, 0)
+) -> BatchHeader:
+    return BatchHeader(checksum, payload, 250, TIME_NS + 250, *producer, count, 3, encoding, flags, 3)
+
+
+SAMPLES = [
+    Sample("segment-header.bin", SEGMENT_HEADER, lambda: encode_header(SEGMENT_HEADER), decode_header),
+    Sample(
+        "batch-lines.bin",
+        (_header(0x5092E0F6, 20, 4, producer=(0xABCDEF, 7)), "web", LINES),
+        lambda: batch(LINES, base=250, producer_id=0xABCDEF, producer_sequence=7),
+        _batch_value,
+    ),
+    Sample(
+        "batch-piece.bin",
+        (_header(0x53F75412, 6, 0, flags=Flag.CONTINUES | Flag.CONTINUED, producer=(0, 249)), "web", b"middle"),
+        lambda: batch(b"middle", base=250, count=0, flags=Flag.CONTINUES | Flag.CONTINUED, producer_sequence=249),
+        _batch_value,
+    ),
+    Sample(
+        "batch-columns.bin",
+        (VALUES, KEYS, HEADERS, TIMES),
+        lambda: batch(
+            columns.encode(VALUES, keys=KEYS, headers=HEADERS, times_ns=TIMES),
+            base=250,
+            count=len(VALUES),
+            encoding=Encoding.COLUMNS,
+        ),
+        _columns_value,
+    ),
+    Sample(
+        "batch-control.bin",
+        STATE,
+        lambda: control_batch(STATE),
+        lambda data: control.decode(_batch_value(data)[2]),
+    ),
+    Sample("sparse-index.bin", ENTRIES, _sparse_index, _sparse_index_value),
+    Sample(
+        "sealed-index.bin", (INDEX, BATCHES), lambda: sealed.encode_index(INDEX, BATCHES), _sealed_value, exact=False
+    ),
+    Sample(
+        "seek-table.bin",
+        SEEK_TABLE,
+        lambda: sealed.encode_seek_table(SEEK_TABLE),
+        lambda data: sealed.decode_seek_table(data, file_bytes=950 + len(data)),
+    ),
+    Sample("segment.wal", segment(SEGMENT_PAYLOADS)[0], lambda: segment(SEGMENT_PAYLOADS)[0], lambda data: data),
+    Sample("head.txt", HEAD, lambda: encode_head(HEAD), decode_head),
+    Sample("cursor.txt", CURSOR, lambda: encode_cursor(CURSOR), decode_cursor),
+    Sample("ledger.jsonl", (LEDGER, [], True), _ledger, _ledger_value),
+    Sample("take.bin", (TAKE, False), lambda: encode_take(TAKE), decode_take),
+]
+SEALED_SEGMENT = FOLDER / "segment.wal.zst"  # of segment.wal

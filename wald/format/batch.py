@@ -1,0 +1,259 @@
+"""A batch: consecutive records of one route under one header and one checksum.
+
+    offset  size  field
+         0     4  magic              WBAT; four zeros mean "nothing more here" (segments are preallocated)
+         4     4  header checksum    crc32c of bytes 8..64: the length is trusted before the body is read
+         8     4  body checksum      crc32c of the whole body, padding included
+        12     4  payload length     bytes
+        16     8  base sequence      of the first record that begins here
+        24     8  append time        ns since 1970, never decreasing within a log
+        32     8  producer id        0: none
+        40     8  producer sequence  with a producer: number of this batch; else: see CONTINUES
+        48     4  count              records that begin here, 32 bits
+        52     4  epoch              low 32 bits of the daemon's life that wrote it
+        56     1  encoding           0 control, 1 lines, 2 columns
+        57     1  flags
+        58     2  route length
+        60     4  reserved           zero
+
+The body is the route's name, zeros up to a multiple of 8, the payload, zeros up to a multiple of 8. A batch lies in
+one segment. A record is numbered where it begins, so a record in several pieces (a line longer than the pipe) is found
+by seeking to its sequence and reading on, and a segment that holds a piece of it lists its sequence.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import Enum, IntEnum, IntFlag
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from wald.format.names import ROUTE_MAX_LENGTH
+
+MAGIC = b"WBAT"
+HEADER = struct.Struct("<4sIIIQqQQIIBBHI")
+assert HEADER.size == 64
+_FIELDS = struct.Struct("<IIQqQQIIBBHI")
+assert _FIELDS.size == HEADER.size - 8  # what the header checksum covers
+_LEAD = struct.Struct("<4sI")
+_ZEROS = bytes(64)
+ALIGNMENT = 8
+
+Buffer = bytes | bytearray | memoryview
+
+PAYLOAD_MAX_BYTES = 1 << 30  # a length no header of ours exceeds, so a damaged one cannot ask for more
+
+
+class Encoding(IntEnum):
+    """How a payload holds its records."""
+
+    CONTROL = 0
+    LINES = 1
+    COLUMNS = 2
+
+
+class Flag(IntFlag):
+    """What a reader must know before it splits the payload."""
+
+    NONE = 0
+    CONTINUES = 1
+    """The payload starts inside a record that began earlier; the producer sequence field holds its sequence."""
+    CONTINUED = 2
+    """The last record goes on in the route's next batch."""
+    UNTERMINATED = 4
+    """The last record ends here without a newline (end of input)."""
+    CONTROL = 8
+    """State for recovery: no record, no sequence; readers pass over it."""
+
+
+_CONTINUES, _CONTROL = int(Flag.CONTINUES), int(Flag.CONTROL)  # plain numbers: flags are slow to combine
+
+
+class Outcome(Enum):
+    """What stands at an offset."""
+
+    WHOLE = "whole"
+    END = "end"  # no bytes left, or preallocated zeros
+    TORN = "torn"  # the input ends before the batch does
+    DAMAGED = "damaged"  # the bytes are there and are wrong
+
+
+BODY_DAMAGED = "the body's checksum is wrong"
+
+
+class BatchHeader(NamedTuple):
+    """The decoded 64 bytes; a tuple, because one is made for every batch that is read."""
+
+    body_checksum: int
+    payload_bytes: int
+    base_sequence: int
+    append_time_ns: int
+    producer_id: int
+    producer_sequence: int
+    count: int  # type: ignore[assignment]  # tuples have a method of that name
+    epoch: int
+    encoding: int
+    flags: int
+    route_bytes: int
+
+    @property
+    def payload_offset(self) -> int:
+        """Bytes from the batch's first byte to its payload."""
+        return HEADER.size + padded(self.route_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes from the batch's first byte to the next batch's."""
+        return HEADER.size + padded(self.route_bytes) + padded(self.payload_bytes)
+
+    @property
+    def end_sequence(self) -> int:
+        """The sequence after the last record that begins here."""
+        return self.base_sequence + self.count
+
+    @property
+    def continues_sequence(self) -> int:
+        """The sequence of the record the payload starts in the middle of; 0 if it does not."""
+        return self.producer_sequence if self.flags & _CONTINUES else 0
+
+    @property
+    def last_sequence(self) -> int:
+        """The largest sequence this batch holds a byte of; below ``base_sequence`` if there is none."""
+        return self.end_sequence - 1 if self.count else self.continues_sequence or self.base_sequence - 1
+
+    @property
+    def is_control(self) -> bool:
+        return self.flags & _CONTROL != 0
+
+
+class Found(NamedTuple):
+    """What :func:`look` found; ``header`` is there when the header's own checksum holds."""
+
+    outcome: Outcome
+    header: BatchHeader | None = None
+    reason: str = ""
+
+
+def padded(length: int) -> int:
+    """``length`` rounded up to the alignment of a batch's parts."""
+    return (length + ALIGNMENT - 1) & ~(ALIGNMENT - 1)
+
+
+def route_prefix(route: bytes) -> bytes:
+    """The part of the body before the payload: the route's name and its padding."""
+    return route + _ZEROS[: padded(len(route)) - len(route)]
+
+
+def encode(
+    prefix: bytes,
+    payload: Sequence[Buffer],
+    *,
+    payload_bytes: int,
+    base_sequence: int,
+    count: int,
+    append_time_ns: int,
+    epoch: int,
+    route_bytes: int,
+    encoding: int = Encoding.LINES,
+    flags: int = 0,
+    producer_id: int = 0,
+    producer_sequence: int = 0,
+    payload_checksum: int | None = None,
+) -> list[Buffer]:
+    """The buffers of one batch, ready for a gather-write; the payload is not copied.
+
+    Args:
+        prefix: :func:`route_prefix` of the route.
+        payload: buffers of together ``payload_bytes`` bytes.
+        payload_checksum: crc32c of prefix and payload, where the caller has it already.
+    """
+    assert payload_bytes <= PAYLOAD_MAX_BYTES, "no reader would believe the length"
+    tail = _ZEROS[: -payload_bytes & (ALIGNMENT - 1)]
+    checksum = payload_checksum
+    if checksum is None:
+        checksum = crc32c(prefix)
+        for part in payload:
+            checksum = crc32c(part, checksum)
+    if tail:
+        checksum = crc32c(tail, checksum)
+    fields = _FIELDS.pack(
+        checksum,
+        payload_bytes,
+        base_sequence,
+        append_time_ns,
+        producer_id,
+        producer_sequence,
+        count,
+        epoch & 0xFFFFFFFF,
+        encoding,
+        flags,
+        route_bytes,
+        0,
+    )
+    head = _LEAD.pack(MAGIC, crc32c(fields)) + fields + prefix
+    return [head, *payload, tail] if tail else [head, *payload]
+
+
+def decode_header(data: bytes | memoryview, offset: int = 0) -> BatchHeader | None:
+    """The header at ``offset``; None unless magic, checksum and every field hold."""
+    if len(data) - offset < HEADER.size:
+        return None
+    fields = data[offset + 8 : offset + HEADER.size]
+    magic, checksum = _LEAD.unpack_from(data, offset)
+    if magic != MAGIC or crc32c(fields) != checksum:
+        return None
+    *told, reserved = _FIELDS.unpack(fields)
+    header = BatchHeader._make(told)
+    sane = (
+        reserved == 0
+        and header.payload_bytes <= PAYLOAD_MAX_BYTES
+        and header.count <= header.payload_bytes  # a record that begins here has a byte here
+        and header.route_bytes <= ROUTE_MAX_LENGTH
+        and header.encoding <= Encoding.COLUMNS
+        and (header.encoding == Encoding.CONTROL) == header.is_control
+    )
+    return header if sane else None
+
+
+def look(data: bytes | memoryview, offset: int = 0) -> Found:
+    """What stands at ``offset`` of ``data``, checksums checked. Never raises, whatever the bytes."""
+    view = memoryview(data)[offset:]
+    found = look_at_header(view[: HEADER.size], len(view))
+    header = found.header
+    if found.outcome is not Outcome.WHOLE or header is None:
+        return found
+    if crc32c(view[HEADER.size : header.total_bytes]) != header.body_checksum:
+        return Found(Outcome.DAMAGED, header, BODY_DAMAGED)
+    return found
+
+
+def look_at_header(opening: bytes | memoryview, left_bytes: int) -> Found:
+    """What the first 64 bytes (or as many as there are) tell of a batch; WHOLE but for the body's checksum.
+
+    Args:
+        left_bytes: how many there are in all from the first of ``opening`` on.
+    """
+    header = decode_header(opening)
+    if header is None:
+        if opening == _ZEROS[: len(opening)]:
+            return Found(Outcome.END)
+        if len(opening) < HEADER.size and MAGIC.startswith(opening[: len(MAGIC)]):
+            return Found(Outcome.TORN, reason=f"{left_bytes} bytes of a header of {HEADER.size}")
+        return Found(Outcome.DAMAGED, reason="no valid batch header")
+    if left_bytes < header.total_bytes:
+        return Found(Outcome.TORN, header, f"{left_bytes} bytes of a batch of {header.total_bytes}")
+    return Found(Outcome.WHOLE, header)
+
+
+def route_of(data: bytes | memoryview, offset: int, header: BatchHeader) -> str:
+    """The route named in the body of the batch at ``offset``."""
+    start = offset + HEADER.size
+    return bytes(data[start : start + header.route_bytes]).decode("ascii", "replace")
+
+
+def payload_of(data: bytes | memoryview, offset: int, header: BatchHeader) -> memoryview:
+    """The payload of the batch at ``offset``, without a copy."""
+    start = offset + header.payload_offset
+    return memoryview(data)[start : start + header.payload_bytes]

@@ -1,0 +1,127 @@
+"""The payload of a CONTROL batch: what recovery would otherwise have to read older segments for.
+
+It is the first batch of every segment and takes no sequence. One line of JSON, a newline, then for each producer
+``u64 id, u64 n`` and n times ``u64 producer sequence, u64 first, u64 last`` (sequences; last = first - 1: none).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+
+VERSION = 1
+PRODUCERS_MAX = 1024  # the least recently active is forgotten first; bounds the control batch to 400 KiB
+WINDOW = 16  # batches remembered per producer: how many a client may have in flight and still retry them all
+_PAIR = struct.Struct("<QQ")
+_ENTRY = struct.Struct("<QQQ")
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, struct.error)
+
+
+class BadControl(ValueError):
+    """The payload is not control state, or is that of a newer version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One batch a producer wrote: its number and the sequences it got."""
+
+    producer_sequence: int
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class Producers:
+    """Who wrote what last, so that a retry is recognised. Ordered from the least to the most recently active."""
+
+    table: dict[int, deque[Written]] = field(default_factory=dict)
+
+    def find(self, producer_id: int, producer_sequence: int) -> Written | None:
+        """The batch if it is already in the log and still remembered."""
+        for written in reversed(self.table.get(producer_id, ())):
+            if written.producer_sequence == producer_sequence:
+                return written
+        return None
+
+    def expected(self, producer_id: int) -> int | None:
+        """The next number of a known producer; None for one that may start anywhere."""
+        window = self.table.get(producer_id)
+        return window[-1].producer_sequence + 1 if window else None
+
+    def add(self, producer_id: int, written: Written) -> None:
+        """Remember a batch that is durable."""
+        window = self.table.pop(producer_id, None) or deque(maxlen=WINDOW)
+        window.append(written)
+        self.table[producer_id] = window
+        while len(self.table) > PRODUCERS_MAX:
+            del self.table[next(iter(self.table))]
+
+
+@dataclass(slots=True)
+class State:
+    """What one segment hands to the next.
+
+    Attributes:
+        next_sequence: the number the next record gets.
+        append_time_ns: of the last batch; the next is not below it.
+        routes: route → last sequence that belongs to it (0: none yet).
+        open_records: route → sequence of a record whose end has not arrived.
+    """
+
+    next_sequence: int = 1
+    append_time_ns: int = 0
+    routes: dict[str, int] = field(default_factory=dict)
+    open_records: dict[str, int] = field(default_factory=dict)
+    producers: Producers = field(default_factory=Producers)
+
+
+def encode(state: State) -> bytes:
+    """The payload that carries ``state``."""
+    line = {
+        "version": VERSION,
+        "next": state.next_sequence,
+        "at": state.append_time_ns,
+        "routes": state.routes,
+        "open": state.open_records,
+        "producers": len(state.producers.table),
+    }
+    parts = [json.dumps(line, separators=(",", ":")).encode(), b"\n"]
+    for producer_id, window in state.producers.table.items():
+        parts.append(_PAIR.pack(producer_id, len(window)))
+        parts += [_ENTRY.pack(w.producer_sequence, w.first, w.last) for w in window]
+    return b"".join(parts)
+
+
+def decode(payload: bytes | memoryview) -> State:
+    """The state in ``payload``.
+
+    Raises:
+        BadControl: it is not one this version understands.
+    """
+    data = bytes(payload)
+    line, newline, rest = data.partition(b"\n")
+    try:
+        told = json.loads(line)
+        if told["version"] != VERSION or not newline:
+            raise BadControl(f"control state of version {told['version']}")
+        state = State(int(told["next"]), int(told["at"]), _numbers(told["routes"]), _numbers(told["open"]))
+        position = 0
+        for _ in range(int(told["producers"])):
+            producer_id, count = _PAIR.unpack_from(rest, position)
+            position += _PAIR.size
+            if count > WINDOW:
+                raise BadControl(f"{count} batches of one producer")
+            entries = (_ENTRY.unpack_from(rest, position + i * _ENTRY.size) for i in range(count))
+            state.producers.table[producer_id] = deque((Written(*entry) for entry in entries), maxlen=WINDOW)
+            position += count * _ENTRY.size
+        if position != len(rest):
+            raise BadControl(f"{len(rest) - position} bytes follow the last producer")
+    except _UNREADABLE as error:
+        raise BadControl(str(error)) from error
+    return state
+
+
+def _numbers(told: dict[str, int]) -> dict[str, int]:
+    return {str(name): int(number) for name, number in told.items()}

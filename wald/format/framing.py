@@ -1,0 +1,168 @@
+r"""The text protocol of the socket, as bytes: requests and replies are lines, payloads are raw.
+
+    PUB <route> <bytes> [enc=columns] [pid=<hex> pseq=<n>]\n<payload>   →  OK <first> <last>\n
+    HEAD                                                              →  OK seq=… segment=… …\n
+    STAT                                                              →  OK {…}\n
+    CUT | ROUTE ADD <name> [fifo] [mode=<octal>] | ROUTE RETIRE <name> | PING   →  OK …\n
+
+Anything else gets ``ERR <code> <words>\n``, and the connection lives on where the length of what follows is known.
+Replies come in the order of the requests; requests may be pipelined. ``socat - UNIX:ROOT/wald.sock`` speaks it.
+
+A payload of lines must end in a newline; each line is a record. With ``pid`` and ``pseq`` a request may be repeated,
+over another connection too: what is already in the log is acknowledged again with its first sequences.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+LINE_MAX_BYTES = 1024  # a request line; a longer one is not a request
+REQUEST_MAX_BYTES = 1 << 29  # a payload; above it a producer has to split
+_HEX = re.compile(rb"[0-9A-Fa-f]{1,16}")
+_DECIMAL = re.compile(rb"[0-9]{1,20}")
+
+
+class Code(StrEnum):
+    """The word after ERR."""
+
+    BAD_REQUEST = "bad-request"
+    BAD_ROUTE = "bad-route"
+    NO_ROUTE = "no-route"
+    BAD_LENGTH = "bad-length"
+    TOO_LARGE = "too-large"
+    BAD_LINES = "bad-lines"
+    BAD_COLUMNS = "bad-columns"
+    UNKNOWN_VERB = "unknown-verb"
+    DENIED = "denied"
+    GAP = "gap"
+    FORGOTTEN = "forgotten"
+    FULL = "full"
+    BUSY = "busy"
+    TIMEOUT = "timeout"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+class ProtocolError(Exception):
+    """A request that gets an ERR.
+
+    Attributes:
+        payload_bytes: how many bytes of payload to pass over before the next request; None if that cannot be known.
+    """
+
+    def __init__(self, code: Code, words: str, *, payload_bytes: int | None = 0) -> None:
+        super().__init__(words)
+        self.code = code
+        self.words = words
+        self.payload_bytes = payload_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """The line of a PUB."""
+
+    route: bytes
+    payload_bytes: int
+    columns: bool = False
+    producer_id: int = 0
+    producer_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Any other request: its verb and words."""
+
+    verb: str
+    words: tuple[str, ...] = ()
+
+
+_LINES_REMEMBERED = 256  # a producer without an id sends the same line again and again
+VERBS = ("HEAD", "STAT", "CUT", "ROUTE", "PING")
+
+
+@lru_cache(maxsize=_LINES_REMEMBERED)
+def parse_request(line: bytes, *, request_max_bytes: int = REQUEST_MAX_BYTES) -> Publish | Command:
+    """The request in ``line`` (without its newline; a trailing carriage return is passed over).
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    words = line.split()
+    if words and words[0] == b"PUB":
+        return _parse_publish(words, request_max_bytes)
+    verb = words[0].decode("ascii", "replace") if words else ""
+    if verb not in VERBS:
+        raise ProtocolError(Code.UNKNOWN_VERB, f"{verb[:20]!r} is none of PUB {' '.join(VERBS)}")
+    return Command(verb, tuple(word.decode("utf-8", "replace") for word in words[1:]))
+
+
+def _parse_publish(words: list[bytes], request_max_bytes: int) -> Publish:
+    if len(words) < 3 or not words[2].isdigit() or len(words[2]) > 12:
+        raise ProtocolError(
+            Code.BAD_LENGTH, "PUB <route> <bytes> [enc=columns] [pid=<hex> pseq=<n>]", payload_bytes=None
+        )
+    payload_bytes = int(words[2])
+    if payload_bytes > request_max_bytes:
+        raise ProtocolError(
+            Code.TOO_LARGE, f"{payload_bytes} bytes; the limit is {request_max_bytes}", payload_bytes=payload_bytes
+        )
+    options: dict[bytes, bytes] = {}
+    for word in words[3:]:
+        name, _, value = word.partition(b"=")
+        options[name] = value
+    try:
+        if not options.keys() <= {b"enc", b"pid", b"pseq"} or (b"pid" in options) != (b"pseq" in options):
+            raise ValueError
+        columns = {b"columns": True, b"lines": False}[options.get(b"enc", b"lines")]
+        pid, pseq = options.get(b"pid", b"0"), options.get(b"pseq", b"0")
+        if len(options) < len(words) - 3 or not (_HEX.fullmatch(pid) and _DECIMAL.fullmatch(pseq)):
+            raise ValueError
+        producer_id, producer_sequence = int(pid, 16), int(pseq)
+        if producer_sequence >= 1 << 64 or (b"pid" in options) != (producer_id > 0):
+            raise ValueError
+    except (ValueError, KeyError):
+        raise ProtocolError(
+            Code.BAD_REQUEST,
+            "options are enc=lines|columns, pid=<hex, not 0> with pseq=<n>",
+            payload_bytes=payload_bytes,
+        ) from None
+    return Publish(words[1], payload_bytes, columns, producer_id, producer_sequence)
+
+
+def encode_publish(request: Publish) -> bytes:
+    """The request line, newline included."""
+    line = b"PUB %s %d" % (request.route, request.payload_bytes)
+    if request.columns:
+        line += b" enc=columns"
+    if request.producer_id:
+        line += b" pid=%x pseq=%d" % (request.producer_id, request.producer_sequence)
+    return line + b"\n"
+
+
+def encode_ok(words: str) -> bytes:
+    """A positive reply."""
+    return f"OK {words}\n".encode()
+
+
+def encode_err(code: Code, words: str) -> bytes:
+    """A negative reply, on one line."""
+    return f"ERR {code} {' '.join(words.split())}\n".encode()
+
+
+def parse_reply(line: bytes) -> str:
+    """The words after OK.
+
+    Raises:
+        ProtocolError: the reply is an ERR, or no reply at all.
+    """
+    text = line.decode("utf-8", "replace").rstrip("\n")
+    verdict, _, words = text.partition(" ")
+    if verdict == "OK":
+        return words
+    code, _, reason = words.partition(" ")
+    if verdict != "ERR" or code not in set(Code):
+        raise ProtocolError(Code.BAD_REQUEST, f"not a reply: {text[:80]!r}")
+    raise ProtocolError(Code(code), reason)

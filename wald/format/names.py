@@ -1,0 +1,102 @@
+"""File and route names: a name says what a file is, where it starts and which state it is in.
+
+Building and parsing live side by side. Segment names carry the base sequence in 20 digits, so sorting names is
+sorting sequences.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from wald.errors import InvalidInput
+
+DIGITS = 20  # the largest u64 has 20 digits
+ROUTE_MAX_LENGTH = 127  # leaves room for suffixes within the 255 bytes of a file name
+_ROUTE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
+_SEGMENT = re.compile(r"([0-9]{20})\.wal(|\.idx|\.zst|\.zst\.doomed)")
+SEQUENCE_MAX = (1 << 64) - 1
+
+DEFAULT_GROUP = "processed"  # so that the default cursor file is processed.cursor
+
+
+class Kind(Enum):
+    """What a file in ``segments/`` is; the value is the suffix after the 20 digits."""
+
+    RAW = ".wal"
+    INDEX = ".wal.idx"
+    SEALED = ".wal.zst"
+    DOOMED = ".wal.zst.doomed"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SegmentName:
+    """A parsed name in ``segments/``."""
+
+    base_sequence: int
+    kind: Kind
+
+    def __str__(self) -> str:
+        return segment_name(self.base_sequence, self.kind)
+
+
+def segment_name(base_sequence: int, kind: Kind) -> str:
+    """The file name of the segment that begins with ``base_sequence``.
+
+    >>> segment_name(1, Kind.RAW)
+    '00000000000000000001.wal'
+    """
+    return f"{base_sequence:0{DIGITS}d}{kind.value}"
+
+
+def parse_segment_name(name: str) -> SegmentName | None:
+    """The inverse of :func:`segment_name`; None for anything that is not ours."""
+    match = _SEGMENT.fullmatch(name)
+    if match is None or int(match[1]) > SEQUENCE_MAX:
+        return None
+    return SegmentName(int(match[1]), Kind(".wal" + match[2]))
+
+
+def check_route(name: str) -> str:
+    """Return ``name`` if it may name a route.
+
+    Raises:
+        InvalidInput: it may not; the message says why.
+    """
+    return _check(name, "route")
+
+
+def is_route(name: str) -> bool:
+    """Whether ``name`` may name a route."""
+    return _ROUTE.fullmatch(name) is not None
+
+
+def check_group(name: str) -> str:
+    """Return ``name`` if it may name a consumer group.
+
+    Raises:
+        InvalidInput: it may not.
+    """
+    return _check(name, "group")
+
+
+def _check(name: str, what: str) -> str:
+    if _ROUTE.fullmatch(name) is None:
+        shown = name if len(name) <= 40 else name[:37] + "..."
+        raise InvalidInput(
+            f"illegal {what} name {shown!r}",
+            hint=f"use a letter or digit, then up to {ROUTE_MAX_LENGTH - 1} of letters, digits, '.', '_' and '-'",
+        )
+    return name
+
+
+def cursor_name(group: str) -> str:
+    """The file name of a group's cursor."""
+    return f"{group}.cursor"
+
+
+def parse_cursor_name(name: str) -> str | None:
+    """The group whose cursor ``name`` is; None if it is none."""
+    group, dot, suffix = name.rpartition(".")
+    return group if dot and suffix == "cursor" and _ROUTE.fullmatch(group) else None

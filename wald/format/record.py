@@ -1,0 +1,71 @@
+"""A record as a reader gets it, and the split of a ``lines`` payload into records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a producer wrote, and where it stands in the log.
+
+    Attributes:
+        sequence: its number in the log, across routes; the first is 1.
+        append_time_ns: when the daemon took it, ns since 1970.
+        event_time_ns: when it happened, if the producer said so.
+        terminated: False for a last line that ended without a newline.
+    """
+
+    route: str
+    sequence: int
+    value: bytes
+    append_time_ns: int
+    key: bytes | None = None
+    event_time_ns: int | None = None
+    headers: bytes | None = None
+    terminated: bool = True
+
+    def to_json(self) -> str:
+        """One JSON object; text as it is where it is UTF-8, else hexadecimal under ``value_hex``, ``key_hex``.
+
+        Headers that are not what producers are asked for, a JSON object of strings, are shown as text too.
+        """
+        shown: dict[str, Any] = {"sequence": self.sequence, "route": self.route, "append_time_ns": self.append_time_ns}
+        if self.event_time_ns is not None:
+            shown["event_time_ns"] = self.event_time_ns
+        if self.key is not None:
+            shown |= _text("key", self.key)
+        if self.headers is not None:
+            shown |= _headers(self.headers)
+        if not self.terminated:
+            shown["terminated"] = False
+        return json.dumps(shown | _text("value", self.value), ensure_ascii=False)
+
+
+def split_lines(payload: bytes | memoryview) -> list[bytes]:
+    r"""The pieces between newlines, the last one (possibly empty) included; a carriage return is content.
+
+    >>> split_lines(b"one\r\n\ntwo")
+    [b'one\r', b'', b'two']
+    """
+    return bytes(payload).split(b"\n")
+
+
+def _headers(raw: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(raw.decode())
+        if isinstance(told, dict) and all(isinstance(value, str) for value in told.values()):
+            json.dumps(told, ensure_ascii=False).encode()  # a lone surrogate could not be printed
+            return {"headers": told}
+    except (ValueError, RecursionError):
+        pass
+    return _text("headers", raw)
+
+
+def _text(name: str, value: bytes) -> dict[str, str]:
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_hex": value.hex()}

@@ -1,0 +1,358 @@
+"""The two frames that end a sealed segment: our index, and the seek table of the public seekable format.
+
+A ``.wal.zst`` is a run of independent zstd frames, each holding about 1 MiB of whole batches (the first begins with the
+segment header), then a skippable frame with the index below, then the seek table of the "Zstandard Seekable Format"
+(version 0.1.0, contrib/seekable_format in the zstd sources) as the last skippable frame. The index frame is listed in
+the seek table with decompressed size 0, as other readers of that format require.
+
+    index frame   u32 0x184D2A57, u32 content length, content
+    content       header: magic WALDSIX1 (8), crc32c of the rest of header and directory (4), version u16,
+                  sections u16, log id (16), base sequence u64, next sequence u64, raw bytes u64, epoch u64
+                  directory, per section: name (16), offset in the content u32, stored u32, raw u32, crc32c u32
+                  sections, each one zstd frame
+
+    frames        columns: offset u64[n], compressed u32[n], raw u32[n], first u64[n], next u64[n], earliest i64[n],
+                  latest i64[n], then routes of each frame: ends u32[n], ids u32[]
+    batches       columns: position u64[n], base u64[n], count u32[n], route id u32[n], append time i64[n]
+    routes        JSON list in id order: [route, count, first, last, bytes]
+    sha256        of the raw segment
+    damage        JSON list of [position, length] of bytes that are no batch; absent if there are none
+
+Readers take the sections they know, so more can be added without a new version.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import zstandard
+from crc32c import crc32c
+
+SKIPPABLE = struct.Struct("<II")
+INDEX_FRAME_MAGIC = 0x184D2A57
+SEEK_TABLE_MAGIC = 0x184D2A5E
+SEEKABLE_MAGIC = 0x8F92EAB1
+SEEK_ENTRY = struct.Struct("<II")
+SEEK_FOOTER = struct.Struct("<IBI")
+assert SEEK_FOOTER.size == 9
+
+INDEX_MAGIC = b"WALDSIX1"
+VERSION = 1
+_HEADER = struct.Struct("<8sIHH16sQQQQ")
+assert _HEADER.size == 64
+_SECTION = struct.Struct("<16sIIII")
+assert _SECTION.size == 32
+_CHECKED_FROM = 12
+_SECTIONS_MAX = 64
+_EXPANSION_MAX = 1000  # the columns of a segment of equal batches reach 30 to 1; a larger claim is a lie
+_EXPANSION_FROM_BYTES = 1 << 16  # below it any claim is harmless
+_DIGEST_BYTES = 32
+assert sys.byteorder == "little"  # array columns are written as they lie in memory
+
+
+class BadSealed(ValueError):
+    """The end of the file is not what a sealer writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One zstd frame of whole batches.
+
+    Attributes:
+        offset: in the compressed file; ``raw_offset``: in the raw segment.
+        first_sequence, next_sequence: records that begin in it are first ≤ s < next.
+        earliest_ns, latest_ns: append times; earliest > latest if it holds no batch.
+        routes: ids, as indexes into :attr:`SealedIndex.routes`.
+    """
+
+    offset: int
+    compressed_bytes: int
+    raw_offset: int
+    raw_bytes: int
+    first_sequence: int
+    next_sequence: int
+    earliest_ns: int
+    latest_ns: int
+    routes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteEntry:
+    """What a segment holds of one route; ``last`` counts a record of which it holds any piece."""
+
+    route: str
+    count: int
+    first: int
+    last: int
+    payload_bytes: int
+
+
+StoredSection = tuple[bytes | memoryview, int, int]
+"""A section as it lies in the index: its zstd frame, its raw length, the crc32c of its raw bytes."""
+
+_BATCH_BYTES = 32  # position, base, count, route and time of one batch
+
+
+@dataclass(slots=True)
+class BatchTable:
+    """Every batch of a segment as columns; control batches are not listed."""
+
+    positions: array[int] = field(default_factory=lambda: array("Q"))
+    bases: array[int] = field(default_factory=lambda: array("Q"))
+    counts: array[int] = field(default_factory=lambda: array("I"))
+    routes: array[int] = field(default_factory=lambda: array("I"))
+    times_ns: array[int] = field(default_factory=lambda: array("q"))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class SealedIndex:
+    """The decoded index; the batch table is decoded when it is asked for."""
+
+    log_id: bytes
+    base_sequence: int
+    next_sequence: int
+    raw_bytes: int
+    epoch: int
+    frames: list[Frame]
+    routes: list[RouteEntry]
+    sha256: bytes
+    damage: list[tuple[int, int]]
+    stored_batches: StoredSection = field(repr=False, compare=False, default=(b"", 0, 0))
+
+    def batch_table(self) -> BatchTable:
+        """Every batch; decompressed at each call, as few readers need it.
+
+        Raises:
+            BadSealed: the section does not decode.
+        """
+        table = BatchTable()
+        data = _decompress(self.stored_batches, "batches")
+        count, rest = divmod(len(data), _BATCH_BYTES)
+        if rest:
+            raise BadSealed("the batches section has a broken length")
+        columns = _Columns(data)
+        for column in (table.positions, table.bases, table.counts, table.routes, table.times_ns):
+            columns.take(column, count)
+        if max(table.routes, default=-1) >= len(self.routes):
+            raise BadSealed("the batches section names a route that is not in the table")
+        return table
+
+
+def encode_index(index: SealedIndex, batches: BatchTable) -> bytes:
+    """The whole skippable frame for ``index``, whose ``stored_batches`` is ignored in favour of ``batches``."""
+    frames = index.frames
+    ends, ids = array("I"), array("I")
+    for frame in frames:
+        ids.extend(frame.routes)
+        ends.append(len(ids))
+    frame_columns = [
+        array("Q", [frame.offset for frame in frames]),
+        array("I", [frame.compressed_bytes for frame in frames]),
+        array("I", [frame.raw_bytes for frame in frames]),
+        array("Q", [frame.first_sequence for frame in frames]),
+        array("Q", [frame.next_sequence for frame in frames]),
+        array("q", [frame.earliest_ns for frame in frames]),
+        array("q", [frame.latest_ns for frame in frames]),
+        ends,
+        ids,
+    ]
+    batch_columns = [batches.positions, batches.bases, batches.counts, batches.routes, batches.times_ns]
+    table = [[r.route, r.count, r.first, r.last, r.payload_bytes] for r in index.routes]
+    sections: dict[str, Sequence[bytes | array[int]]] = {
+        "frames": [struct.pack("<I", len(frames)), *frame_columns],
+        "batches": batch_columns,
+        "routes": [json.dumps(table, separators=(",", ":")).encode()],
+        "sha256": [index.sha256],
+    }
+    if index.damage:
+        sections["damage"] = [json.dumps(index.damage).encode()]
+    offset = _HEADER.size + _SECTION.size * len(sections)
+    directory, bodies = b"", b""
+    for name, parts in sections.items():
+        stored, raw_bytes, checksum = _compress_section(parts)
+        directory += _SECTION.pack(name.encode(), offset + len(bodies), len(stored), raw_bytes, checksum)
+        bodies += stored
+    header = _HEADER.pack(
+        INDEX_MAGIC,
+        0,
+        VERSION,
+        len(sections),
+        index.log_id,
+        index.base_sequence,
+        index.next_sequence,
+        index.raw_bytes,
+        index.epoch,
+    )
+    checksum = crc32c(header[_CHECKED_FROM:] + directory)
+    content = header[:8] + struct.pack("<I", checksum) + header[_CHECKED_FROM:] + directory + bodies
+    return SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(content)) + content
+
+
+def decode_index(frame: bytes) -> SealedIndex:
+    """The index in a skippable frame as :func:`encode_index` makes it.
+
+    Raises:
+        BadSealed: anything that does not fit; sizes are checked before memory is asked for.
+    """
+    content = memoryview(frame)[SKIPPABLE.size :]
+    if len(content) < _HEADER.size or SKIPPABLE.unpack_from(frame) != (INDEX_FRAME_MAGIC, len(content)):
+        raise BadSealed("no index frame")
+    magic, checksum, version, count, log_id, base, following, raw_bytes, epoch = _HEADER.unpack_from(content)
+    end = _HEADER.size + _SECTION.size * count
+    if magic != INDEX_MAGIC or count > _SECTIONS_MAX or end > len(content):
+        raise BadSealed("no index header")
+    if crc32c(content[_CHECKED_FROM:end]) != checksum:
+        raise BadSealed("the index header's checksum is wrong")
+    if version > VERSION:
+        raise BadSealed(f"index version {version} is newer than the {VERSION} this program reads")
+    sections: dict[str, StoredSection] = {}
+    for name, offset, stored, raw, crc in _SECTION.iter_unpack(content[_HEADER.size : end]):
+        sections[name.rstrip(b"\0").decode("ascii", "replace")] = (content[offset : offset + stored], raw, crc)
+    route_table = _section(sections, "routes")
+    damage_table = _section(sections, "damage") if "damage" in sections else b"[]"
+    try:
+        routes = [
+            RouteEntry(str(route), int(number), int(first), int(last), int(payload_bytes))
+            for route, number, first, last, payload_bytes in json.loads(route_table)
+        ]
+        damage = [(int(position), int(length)) for position, length in json.loads(damage_table)]
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise BadSealed(f"the table of routes or of damage does not decode: {error}") from error
+    frames = _decode_frames(_section(sections, "frames"), len(routes))
+    sha256 = _section(sections, "sha256")
+    batches = _stored(sections, "batches")
+    if len(sha256) != _DIGEST_BYTES:
+        raise BadSealed(f"a digest of {len(sha256)} bytes")
+    return SealedIndex(
+        log_id,
+        base,
+        following,
+        raw_bytes,
+        epoch,
+        frames,
+        routes,
+        sha256,
+        damage,
+        (bytes(batches[0]), *batches[1:]),
+    )
+
+
+def encode_seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
+    """The seek table of frames given as (compressed, decompressed) bytes, the index frame included."""
+    body = b"".join(SEEK_ENTRY.pack(*entry) for entry in frames)
+    footer = SEEK_FOOTER.pack(len(frames), 0, SEEKABLE_MAGIC)
+    return SKIPPABLE.pack(SEEK_TABLE_MAGIC, len(body) + len(footer)) + body + footer
+
+
+def seek_table_bytes(footer: bytes) -> int:
+    """How long the seek table is that ends in these 9 bytes.
+
+    Raises:
+        BadSealed: they are not the end of a seek table of ours.
+    """
+    if len(footer) != SEEK_FOOTER.size:
+        raise BadSealed("the file is too short for a seek table")
+    count, descriptor, magic = SEEK_FOOTER.unpack(footer)
+    if magic != SEEKABLE_MAGIC or descriptor != 0:
+        raise BadSealed("the file does not end in a seek table: it is truncated or not sealed by wald")
+    return SKIPPABLE.size + int(count) * SEEK_ENTRY.size + SEEK_FOOTER.size
+
+
+def decode_seek_table(table: bytes, *, file_bytes: int) -> list[tuple[int, int]]:
+    """The (compressed, decompressed) bytes of each frame, the index frame last.
+
+    Raises:
+        BadSealed: the frames do not add up to the file.
+    """
+    if len(table) < SKIPPABLE.size + SEEK_FOOTER.size or len(table) != seek_table_bytes(table[-SEEK_FOOTER.size :]):
+        raise BadSealed("the seek table's length is wrong")
+    if SKIPPABLE.unpack_from(table) != (SEEK_TABLE_MAGIC, len(table) - SKIPPABLE.size):
+        raise BadSealed("the seek table's frame header is wrong")
+    frames = list(SEEK_ENTRY.iter_unpack(table[SKIPPABLE.size : -SEEK_FOOTER.size]))
+    if not frames or frames[-1][1] != 0 or sum(stored for stored, _ in frames) + len(table) != file_bytes:
+        raise BadSealed("the seek table's frames do not add up to the file: bytes are missing")
+    return frames
+
+
+class _Columns:
+    """Takes one array after the other off a section."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+
+    def take(self, column: array[int], count: int) -> None:
+        end = self.position + count * column.itemsize
+        if end > len(self.data):
+            raise BadSealed("a column runs past its section")
+        column.frombytes(self.data[self.position : end])
+        self.position = end
+
+
+def _decode_frames(data: bytes, routes: int) -> list[Frame]:
+    if len(data) < 4:
+        raise BadSealed("the frames section is too short")
+    (count,) = struct.unpack_from("<I", data)
+    columns = _Columns(data[4:])
+    taken = [array(code) for code in "QIIQQqqI"]
+    for column in taken:
+        columns.take(column, count)
+    offsets, compressed, raw, firsts, nexts, earliest, latest, ends = taken
+    ids = array("I")
+    columns.take(ids, ends[-1] if ends else 0)
+    if sorted(ends) != list(ends) or columns.position != len(columns.data) or max(ids, default=-1) >= routes:
+        raise BadSealed("the frames section's routes do not fit")
+    raw_offsets = [0]
+    for size in raw:
+        raw_offsets.append(raw_offsets[-1] + size)
+    spans = [tuple(ids[start:end]) for start, end in pairwise([0, *ends])]
+    return [
+        Frame(*row)
+        for row in zip(offsets, compressed, raw_offsets[:-1], raw, firsts, nexts, earliest, latest, spans, strict=True)
+    ]
+
+
+def _compress_section(parts: Sequence[bytes | array[int]]) -> tuple[bytes, int, int]:
+    """The zstd frame of a section, its raw length and its checksum; the parts, which may be large, are not joined."""
+    views = [memoryview(part).cast("B") for part in parts if len(part)]
+    raw_bytes = sum(map(len, views))
+    compressor = zstandard.ZstdCompressor(level=3).compressobj(size=raw_bytes)
+    checksum = 0
+    for view in views:
+        checksum = crc32c(view, checksum)
+    return b"".join([*map(compressor.compress, views), compressor.flush()]), raw_bytes, checksum
+
+
+def _section(sections: dict[str, StoredSection], name: str) -> bytes:
+    return _decompress(_stored(sections, name), name)
+
+
+def _stored(sections: dict[str, StoredSection], name: str) -> StoredSection:
+    if name not in sections:
+        raise BadSealed(f"the index has no section {name!r}")
+    return sections[name]
+
+
+def _decompress(section: StoredSection, name: str) -> bytes:
+    stored, raw_bytes, crc = section
+    if raw_bytes > max(len(stored) * _EXPANSION_MAX, _EXPANSION_FROM_BYTES):
+        raise BadSealed(f"section {name!r} claims {raw_bytes} bytes in {len(stored)}")
+    try:
+        # The frame's own header decides how much memory is taken, so it is the one to ask.
+        if zstandard.frame_content_size(stored) != raw_bytes:
+            raise BadSealed(f"section {name!r} is not of the size that the directory tells")
+        raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_bytes)
+    except zstandard.ZstdError as error:
+        raise BadSealed(f"section {name!r} does not decompress: {error}") from error
+    if len(raw) != raw_bytes or crc32c(raw) != crc:
+        raise BadSealed(f"section {name!r} has a wrong checksum")
+    return raw

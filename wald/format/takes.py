@@ -1,0 +1,62 @@
+"""The takes file: which bytes of which pipe are on their way out of it.
+
+Bytes stay in their pipe until they are on disk, so there is a moment in which they are in both places. A slot is
+written before the batch is, and tells the next start of the daemon, exactly, whether they have left the pipe.
+
+    offset  size  field
+         0     4  checksum      crc32c of bytes 4..192
+         4     4  bytes         how many
+         8     8  segment       base sequence of the segment that the batch goes to
+        16     8  position      of the batch in it
+        24     1  first byte    of those in the pipe
+        25     1  zero
+        26     2  route length
+        28   128  route
+       156    36  zeros
+       192     1  mark          anything but ``first`` before the take; the take reads the first byte into it
+
+A slot is 256 bytes; slot n is at n × 256. One readv(2) takes all the bytes and puts the first of them into ``mark``;
+Linux does not interrupt a read for which the bytes are there: so mark = first means "all gone" and anything else "none
+gone", whenever the process was killed. See ``wald.daemon.pipes``.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+SLOT_BYTES = 256
+MARK_OFFSET = 192
+_SLOT = struct.Struct("<IQQBxH128s36x")
+assert _SLOT.size == MARK_OFFSET - 4
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Bytes that a batch holds and a pipe may still hold."""
+
+    route: str
+    taken_bytes: int
+    segment: int
+    position: int
+    first: int
+
+
+def encode_take(take: Take) -> bytes:
+    """The slot up to and including the mark, the mark set to "not taken"."""
+    name = take.route.encode("ascii")
+    body = _SLOT.pack(take.taken_bytes, take.segment, take.position, take.first, len(name), name)
+    return struct.pack("<I", crc32c(body)) + body + bytes([take.first ^ 0xFF])
+
+
+def decode_take(slot: bytes) -> tuple[Take, bool] | None:
+    """The take in a slot and whether it has happened; None if the slot is empty or was being written."""
+    if len(slot) <= MARK_OFFSET or struct.unpack_from("<I", slot)[0] != crc32c(slot[4:MARK_OFFSET]):
+        return None
+    taken_bytes, segment, position, first, length, name = _SLOT.unpack_from(slot, 4)
+    if taken_bytes == 0 or length > 127:
+        return None
+    route = name[:length].decode("ascii", "replace")
+    return Take(route, taken_bytes, segment, position, first), slot[MARK_OFFSET] == first
