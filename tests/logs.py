@@ -1,0 +1,161 @@
+"""Real logs for tests, built with the parts the daemon is made of, one step at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from wald.format.batch import Encoding, Flag
+from wald.format.columns import encode as encode_columns
+from wald.format.head import LINE_BYTES, Head, encode_head
+from wald.format.names import Kind, segment_name
+from wald.log import Log
+from wald.store.directory import create_root, list_segments, read_identity
+from wald.store.disk import Disk
+from wald.store.ledger import Ledger
+from wald.store.recovery import recover
+from wald.store.routes import add_route
+from wald.store.sealer import seal
+from wald.store.writer import Draft, Route, Writer
+
+START_NS = 1_700_000_000_000_000_000
+SECOND_NS = 1_000_000_000
+
+
+class Unsynced(Disk):
+    """A disk that is quick because it waits for nothing: for tests in which the machine does not fail."""
+
+    def sync(self, descriptor: int) -> None:
+        pass
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+
+class Built:
+    """A log that a test appends to; the clock advances a second a commit, and the head moves with each.
+
+    A second one on the same path is the next start, after whatever has become of the first.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        segment_max_bytes: int = 1 << 20,
+        disk: Disk | None = None,
+        epoch: int = 1,
+        now_ns: int = START_NS,
+        sync_commits: bool = True,
+    ) -> None:
+        self.disk = disk or Unsynced()
+        self.root = create_root(path, self.disk, now="2026-11-21T10:00:00Z")
+        self.log_id = read_identity(self.root).log_id
+        self.now_ns = now_ns
+        recovered = recover(self.root, self.disk, log_id=self.log_id, epoch=epoch, now_ns=now_ns)
+        self.report = recovered.report
+        self.ledger = Ledger(self.root.ledger / "segments.jsonl", self.disk)
+        self.writer = Writer(
+            self.root,
+            self.disk,
+            recovered.state,
+            log_id=self.log_id,
+            epoch=epoch,
+            segment_max_bytes=segment_max_bytes,
+            now_ns=self.now_ns,
+            carry=recovered.carry,
+            sync_commits=sync_commits,
+        )
+        self.publish()
+
+    @property
+    def log(self) -> Log:
+        return Log(self.root.path)
+
+    @property
+    def last(self) -> int:
+        return self.writer.state.next_sequence - 1
+
+    def lines(self, route: str, lines: Sequence[bytes], *, publish: bool = True) -> int:
+        """Append one batch of lines; returns the first sequence."""
+        return self.append(route, b"".join(line + b"\n" for line in lines), len(lines), publish=publish)
+
+    def columns(
+        self,
+        route: str,
+        values: Sequence[bytes],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        times_ns: Sequence[int] | None = None,
+        headers: Sequence[bytes | None] | None = None,
+    ) -> int:
+        """Append one batch of columns; returns the first sequence."""
+        payload = encode_columns(values, keys=keys, times_ns=times_ns, headers=headers)
+        return self.append(route, payload, len(values), encoding=Encoding.COLUMNS)
+
+    def piece(self, route: str, payload: bytes, *, begins: bool, ends: bool) -> int:
+        """Append a piece of a long record; without a newline at its end, ``ends`` leaves it unterminated."""
+        open_records = self.writer.state.open_records
+        flags = Flag.NONE if begins else Flag.CONTINUES
+        newlines = payload.count(b"\n")
+        if not ends:
+            flags |= Flag.CONTINUED
+        elif not payload.endswith(b"\n"):
+            flags |= Flag.UNTERMINATED
+        tail = bool(flags & (Flag.CONTINUED | Flag.UNTERMINATED))
+        continues = 0 if begins else open_records[route]
+        return self.append(route, payload, newlines + tail - (not begins), flags=flags, continues=continues)
+
+    def append(
+        self,
+        route: str,
+        payload: bytes,
+        count: int,
+        *,
+        encoding: int = Encoding.LINES,
+        flags: int = 0,
+        continues: int = 0,
+        publish: bool = True,
+    ) -> int:
+        if not (self.root.routes / route).is_dir():
+            add_route(self.root, self.disk, route)
+        self.now_ns += SECOND_NS
+        draft = Draft(Route.named(route), [payload], len(payload), count, encoding, flags, continues)
+        placement = self.writer.place([draft], now_ns=self.now_ns)
+        self.writer.commit(placement)
+        if publish:
+            self.publish()
+        return placement.batches[0].base_sequence
+
+    def publish(self) -> None:
+        """Move the head to what has been committed, in place as the daemon does."""
+        writer = self.writer
+        head = Head(self.last, writer.base_sequence, writer.position, writer.epoch, writer.state.append_time_ns)
+        descriptor = os.open(self.root.head, os.O_RDWR | os.O_CREAT, 0o640)
+        os.pwrite(descriptor, encode_head(head), 0)
+        os.close(descriptor)
+        assert self.root.head.stat().st_size == LINE_BYTES
+
+    def cut(self) -> None:
+        self.writer.cut(now_ns=self.now_ns)
+        self.publish()
+
+    def seal(self, *, keep: int = 0) -> None:
+        """Seal every complete segment but the newest ``keep``."""
+        cut = [s for s in list_segments(self.root).raw if s.base_sequence < self.writer.base_sequence]
+        for segment in cut[: len(cut) - keep]:
+            seal(self.root, segment, self.disk, self.ledger, now=lambda: self.now_ns)
+
+    def path(self, base: int, kind: Kind) -> Path:
+        return self.root.segments / segment_name(base, kind)
+
+    def reclaim(self, base: int, *, keep: bool = False) -> None:
+        """Delete a sealed segment the way RECLAIM does: ledger, rename, and (unless ``keep``) unlink."""
+        following = min(s.base_sequence for s in list_segments(self.root).segments if s.base_sequence > base)
+        ledger = Ledger(self.root.ledger / "reclaim.jsonl", self.disk)
+        ledger.append({"event": "reclaimed", "base": base, "last": following - 1, "at": self.now_ns})
+        ledger.close()
+        self.path(base, Kind.SEALED).rename(self.path(base, Kind.DOOMED))
+        if not keep:
+            self.path(base, Kind.DOOMED).unlink()

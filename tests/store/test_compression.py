@@ -1,0 +1,467 @@
+"""Sealed files: they give back the raw segment, byte for byte, to us and to stock tools, or say that they cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import pyzstd
+from damage import every_flip, every_truncation, flipped, peak_bytes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_segments import LOG_ID, TIME_NS, batch, control_batch, segment
+
+from wald.errors import Damaged
+from wald.format import columns, control
+from wald.format.batch import Encoding, Flag, Outcome, look
+from wald.format.sealed import SealedIndex, encode_index, encode_seek_table
+from wald.format.segment import BadHeader, SegmentHeader, encode_header
+from wald.store.compression import FRAME_BYTES, Compressed, SealedFile, compress_segment
+from wald.store.disk import Disk
+from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned
+
+LINE = b"2024-05-01T12:00:00Z web-3 GET /index.html 200\r\n"
+
+
+def compress(folder: Path, raw: bytes, *, frame_bytes: int = FRAME_BYTES) -> tuple[Path, Compressed]:
+    """The sealed file of a raw segment with this content."""
+    (folder / "raw").write_bytes(raw)
+    return _compress_file(folder / "raw", frame_bytes=frame_bytes)
+
+
+def _compress_file(raw: Path, *, frame_bytes: int = FRAME_BYTES) -> tuple[Path, Compressed]:
+    sealed = raw.with_name("sealed.zst")
+    sealed.unlink(missing_ok=True)
+    disk = Disk()
+    target = disk.create(sealed)
+    try:
+        with raw.open("rb") as source:
+            return sealed, compress_segment(source.fileno(), target, disk, frame_bytes=frame_bytes)
+    finally:
+        disk.close(target)
+
+
+def raw_segment(*batches: bytes, base: int = 1) -> bytes:
+    """A raw segment of these batches behind its control batch."""
+    return (
+        encode_header(SegmentHeader(LOG_ID, base, 3, TIME_NS)) + control_batch(control.State(base)) + b"".join(batches)
+    )
+
+
+def decompressed(path: Path) -> bytes:
+    """What the zstd program makes of the file."""
+    return subprocess.run(["zstd", "-dcq", path], check=True, capture_output=True).stdout
+
+
+def everything(path: Path) -> tuple[SealedIndex, bytes]:
+    """The index and the raw bytes, as our own reader gives them; the batch table has been looked at too."""
+    with SealedFile(path) as sealed:
+        sealed.batch_table()
+        return sealed.index, b"".join(sealed.frame(number) for number in range(len(sealed.index.frames)))
+
+
+def many_batches() -> bytes:
+    """Small and large batches, lines and columns, three routes: several frames."""
+    batches, base = [], 1
+    for number, lines in enumerate([1, 3, 20_000, 1, 1, 60_000, 12_000, 12_000, 2]):
+        batches.append(batch(LINE * lines, base=base, route=[b"web", b"db", b"a" * 127][number % 3]))
+        base += lines
+    payload = columns.encode([b"\0\xff", b"", b"\n"], keys=[b"k", None, b""], times_ns=[1, 2, 3])
+    batches.append(batch(payload, base=base, count=3, encoding=Encoding.COLUMNS))
+    return raw_segment(*batches)
+
+
+def test_zstd_gives_back_the_raw_segment(tmp_path: Path) -> None:
+    """The oracle is the zstd program, which knows nothing of us."""
+    raw = many_batches()
+    path, compressed = compress(tmp_path, raw)
+    assert len(compressed.index.frames) > 3
+    assert decompressed(path) == raw
+    index, data = everything(path)
+    assert data == raw
+    assert index.sha256 == hashlib.sha256(raw).digest()
+    assert index.raw_bytes == len(raw)
+    assert compressed.stored_bytes == path.stat().st_size
+
+
+def test_pyzstd_opens_and_seeks(tmp_path: Path) -> None:
+    """Another implementation of the seekable format accepts our seek table, index frame included."""
+    raw = many_batches()
+    path, compressed = compress(tmp_path, raw)
+    with pyzstd.SeekableZstdFile(path) as file:
+        assert file.seek(0, os.SEEK_END) == len(raw)
+        for frame in reversed(compressed.index.frames):
+            position = frame.raw_offset + frame.raw_bytes // 2
+            file.seek(position)
+            assert file.read(100) == raw[position : position + 100]
+
+
+def test_a_frame_holds_whole_batches_of_about_a_mebibyte(tmp_path: Path) -> None:
+    path, _ = compress(tmp_path, many_batches())
+    with SealedFile(path) as sealed:
+        for number, frame in enumerate(sealed.index.frames):
+            data, at, batches = sealed.frame(number), FIRST_BATCH if number == 0 else 0, 0
+            while at < len(data):
+                found = look(data, at)
+                assert found.outcome is Outcome.WHOLE
+                assert found.header is not None
+                at += found.header.total_bytes
+                batches += 1
+            assert len(data) == frame.raw_bytes
+            assert batches == 1 or len(data) <= FRAME_BYTES
+        pairs = itertools.pairwise(sealed.index.frames)
+        assert all(one.raw_bytes + two.raw_bytes > FRAME_BYTES for one, two in pairs), "frames that would have fitted"
+
+
+batches_of_routes = st.lists(
+    st.tuples(st.sampled_from([b"web", b"db", b"q"]), st.integers(1, 4), st.integers(0, 300)), max_size=40
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches_of_routes, st.integers(64, 1500))
+def test_the_index_says_what_a_scan_finds(batches: Sequence[tuple[bytes, int, int]], frame_bytes: int) -> None:
+    """Frames, routes and the batch table agree with the slow, separate scan of the raw segment."""
+    parts, base = [], 7
+    for route, count, width in batches:
+        parts.append(batch((b"x" * width + b"\n") * count, base=base, route=route, append_time_ns=TIME_NS + base))
+        base += count
+    with TemporaryDirectory() as folder:
+        path, _ = compress(Path(folder), raw_segment(*parts, base=7), frame_bytes=frame_bytes)
+        with (Path(folder) / "raw").open("rb") as file:
+            scanned = [found for found in RawFile(file.fileno()).scan() if isinstance(found, Scanned) and found.route]
+        index, _ = everything(path)
+    names = [entry.route for entry in index.routes]
+    assert index.next_sequence == base
+    for frame in index.frames:
+        inside = [s for s in scanned if frame.raw_offset <= s.offset < frame.raw_offset + frame.raw_bytes]
+        sequences = [n for s in inside for n in range(s.header.base_sequence, s.header.end_sequence)]
+        assert list(range(frame.first_sequence, frame.next_sequence)) == sequences
+        assert {names[number] for number in frame.routes} == {s.route for s in inside}
+        times = [s.header.append_time_ns for s in inside]
+        if times:
+            assert (frame.earliest_ns, frame.latest_ns) == (times[0], times[-1])
+        else:
+            assert frame.earliest_ns > frame.latest_ns
+    assert sorted(names) == sorted({s.route for s in scanned})
+    for entry in index.routes:
+        headers = [s.header for s in scanned if s.route == entry.route]
+        assert entry.count == sum(header.count for header in headers)
+        assert (entry.first, entry.last) == (headers[0].base_sequence, headers[-1].end_sequence - 1)
+        assert entry.payload_bytes == sum(header.payload_bytes for header in headers)
+    table = index.batch_table()
+    assert list(zip(table.positions, table.bases, table.counts, table.times_ns, strict=True)) == [
+        (s.offset, s.header.base_sequence, s.header.count, s.header.append_time_ns) for s in scanned
+    ]
+    assert [names[number] for number in table.routes] == [s.route for s in scanned]
+
+
+def test_control_batches_are_in_no_table(tmp_path: Path) -> None:
+    """The first batch of every segment is never taken for a record."""
+    raw = raw_segment(base=5)
+    path, _ = compress(tmp_path, raw)
+    index, data = everything(path)
+    assert data == raw
+    assert (index.base_sequence, index.next_sequence, index.routes) == (5, 5, [])
+    assert len(index.batch_table()) == 0
+    assert [(frame.first_sequence, frame.next_sequence, frame.routes) for frame in index.frames] == [(5, 5, ())]
+
+
+def test_a_held_piece_counts_for_the_last_sequence_of_its_route(tmp_path: Path) -> None:
+    """Record 4 began in an older segment and ends here; record 7 begins here and goes on in the next."""
+    pieces = [
+        batch(b"x" * 500, base=5, count=0, flags=Flag.CONTINUES | Flag.CONTINUED, producer_sequence=4),
+        batch(b"other\n", base=5, route=b"db"),
+        batch(b"y\nz\n", base=6, count=1, flags=Flag.CONTINUES, producer_sequence=4),
+        batch(b"begin", base=7, count=1, flags=Flag.CONTINUED),
+        batch(b"x" * 500, base=8, count=0, flags=Flag.CONTINUES | Flag.CONTINUED, producer_sequence=7),
+    ]
+    path, _ = compress(tmp_path, raw_segment(*pieces, base=5), frame_bytes=230)
+    index, _ = everything(path)
+    assert [(r.route, r.count, r.first, r.last) for r in index.routes] == [("web", 2, 6, 7), ("db", 1, 5, 5)]
+    assert [(frame.first_sequence, frame.next_sequence, frame.routes) for frame in index.frames][1:] == [
+        (5, 5, (0,)),
+        (5, 7, (0, 1)),
+        (7, 8, (0,)),
+        (8, 8, (0,)),
+    ]
+
+    only_pieces = raw_segment(pieces[0], pieces[1], base=5)
+    index, _ = everything(compress(tmp_path, only_pieces)[0])
+    assert [(r.route, r.count, r.first, r.last) for r in index.routes] == [("web", 0, 4, 4), ("db", 1, 5, 5)]
+
+
+def test_preallocated_zeros_are_no_part_of_the_segment(tmp_path: Path) -> None:
+    raw = many_batches()
+    path, compressed = compress(tmp_path, raw + bytes(3 << 20))
+    assert decompressed(path) == raw
+    assert compressed.gaps == []
+
+
+def test_damage_is_kept_byte_for_byte_and_listed(tmp_path: Path) -> None:
+    """What follows stays readable, and no frame mixes good batches with bad bytes."""
+    raw, offsets = segment([LINE * 5, LINE * 6, LINE * 7])
+    bad = bytearray(raw)
+    bad[offsets[2] + 100] ^= 1
+    path, compressed = compress(tmp_path, bytes(bad))
+    index, data = everything(path)
+    assert data == bytes(bad) == decompressed(path)
+    assert index.damage == [(offsets[2], offsets[3] - offsets[2])]
+    assert compressed.gaps[0].reason
+    assert [(frame.raw_offset, frame.first_sequence, frame.next_sequence) for frame in index.frames] == [
+        (0, 1, 6),
+        (offsets[2], 6, 6),
+        (offsets[3], 12, 19),
+    ]
+    assert index.routes[0].count == 12
+
+
+@pytest.mark.parametrize("zeros", [0, 4096])
+def test_a_damaged_last_batch_is_kept(tmp_path: Path, zeros: int) -> None:
+    """In a segment that was cut there is no torn tail: bytes at the end that are no batch were one."""
+    raw, offsets = segment([LINE * 5, LINE * 6])
+    bad = bytearray(raw + bytes(zeros))
+    bad[offsets[2] + 100] ^= 1
+    path, _ = compress(tmp_path, bytes(bad))
+    index, data = everything(path)
+    assert data == bytes(bad)
+    assert index.damage == [(offsets[2], len(bad) - offsets[2])]
+    assert index.next_sequence == 6
+
+
+def test_much_damage_takes_several_frames(tmp_path: Path) -> None:
+    """Damaged bytes need no more memory than good ones."""
+    garbage = bytes(range(1, 256)) * 10_000
+    raw = raw_segment(batch(b"one\n"), garbage + bytes(-len(garbage) % 8), batch(b"two\n", base=2))
+    path, compressed = compress(tmp_path, raw)
+    index, data = everything(path)
+    assert data == raw
+    assert max(frame.raw_bytes for frame in index.frames) <= FRAME_BYTES
+    assert len(index.frames) == 5
+    assert len(compressed.gaps) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(224, 2000), min_size=1, max_size=4), st.integers(64, 1500))
+def test_sealing_believes_what_the_scan_believes(bad_bytes: Sequence[int], frame_bytes: int) -> None:
+    """The quick walk through the batches changes nothing about what is a batch and what is damage."""
+    raw, offsets = segment([b"x" * (7 * n % 90) + b"\n" for n in range(16)])
+    bad = bytearray(raw)
+    for position in bad_bytes:
+        bad[position % len(bad) if position % len(bad) >= FIRST_BATCH else offsets[-1]] ^= 0x10
+    assert_sealed_as_scanned(bytes(bad), frame_bytes=frame_bytes)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        batch(base=2, encoding=3),
+        batch(base=2, encoding=Encoding.CONTROL),
+        batch(base=2, flags=Flag.CONTROL),
+        batch(base=2, count=100),
+        batch(base=2, route=b"r" * 128),
+        batch(base=1),
+        batch(base=1 << 40),
+        batch(b"x" * 40 + batch(base=5), base=2, count=0),
+        bytes(80) + batch(base=1 << 40),
+        b"x" * 80 + batch(base=3, append_time_ns=0),
+    ],
+    ids=[
+        "an unknown encoding",
+        "control without the flag",
+        "the flag without control",
+        "more records than bytes",
+        "a long route",
+        "a sequence given out before",
+        "a sequence far ahead",
+        "a batch as content",
+        "a sequence far ahead behind damage",
+        "a time gone by behind damage",
+    ],
+)
+def test_sealing_believes_an_odd_batch_if_the_scan_does(odd: bytes) -> None:
+    """Every checksum holds; what the fields say makes no sense here."""
+    gaps = assert_sealed_as_scanned(raw_segment(batch(b"one\n"), odd, batch(b"last\n", base=4)), frame_bytes=4096)
+    assert len(gaps) <= 1
+
+
+def assert_sealed_as_scanned(raw: bytes, *, frame_bytes: int) -> list[Gap]:
+    """Nothing is lost, and batches and damage are those of the scan."""
+    with TemporaryDirectory() as folder:
+        path, compressed = compress(Path(folder), raw, frame_bytes=frame_bytes)
+        with (Path(folder) / "raw").open("rb") as file:
+            scan = RawFile(file.fileno()).scan()
+            gaps, positions = [], []
+            try:
+                while True:
+                    found = next(scan)
+                    if isinstance(found, Gap):
+                        gaps.append(found)
+                    elif found.route:
+                        positions.append(found.offset)
+            except StopIteration as stopped:
+                if stopped.value.garbage_bytes:
+                    gaps.append(Gap(stopped.value.offset, len(raw) - stopped.value.offset, stopped.value.reason))
+        index, data = everything(path)
+    assert data == raw
+    assert compressed.gaps == gaps
+    assert list(index.batch_table().positions) == positions
+    return gaps
+
+
+def test_a_file_without_a_segment_header_is_refused(tmp_path: Path) -> None:
+    for raw in (b"", b"short", bytes(4096), b"x" * 4096):
+        with pytest.raises(BadHeader):
+            compress(tmp_path, raw)
+
+
+def test_memory_does_not_grow_with_the_segment(tmp_path: Path) -> None:
+    path = tmp_path / "raw"
+    payload = (LINE * 20_000)[: 512 * 1024 - 1] + b"\n"
+    count = payload.count(b"\n")
+    with path.open("wb") as file:
+        file.write(raw_segment())
+        for number in range(48):
+            file.write(batch(payload, base=1 + number * count))
+    assert peak_bytes(lambda: _compress_file(path)) < 6 << 20
+    with SealedFile(tmp_path / "sealed.zst") as sealed:
+        assert (
+            peak_bytes(lambda: [sealed.frame(number) and None for number in range(len(sealed.index.frames))]) < 3 << 20
+        )
+
+
+def small_file(folder: Path) -> tuple[bytes, SealedIndex, bytes]:
+    """A sealed file of three frames, its index and its raw bytes."""
+    raw, _ = segment([b"one\ntwo\n", b"three\n" * 30, b"four\n"])
+    path, _ = compress(folder, raw, frame_bytes=320)
+    index, data = everything(path)
+    assert len(index.frames) == 3
+    assert data == raw
+    return path.read_bytes(), index, raw
+
+
+def test_truncation_at_any_byte_is_reported(tmp_path: Path) -> None:
+    """The trap of the zstd packages: a truncated file reads short without an error."""
+    stored, _, _ = small_file(tmp_path)
+    path = tmp_path / "cut.zst"
+    for cut in every_truncation(stored):
+        path.write_bytes(cut)
+        with pytest.raises(Damaged, match=r"cut\.zst: offset \d+: "):
+            SealedFile(path)
+
+
+def test_bytes_missing_in_the_middle_are_reported(tmp_path: Path) -> None:
+    stored, _, _ = small_file(tmp_path)
+    path = tmp_path / "cut.zst"
+    for at in range(len(stored)):
+        path.write_bytes(stored[:at] + stored[at + 1 :])
+        with pytest.raises(Damaged):
+            everything(path)
+
+
+def test_no_bit_flip_gives_wrong_data(tmp_path: Path) -> None:
+    """Each is reported, or is in a bit that means nothing and changes nothing."""
+    stored, index, raw = small_file(tmp_path)
+    path = tmp_path / "flipped.zst"
+    harmless, messages = 0, []
+    for changed in every_flip(stored):
+        path.write_bytes(changed)
+        try:
+            found, data = everything(path)
+        except Damaged as error:
+            messages.append(error.message)
+        else:
+            assert data == raw
+            assert found == index
+            harmless += 1
+    assert all(f"{path}: offset " in message for message in messages)
+    assert harmless < len(stored) // 8
+
+
+def test_no_bit_flip_asks_for_memory(tmp_path: Path) -> None:
+    """A frame's header says how large its content is, and decompressors believe it."""
+    path, _ = compress(tmp_path, raw_segment(batch(LINE * 4000)))
+    stored = path.read_bytes()
+
+    def read_all_flipped() -> None:
+        for bit in range(8 * 20):
+            path.write_bytes(flipped(stored, bit))
+            with contextlib.suppress(Damaged):
+                everything(path)
+
+    assert peak_bytes(read_all_flipped) < 2 << 20
+
+
+def test_a_damaged_frame_leaves_the_others_readable(tmp_path: Path) -> None:
+    stored, index, raw = small_file(tmp_path)
+    middle = index.frames[1]
+    at = middle.offset + middle.compressed_bytes // 2
+    path = tmp_path / "bad.zst"
+    path.write_bytes(stored[:at] + bytes([stored[at] ^ 0x55]) + stored[at + 1 :])
+    with SealedFile(path) as sealed:
+        with pytest.raises(Damaged, match=rf"bad\.zst: offset {middle.offset}: frame 1 "):
+            sealed.frame(1)
+        assert sealed.frame(0) + raw[middle.raw_offset :][: middle.raw_bytes] + sealed.frame(2) == raw
+
+
+def test_a_frame_without_its_checksum_is_reported(tmp_path: Path) -> None:
+    """One bit of a frame's header turns the check off; four bytes too many give it away."""
+    stored, index, _ = small_file(tmp_path)
+    path = tmp_path / "unchecked.zst"
+    for number, frame in enumerate(index.frames):
+        path.write_bytes(flipped(stored, 8 * (frame.offset + 4) + 2))
+        with SealedFile(path) as sealed, pytest.raises(Damaged):
+            sealed.frame(number)
+
+
+def test_an_index_with_other_places_is_reported(tmp_path: Path) -> None:
+    """Its checksums hold: it was written wrong."""
+    stored, index, _ = small_file(tmp_path)
+    end = index.frames[-1].offset + index.frames[-1].compressed_bytes
+    wrong = replace(index, frames=[replace(frame, offset=frame.offset + 1) for frame in index.frames])
+    index_frame = encode_index(wrong, index.batch_table())
+    sizes = [(frame.compressed_bytes, frame.raw_bytes) for frame in index.frames]
+    path = tmp_path / "wrong.zst"
+    path.write_bytes(stored[:end] + index_frame + encode_seek_table([*sizes, (len(index_frame), 0)]))
+    with pytest.raises(Damaged, match="where the frames are"):
+        SealedFile(path)
+
+
+def test_a_seek_table_of_another_file_is_reported(tmp_path: Path) -> None:
+    """Same length, same sum, other frames."""
+    stored, index, _ = small_file(tmp_path)
+    body = bytearray(stored)
+    table = len(stored) - 9 - 8 * (len(index.frames) + 1)
+    body[table : table + 16] = body[table + 8 : table + 16] + body[table : table + 8]
+    path = tmp_path / "other.zst"
+    path.write_bytes(body)
+    with pytest.raises(Damaged, match="disagree"):
+        SealedFile(path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda data: data + (b"\x01\0\0\0\0\xb1\xea\x92\x8f")))
+def test_any_other_file_is_reported(data: bytes) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "any.zst"
+        path.write_bytes(data)
+        with pytest.raises(Damaged):
+            SealedFile(path)
+
+
+def test_a_file_that_does_not_open_leaves_no_descriptor(tmp_path: Path) -> None:
+    path = tmp_path / "bad.zst"
+    path.write_bytes(b"nothing")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        with pytest.raises(Damaged):
+            SealedFile(path)
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,167 @@
+"""A cursor moves forward only, is replaced in one step, and pins when it cannot be trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from logs import Built
+
+from wald.errors import InvalidInput, NotFound, Refused
+from wald.format.cursor import CursorLines, encode_cursor
+from wald.store.cursors import Cursor, CursorState, cursors_of, read_cursor, set_cursor, watermark
+from wald.store.disk import Disk
+from wald.store.head import read_head
+
+NOW = "2026-11-21T10:00:00Z"
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Ten records on route a."""
+    built = Built(tmp_path / "root")
+    built.lines("a", [b"x"] * 10)
+    return built
+
+
+def move(built: Built, sequence: int, *, disk: Disk | None = None, rewind: bool = False) -> Cursor:
+    return set_cursor(
+        built.root, "a", "processed", sequence, disk=disk or Disk(), head=read_head(built.root), now=NOW, rewind=rewind
+    )
+
+
+def look(built: Built, content: bytes | None) -> Cursor:
+    """The cursor whose file holds ``content``."""
+    if content is not None:
+        built.root.cursor("a", "processed").write_bytes(content)
+    return read_cursor(built.root, "a", log_id=built.log_id, head_sequence=10)
+
+
+def test_what_was_set_is_read(built: Built) -> None:
+    assert move(built, 7).effective == 7
+    assert built.log.cursor("a").sequence == 7
+    assert built.root.cursor("a", "processed").read_bytes().startswith(b"7\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "state", "sequence"),
+    [
+        (None, CursorState.ABSENT, 0),
+        (b"", CursorState.UNREADABLE, 0),
+        (b"ten\n", CursorState.UNREADABLE, 0),
+        (b"-1\n", CursorState.UNREADABLE, 0),
+        (b"5\n{}\n", CursorState.UNREADABLE, 0),
+        (b"\0" * 64, CursorState.UNREADABLE, 0),
+        (b"5" * 5000, CursorState.UNREADABLE, 0),
+        (b"11\n", CursorState.BEYOND, 11),
+        (encode_cursor(CursorLines(5, b"another log 0123")), CursorState.FOREIGN, 5),
+        (b"5\n", CursorState.VALID, 5),
+        (b"0", CursorState.VALID, 0),
+    ],
+)
+def test_every_content_has_a_state(built: Built, content: bytes | None, state: CursorState, sequence: int) -> None:
+    """Only a valid cursor frees anything."""
+    cursor = look(built, content)
+    assert (cursor.state, cursor.sequence) == (state, sequence)
+    assert cursor.effective == (sequence if state is CursorState.VALID else 0)
+    assert bool(cursor.message) == (state is not CursorState.VALID)
+
+
+def test_a_directory_in_its_place_is_unreadable(built: Built) -> None:
+    built.root.cursor("a", "processed").mkdir()
+    assert look(built, None).state is CursorState.UNREADABLE
+
+
+def test_backwards_is_refused_unless_asked_for(built: Built) -> None:
+    move(built, 7)
+    with pytest.raises(Refused, match="backwards from 7") as refusal:
+        move(built, 6)
+    assert "--rewind" in refusal.value.hint
+    assert built.log.cursor("a").sequence == 7
+    assert move(built, 6, rewind=True).sequence == 6
+
+
+def test_the_same_place_is_no_step_back(built: Built) -> None:
+    move(built, 7)
+    assert move(built, 7).sequence == 7
+
+
+@pytest.mark.parametrize("rewind", [False, True])
+def test_beyond_the_head_is_refused(built: Built, rewind: bool) -> None:
+    with pytest.raises(Refused, match="beyond the head, 10"):
+        move(built, 11, rewind=rewind)
+    assert look(built, None).state is CursorState.ABSENT
+
+
+@pytest.mark.parametrize("content", [b"rubbish", b"11\n", encode_cursor(CursorLines(5, b"another log 0123"))])
+def test_one_that_cannot_be_trusted_is_replaced_only_when_asked(built: Built, content: bytes) -> None:
+    look(built, content)
+    with pytest.raises(Refused):
+        move(built, 9)
+    assert built.root.cursor("a", "processed").read_bytes() == content
+    assert move(built, 9, rewind=True).effective == 9
+
+
+def test_bad_names_and_numbers_are_errors(built: Built) -> None:
+    head = read_head(built.root)
+    with pytest.raises(NotFound):
+        set_cursor(built.root, "nothing", "processed", 1, disk=Disk(), head=head, now=NOW)
+    with pytest.raises(InvalidInput):
+        set_cursor(built.root, "a", "../x", 1, disk=Disk(), head=head, now=NOW)
+    with pytest.raises(InvalidInput):
+        move(built, -1)
+
+
+@pytest.mark.parametrize("step", ["create", "write", "sync", "rename"])
+def test_a_crash_before_the_rename_keeps_the_old_one(built: Built, step: str) -> None:
+    move(built, 3)
+
+    class Failing(Disk):
+        pass
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    setattr(Failing, step, fail)
+    with pytest.raises(OSError, match="Input/output"):
+        move(built, 7, disk=Failing())
+    assert built.log.cursor("a").sequence == 3
+    assert move(built, 8).sequence == 8
+
+
+def test_groups_have_cursors_of_their_own(built: Built) -> None:
+    built.log.set_cursor("a", 3)
+    built.log.set_cursor("a", 5, "archive")
+    found = cursors_of(built.root, "a", log_id=built.log_id, head_sequence=10)
+    assert [(cursor.group, cursor.sequence) for cursor in found] == [("archive", 5), ("processed", 3)]
+
+
+class TestWatermark:
+    """What every group of every route has processed."""
+
+    def mark(self, built: Built) -> int:
+        return watermark(built.root, log_id=built.log_id, head_sequence=built.last)
+
+    def test_it_is_the_smallest_cursor(self, built: Built) -> None:
+        built.log.set_cursor("a", 5)
+        built.log.set_cursor("a", 3, "archive")
+        assert self.mark(built) == 3
+
+    def test_a_route_without_a_cursor_pins(self, built: Built) -> None:
+        built.log.set_cursor("a", 5)
+        built.lines("b", [b"x"])
+        assert self.mark(built) == 0
+
+    def test_a_cursor_that_cannot_be_trusted_pins(self, built: Built) -> None:
+        built.log.set_cursor("a", 5)
+        built.root.cursor("a", "archive").write_bytes(b"?")
+        assert self.mark(built) == 0
+
+    def test_a_retired_route_does_not(self, built: Built) -> None:
+        built.log.set_cursor("a", 5)
+        built.lines("b", [b"x"])
+        built.root.retired("b").touch()
+        assert self.mark(built) == 5
+
+    def test_without_routes_it_is_the_head(self, tmp_path: Path) -> None:
+        assert self.mark(Built(tmp_path / "empty")) == 0

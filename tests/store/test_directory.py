@@ -1,0 +1,176 @@
+"""A root: what its directory says, and that nothing which is not a log is made or taken for one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from wald.errors import Damaged, InvalidInput, NotFound, UnsupportedFormat
+from wald.format.names import Kind
+from wald.store.directory import Root, create_root, list_segments, read_identity
+from wald.store.disk import Disk
+
+NOW = "2026-11-21T10:00:00Z"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return create_root(tmp_path / "log", Disk(), now=NOW)
+
+
+def tree(path: Path) -> list[str]:
+    return sorted(str(found.relative_to(path)) for found in path.rglob("*"))
+
+
+def test_a_new_root_is_a_log_of_its_own(root: Root, tmp_path: Path) -> None:
+    other = create_root(tmp_path / "deep" / "other", Disk(), now=NOW)
+
+    assert tree(root.path) == ["ledger", "log.json", "quarantine", "recovery", "routes", "segments"]
+    assert read_identity(root).created == NOW
+    assert len(read_identity(root).log_id) == 16
+    assert read_identity(root).log_id != read_identity(other).log_id
+
+
+def test_making_a_root_again_keeps_it(root: Root) -> None:
+    before = read_identity(root)
+    (root.segments / "00000000000000000001.wal").touch()
+    create_root(root.path, Disk(), now="later")
+    assert read_identity(root) == before
+
+
+@pytest.mark.parametrize("left", [[], ["segments", "routes"], ["lost+found"], ["log.json.17.tmp"]])
+def test_an_empty_directory_or_an_interrupted_making_becomes_a_root(tmp_path: Path, left: list[str]) -> None:
+    for name in left:
+        (tmp_path / name).mkdir()
+    assert read_identity(create_root(tmp_path, Disk(), now=NOW)).created == NOW
+
+
+def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(InvalidInput, match="not empty"):
+        create_root(tmp_path, Disk(), now=NOW)
+    assert tree(tmp_path) == ["thesis.tex"]
+
+
+def test_a_file_is_no_root(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    with pytest.raises(InvalidInput, match="not a directory"):
+        create_root(tmp_path / "file", Disk(), now=NOW)
+    with pytest.raises(NotFound):
+        read_identity(Root(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("kind", [Kind.RAW, Kind.SEALED])
+def test_segments_without_an_identity_do_not_get_a_new_one(root: Root, kind: Kind) -> None:
+    """They belong to a log: under a new id nobody would read them, and their sequences would be given out again."""
+    root.segment(1, kind).touch()
+    root.identity.unlink()
+    before = tree(root.path)
+    with pytest.raises(Damaged, match="missing, though") as caught:
+        create_root(root.path, Disk(), now=NOW)
+    assert caught.value.hint
+    assert tree(root.path) == before
+
+
+def test_no_log_is_told_with_a_way_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no log here") as caught:
+        read_identity(Root(tmp_path / "nowhere"))
+    assert "wald run" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\0" * 100,
+        b"\xff",
+        b"{",
+        b"[]",
+        b"5",
+        b"[" * 100_000,
+        b"{}",
+        b'{"log": 5, "format": 1, "created": ""}',
+        b'{"log": "x", "format": 1, "created": ""}',
+        b'{"log": null, "format": 1, "created": ""}',
+        b'{"log": "0cf9d7b4-0000-4000-8000-000000000000", "format": Infinity, "created": ""}',
+        b'{"log": "0cf9d7b4-0000-4000-8000-000000000000", "format": "one", "created": ""}',
+        b'{"log": "0cf9d7b4-0000-4000-8000-000000000000", "format": 1}',
+    ],
+    ids=lambda text: repr(text[:24]),
+)
+def test_an_unreadable_identity_is_damage_and_is_kept(root: Root, text: bytes) -> None:
+    root.identity.write_bytes(text)
+    for call in (lambda: read_identity(root), lambda: create_root(root.path, Disk(), now=NOW)):
+        with pytest.raises(Damaged, match=r"log\.json"):
+            call()
+    assert root.identity.read_bytes() == text
+
+
+def test_a_newer_root_is_refused(root: Root) -> None:
+    told = json.loads(root.identity.read_text())
+    root.identity.write_text(json.dumps(told | {"format": 2}))
+    with pytest.raises(UnsupportedFormat, match="format 2"):
+        read_identity(root)
+
+
+def test_segments_are_listed_once_each_oldest_first(root: Root) -> None:
+    """A raw file beside its sealed twin has been replaced: it waits to be unlinked."""
+    for name in (
+        "00000000000000000300.wal",
+        "00000000000000000300.wal.idx",
+        "00000000000000000020.wal",
+        "00000000000000000020.wal.zst",
+        "00000000000000000001.wal.zst",
+        "00000000000000000000.wal.zst.doomed",
+        "00000000000000000020.wal.zst.tmp",
+        "next.tmp",
+        "notes.txt",
+    ):
+        (root.segments / name).touch()
+
+    listing = list_segments(root)
+
+    found = [(segment.base_sequence, segment.kind) for segment in listing.segments]
+    assert found == [(1, Kind.SEALED), (20, Kind.SEALED), (300, Kind.RAW)]
+    assert [segment.base_sequence for segment in listing.raw] == [300]
+    assert [segment.base_sequence for segment in listing.sealed] == [1, 20]
+    assert all(segment.path.exists() for segment in listing.segments)
+    covering = {sequence: listing.covering(sequence) for sequence in (0, 1, 19, 20, 299, 300, 10**9)}
+    assert covering == {0: 0, 1: 0, 19: 0, 20: 1, 299: 1, 300: 2, 10**9: 2}
+
+
+def test_an_empty_root_has_no_segments(root: Root) -> None:
+    assert list_segments(root).segments == ()
+    assert list_segments(root).covering(5) == 0
+
+
+def test_a_route_is_a_directory_with_a_legal_name(root: Root) -> None:
+    for name in ("web", "db.1", ".git", "a b", "caf\u00e9", "x" * 200):
+        (root.routes / name).mkdir()
+    os.mkdir(os.fsencode(root.routes) + b"/\xff")
+    (root.routes / "file").touch()
+
+    assert root.route_names() == ["db.1", "web"]
+    root.require_route("web")
+    with pytest.raises(NotFound, match="no route 'file'"):
+        root.require_route("file")
+
+
+@pytest.mark.parametrize("name", ["../x", "", "x" * 200, "a\0b", ".", "..", "/etc", "caf\u00e9", "a\n"])
+def test_no_path_is_made_of_an_illegal_route_name(root: Root, name: str) -> None:
+    for make in (root.route, root.fifo, root.retired, root.require_route, root.groups):
+        with pytest.raises(InvalidInput):
+            make(name)
+
+
+def test_a_group_is_a_cursor_file(root: Root) -> None:
+    (root.routes / "web").mkdir()
+    for name in ("processed.cursor", "b.cursor", "in", "retired", "b.cursor.17.tmp", ".cursor", "a b.cursor"):
+        (root.routes / "web" / name).touch()
+
+    assert root.groups("web") == ["b", "processed"]
+    with pytest.raises(NotFound):
+        root.groups("db")

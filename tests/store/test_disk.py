@@ -1,0 +1,201 @@
+"""The disk: every write is complete or raises, and replacing a file shows the old or the new, never a mixture."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from wald.format.batch import Buffer
+from wald.store.disk import PRIVATE_MODE, Disk, free_bytes
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+def test_create_never_touches_an_old_file(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(FileExistsError):
+        disk.create(path)
+    assert path.read_bytes() == b"old"
+
+
+def test_what_is_created_is_not_for_everybody(disk: Disk, tmp_path: Path) -> None:
+    disk.close(disk.create(tmp_path / "file"))
+    disk.close(disk.open_append(tmp_path / "log"))
+    for name in ("file", "log"):
+        assert (tmp_path / name).stat().st_mode & 0o777 & ~PRIVATE_MODE == 0
+
+
+@pytest.mark.parametrize(
+    "buffers",
+    [
+        [],
+        [b""],
+        [b"one"],
+        [b"", b"one", b"", b"two", b""],
+        [memoryview(b"view"), bytearray(b"array"), b"bytes"],
+        [b"%d," % i for i in range(3000)],
+        [b""] * 2500 + [b"x"],
+    ],
+    ids=["none", "empty", "one", "with-empty", "kinds", "more-than-one-call", "more-empty-than-one-call"],
+)
+@pytest.mark.parametrize("at_once", [1 << 30, 7, 1], ids=["all-at-once", "seven-bytes", "byte-by-byte"])
+def test_all_buffers_are_written_however_few_bytes_a_call_takes(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffers: list[Buffer], at_once: int
+) -> None:
+    real = os.pwritev
+
+    def short(descriptor: int, given: Sequence[Buffer], offset: int) -> int:
+        assert len(given) <= 1024
+        return real(descriptor, [b"".join(given)[:at_once]], offset)
+
+    monkeypatch.setattr(os, "pwritev", short)
+    descriptor = disk.create(tmp_path / "file")
+
+    assert disk.write(descriptor, buffers, 5) == len(b"".join(buffers))
+    disk.close(descriptor)
+    if any(buffers):
+        assert (tmp_path / "file").read_bytes() == bytes(5) + b"".join(buffers)
+
+
+def test_a_write_that_the_disk_takes_half_of_raises(disk: Disk, tmp_path: Path) -> None:
+    """Not a short count: the caller must not think the rest is there."""
+    descriptor = disk.create(tmp_path / "file")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            disk.write(descriptor, [b"x" * 600, b"y" * 600], 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+        disk.close(descriptor)
+
+
+def test_allocated_space_reads_as_zeros(disk: Disk, tmp_path: Path) -> None:
+    descriptor = disk.create(tmp_path / "file")
+    if disk.allocate(descriptor, 1 << 16):
+        assert (tmp_path / "file").read_bytes() == bytes(1 << 16)
+    disk.close(descriptor)
+
+
+def test_allocating_more_than_there_is_raises(disk: Disk, tmp_path: Path) -> None:
+    descriptor = disk.create(tmp_path / "file")
+    with pytest.raises(OSError, match=r"No space|too large"):
+        disk.allocate(descriptor, 1 << 62)
+    disk.close(descriptor)
+
+
+def test_copy_puts_a_file_inside_another(disk: Disk, tmp_path: Path) -> None:
+    source, target = disk.create(tmp_path / "source"), disk.create(tmp_path / "target")
+    content = os.urandom(3 << 20)
+    disk.write(source, [content], 0)
+    disk.write(target, [b"before", b"." * 10], 0)
+    disk.copy(target, source, len(content) - 3, 6)
+
+    assert (tmp_path / "target").read_bytes() == b"before" + content[:-3]
+    with pytest.raises(OSError, match="shorter"):
+        disk.copy(target, source, len(content) + 1, 6)
+    disk.close(source)
+    disk.close(target)
+
+
+def test_appending_goes_to_the_end_whatever_the_offset(disk: Disk, tmp_path: Path) -> None:
+    descriptor = disk.open_append(tmp_path / "log")
+    disk.write(descriptor, [b"one\n"], 0)
+    disk.write(descriptor, [b"two\n"], 0)
+    disk.close(descriptor)
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
+
+
+def test_replace_gives_a_file_its_new_content(disk: Disk, tmp_path: Path) -> None:
+    for content in (b"first", b"", b"second and longer"):
+        disk.replace(tmp_path / "file", content)
+        assert (tmp_path / "file").read_bytes() == content
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_replace_goes_over_what_a_crash_left(disk: Disk, tmp_path: Path) -> None:
+    (tmp_path / f"file.{os.getpid()}.tmp").write_bytes(b"left from a process with the same id")
+    disk.replace(tmp_path / "file", b"new")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+STEPS = ["create", "write", "sync", "rename"]
+
+
+@pytest.mark.parametrize("failing", STEPS)
+def test_a_replace_that_fails_leaves_the_old_content_and_nothing_else(tmp_path: Path, failing: str) -> None:
+    class Failing(Disk):
+        def create(self, path: Path) -> int:
+            self._step("create")
+            return super().create(path)
+
+        def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+            self._step("write")
+            return super().write(descriptor, buffers, offset)
+
+        def sync(self, descriptor: int) -> None:
+            self._step("sync")
+            super().sync(descriptor)
+
+        def rename(self, source: Path, target: Path) -> None:
+            self._step("rename")
+            super().rename(source, target)
+
+        def _step(self, name: str) -> None:
+            if name == failing:
+                raise OSError(28, "No space left on device")
+
+    (tmp_path / "file").write_bytes(b"old")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No space"):
+        Failing().replace(tmp_path / "file", b"new")
+
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_replace_syncs_the_content_before_the_name_and_the_name_before_it_returns(tmp_path: Path) -> None:
+    """Rename before sync would leave an empty file after a power cut."""
+    steps: list[str] = []
+
+    class Watching(Disk):
+        def sync(self, descriptor: int) -> None:
+            steps.append("sync")
+
+        def rename(self, source: Path, target: Path) -> None:
+            steps.append("rename")
+            super().rename(source, target)
+
+        def sync_directory(self, path: Path) -> None:
+            steps.append(f"sync {path.name}")
+
+    Watching().replace(tmp_path / "file", b"new")
+    assert steps == ["sync", "rename", f"sync {tmp_path.name}"]
+
+
+def test_a_lock_is_for_one_and_ends_with_its_descriptor(disk: Disk, tmp_path: Path) -> None:
+    first, second = disk.open_append(tmp_path / "lock"), disk.open_append(tmp_path / "lock")
+
+    assert disk.lock(first)
+    assert not disk.lock(second)
+    disk.close(first)
+    assert disk.lock(second)
+    disk.close(second)
+
+
+def test_free_bytes_is_what_df_calls_available(tmp_path: Path) -> None:
+    status = os.statvfs(tmp_path)
+    assert abs(free_bytes(tmp_path) - status.f_bavail * status.f_frsize) < 1 << 28
+    assert free_bytes(tmp_path) > 0

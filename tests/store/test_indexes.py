@@ -1,0 +1,147 @@
+"""Sparse indexes: a hint that is right when it is there, and missing rather than wrong when anything goes wrong."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+from pathlib import Path
+
+import pytest
+from damage import every_truncation
+from sample_segments import LOG_ID, TIME_NS, segment
+
+from wald.format.index import INTERVAL_BYTES, SparseIndex
+from wald.format.segment import SegmentHeader
+from wald.store.indexes import SparseIndexWriter, read_index, rebuild_index
+from wald.store.raw import RawFile, Scanned
+
+HEADER = SegmentHeader(LOG_ID, 7, 3, TIME_NS)
+
+
+def scanned(raw: Path) -> list[Scanned]:
+    """The batches of records in a raw segment."""
+    with raw.open("rb") as file:
+        found = RawFile(file.fileno()).scan()
+        return [batch for batch in found if isinstance(batch, Scanned) and not batch.header.is_control]
+
+
+def rebuilt(raw: Path, *, limit: int | None = None) -> SparseIndex:
+    with raw.open("rb") as file:
+        return rebuild_index(file.fileno(), limit=limit)
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """A raw segment of some 600 KB in batches of 1 to 40 KB."""
+    payloads = [b"a line of some bytes\n" * (50 + 1900 * (number % 7 == 0)) for number in range(100)]
+    path = tmp_path / "raw.wal"
+    path.write_bytes(segment(payloads, base=7)[0])
+    return path
+
+
+@pytest.fixture
+def index(raw: Path) -> Path:
+    """The index a writer makes of it."""
+    path = raw.with_name("raw.wal.idx")
+    writer = SparseIndexWriter(path, HEADER)
+    for batch in scanned(raw):
+        writer.add(batch.header.base_sequence, batch.offset, batch.header.append_time_ns)
+    writer.close()
+    return path
+
+
+def test_what_is_rebuilt_is_what_was_written(raw: Path, index: Path) -> None:
+    read = read_index(index, LOG_ID, 7)
+    assert read == rebuilt(raw)
+    assert len(read.positions) > 5
+
+
+def test_entries_are_at_least_an_interval_apart(raw: Path) -> None:
+    """So the index of a segment of any size stays small, and a seek scans little."""
+    positions = rebuilt(raw).positions
+    largest = max(batch.header.total_bytes for batch in scanned(raw))
+    distances = [after - before for before, after in itertools.pairwise(positions)]
+    assert all(INTERVAL_BYTES <= distance < INTERVAL_BYTES + largest for distance in distances)
+
+
+def test_every_record_is_found_at_or_behind_the_place_the_index_names(raw: Path, index: Path) -> None:
+    read = read_index(index, LOG_ID, 7)
+    assert read is not None
+    batches = scanned(raw)
+    begins = {batch.offset for batch in batches} | {64}
+    for batch in batches:
+        for sequence in (batch.header.base_sequence, batch.header.end_sequence - 1):
+            place = read.position_of_sequence(sequence)
+            assert place in begins
+            assert place <= batch.offset < place + 3 * INTERVAL_BYTES
+        assert read.position_of_time(batch.header.append_time_ns) <= batch.offset
+
+
+def test_a_limit_hides_what_is_being_written(raw: Path) -> None:
+    batches = scanned(raw)
+    limit = batches[60].offset + 10
+    assert rebuilt(raw, limit=limit).positions == [p for p in rebuilt(raw).positions if p < batches[60].offset]
+
+
+def test_damage_does_not_end_the_index(raw: Path) -> None:
+    whole, data = rebuilt(raw), bytearray(raw.read_bytes())
+    data[whole.positions[2] + 100] ^= 1
+    raw.write_bytes(data)
+    assert whole.positions[2] not in rebuilt(raw).positions
+    assert rebuilt(raw).positions[-1] > whole.positions[-2]
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/nowhere/at/all.idx"])
+def test_an_index_that_cannot_be_written_stops_nobody(path: str) -> None:
+    """A full disk fails the append itself, where it matters."""
+    before = len(os.listdir("/proc/self/fd"))
+    writer = SparseIndexWriter(Path(path), HEADER)
+    writer.add(8, 1 << 20, TIME_NS)
+    writer.add(9, 2 << 20, TIME_NS)
+    writer.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_nothing_is_written_behind_half_an_entry(tmp_path: Path) -> None:
+    """A file size limit makes the kernel write a part, as a full disk does; then there is room again."""
+    path = tmp_path / "short.idx"
+    writer = SparseIndexWriter(path, HEADER)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 + 24 + 10, hard))
+    try:
+        writer.add(8, 1 << 20, TIME_NS)
+        writer.add(9, 2 << 20, TIME_NS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    writer.add(10, 3 << 20, TIME_NS)
+    writer.close()
+    assert path.stat().st_size == 64 + 24 + 10
+    assert read_index(path, LOG_ID, 7) == SparseIndex([8], [1 << 20], [TIME_NS])
+
+
+def test_an_old_index_of_that_name_is_emptied(index: Path) -> None:
+    SparseIndexWriter(index, HEADER).close()
+    assert read_index(index, LOG_ID, 7) == SparseIndex()
+
+
+def test_a_truncated_index_is_a_shorter_one(index: Path) -> None:
+    """It is not synced: after a power cut any part of it may be missing."""
+    whole = read_index(index, LOG_ID, 7)
+    assert whole is not None
+    for cut in every_truncation(index.read_bytes()):
+        index.write_bytes(cut)
+        read = read_index(index, LOG_ID, 7)
+        assert read is None if len(cut) < 64 else read is not None
+        if read is not None:
+            entries = (len(cut) - 64) // 24
+            assert read.positions == whole.positions[:entries]
+
+
+def test_no_index_and_that_of_another_segment_are_none(tmp_path: Path, index: Path) -> None:
+    assert read_index(tmp_path / "absent.idx", LOG_ID, 7) is None
+    assert read_index(tmp_path, LOG_ID, 7) is None
+    assert read_index(index, bytes(16), 7) is None
+    assert read_index(index, LOG_ID, 8) is None
+    index.write_bytes(b"\0" * 4096)
+    assert read_index(index, LOG_ID, 7) is None

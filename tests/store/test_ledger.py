@@ -1,0 +1,155 @@
+"""A ledger file: an entry is there when append returns, is not there when it raises, and the chain never breaks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from wald.format.batch import Buffer
+from wald.store.disk import Disk
+from wald.store.ledger import Ledger, read_ledger
+
+
+class FailingDisk(Disk):
+    """Raises at the step that is named, once; a write leaves half of its bytes behind."""
+
+    def __init__(self) -> None:
+        self.failing = ""
+        self.opened: set[int] = set()
+
+    def _step(self, name: str) -> None:
+        if self.failing == name:
+            self.failing = ""
+            raise OSError(5, f"{name} failed")
+
+    def open_append(self, path: Path) -> int:
+        self._step("open")
+        descriptor = super().open_append(path)
+        self.opened.add(descriptor)
+        return descriptor
+
+    def close(self, descriptor: int) -> None:
+        self.opened.remove(descriptor)
+        super().close(descriptor)
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+        if self.failing == "write":
+            super().write(descriptor, [bytes(buffers[0])[: len(buffers[0]) // 2]], offset)
+        self._step("write")
+        return super().write(descriptor, buffers, offset)
+
+    def sync(self, descriptor: int) -> None:
+        self._step("sync")
+        super().sync(descriptor)
+
+    def truncate(self, descriptor: int, length: int) -> None:
+        self._step("truncate")
+        super().truncate(descriptor, length)
+
+
+def entries(path: Path) -> list[int]:
+    decoded = read_ledger(path)
+    assert decoded.broken == []
+    assert decoded.whole_bytes == path.stat().st_size
+    return [entry["n"] for entry in decoded.entries]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "segments.jsonl"
+
+
+def test_an_absent_ledger_is_empty(path: Path) -> None:
+    assert read_ledger(path).entries == []
+
+
+def test_the_chain_goes_on_across_openings(path: Path) -> None:
+    for n in range(3):
+        ledger = Ledger(path, Disk())
+        ledger.append({"n": n})
+        ledger.append({"n": n + 10})
+        ledger.close()
+
+    assert entries(path) == [0, 10, 1, 11, 2, 12]
+
+
+def test_opening_changes_nothing(path: Path) -> None:
+    ledger = Ledger(path, Disk())
+    ledger.append({"n": 1})
+    ledger.close()
+    before = path.read_bytes()
+    Ledger(path, Disk()).close()
+
+    assert path.read_bytes() == before
+
+
+def test_a_torn_last_line_is_cut_wherever_it_is_torn(path: Path) -> None:
+    ledger = Ledger(path, Disk())
+    ledger.append({"n": 1})
+    first = path.stat().st_size
+    ledger.append({"n": 2})
+    ledger.close()
+    whole = path.read_bytes()
+    for length in range(first, len(whole)):
+        path.write_bytes(whole[:length])
+        ledger = Ledger(path, Disk())
+        ledger.append({"n": 3})
+        ledger.close()
+        assert entries(path) == [1, 3]
+
+
+def test_a_broken_chain_is_kept_and_told(path: Path) -> None:
+    ledger = Ledger(path, Disk())
+    for n in range(3):
+        ledger.append({"n": n})
+    ledger.close()
+    path.write_bytes(path.read_bytes().replace(b'"n":1', b'"n":7'))
+    ledger = Ledger(path, Disk())
+    ledger.append({"n": 3})
+    ledger.close()
+
+    decoded = read_ledger(path)
+    assert [entry["n"] for entry in decoded.entries] == [0, 7, 2, 3]
+    assert decoded.broken == [(3, "does not follow the line before it")]
+
+
+@pytest.mark.parametrize("then", ["", "open", "truncate"])
+@pytest.mark.parametrize("step", ["write", "sync"])
+def test_a_failed_append_leaves_no_entry_and_the_next_one_works(path: Path, step: str, then: str) -> None:
+    """After a failed sync the line may look whole: it was never acknowledged, and is appended again by who wants it."""
+    disk = FailingDisk()
+    ledger = Ledger(path, disk)
+    ledger.append({"n": 1})
+    disk.failing = step
+    with pytest.raises(OSError, match=f"{step} failed"):
+        ledger.append({"n": 2})
+    assert disk.opened == set()  # a descriptor that failed is not used again
+    if then:
+        disk.failing = then
+        with pytest.raises(OSError, match=f"{then} failed"):
+            ledger.append({"n": 2})
+        assert disk.opened == set()
+    ledger.append({"n": 2})
+    ledger.append({"n": 3})
+    ledger.close()
+
+    assert entries(path) == [1, 2, 3]
+    assert disk.opened == set()
+
+
+def test_an_entry_is_synced_before_append_returns(path: Path) -> None:
+    synced: list[bytes] = []
+
+    class Watching(Disk):
+        def sync(self, descriptor: int) -> None:
+            super().sync(descriptor)
+            synced.append(os.pread(descriptor, 10_000, 0))
+
+    ledger = Ledger(path, Watching())
+    ledger.append({"n": 1})
+
+    assert synced == [path.read_bytes()]
+    ledger.close()

@@ -1,0 +1,123 @@
+"""Every number from 1 on has exactly one answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from logs import SECOND_NS, START_NS, Built
+
+from wald.errors import InvalidInput
+from wald.format.names import Kind
+from wald.store.compression import SealedFile
+from wald.store.ledger import Ledger
+from wald.store.lookup import State
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Records 1–2 reclaimed, 3–4 doomed, 5–6 sealed, 7–8 cut, 9–10 active, 11 not durable."""
+    built = Built(tmp_path / "root")
+    for base in (1, 3, 5, 7, 9):
+        built.lines("a", [b"x"])
+        built.lines("b", [b"y"])
+        if base < 9:
+            built.cut()
+    built.seal(keep=1)
+    built.reclaim(1)
+    built.reclaim(3, keep=True)
+    built.lines("a", [b"z"], publish=False)
+    return built
+
+
+@pytest.mark.parametrize(
+    ("sequence", "state"),
+    [
+        (1, State.RECLAIMED),
+        (2, State.RECLAIMED),
+        (3, State.DOOMED),
+        (5, State.SEALED),
+        (6, State.SEALED),
+        (8, State.CUT),
+        (9, State.ACTIVE),
+        (10, State.ACTIVE),
+        (11, State.NEVER_ISSUED),
+        (10**40, State.NEVER_ISSUED),
+    ],
+)
+def test_each_state_is_told(built: Built, sequence: int, state: State) -> None:
+    found = built.log.where(sequence)
+    assert found.state is state
+    assert found.words
+    assert found.durable == (state not in (State.RECLAIMED, State.NEVER_ISSUED))
+
+
+def test_a_record_that_is_there_is_described(built: Built) -> None:
+    built.log.set_cursor("b", 5)
+    built.log.set_cursor("b", 6, "archive")
+    found = built.log.where(6)
+    assert (found.route, found.segment) == ("b", "00000000000000000005.wal.zst")
+    assert found.append_time_ns == START_NS + 6 * SECOND_NS
+    assert found.processed == {"processed": False, "archive": True}
+    with SealedFile(built.path(5, Kind.SEALED)) as sealed:
+        assert found.position == sealed.index.batch_table().positions[1]
+
+
+def test_a_reclaimed_record_names_its_segment(built: Built) -> None:
+    assert built.log.where(2).segment == "00000000000000000001.wal.zst"
+
+
+@pytest.mark.parametrize("sequence", [0, -1])
+def test_what_can_never_be_a_sequence_is_an_error(built: Built, sequence: int) -> None:
+    with pytest.raises(InvalidInput):
+        built.log.where(sequence)
+
+
+def test_damaged_bytes_are_quarantined(built: Built) -> None:
+    position = built.log.where(8).position
+    assert position is not None
+    path = built.path(7, Kind.RAW)
+    data = bytearray(path.read_bytes())
+    data[position + 70] ^= 1
+    path.write_bytes(data)
+    found = built.log.where(8)
+    assert found.state is State.QUARANTINED
+    assert f"offset {position}" in found.words
+    assert built.log.where(7).state is State.CUT
+
+
+def test_a_sealed_file_that_cannot_be_opened_is_quarantined(built: Built) -> None:
+    path = built.path(5, Kind.SEALED)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert built.log.where(6).state is State.QUARANTINED
+
+
+def test_a_bundle_is_told_when_the_segment_is_gone(built: Built) -> None:
+    ledger = Ledger(built.root.ledger / "archive.jsonl", built.disk)
+    ledger.append({"event": "archived", "route": "a", "first": 1, "last": 2, "bundle": "a-1-2.tar"})
+    ledger.close()
+    assert built.log.where(1).state is State.ARCHIVED
+    assert "a-1-2.tar" in built.log.where(1).words
+
+
+def test_what_no_ledger_explains_is_unknown(built: Built) -> None:
+    built.path(5, Kind.SEALED).unlink()
+    found = built.log.where(5)
+    assert found.state is State.UNKNOWN
+    assert found.segment == "00000000000000000005.wal.zst"
+
+
+def test_an_empty_log_has_issued_nothing(tmp_path: Path) -> None:
+    built = Built(tmp_path / "empty")
+    assert built.log.where(1).state is State.NEVER_ISSUED
+    built.root.head.unlink()
+    assert built.log.where(1).state is State.NEVER_ISSUED
+
+
+def test_without_ledgers_and_head_every_number_has_an_answer(built: Built) -> None:
+    for path in (*built.root.ledger.iterdir(), built.root.head):
+        path.unlink()
+    states = [built.log.where(sequence).state for sequence in range(1, 13)]
+    assert states[:2] == [State.UNKNOWN] * 2
+    assert states[4:8] == [State.SEALED] * 2 + [State.CUT] * 2
+    assert states[8:] == [State.NEVER_ISSUED] * 4

@@ -1,0 +1,305 @@
+"""Sealing: whatever step a crash hits, one whole form of the data is there at least, and the next run does the rest."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Died, DyingDisk, FailingDisk, TracingDisk, until_it_survives
+from sample_segments import LOG_ID, TIME_NS, batch, segment
+
+from wald.errors import Damaged, UnsupportedFormat
+from wald.format.batch import Buffer
+from wald.format.names import Kind
+from wald.format.segment import SegmentHeader, encode_header
+from wald.store.compression import SealedFile
+from wald.store.directory import Root, Segment, create_root
+from wald.store.disk import Disk
+from wald.store.indexes import SparseIndexWriter
+from wald.store.ledger import Ledger, read_ledger
+from wald.store.sealer import Sealed, pending, remove_temporaries, seal
+
+LINE = b"2024-05-01T12:00:00Z web-3 GET /index.html 200\n"
+NOW_NS = TIME_NS + 10**9
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return create_root(tmp_path / "log", Disk(), now="2024-01-01T00:00:00Z")
+
+
+def put(root: Root, data: bytes, base: int = 1) -> Segment:
+    """A cut raw segment with its sparse index."""
+    path = root.segment(base, Kind.RAW)
+    path.write_bytes(data)
+    SparseIndexWriter(root.segment(base, Kind.INDEX), SegmentHeader(LOG_ID, base, 3, TIME_NS)).close()
+    return Segment(base, Kind.RAW, path)
+
+
+def some_segment() -> bytes:
+    return segment([LINE * 9, b"\0\xff\r\n", LINE * 40])[0]
+
+
+def damaged_segment() -> bytes:
+    raw, offsets = segment([LINE * 9, LINE * 5, LINE * 40])
+    data = bytearray(raw)
+    data[offsets[2] + 80] ^= 1
+    return bytes(data)
+
+
+def seal_with(root: Root, found: Segment, disk: Disk) -> Sealed:
+    ledger = Ledger(root.ledger / "segments.jsonl", disk)
+    try:
+        return seal(root, found, disk, ledger, now=lambda: NOW_NS)
+    finally:
+        ledger.close()
+
+
+def seal_all(root: Root) -> list[Sealed]:
+    """What a start of the daemon does."""
+    remove_temporaries(root, Disk())
+    return [seal_with(root, found, Disk()) for found in pending(root, 1 << 40)]
+
+
+def told(root: Root) -> list[dict[str, Any]]:
+    """The ledger's entries; the chain is whole."""
+    decoded = read_ledger(root.ledger / "segments.jsonl")
+    assert decoded.broken == []
+    return decoded.entries
+
+
+def names(root: Root) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(root.segments))
+
+
+def raw_bytes(path: Path) -> bytes:
+    """What a sealed file holds, checked as far as it can be."""
+    with SealedFile(path) as sealed:
+        data = b"".join(sealed.frame(number) for number in range(len(sealed.index.frames)))
+        assert hashlib.sha256(data).digest() == sealed.index.sha256
+    return data
+
+
+def test_a_cut_segment_becomes_a_sealed_one(root: Root) -> None:
+    raw = some_segment()
+    found = put(root, raw)
+    sealed = seal_with(root, found, Disk())
+    path = root.segment(1, Kind.SEALED)
+    assert names(root) == [path.name]
+    assert raw_bytes(path) == raw
+    assert subprocess.run(["zstd", "-dcq", path], check=True, capture_output=True).stdout == raw
+    digest = hashlib.sha256(raw).hexdigest()
+    assert sealed == Sealed(1, 50, len(raw), path.stat().st_size, digest, ())
+
+
+def test_the_ledger_tells_of_the_cut_and_the_sealing(root: Root) -> None:
+    raw = some_segment()
+    found = put(root, raw)
+    os.utime(found.path, ns=(TIME_NS + 5, TIME_NS + 5))
+    seal_with(root, found, Disk())
+    cut, sealed = told(root)
+    assert cut == {"event": "cut", "base": 1, "next": 51, "bytes": len(raw), "at": TIME_NS + 5}
+    assert sealed == {
+        "event": "sealed",
+        "base": 1,
+        "last": 50,
+        "raw_bytes": len(raw),
+        "bytes": root.segment(1, Kind.SEALED).stat().st_size,
+        "sha256": hashlib.sha256(raw).hexdigest(),
+        "routes": [["web", 50, 1, 50, len(LINE) * 49 + 4]],
+        "epoch": 3,
+        "at": NOW_NS,
+    }
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5], ids=["nothing of it happens", "half a write happens"])
+@pytest.mark.parametrize("content", [some_segment, damaged_segment])
+def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(
+    tmp_path: Path, content: Callable[[], bytes], part: float
+) -> None:
+    raw = content()
+    events = ["cut", "damaged", "sealed"] if content is damaged_segment else ["cut", "sealed"]
+    for number, disk in enumerate(until_it_survives(lambda last: DyingDisk(last, part=part))):
+        root = create_root(tmp_path / str(number), Disk(), now="2024-01-01T00:00:00Z")
+        found = put(root, raw)
+        path = root.segment(1, Kind.SEALED)
+        try:
+            seal_with(root, found, disk)
+            survived = True
+        except Died:
+            survived = False
+        assert found.path.exists() or raw_bytes(path) == raw
+        if found.path.exists():
+            assert found.path.read_bytes() == raw
+        seal_all(root)
+        assert names(root) == [path.name]
+        assert raw_bytes(path) == raw
+        assert [entry["event"] for entry in told(root)] == events
+        assert seal_all(root) == []
+        if survived:
+            break
+    assert number > 12
+
+
+def test_a_failure_at_any_step_is_made_good_by_trying_again(tmp_path: Path) -> None:
+    """As in the running daemon: no restart in between, the same ledger, and no room for leftovers on a full disk."""
+    raw = damaged_segment()
+    for number, disk in enumerate(until_it_survives(FailingDisk)):
+        root = create_root(tmp_path / str(number), Disk(), now="2024-01-01T00:00:00Z")
+        found = put(root, raw)
+        ledger = None
+        try:
+            ledger = Ledger(root.ledger / "segments.jsonl", disk)
+            seal(root, found, disk, ledger, now=lambda: NOW_NS)
+            survived = True
+        except OSError:
+            ledger = ledger or Ledger(root.ledger / "segments.jsonl", disk)
+            survived = False
+            assert not any(name.endswith(".tmp") for name in names(root))
+            assert found.path.exists()
+            seal(root, found, disk, ledger, now=lambda: NOW_NS)
+        ledger.close()
+        assert names(root) == [root.segment(1, Kind.SEALED).name]
+        assert raw_bytes(root.segment(1, Kind.SEALED)) == raw
+        assert [entry["event"] for entry in told(root)] == ["cut", "damaged", "sealed"]
+        if survived:
+            break
+    assert number > 12
+
+
+def test_each_step_waits_for_the_one_it_depends_on(root: Root) -> None:
+    """Synced before it is named, named durably before it is told of, told before the raw file goes."""
+    found = put(root, some_segment())
+    disk = TracingDisk()
+    seal_with(root, found, disk)
+    name = "00000000000000000001.wal"
+    order = [
+        ("sync", f"{name}.zst.tmp"),
+        ("rename", f"{name}.zst"),
+        ("sync_directory", "segments"),
+        ("write", "segments.jsonl"),
+        ("sync", "segments.jsonl"),
+        ("unlink", f"{name}.idx"),
+        ("unlink", name),
+    ]
+    assert [disk.steps.index(step) for step in order] == sorted(disk.steps.index(step) for step in order)
+    assert disk.steps[-1] == ("unlink", name)
+    last_write = max(at for at, step in enumerate(disk.steps) if step == ("write", f"{name}.zst.tmp"))
+    assert last_write < disk.steps.index(order[0])
+
+
+def test_a_disk_that_does_not_hold_what_it_was_given_keeps_the_raw_file(root: Root) -> None:
+    """Every byte of the sealed file is read back before the raw one may go."""
+
+    class LyingDisk(Disk):
+        def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+            data = bytearray(b"".join(buffers))
+            data[len(data) // 2] ^= 1
+            return super().write(descriptor, [data], offset)
+
+    raw = some_segment()
+    found = put(root, raw)
+    ledger = Ledger(root.ledger / "segments.jsonl", Disk())
+    with pytest.raises(Damaged, match=r"\.wal\.zst\.tmp: offset \d+: "):
+        seal(root, found, LyingDisk(), ledger, now=lambda: NOW_NS)
+    ledger.close()
+    assert found.path.read_bytes() == raw
+    assert names(root) == [found.path.name, f"{found.path.name}.idx"]
+    assert told(root) == []
+
+
+def test_damage_is_told_once_with_its_place_and_reason(root: Root) -> None:
+    raw = damaged_segment()
+    sealed = seal_with(root, put(root, raw), Disk())
+    (entry,) = [entry for entry in told(root) if entry["event"] == "damaged"]
+    (gap,) = sealed.gaps
+    assert entry == {
+        "event": "damaged",
+        "base": 1,
+        "position": gap.offset,
+        "length": gap.length,
+        "reason": gap.reason,
+        "at": NOW_NS,
+    }
+    assert gap.reason
+    with SealedFile(root.segment(1, Kind.SEALED)) as file:
+        assert file.index.damage == [(gap.offset, gap.length)]
+
+
+def test_a_sealed_file_that_is_not_whole_is_made_again_from_the_raw_one(root: Root) -> None:
+    """As after a crash that lost the content behind a name."""
+    raw = some_segment()
+    path = root.segment(1, Kind.SEALED)
+    seal_with(root, put(root, raw), Disk())
+    path.write_bytes(path.read_bytes()[:-100])
+    put(root, raw)
+    assert [sealed.base_sequence for sealed in seal_all(root)] == [1]
+    assert names(root) == [path.name]
+    assert raw_bytes(path) == raw
+    assert [entry["event"] for entry in told(root)] == ["cut", "sealed"]
+
+
+def test_two_whole_forms_that_differ_are_both_kept(root: Root) -> None:
+    raw, other = some_segment(), segment([LINE])[0]
+    path = root.segment(1, Kind.SEALED)
+    seal_with(root, put(root, other), Disk())
+    found = put(root, raw)
+    with pytest.raises(Damaged, match=hashlib.sha256(raw).hexdigest()):
+        seal_with(root, found, Disk())
+    assert found.path.read_bytes() == raw
+    assert raw_bytes(path) == other
+    assert not any(name.endswith(".tmp") for name in names(root))
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "words"),
+    [
+        (b"", Damaged, "too few"),
+        (b"x" * 500, Damaged, "magic"),
+        (segment([LINE], base=9)[0], Damaged, "segment 9"),
+        (encode_header(SegmentHeader(LOG_ID, 1, 3, TIME_NS, version=2)) + batch(), UnsupportedFormat, "version 2"),
+    ],
+    ids=["empty", "garbage", "another segment's", "a newer wald's"],
+)
+def test_a_raw_file_that_cannot_be_read_is_left_alone(
+    root: Root, data: bytes, error: type[Exception], words: str
+) -> None:
+    found = put(root, data)
+    with pytest.raises(error, match=rf"{found.path}: offset 0: .*{words}"):
+        seal_with(root, found, Disk())
+    assert found.path.read_bytes() == data
+    assert names(root) == [found.path.name, f"{found.path.name}.idx"]
+    assert told(root) == []
+
+
+def test_pending_are_the_raw_segments_below_the_active_one(root: Root) -> None:
+    """Those with a sealed twin too: a crash has left it to be finished."""
+    for base in (300, 1, 20, 4000):
+        put(root, b"", base)
+    root.segment(20, Kind.SEALED).write_bytes(b"")
+    root.segment(5, Kind.SEALED).write_bytes(b"")
+    (root.segments / "next.tmp").write_bytes(b"")
+    assert [found.base_sequence for found in pending(root, 300)] == [1, 20]
+    assert {found.kind for found in pending(root, 5000)} == {Kind.RAW}
+
+
+def test_what_an_earlier_attempt_left_is_in_nobodys_way(root: Root) -> None:
+    raw = some_segment()
+    found = put(root, raw)
+    (root.segments / "00000000000000000001.wal.zst.tmp").write_bytes(b"x" * 10_000)
+    seal_with(root, found, Disk())
+    assert raw_bytes(root.segment(1, Kind.SEALED)) == raw
+
+
+def test_temporaries_are_removed_and_nothing_else(root: Root) -> None:
+    put(root, b"")
+    before = names(root)
+    for name in ("spare.tmp", "00000000000000000001.wal.zst.tmp"):
+        (root.segments / name).write_bytes(b"x")
+    assert remove_temporaries(root, Disk()) == ["00000000000000000001.wal.zst.tmp", "spare.tmp"]
+    assert names(root) == before

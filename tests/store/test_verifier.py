@@ -1,0 +1,227 @@
+"""Verifying finds every change, changes nothing, and never falls over what it finds."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from logs import Built
+
+from wald.errors import NotFound
+from wald.format.batch import Flag
+from wald.format.names import Kind
+from wald.store.directory import Root
+from wald.store.ledger import Ledger
+from wald.store.verifier import Finding, Level, verify
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    return full(tmp_path / "root")
+
+
+def full(path: Path) -> Built:
+    """A sealed, a cut and an active segment, with every kind of batch, a cursor, and nothing wrong."""
+    built = Built(path, segment_max_bytes=8192)
+    for number in range(3):
+        built.lines("a", [b"one", b"", b"three"])
+        built.columns("b", [b"x", b"y"], keys=[b"k", None], times_ns=[1, 2])
+        built.piece("a", b"lo", begins=True, ends=False)
+        built.lines("b", [b"between"])
+        if number < 2:
+            built.cut()
+        built.piece("a", b"ng\nrest", begins=False, ends=True)
+        if number == 0:
+            built.seal()
+    built.log.set_cursor("a", 3)
+    return built
+
+
+def findings(built: Built, level: Level) -> list[Finding]:
+    return [finding for finding in verify(built.root) if finding.level is level]
+
+
+def errors(built: Built) -> list[str]:
+    return [f"{finding.path.name} {finding.message}" for finding in findings(built, Level.ERROR)]
+
+
+def spoil(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_a_good_log_has_no_error(built: Built) -> None:
+    assert errors(built) == []
+    names = {finding.path.name for finding in findings(built, Level.OK)}
+    assert {"head", "segments.jsonl", "processed.cursor"} < names
+    assert len([name for name in names if ".wal" in name]) == 3
+
+
+def test_nothing_is_changed(built: Built) -> None:
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in built.root.path.rglob("*") if path.is_file()}
+
+    before = content()
+    list(verify(built.root))
+    assert content() == before
+
+
+def test_what_is_no_log_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        list(verify(Root(tmp_path)))
+
+
+@pytest.mark.parametrize("part", range(12))
+@pytest.mark.parametrize("base", [1, 8])
+def test_any_changed_byte_of_a_complete_segment_is_found(built: Built, base: int, part: int) -> None:
+    kind = Kind.SEALED if base == 1 else Kind.RAW
+    path = built.path(base, kind)
+    spoil(path, path.stat().st_size * part // 12)
+    assert any(path.name in error for error in errors(built))
+
+
+def test_a_sealed_segment_cut_short_is_found(built: Built) -> None:
+    path = built.path(1, Kind.SEALED)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert any(path.name in error for error in errors(built))
+
+
+def test_a_sealed_segment_swapped_for_another_is_found(built: Built, tmp_path: Path) -> None:
+    """The file is whole in itself; the identity and the ledger tell."""
+    other = full(tmp_path / "other")
+    built.path(1, Kind.SEALED).write_bytes(other.path(1, Kind.SEALED).read_bytes())
+    assert any("belongs to log" in error for error in errors(built))
+    assert any("the ledger says" in error for error in errors(built))
+
+
+def test_a_missing_segment_is_found(built: Built) -> None:
+    built.path(8, Kind.RAW).unlink()
+    assert any("are in no segment" in error for error in errors(built))
+
+
+def test_a_reclaimed_segment_is_not_missing(built: Built) -> None:
+    built.reclaim(1)
+    assert errors(built) == []
+    assert any("reclaimed" in finding.message for finding in findings(built, Level.INFO))
+
+
+def test_an_unfinished_write_behind_the_head_is_no_error(built: Built) -> None:
+    """It is what a crash leaves behind, and what a running daemon is just writing."""
+    path = built.path(built.writer.base_sequence, Kind.RAW)
+    with path.open("r+b") as file:
+        file.seek(built.writer.position)
+        file.write(b"WBAT" + b"torn" * 50)
+    assert errors(built) == []
+    assert any("unfinished" in finding.message for finding in findings(built, Level.INFO))
+
+
+def test_a_durable_batch_that_is_gone_is_found(built: Built) -> None:
+    path = built.path(built.writer.base_sequence, Kind.RAW)
+    spoil(path, built.writer.position - 20)
+    assert any("before the head" in error for error in errors(built))
+
+
+def test_a_head_beyond_what_is_there_is_found(built: Built) -> None:
+    head = built.root.head.read_bytes()
+    built.lines("a", [b"more"])
+    ahead = built.root.head.read_bytes()
+    built.root.head.write_bytes(head)
+    assert errors(built) == []
+    path = built.path(built.writer.base_sequence, Kind.RAW)
+    path.write_bytes(path.read_bytes()[: built.writer.position - 80])
+    built.root.head.write_bytes(ahead)
+    assert any(error.startswith("head records") for error in errors(built))
+
+
+def test_a_head_that_is_none_is_found_and_a_missing_one_is_not_an_error(built: Built) -> None:
+    built.root.head.write_bytes(b"rubbish\n")
+    assert any(error.startswith("head") for error in errors(built))
+    built.root.head.unlink()
+    assert errors(built) == []
+
+
+def test_a_broken_ledger_chain_is_found(built: Built) -> None:
+    path = built.root.ledger / "segments.jsonl"
+    spoil(path, path.read_bytes().index(b'"bytes"') + 10)
+    assert any("segments.jsonl line" in error for error in errors(built))
+
+
+def test_a_cursor_that_cannot_be_trusted_is_found(built: Built) -> None:
+    built.root.cursor("b", "processed").write_bytes(b"999\n")
+    built.root.cursor("b", "archive").write_bytes(b"\xff")
+    assert len([error for error in errors(built) if ".cursor" in error]) == 2
+
+
+def test_a_header_that_miscounts_its_payload_is_found(built: Built) -> None:
+    """Every checksum holds; the writer itself was wrong."""
+    built.append("a", b"one\ntwo\n", 3)
+    assert any("counts 3 records, the payload has 2" in error for error in errors(built))
+
+
+def test_a_piece_that_never_came_is_found(built: Built) -> None:
+    built.append("a", b"begun", 1, flags=Flag.CONTINUED)
+    built.lines("a", [b"next"])
+    assert any("has not ended" in error for error in errors(built))
+
+
+def test_a_damaged_identity_is_found_and_the_rest_is_read(built: Built) -> None:
+    built.root.identity.write_bytes(b"{}")
+    assert errors(built)[0].startswith("log.json")
+    assert len(findings(built, Level.OK)) >= 4
+
+
+def test_leftovers_are_told_of(built: Built) -> None:
+    built.reclaim(1, keep=True)
+    (built.root.segments / "notes.txt").write_text("mine")
+    told = {finding.path.name for finding in findings(built, Level.INFO)}
+    assert {"00000000000000000001.wal.zst.doomed", "notes.txt"} <= told
+
+
+def test_a_segment_sealed_while_it_runs_is_read_in_its_new_form(built: Built) -> None:
+    running = verify(built.root)
+    while next(running).path != built.path(1, Kind.SEALED):
+        pass
+    built.seal()
+    rest = list(running)
+    assert [finding for finding in rest if finding.level is Level.ERROR] == []
+    assert built.path(8, Kind.SEALED) in {finding.path for finding in rest}
+
+
+def test_a_ledger_line_that_lies_about_a_digest_is_found(built: Built) -> None:
+    path = built.root.ledger / "segments.jsonl"
+    path.unlink()
+    ledger = Ledger(path, built.disk)
+    ledger.append({"event": "sealed", "base": 1, "last": 7, "sha256": "0" * 64, "routes": []})
+    ledger.close()
+    assert any("the ledger says 0000" in error for error in errors(built))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(1, 40))
+def test_no_damage_makes_it_fall_over(seed: int, changes: int) -> None:
+    """Whatever bytes of whatever files are changed, cut off or added: it tells, and raises nothing."""
+    chance = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        built = full(Path(folder) / "root")
+        files = sorted(path for path in built.root.path.rglob("*") if path.is_file())
+        for _ in range(changes):
+            path = chance.choice(files)
+            data = bytearray(path.read_bytes()[:4000])
+            what = chance.randrange(4)
+            if what == 0 and data:
+                data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            elif what == 1:
+                del data[chance.randrange(len(data) + 1) :]
+            elif what == 2:
+                data += chance.randbytes(chance.randrange(200))
+            else:
+                at = chance.randrange(len(data) + 1)
+                data[at : at + 8] = chance.randbytes(chance.randrange(16))
+            path.write_bytes(data)
+        assert all(finding.message for finding in verify(built.root))
+        built.writer.close()

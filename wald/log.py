@@ -1,0 +1,161 @@
+"""A log as a Python program reads it: records or batches from any place, cursors, and where any record is.
+
+log = wald.open("/var/spool/wald")
+for record in log.read("orders", start="cursor"):
+    handle(record.value)
+    log.set_cursor("orders", record.sequence)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wald.errors import Damaged
+from wald.format.head import Head
+from wald.format.names import DEFAULT_GROUP
+from wald.format.record import Record
+from wald.store.batches import Batch
+from wald.store.cursors import Cursor, read_cursor, set_cursor
+from wald.store.directory import Root, read_identity
+from wald.store.disk import Disk
+from wald.store.head import read_head
+from wald.store.lookup import Whereabouts, where
+from wald.store.reader import Place, end_sequence, read_batches
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Log:
+    """The log in a directory. Holds nothing open; may be used while a daemon writes, and from any thread.
+
+    Raises:
+        NotFound: there is no log.
+        UnsupportedFormat: it was written by a newer wald.
+        Damaged: its identity cannot be read.
+    """
+
+    def __init__(self, root: str | PathLike[str]) -> None:
+        self.root = Root(Path(root))
+        self.identity = read_identity(self.root)
+
+    def head(self) -> Head | None:
+        """Up to where the log is durable; None before anything was.
+
+        Raises:
+            Damaged: the head file is not readable.
+        """
+        return read_head(self.root)
+
+    def routes(self) -> list[str]:
+        """Every route, by name."""
+        return self.root.route_names()
+
+    def read(
+        self,
+        route: str | None = None,
+        start: Place = "earliest",
+        stop: int | datetime | None = None,
+        *,
+        group: str = DEFAULT_GROUP,
+        limit: int | None = None,
+        follow: bool = False,
+        cancel: threading.Event | None = None,
+        on_damage: Callable[[Damaged], None] | None = None,
+    ) -> Iterator[Record]:
+        """Records, one by one; arguments and errors are those of :meth:`batches`."""
+        batches = self.batches(
+            route, start, stop, group=group, limit=limit, follow=follow, cancel=cancel, on_damage=on_damage
+        )
+        return (record for batch in batches for record in batch.records())
+
+    def batches(
+        self,
+        route: str | None = None,
+        start: Place = "earliest",
+        stop: int | datetime | None = None,
+        *,
+        group: str = DEFAULT_GROUP,
+        limit: int | None = None,
+        follow: bool = False,
+        cancel: threading.Event | None = None,
+        on_damage: Callable[[Damaged], None] | None = None,
+    ) -> Iterator[Batch]:
+        """Batches of whole records, durable ones only, each record once and in the order of the log.
+
+        Args:
+            route: None: every route; a record in several pieces then comes when it is complete.
+            start: "earliest", "end", "cursor" (after what ``group`` has processed), a sequence, or a datetime: the
+                first record appended then or later, which may be none yet.
+            stop: the last sequence, or the time from which on records are not wanted any more.
+            limit: how many records.
+            follow: whether to wait for more at the end, until ``cancel`` is set.
+            on_damage: called with what cannot be read, and reading goes on behind it; without it that is raised.
+
+        Raises:
+            InvalidInput: a start or stop that can never be right.
+            NotFound: no such route, a record never issued, or reclaimed records that the group has not processed.
+            Damaged: something that should be there cannot be read.
+        """
+        return read_batches(
+            self.root,
+            log_id=self.identity.log_id,
+            route=route,
+            start=start,
+            stop=stop,
+            group=group,
+            limit=limit,
+            follow=follow,
+            cancel=cancel,
+            on_damage=on_damage,
+        )
+
+    def to_arrow_reader(
+        self,
+        route: str | None = None,
+        start: Place = "earliest",
+        stop: int | datetime | None = None,
+        *,
+        group: str = DEFAULT_GROUP,
+        limit: int | None = None,
+        on_damage: Callable[[Damaged], None] | None = None,
+    ) -> pa.RecordBatchReader:
+        """The records as a stream of Arrow batches, as DuckDB and others take it; small batches are put together."""
+        import pyarrow as pa
+
+        from wald.store.arrow import record_batches, schema
+
+        batches = self.batches(route, start, stop, group=group, limit=limit, on_damage=on_damage)
+        return pa.RecordBatchReader.from_batches(schema, record_batches(batches))
+
+    def where(self, sequence: int) -> Whereabouts:
+        """What has become of a record; there is an answer for every number from 1 on.
+
+        Raises:
+            InvalidInput: below 1.
+        """
+        return where(self.root, sequence, log_id=self.identity.log_id)
+
+    def cursor(self, route: str, group: str = DEFAULT_GROUP) -> Cursor:
+        """How far ``group`` has processed ``route``.
+
+        Raises:
+            NotFound: no such route.
+        """
+        head_sequence = end_sequence(self.root, self.identity.log_id) - 1
+        return read_cursor(self.root, route, group, log_id=self.identity.log_id, head_sequence=head_sequence)
+
+    def set_cursor(self, route: str, sequence: int, group: str = DEFAULT_GROUP, *, rewind: bool = False) -> Cursor:
+        """Say that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
+
+        Raises:
+            NotFound: no such route.
+            Refused: backwards without ``rewind``, or beyond the head.
+        """
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return set_cursor(self.root, route, group, sequence, disk=Disk(), head=self.head(), now=now, rewind=rewind)

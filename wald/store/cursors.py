@@ -1,0 +1,148 @@
+"""Cursors: how far each consumer group has processed each route.
+
+A cursor is replaced atomically and owned by its group. One that cannot be trusted (unreadable, of another log, beyond
+the head) counts as if nothing had been processed: it pins what RECLAIM might delete, and never frees it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from wald.errors import InvalidInput, Refused
+from wald.format.cursor import BadCursor, CursorLines, decode_cursor, encode_cursor
+from wald.format.head import Head
+from wald.format.names import DEFAULT_GROUP, check_group
+from wald.store.directory import Root, read_identity
+from wald.store.disk import Disk
+
+
+class CursorState(Enum):
+    """What is to be thought of a cursor file."""
+
+    VALID = "valid"
+    ABSENT = "absent"
+    UNREADABLE = "unreadable"
+    FOREIGN = "foreign"
+    """Written for another log."""
+    BEYOND = "beyond"
+    """Says that records were processed that the log does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """One group's position on one route.
+
+    Attributes:
+        sequence: what the file says; 0 where it says nothing usable.
+        message: what is wrong with it, for a person; "" if valid.
+    """
+
+    route: str
+    group: str
+    path: Path
+    state: CursorState
+    sequence: int
+    message: str = ""
+
+    @property
+    def effective(self) -> int:
+        """Up to where everything is certainly processed; 0 for a cursor that pins."""
+        return self.sequence if self.state is CursorState.VALID else 0
+
+
+def read_cursor(root: Root, route: str, group: str = DEFAULT_GROUP, *, log_id: bytes, head_sequence: int) -> Cursor:
+    """What ``group`` has processed of ``route``. Never raises for what the file holds.
+
+    Args:
+        head_sequence: the last durable record.
+
+    Raises:
+        InvalidInput: an illegal name.
+        NotFound: no such route.
+    """
+    root.require_route(route)
+    path = root.cursor(route, check_group(group))
+
+    def judged(state: CursorState, sequence: int = 0, message: str = "") -> Cursor:
+        return Cursor(route, group, path, state, sequence, message and f"{path}: {message}")
+
+    try:
+        lines = decode_cursor(path.read_bytes())
+    except FileNotFoundError:
+        return judged(CursorState.ABSENT, message="no cursor yet")
+    except OSError as error:
+        return judged(CursorState.UNREADABLE, message=error.strerror or str(error))
+    except BadCursor as error:
+        return judged(CursorState.UNREADABLE, message=f"offset 0: {error}")
+    if lines.log_id is not None and lines.log_id != log_id:
+        return judged(CursorState.FOREIGN, lines.sequence, f"written for log {lines.log_id.hex()}, not for this one")
+    if lines.sequence > head_sequence:
+        return judged(CursorState.BEYOND, lines.sequence, f"{lines.sequence} is beyond the head, {head_sequence}")
+    return judged(CursorState.VALID, lines.sequence)
+
+
+def set_cursor(
+    root: Root,
+    route: str,
+    group: str,
+    sequence: int,
+    *,
+    disk: Disk,
+    head: Head | None,
+    now: str,
+    rewind: bool = False,
+) -> Cursor:
+    """Say that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
+
+    Args:
+        rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
+        now: the time, as it is to stand in the file.
+
+    Raises:
+        InvalidInput: an illegal name, or a negative sequence.
+        NotFound: no such route.
+        Refused: backwards without ``rewind``, or beyond the head.
+    """
+    head_sequence = head.sequence if head else 0
+    log_id = read_identity(root).log_id
+    current = read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence)
+    if sequence < 0:
+        raise InvalidInput(f"{current.path}: {sequence} is not a sequence", hint="0 means: nothing processed yet")
+    if sequence > head_sequence:
+        raise Refused(
+            f"{current.path}: {sequence} is beyond the head, {head_sequence}: nobody can have processed it",
+            hint=f"wald --root {root.path} head shows the last durable record",
+        )
+    rewinding = f"wald --root {root.path} cursor set {route} {sequence} --group {group} --rewind"
+    if not rewind and current.state in (CursorState.UNREADABLE, CursorState.FOREIGN, CursorState.BEYOND):
+        raise Refused(f"{current.message}; it is not replaced unasked", hint=rewinding)
+    if not rewind and sequence < current.sequence:
+        raise Refused(
+            f"{current.path}: {sequence} would move the cursor backwards from {current.sequence}", hint=rewinding
+        )
+    lines = CursorLines(sequence, log_id, head.epoch if head else 0, group, now)
+    disk.replace(current.path, encode_cursor(lines))
+    return read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence)
+
+
+def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> list[Cursor]:
+    """Every cursor of a route; the default group's, absent, if there is none at all.
+
+    Raises:
+        NotFound: no such route.
+    """
+    groups = root.groups(route) or [DEFAULT_GROUP]
+    return [read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence) for group in groups]
+
+
+def watermark(root: Root, *, log_id: bytes, head_sequence: int) -> int:
+    """Up to where every group of every route that is not retired has processed; the head if there is no such route."""
+    cursors = [
+        cursor
+        for route in root.route_names()
+        if not root.retired(route).exists()
+        for cursor in cursors_of(root, route, log_id=log_id, head_sequence=head_sequence)
+    ]
+    return min((cursor.effective for cursor in cursors), default=head_sequence)

@@ -1,0 +1,231 @@
+"""A root: where each file of a log lies, who the log is, and one immutable listing of its segments by state.
+
+A file's name is its state, so looking at the directory is all it takes to know what there is to do or to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+
+from wald.errors import Damaged, InvalidInput, NotFound, UnsupportedFormat
+from wald.format.names import (
+    Kind,
+    check_route,
+    cursor_name,
+    is_route,
+    parse_cursor_name,
+    parse_segment_name,
+    segment_name,
+)
+from wald.store.disk import Disk
+
+FORMAT_VERSION = 1
+TEMPORARY = ".tmp"
+_RESTORE_IDENTITY = "restore the file: the log id is at offset 16 of every segment in segments/"
+_FOLDERS = ("segments", "routes", "ledger", "quarantine", "recovery")
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The paths of one log."""
+
+    path: Path
+
+    @property
+    def identity(self) -> Path:
+        return self.path / "log.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def head(self) -> Path:
+        return self.path / "head"
+
+    @property
+    def takes(self) -> Path:
+        return self.path / "takes"
+
+    @property
+    def socket(self) -> Path:
+        return self.path / "wald.sock"
+
+    @property
+    def segments(self) -> Path:
+        return self.path / "segments"
+
+    @property
+    def routes(self) -> Path:
+        return self.path / "routes"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.path / "quarantine"
+
+    @property
+    def recovery(self) -> Path:
+        return self.path / "recovery"
+
+    def segment(self, base_sequence: int, kind: Kind) -> Path:
+        return self.segments / segment_name(base_sequence, kind)
+
+    def route(self, name: str) -> Path:
+        return self.routes / check_route(name)
+
+    def fifo(self, route: str) -> Path:
+        return self.route(route) / "in"
+
+    def retired(self, route: str) -> Path:
+        return self.route(route) / "retired"
+
+    def cursor(self, route: str, group: str) -> Path:
+        return self.route(route) / cursor_name(group)
+
+    def route_names(self) -> list[str]:
+        """Every route, retired ones included, by name; a directory whose name cannot be a route's is none."""
+        if not self.routes.is_dir():
+            return []
+        return sorted(entry.name for entry in os.scandir(self.routes) if is_route(entry.name) and entry.is_dir())
+
+    def groups(self, route: str) -> list[str]:
+        """The groups that have a cursor on ``route``.
+
+        Raises:
+            NotFound: no such route.
+        """
+        self.require_route(route)
+        found = (parse_cursor_name(entry.name) for entry in os.scandir(self.route(route)))
+        return sorted(group for group in found if group is not None)
+
+    def require_route(self, route: str) -> None:
+        """
+        Raises:
+            InvalidInput: an illegal name.
+            NotFound: no such route.
+        """
+        if not self.route(route).is_dir():
+            raise NotFound(
+                f"{self.routes}: there is no route {route!r}",
+                hint=f"wald routes lists them; wald route add {route} makes it",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What ``log.json`` says."""
+
+    log_id: bytes
+    created: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment in the form in which it is to be read."""
+
+    base_sequence: int
+    kind: Kind
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The readable segments, oldest first. A raw file beside its sealed twin is already replaced and not listed."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def raw(self) -> tuple[Segment, ...]:
+        return tuple(segment for segment in self.segments if segment.kind is Kind.RAW)
+
+    @property
+    def sealed(self) -> tuple[Segment, ...]:
+        return tuple(segment for segment in self.segments if segment.kind is Kind.SEALED)
+
+    def covering(self, sequence: int) -> int:
+        """The position in ``segments`` of the one that ``sequence`` falls into; 0 if it is older than all."""
+        bases = [segment.base_sequence for segment in self.segments]
+        return max(0, bisect_right(bases, sequence) - 1)
+
+
+def list_segments(root: Root) -> Listing:
+    """Look at the directory."""
+    best: dict[int, Segment] = {}
+    for entry in os.scandir(root.segments):
+        name = parse_segment_name(entry.name)
+        if name is None or name.kind not in (Kind.RAW, Kind.SEALED):
+            continue
+        if name.base_sequence not in best or name.kind is Kind.SEALED:
+            best[name.base_sequence] = Segment(name.base_sequence, name.kind, Path(entry.path))
+    return Listing(tuple(best[base] for base in sorted(best)))
+
+
+def read_identity(root: Root) -> Identity:
+    """Who the log in ``root`` is.
+
+    Raises:
+        NotFound: there is no log.
+        UnsupportedFormat: it was written by a newer wald.
+        Damaged: ``log.json`` is not readable.
+    """
+    try:
+        text = root.identity.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"{root.path}: there is no log here", hint=f"wald run --root {root.path} makes one") from None
+    except OSError as error:
+        raise Damaged(f"{root.identity}: {error.strerror}", hint=f"ls -l {root.path}") from error
+    try:
+        told = json.loads(text)
+        version = int(told["format"])
+        if version > FORMAT_VERSION:
+            raise UnsupportedFormat(
+                f"{root.identity}: format {version} is newer than the {FORMAT_VERSION} this program knows",
+                hint="pip install --upgrade wald",
+            )
+        return Identity(uuid.UUID(told["log"]).bytes, str(told["created"]))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise Damaged(
+            f"{root.identity}: not the identity of a log ({error})",
+            hint=_RESTORE_IDENTITY,
+        ) from error
+
+
+def create_root(path: Path, disk: Disk, *, now: str) -> Root:
+    """Make ``path`` a root if it is not one yet; what exists is left as it is.
+
+    Raises:
+        InvalidInput: the path is not a directory, or holds files that are not a log's.
+        Damaged: there are segments, and nothing says which log they belong to.
+    """
+    root = Root(path)
+    if path.exists() and not path.is_dir():
+        raise InvalidInput(f"{path}: not a directory", hint="name a directory, existing or not, with --root")
+    if path.is_dir() and not root.identity.exists() and any(map(_foreign, os.listdir(path))):
+        raise InvalidInput(f"{path}: not empty, and not a log", hint="name an empty or a new directory with --root")
+    for folder in _FOLDERS:
+        (path / folder).mkdir(mode=0o750, parents=True, exist_ok=True)
+    if not root.identity.exists():
+        if list_segments(root).segments:
+            raise Damaged(f"{root.identity}: missing, though {root.segments} holds segments", hint=_RESTORE_IDENTITY)
+        identity = {"log": str(uuid.uuid4()), "format": FORMAT_VERSION, "created": now}
+        # Last, and in one step: a root without it is one whose making was interrupted, and is made again.
+        with contextlib.suppress(FileExistsError):  # two daemons started at once: the log has one identity
+            disk.replace(root.identity, json.dumps(identity).encode() + b"\n", exclusive=True)
+        disk.sync_directory(path.absolute().parent)
+    read_identity(root)
+    return root
+
+
+def _foreign(name: str) -> bool:
+    """Not ours, and not what a fresh file system or an interrupted making leaves behind."""
+    return name not in _FOLDERS and name != "lost+found" and not name.endswith(TEMPORARY)

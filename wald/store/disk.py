@@ -1,0 +1,133 @@
+"""The only caller of the system calls that make bytes durable: create, write, sync, rename, truncate, unlink, lock.
+
+Every writing part takes a :class:`Disk`, so a test can hand it one that fails, stops or forgets at the n-th step.
+Errors are the operating system's own, with the path where there is one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from wald.format.batch import Buffer
+
+_IOV_MAX = 1024  # what Linux takes in one gather-write
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+PRIVATE_MODE = 0o640
+
+
+class Disk:
+    """The real one."""
+
+    def create(self, path: Path) -> int:
+        """A new file, open for reading and writing; FileExistsError rather than touch an old one."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_MODE)
+
+    def open(self, path: Path) -> int:
+        """An existing file, open for reading and writing."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def open_append(self, path: Path) -> int:
+        """A file whose writes all go to its end; created if missing."""
+        return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def allocate(self, descriptor: int, length: int) -> bool:
+        """Reserve ``length`` bytes that read as zeros; False where the file system cannot."""
+        try:
+            os.posix_fallocate(descriptor, 0, length)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            return False
+        return True
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+        """Write all of ``buffers`` at ``offset``; returns how many bytes."""
+        total = sum(map(len, buffers))
+        done = first = 0
+        pending = list(buffers)
+        while done < total:
+            count = os.pwritev(descriptor, pending[first : first + _IOV_MAX], offset + done)
+            done += count
+            while first < len(pending) and count >= len(pending[first]):
+                count -= len(pending[first])
+                first += 1
+            if count:
+                pending[first] = memoryview(pending[first])[count:]
+        return total
+
+    def copy(self, descriptor: int, source: int, length: int, offset: int, *, source_offset: int = 0) -> None:
+        """Copy ``length`` bytes of ``source`` to ``offset``, inside the kernel."""
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        done = 0
+        while done < length:
+            count = os.sendfile(descriptor, source, source_offset + done, length - done)
+            if count == 0:
+                raise OSError(errno.EIO, "the file to copy is shorter than it was")
+            done += count
+
+    def sync(self, descriptor: int) -> None:
+        """Return when the file's bytes are on disk."""
+        os.fdatasync(descriptor)
+
+    def sync_directory(self, path: Path) -> None:
+        """Return when the names in a directory are on disk."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def truncate(self, descriptor: int, length: int) -> None:
+        os.ftruncate(descriptor, length)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def replace(self, path: Path, data: bytes, *, exclusive: bool = False) -> None:
+        """Give ``path`` the content ``data`` in one step: a reader sees the old or the new, and the new survives.
+
+        Args:
+            exclusive: raise FileExistsError if there is an old one, even if somebody makes it this very moment.
+        """
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary.unlink(missing_ok=True)
+        descriptor = self.create(temporary)
+        try:
+            try:
+                self.write(descriptor, [data], 0)
+                self.sync(descriptor)
+            finally:
+                self.close(descriptor)
+            if exclusive:
+                os.link(temporary, path)
+                self.unlink(temporary)
+            else:
+                self.rename(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)  # on a full disk it would take the room that is missing
+            raise
+        self.sync_directory(path.parent)
+
+    def lock(self, descriptor: int) -> bool:
+        """Take the exclusive lock that ends with the descriptor; False if somebody else holds it."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def free_bytes(path: Path) -> int:
+    """What an unprivileged writer may still add to the file system of ``path``."""
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize

@@ -1,0 +1,77 @@
+"""Reading the head: how far the log is durable, and so how far anybody may read it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from wald.errors import Damaged
+from wald.format.head import LINE_BYTES, Head, decode_head
+from wald.format.names import Kind
+from wald.store.directory import Listing, Root, list_segments
+
+_ATTEMPTS = 1000  # a line is torn for the microsecond in which it is rewritten; after this many it stays so
+_EVERYWHERE = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where the readable bytes of a log end.
+
+    Attributes:
+        segment: base sequence of the last readable segment; every older one is readable to its end.
+        position: where the readable bytes of that segment end.
+        sequence: the last readable record; None where only reading can tell.
+    """
+
+    segment: int
+    position: int
+    sequence: int | None
+
+    def limit(self, base_sequence: int) -> int | None:
+        """Where the readable bytes of a segment end; None: at its own end."""
+        return self.position if base_sequence == self.segment else None
+
+
+def read_head(root: Root) -> Head | None:
+    """The durable head; None if there is no head file, or none has been written into it yet.
+
+    Raises:
+        Damaged: the file is there and is not a head.
+    """
+    try:
+        descriptor = os.open(root.head, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        for _ in range(_ATTEMPTS):
+            line = os.pread(descriptor, LINE_BYTES, 0)
+            head = decode_head(line)
+            if head is not None:
+                return head
+    finally:
+        os.close(descriptor)
+    if not any(line):
+        return None
+    raise Damaged(
+        f"{root.head}: not a head line (offset 0)",
+        hint=f"rm {root.head}: the next start of wald run makes it anew from the segments",
+    )
+
+
+def look(root: Root) -> tuple[Bound, Listing]:
+    """How far the log may be read, and its segments, which reach at least that far.
+
+    Without a readable head, which is derived and may be lost, that is everything but the newest raw segment.
+    """
+    try:
+        head = read_head(root)
+    except Damaged:
+        head = None
+    listing = list_segments(root)  # after the head: a segment that the head is in has its name already
+    if head is not None:
+        return Bound(head.segment, head.position, head.sequence), listing
+    newest = listing.segments[-1] if listing.segments else None
+    if newest is not None and newest.kind is Kind.RAW:
+        return Bound(newest.base_sequence, 0, newest.base_sequence - 1), listing
+    return Bound(_EVERYWHERE, _EVERYWHERE, None), listing

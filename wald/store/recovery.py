@@ -1,0 +1,415 @@
+"""Recovery: what the last life of the daemon left behind, made into a log that can be written on.
+
+Facts → verdict → repair. Only the newest raw segment can be unfinished, because the next one is named only after it was
+complete; older raw segments are cut and wait for the sealer. The newest is scanned batch by batch, whatever is behind
+the last good batch is copied to ``quarantine/`` and cut away, and the writer then starts a new segment: nobody ever
+appends to an old file. So the time a start takes is bounded by one raw segment, not by the log.
+
+What a report calls info is what crashes do. Errors are what they cannot do: bytes that were durable and are gone or
+wrong. No error stops the start; the sequences it concerns are named, and none is given out again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from wald.errors import Damaged, UnsupportedFormat
+from wald.format import control
+from wald.format.batch import BatchHeader, Flag, Outcome, look, payload_of, route_of
+from wald.format.head import Head, decode_head
+from wald.format.names import Kind
+from wald.format.segment import HEADER as SEGMENT_HEADER
+from wald.format.segment import BadHeader, NewerVersion
+from wald.store.compression import SealedFile
+from wald.store.directory import TEMPORARY, Listing, Root, Segment, list_segments
+from wald.store.disk import Disk
+from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scan, Scanned, Tail
+
+REPORTS_KEPT = 32
+
+
+class Header(Enum):
+    """The first 64 bytes of the newest raw segment."""
+
+    OURS = "ours"
+    DAMAGED = "damaged"
+    FOREIGN = "foreign"  # whole, but of another log
+    NEWER = "newer"  # whole, but of a newer wald
+
+
+class Content(Enum):
+    """What the good batches of the newest raw segment hold."""
+
+    NOTHING = "nothing"  # no more than control batches
+    PIECES = "pieces"  # of a record that began earlier; no sequence of its own
+    RECORDS = "records"
+
+
+class Fate(Enum):
+    """What becomes of the newest raw segment."""
+
+    CUT = "cut"  # it is complete; the sealer will have it
+    CARRY = "carry"  # it has no sequence, so its name is needed: the next segment takes its pieces over
+    REPLACE = "replace"  # it holds nothing; the next segment takes its name
+    QUARANTINE = "quarantine"  # nothing in it can be read
+    REFUSE = "refuse"  # it is not ours to touch
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What recovery carries out.
+
+    Attributes:
+        trim: whether bytes behind the last good batch are kept aside and cut away.
+        error: whether this is more than a crash can do.
+    """
+
+    fate: Fate
+    trim: bool
+    error: bool
+
+
+def verdict(*, header: Header, gaps: bool, torn: bool, content: Content) -> Verdict:
+    """Decide about the newest raw segment; every combination of facts has an answer."""
+    match header, content:
+        case ((Header.FOREIGN | Header.NEWER), _):
+            return Verdict(Fate.REFUSE, trim=False, error=True)
+        case Header.DAMAGED, Content.NOTHING:
+            return Verdict(Fate.QUARANTINE, trim=False, error=True)
+        case Header.DAMAGED, _:
+            return Verdict(_fate(content), trim=torn, error=True)
+        case Header.OURS, Content.NOTHING:
+            # A gap needs a good batch behind it; with nothing but control batches that is damage all the same.
+            return Verdict(Fate.QUARANTINE if gaps else Fate.REPLACE, trim=torn and not gaps, error=gaps)
+        case Header.OURS, _:
+            return Verdict(_fate(content), trim=torn, error=gaps)
+    raise AssertionError("unreachable")
+
+
+def _fate(content: Content) -> Fate:
+    return Fate.CUT if content is Content.RECORDS else Fate.CARRY
+
+
+@dataclass(slots=True)
+class Report:
+    """One start, told: written to ``recovery/<epoch>.json``."""
+
+    epoch: int
+    at_ns: int
+    segment: str = ""
+    fate: str = ""
+    scanned_bytes: int = 0
+    scanned_batches: int = 0
+    trimmed_bytes: int = 0
+    kept_in: str = ""
+    next_sequence: int = 1
+    seconds: float = 0.0
+    info: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What the writer starts from."""
+
+    state: control.State
+    carry: tuple[Path, int] | None
+    report: Report
+
+
+def recover(root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int) -> Recovered:
+    """Bring ``root`` into a state that can be written on. May be interrupted at any step and run again.
+
+    Raises:
+        UnsupportedFormat: the newest segment was written by a newer wald.
+        Damaged: it belongs to another log.
+        OSError: the disk does not let it.
+    """
+    started = time.monotonic()
+    report = Report(epoch, now_ns)
+    listing = list_segments(root)
+    newest = listing.segments[-1] if listing.segments else None
+    if newest is not None and newest.kind is Kind.RAW:
+        examined = _examine(root, listing, log_id, report)
+        recovered = _repair(root, disk, listing, examined, report)
+    else:
+        recovered = Recovered(_replayed(listing, report), None, report)
+    _never_reuse(root, recovered.state, newest, report)
+    for name in root.route_names():
+        recovered.state.routes.setdefault(name, 0)
+    report.next_sequence = recovered.state.next_sequence
+    report.seconds = round(time.monotonic() - started, 6)
+    _write_report(root, disk, report)
+    return recovered
+
+
+@dataclass(slots=True)
+class _Examined:
+    """The facts about the newest raw segment, and the state at its end."""
+
+    segment: Segment
+    header: Header
+    state: control.State
+    content: Content
+    gaps: list[Gap]
+    tail: Tail
+    batches: int
+    reason: str
+
+
+def _examine(root: Root, listing: Listing, log_id: bytes, report: Report) -> _Examined:
+    segment = listing.segments[-1]
+    torn_turn = _TornTurn(_durable_bytes(root, segment) if _head(root) is not None else None)
+    examined = _scan(listing, log_id, report, torn_turn)
+    if torn_turn.offset is None:
+        return examined
+    # The batches behind the gap are as little durable as the gap: look at what stands in front of it only.
+    end = examined.tail.offset + examined.tail.garbage_bytes
+    examined = _scan(listing, log_id, report, _TornTurn(None), limit=torn_turn.offset)
+    reason = "parts of one turn reached the disk, others did not"
+    examined.tail = Tail(torn_turn.offset, Outcome.TORN, reason, end - torn_turn.offset)
+    return examined
+
+
+class _TornTurn:
+    """Finds a gap that a power cut can leave in the last turn, whose pages reach the disk in any order.
+
+    The batches of one turn have one append time, and a turn is written only after the one before it was synced. So a
+    gap behind the durable end, with batches of one append time behind it, is an unfinished write and not damage.
+    """
+
+    def __init__(self, durable_bytes: int | None) -> None:
+        self._durable_bytes = durable_bytes
+        self._gap: int | None = None
+        self._times: set[int] = set()
+
+    def add(self, found: Scanned | Gap) -> None:
+        if isinstance(found, Scanned):
+            if self._gap is not None:
+                self._times.add(found.header.append_time_ns)
+        elif self._gap is None and self._durable_bytes is not None and found.offset >= self._durable_bytes:
+            self._gap = found.offset
+
+    @property
+    def offset(self) -> int | None:
+        """Where the unfinished turn begins; None if there is none."""
+        return self._gap if len(self._times) == 1 else None
+
+
+def _scan(
+    listing: Listing, log_id: bytes, report: Report, torn_turn: _TornTurn, *, limit: int | None = None
+) -> _Examined:
+    segment = listing.segments[-1]
+    with segment.path.open("rb") as file:
+        raw = RawFile(file.fileno(), limit=limit)
+        header, reason = _header_fact(raw, log_id)
+        replay = _Replay(control.State(next_sequence=segment.base_sequence))
+        gaps: list[Gap] = []
+
+        def take_in(found: Scanned | Gap) -> None:
+            torn_turn.add(found)
+            if isinstance(found, Scanned):
+                replay.add(found.header, found.route, raw.payload(found) if found.header.is_control else b"")
+                return
+            gaps.append(found)
+            if found.offset == FIRST_BATCH:  # the control batch is gone: its state has to come from further back
+                replay.state = _replayed(Listing(listing.segments[:-1]), report)
+
+        tail = _exhaust(raw.scan(next_sequence=segment.base_sequence), take_in)
+    content = Content.NOTHING
+    if replay.state.next_sequence > segment.base_sequence:
+        content = Content.RECORDS
+    elif replay.pieces:
+        content = Content.PIECES
+    return _Examined(segment, header, replay.state, content, gaps, tail, replay.batches, reason)
+
+
+def _exhaust(scan: Scan, take_in: Callable[[Scanned | Gap], None]) -> Tail:
+    while True:
+        try:
+            found = next(scan)
+        except StopIteration as end:
+            tail: Tail = end.value
+            return tail
+        take_in(found)
+
+
+def _header_fact(raw: RawFile, log_id: bytes) -> tuple[Header, str]:
+    try:
+        found = raw.header()
+    except NewerVersion as error:
+        return Header.NEWER, str(error)
+    except BadHeader as error:
+        return Header.DAMAGED, str(error)
+    return (Header.OURS, "") if found.log_id == log_id else (Header.FOREIGN, f"log id {found.log_id.hex()}")
+
+
+def _repair(root: Root, disk: Disk, listing: Listing, examined: _Examined, report: Report) -> Recovered:
+    path = examined.segment.path
+    torn = examined.tail.garbage_bytes > 0
+    decided = verdict(header=examined.header, gaps=bool(examined.gaps), torn=torn, content=examined.content)
+    report.segment, report.fate = path.name, decided.fate.value
+    report.scanned_bytes, report.scanned_batches = examined.tail.offset, examined.batches
+    if decided.fate is Fate.REFUSE:
+        _refuse(path, examined)
+    if examined.header is Header.DAMAGED:
+        report.errors.append(f"{path}: offset 0: {examined.reason}")
+    for gap in examined.gaps:
+        report.errors.append(f"{path}: offset {gap.offset}: {gap.length} bytes are damaged ({gap.reason})")
+    missing = _durable_bytes(root, examined.segment) - examined.tail.offset
+    if missing > 0:
+        report.errors.append(f"{path}: offset {examined.tail.offset}: {missing} bytes were durable and are not there")
+    if decided.trim:
+        _keep_aside(root, disk, path, examined.tail, report)
+    if decided.fate is Fate.QUARANTINE:
+        target = root.quarantine / path.name
+        disk.rename(path, target)
+        disk.sync_directory(root.quarantine)
+        disk.sync_directory(root.segments)
+        report.kept_in = str(target.relative_to(root.path))
+        report.errors.append(f"{path}: nothing in it can be read; moved to {target}")
+        return Recovered(_replayed(Listing(listing.segments[:-1]), report), None, report)
+    _make_durable(disk, path, examined.tail.offset)
+    carry = (path, examined.tail.offset) if decided.fate is Fate.CARRY else None
+    return Recovered(examined.state, carry, report)
+
+
+def _refuse(path: Path, examined: _Examined) -> None:
+    if examined.header is Header.NEWER:
+        raise UnsupportedFormat(f"{path}: offset 0: {examined.reason}", hint="pip install --upgrade wald")
+    raise Damaged(
+        f"{path}: offset 0: the segment belongs to another log ({examined.reason})",
+        hint=f"move it out of {path.parent} and start again",
+    )
+
+
+def _keep_aside(root: Root, disk: Disk, path: Path, tail: Tail, report: Report) -> None:
+    """Copy what is behind the last good batch to ``quarantine/``; cutting follows only when the copy is durable."""
+    kept = root.quarantine / f"{path.name}.{tail.offset}.torn"
+    temporary = kept.with_name(kept.name + TEMPORARY)
+    temporary.unlink(missing_ok=True)
+    target = disk.create(temporary)
+    try:
+        with path.open("rb") as file:
+            disk.copy(target, file.fileno(), tail.garbage_bytes, 0, source_offset=tail.offset)
+        disk.sync(target)
+    finally:
+        disk.close(target)
+    disk.rename(temporary, kept)
+    disk.sync_directory(root.quarantine)
+    report.trimmed_bytes, report.kept_in = tail.garbage_bytes, str(kept.relative_to(root.path))
+    report.info.append(
+        f"{path}: offset {tail.offset}: {tail.garbage_bytes} bytes of an unfinished write cut ({tail.reason})"
+    )
+
+
+def _make_durable(disk: Disk, path: Path, length: int) -> None:
+    """Whole batches may have been written and not synced: sync before anybody is told of them."""
+    descriptor = disk.open(path)
+    try:
+        disk.truncate(descriptor, max(length, SEGMENT_HEADER.size))
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+
+
+class _Replay:
+    """State, brought forward batch by batch: a control batch replaces it, the others add to it."""
+
+    def __init__(self, state: control.State) -> None:
+        self.state = state
+        self.batches = 0
+        self.pieces = False
+
+    def add(self, header: BatchHeader, route: str, payload: bytes) -> None:
+        self.batches += 1
+        state = self.state
+        if header.is_control:
+            try:
+                self.state = control.decode(payload)
+            except control.BadControl:
+                return  # its checksum held, so a newer wald wrote it; what follows tells enough
+            self.state.next_sequence = max(self.state.next_sequence, state.next_sequence)
+            return
+        state.next_sequence = max(state.next_sequence, header.end_sequence)
+        state.append_time_ns = max(state.append_time_ns, header.append_time_ns)
+        self.pieces = self.pieces or bool(header.continues_sequence)
+        if header.count:
+            state.routes[route] = header.end_sequence - 1
+        if header.flags & Flag.CONTINUED:
+            state.open_records[route] = header.last_sequence
+        elif header.continues_sequence:
+            state.open_records.pop(route, None)
+        if header.producer_id:
+            written = control.Written(header.producer_sequence, header.base_sequence, header.end_sequence - 1)
+            state.producers.add(header.producer_id, written)
+
+
+def _replayed(listing: Listing, report: Report) -> control.State:
+    """The state at the end of the newest segment, whatever its form, as far as it can be read; else a fresh one."""
+    if not listing.segments:
+        return control.State()
+    newest = listing.segments[-1]
+    replay = _Replay(control.State(next_sequence=newest.base_sequence))
+    try:
+        for header, route, payload in _batches(newest):
+            replay.add(header, route, payload)
+    except Damaged as error:
+        report.errors.append(error.message)
+    return replay.state
+
+
+def _batches(segment: Segment) -> Iterator[tuple[BatchHeader, str, bytes]]:
+    if segment.kind is Kind.RAW:
+        with segment.path.open("rb") as file:
+            raw = RawFile(file.fileno())
+            for met in raw.scan():
+                if isinstance(met, Scanned):
+                    yield met.header, met.route, raw.payload(met) if met.header.is_control else b""
+        return
+    with SealedFile(segment.path) as sealed:
+        for number, _frame in enumerate(sealed.index.frames):
+            data = sealed.frame(number)
+            offset = SEGMENT_HEADER.size if number == 0 else 0
+            # A frame holds whole batches or damaged bytes, never both.
+            while (found := look(data, offset)).outcome is Outcome.WHOLE and (header := found.header) is not None:
+                payload = bytes(payload_of(data, offset, header)) if header.is_control else b""
+                yield header, route_of(data, offset, header), payload
+                offset += header.total_bytes
+
+
+def _durable_bytes(root: Root, segment: Segment) -> int:
+    """How much of a segment the head says is on disk; 0 if it says nothing about it."""
+    head = _head(root)
+    return head.position if head is not None and head.segment == segment.base_sequence else 0
+
+
+def _head(root: Root) -> Head | None:
+    try:
+        return decode_head(root.head.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _never_reuse(root: Root, state: control.State, newest: Segment | None, report: Report) -> None:
+    """Start above everything that was ever acknowledged, even if it cannot be found any more."""
+    head = _head(root)
+    floor = max(head.sequence + 1 if head else 1, newest.base_sequence if newest else 1)
+    if floor > state.next_sequence:
+        report.errors.append(
+            f"{root.path}: records {state.next_sequence} to {floor - 1} were acknowledged and are not there"
+        )
+        state.next_sequence = floor
+
+
+def _write_report(root: Root, disk: Disk, report: Report) -> None:
+    told: dict[str, Any] = asdict(report)
+    disk.replace(root.recovery / f"{report.epoch:010d}.json", json.dumps(told, indent=2).encode() + b"\n")
+    for old in sorted(root.recovery.glob("*.json"))[:-REPORTS_KEPT]:
+        disk.unlink(old)

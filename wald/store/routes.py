@@ -1,0 +1,62 @@
+"""Routes as directories: made, retired, and listed with what an operator asked of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from wald.errors import InvalidInput
+from wald.store.directory import Root
+from wald.store.disk import Disk
+
+FIFO_MODE = 0o620  # the daemon's group may write, nobody else
+
+
+def add_route(root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: int = FIFO_MODE) -> None:
+    """Make a route, or take a retired one back; doing it twice changes nothing.
+
+    Args:
+        fifo: whether programs write to it through ``routes/<name>/in``.
+        mode: permissions of that FIFO.
+
+    Raises:
+        InvalidInput: an illegal name, or something else stands where the FIFO belongs.
+    """
+    route = root.route(name)
+    if not route.is_dir():
+        route.mkdir(mode=0o750)
+        disk.sync_directory(root.routes)
+    if root.retired(name).exists():
+        disk.unlink(root.retired(name))
+    if fifo:
+        _make_fifo(root, name, mode)
+    disk.sync_directory(route)
+
+
+def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
+    """Let a route no longer gate RECLAIM; its records and cursors stay, and nothing more is taken for it.
+
+    Raises:
+        NotFound: no such route.
+    """
+    root.require_route(name)
+    if not root.retired(name).exists():
+        disk.replace(root.retired(name), f"{now}\n".encode())
+
+
+def has_fifo(root: Root, name: str) -> bool:
+    """Whether the route has a FIFO."""
+    try:
+        return stat.S_ISFIFO(os.stat(root.fifo(name)).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _make_fifo(root: Root, name: str, mode: int) -> None:
+    path = root.fifo(name)
+    if path.exists():
+        if not path.is_fifo():
+            raise InvalidInput(f"{path}: not a FIFO", hint=f"mv {path} elsewhere, then wald route add {name} --fifo")
+    else:
+        os.mkfifo(path)
+    path.chmod(mode)  # mkfifo's own mode is narrowed by the umask

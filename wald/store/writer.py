@@ -1,0 +1,385 @@
+"""The active segment: the only place that appends to the log and the only one that cuts it.
+
+    placed = writer.place(drafts, now_ns=…)   where each batch will stand; nothing has happened yet
+    writer.commit(placed)                     one gather-write, one fdatasync; then it is durable
+    writer.cut(now_ns=…)                      the segment is complete; the next one is active
+
+Memory changes only after the disk agreed. After an OSError from a write or a sync the descriptor is finished
+(:attr:`Writer.failed`): nothing is written to it or synced again. :meth:`Writer.replace` leaves the file at its durable
+length and opens the next one, where the same drafts are placed again.
+
+A batch lies in one segment, and a segment is cut only after it has given out a sequence, so every segment has a name of
+its own; a record larger than a segment makes its segment grow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wald.format import control
+from wald.format.batch import HEADER, Buffer, Encoding, Flag, encode, padded, route_prefix
+from wald.format.names import Kind
+from wald.format.segment import SegmentHeader, encode_header
+from wald.store.directory import TEMPORARY, Root
+from wald.store.disk import Disk
+from wald.store.indexes import SparseIndexWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route as the writer needs it: its name, and the bytes that open the body of each of its batches."""
+
+    name: str
+    prefix: bytes
+    name_bytes: int
+
+    @classmethod
+    def named(cls, name: str) -> Route:
+        return cls(name, route_prefix(name.encode("ascii")), len(name))
+
+
+@dataclass(slots=True)
+class Spool:
+    """A payload too large for memory: in a file, with the checksum of the route's prefix and the payload."""
+
+    descriptor: int
+    checksum: int
+
+
+@dataclass(slots=True)
+class Draft:
+    """One batch before it has a place in the log.
+
+    Attributes:
+        payload: the buffers; empty where ``spool`` holds the payload.
+        count: records that begin in it.
+        continues: sequence of the record that the payload starts in the middle of; 0 if it does not.
+    """
+
+    route: Route
+    payload: list[Buffer]
+    payload_bytes: int
+    count: int
+    encoding: int = Encoding.LINES
+    flags: int = 0
+    continues: int = 0
+    producer_id: int = 0
+    producer_sequence: int = 0
+    spool: Spool | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """What it takes in the segment."""
+        return HEADER.size + len(self.route.prefix) + padded(self.payload_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A draft with its place: ``position`` in the segment, and the sequence of the first record that begins in it."""
+
+    draft: Draft
+    position: int
+    base_sequence: int
+
+    @property
+    def last_sequence(self) -> int:
+        return self.base_sequence + self.draft.count - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What one commit will write."""
+
+    segment: int
+    position: int
+    end: int
+    append_time_ns: int
+    batches: tuple[Placed, ...]
+
+
+class Writer:
+    """The one appender of a log.
+
+    Attributes:
+        failed: whether a write or sync of the active segment failed; only :meth:`replace` helps then.
+        unsynced: whether there are commits that were not synced.
+
+    Args:
+        state: what recovery found; the writer owns it from now on.
+        carry: a raw file without a sequence of its own, and how many of its bytes are good: the first segment takes
+            them over, at the same positions, and replaces it.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        disk: Disk,
+        state: control.State,
+        *,
+        log_id: bytes,
+        epoch: int,
+        segment_max_bytes: int,
+        now_ns: int,
+        carry: tuple[Path, int] | None = None,
+        sync_commits: bool = True,
+    ) -> None:
+        self.root = root
+        self.state = state
+        self.epoch = epoch
+        self.segment_max_bytes = segment_max_bytes
+        self.sync_commits = sync_commits
+        self.unsynced = False
+        self.failed = False
+        self._disk = disk
+        self._log_id = log_id
+        self._spare: tuple[Path, int] | None = None
+        self._spare_mutex = threading.Lock()
+        self._index: SparseIndexWriter | None = None
+        self._descriptor = -1
+        self.base_sequence = 0
+        self.position = 0
+        self._open_next(now_ns, carry)
+
+    @property
+    def advanced(self) -> bool:
+        """Whether the active segment has given out a sequence: only then may it be cut."""
+        return self.state.next_sequence > self.base_sequence
+
+    def overshoots(self, total_bytes: int) -> bool:
+        """Whether the segment has to be cut before ``total_bytes`` more are written."""
+        return self.position + total_bytes > self.segment_max_bytes and self.advanced
+
+    def place(self, drafts: Sequence[Draft], *, now_ns: int) -> Placement:
+        """Where ``drafts`` will stand, in their order."""
+        position, sequence = self.position, self.state.next_sequence
+        batches = []
+        for draft in drafts:
+            batches.append(Placed(draft, position, sequence))
+            position += draft.total_bytes
+            sequence += draft.count
+        time_ns = max(now_ns, self.state.append_time_ns)
+        return Placement(self.base_sequence, self.position, position, time_ns, tuple(batches))
+
+    def commit(self, placement: Placement) -> None:
+        """Write the batches and return when they are on disk.
+
+        Raises:
+            OSError: they are not; nothing but :attr:`failed` has changed in memory.
+        """
+        assert not self.failed, "the descriptor is finished"
+        try:
+            self._write(placement)
+            if self.sync_commits:
+                self._disk.sync(self._descriptor)
+        except OSError:
+            self.failed = True
+            raise
+        self.unsynced = not self.sync_commits
+        self.position = placement.end
+        self._remember(placement)
+
+    def _write(self, placement: Placement) -> None:
+        pending: list[Buffer] = []
+        start = placement.position
+        for placed in placement.batches:
+            buffers = self._encode(placed, placement.append_time_ns)
+            spool = placed.draft.spool
+            if spool is None:
+                pending += buffers
+                continue
+            # The body is copied inside the kernel, between its header and its padding.
+            pending.append(buffers[0])
+            body = placed.position + len(buffers[0])
+            self._disk.write(self._descriptor, pending, start)
+            self._disk.copy(self._descriptor, spool.descriptor, placed.draft.payload_bytes, body)
+            pending, start = buffers[1:], body + placed.draft.payload_bytes
+        self._disk.write(self._descriptor, pending, start)
+
+    def sync(self) -> None:
+        """Make durable what commits left unsynced.
+
+        Raises:
+            OSError: it is not, and no later sync could tell.
+        """
+        self.unsynced = False
+        try:
+            self._disk.sync(self._descriptor)
+        except OSError:
+            self.failed = True
+            raise
+
+    def cut(self, *, now_ns: int) -> None:
+        """Complete the active segment and open the next one.
+
+        Raises:
+            OSError: there is no next segment (a full disk); unless :attr:`failed`, the active one goes on.
+        """
+        assert self.advanced, "a segment without a sequence has no successor's name"
+        if self.unsynced:
+            self.sync()
+        self._open_next(now_ns, None)
+
+    def replace(self, *, now_ns: int) -> None:
+        """After a failure: leave the file at its durable length and go on in a new one.
+
+        Raises:
+            OSError: that fails too; the log is as it was before, and this can be tried again.
+        """
+        path = self.root.segment(self.base_sequence, Kind.RAW)
+        # Through a descriptor of its own, and durable before there is a next segment: what was written and is in doubt
+        # would have the sequences of that one.
+        descriptor = self._disk.open(path)
+        try:
+            self._disk.truncate(descriptor, self.position)
+            self._disk.sync(descriptor)
+        finally:
+            self._disk.close(descriptor)
+        self._open_next(now_ns, None if self.advanced else (path, self.position))
+
+    def prepare_spare(self) -> None:
+        """Allocate the file that the next cut will need; called from the background thread."""
+        with self._spare_mutex:
+            if self._spare is None:
+                with contextlib.suppress(OSError):  # the cut itself will meet and report the full disk
+                    self._spare = self._allocate(f"spare{TEMPORARY}")
+
+    def close(self) -> None:
+        """Leave the active segment at its true length; the next start cuts it."""
+        self._complete()
+        self._disk.close(self._descriptor)
+        if self._index is not None:
+            self._index.close()
+        with self._spare_mutex:
+            if self._spare is not None:
+                self._disk.close(self._spare[1])
+                self._disk.unlink(self._spare[0])
+                self._spare = None
+
+    def _encode(self, placed: Placed, time_ns: int) -> list[Buffer]:
+        draft = placed.draft
+        spool = draft.spool
+        return encode(
+            draft.route.prefix,
+            draft.payload,
+            payload_bytes=draft.payload_bytes,
+            base_sequence=placed.base_sequence,
+            count=draft.count,
+            append_time_ns=time_ns,
+            epoch=self.epoch,
+            route_bytes=draft.route.name_bytes,
+            encoding=draft.encoding,
+            flags=draft.flags,
+            producer_id=draft.producer_id,
+            producer_sequence=draft.continues or draft.producer_sequence,
+            payload_checksum=None if spool is None else spool.checksum,
+        )
+
+    def _remember(self, placement: Placement) -> None:
+        state = self.state
+        state.append_time_ns = placement.append_time_ns
+        for placed in placement.batches:
+            draft, last = placed.draft, placed.last_sequence
+            name = draft.route.name
+            if draft.count:
+                state.routes[name] = last
+            if draft.flags:
+                if draft.flags & Flag.CONTINUED:
+                    state.open_records[name] = last if draft.count else draft.continues
+                elif draft.flags & Flag.CONTINUES:
+                    state.open_records.pop(name, None)
+            if draft.producer_id:
+                written = control.Written(draft.producer_sequence, placed.base_sequence, last)
+                state.producers.add(draft.producer_id, written)
+            state.next_sequence += draft.count
+            if self._index is not None:
+                self._index.add(placed.base_sequence, placed.position, placement.append_time_ns)
+
+    def _complete(self) -> None:
+        """Leave the active segment at its true length."""
+        if not self.failed:
+            with contextlib.suppress(OSError):  # what it holds is durable already; zeros behind it are harmless
+                self._disk.truncate(self._descriptor, self.position)
+                self._disk.sync(self._descriptor)
+
+    def _open_next(self, now_ns: int, carry: tuple[Path, int] | None) -> None:
+        """Make the next segment complete under a temporary name, then name it: a crash leaves it whole or not there."""
+        state = self.state
+        header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns)
+        temporary, descriptor = self._take_spare()
+        try:
+            if carry is None:
+                end = self._disk.write(descriptor, [encode_header(header), *self._control(now_ns)], 0)
+            else:
+                # The old file's control batch and pieces stay where they were, so a reader's offsets stay right.
+                end = self._copy(descriptor, *carry)
+                self._disk.write(descriptor, [encode_header(header)], 0)
+            self._disk.sync(descriptor)
+            if self._descriptor >= 0:
+                self._complete()
+            self._disk.rename(temporary, self.root.segment(state.next_sequence, Kind.RAW))
+        except OSError:
+            self._disk.close(descriptor)
+            with contextlib.suppress(OSError):
+                self._disk.unlink(temporary)
+            raise
+        # From here on the new segment is there: what went to the old one now would be given out twice.
+        if self._descriptor >= 0:
+            self._disk.close(self._descriptor)
+        if self._index is not None:
+            self._index.close()
+        self._descriptor = descriptor
+        self.base_sequence = state.next_sequence
+        self.position = end
+        self._index = SparseIndexWriter(self.root.segment(self.base_sequence, Kind.INDEX), header)
+        self.unsynced = False
+        self.failed = True
+        self._disk.sync_directory(self.root.segments)
+        self.failed = False
+
+    def _copy(self, descriptor: int, path: Path, length: int) -> int:
+        source = self._disk.open(path)
+        try:
+            self._disk.copy(descriptor, source, length, 0)
+        finally:
+            self._disk.close(source)
+        return length
+
+    def _control(self, now_ns: int) -> list[Buffer]:
+        payload = control.encode(self.state)
+        return encode(
+            b"",
+            [payload],
+            payload_bytes=len(payload),
+            base_sequence=self.state.next_sequence,
+            count=0,
+            append_time_ns=max(now_ns, self.state.append_time_ns),
+            epoch=self.epoch,
+            route_bytes=0,
+            encoding=Encoding.CONTROL,
+            flags=Flag.CONTROL,
+        )
+
+    def _take_spare(self) -> tuple[Path, int]:
+        with self._spare_mutex:
+            spare, self._spare = self._spare, None
+        if spare is None:
+            return self._allocate(f"next{TEMPORARY}")
+        path = spare[0].with_name(f"next{TEMPORARY}")
+        self._disk.rename(spare[0], path)
+        return path, spare[1]
+
+    def _allocate(self, name: str) -> tuple[Path, int]:
+        path = self.root.segments / name
+        path.unlink(missing_ok=True)
+        descriptor = self._disk.create(path)
+        try:
+            self._disk.allocate(descriptor, self.segment_max_bytes)
+        except OSError:
+            self._disk.close(descriptor)
+            self._disk.unlink(path)
+            raise
+        return path, descriptor
