@@ -1,0 +1,186 @@
+"""Settings: where they come from, what they may be, and what a wrong one is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wald.config import Config, RouteConfig, load, reference
+from wald.errors import InvalidInput
+from wald.kinds import GIB, KIB, MIB, Duration, Size
+
+
+def from_text(tmp_path: Path, text: str) -> Config:
+    path = tmp_path / "wald.toml"
+    path.write_text(text)
+    return load(path, {}, {})
+
+
+def refusal(tmp_path: Path, text: str) -> InvalidInput:
+    with pytest.raises(InvalidInput) as caught:
+        from_text(tmp_path, text)
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+    return caught.value
+
+
+def test_without_anything_the_defaults_hold() -> None:
+    config = load(None, {}, {})
+
+    assert config == Config()
+    assert (config.segment_max_bytes, config.segment_max_age, config.sync) == (64 * MIB, 3600.0, "commit")
+
+
+def test_file_is_read(tmp_path: Path) -> None:
+    text = 'segment_max_bytes = "1MiB"\nsync_interval = 0.5\nsocket_mode = 0o600\nmetrics = "127.0.0.1:9464"\n'
+    config = from_text(tmp_path, text)
+
+    assert (config.segment_max_bytes, config.sync_interval, config.socket_mode) == (MIB, 0.5, 0o600)
+    assert config.metrics == "127.0.0.1:9464"
+
+
+def test_command_line_goes_before_variable_before_file(tmp_path: Path) -> None:
+    path = tmp_path / "wald.toml"
+    path.write_text('log_level = "debug"\nsync = "never"\non_full = "reject"\n')
+    config = load(path, {"WALD_LOG_LEVEL": "error", "WALD_SYNC": "interval"}, {"log_level": "warning"})
+
+    assert (config.log_level, config.sync, config.on_full) == ("warning", "interval", "reject")
+
+
+def test_routes_have_tables(tmp_path: Path) -> None:
+    config = from_text(
+        tmp_path, f'[routes.access]\nfifo = true\nmode = "0600"\nwriters = ["root", {os.getuid()}, 7]\n[routes.plain]\n'
+    )
+
+    assert config.routes["access"] == RouteConfig(fifo=True, mode=0o600, writers=frozenset({0, os.getuid(), 7}))
+    assert config.routes["plain"] == RouteConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words", "hint"),
+    [
+        ("segment_max_byte = 1", 1, "there is no setting 'segment_max_byte'", "segment_max_bytes"),
+        ("\n\nsnyc = 'commit'", 3, "there is no setting 'snyc'", "sync"),
+        ("[routes.a]\nfifo = true\nmod = 1", 3, "there is no setting 'mod'", "mode"),
+        ("[routes.a]\nfifo = true\n[routes.b]\nfifo = 1", 4, "routes.b.fifo must be true or false, not 1", "edit"),
+        ("[routes.a]\nmode = 620", 2, "routes.a.mode must be permission bits", "--help"),
+        ("[routes.a]\nwriters = 3", 2, "routes.a.writers must be a list", "names or numbers"),
+        ("[routes.a]\nwriters = ['no such user']", 2, "no such user", "getent"),
+        ("[routes.'../x']\nfifo = true", 1, "illegal route name '../x'", "letters"),
+        ('[routes."a\\u0000b"]', None, "illegal route name 'a\\x00b'", "letters"),
+        ("routes = 3", 1, "routes must be tables", "[routes.NAME]"),
+        ("[routes]\na = 3", 2, "routes.a must be a table", "[routes.a]"),
+        ("sync = 'sometimes'", 1, 'sync must be "commit" or "interval" or "never"', "--help"),
+        ("segment_max_bytes = 1000", 1, '"64KiB" to "64GiB", not 1000', "--help"),
+        ("segment_max_bytes = true", 1, "a size such as", "--help"),
+        ("segment_max_bytes = -1", 1, "a size such as", "--help"),
+        ("frame_timeout = 'soon'", 1, "a duration such as", "--help"),
+        ("frame_timeout = 0", 1, '"100ms" to "1d"', "--help"),
+        ("connections_max = 0", 1, "1 to 65536, not 0", "--help"),
+        ("connections_max = 2.5", 1, "a whole number, not 2.5", "--help"),
+        ("segment_age_jitter = 1.0", 1, "0 to 0.9, not 1.0", "--help"),
+        ("metrics = '9464'", 1, "an address such as", "--help"),
+        ("compression_level = 'best'", 1, "a whole number", "--help"),
+        ("sync == 'commit'", None, "not TOML", "edit"),
+    ],
+)
+def test_a_wrong_setting_is_told_with_file_and_line(
+    tmp_path: Path, text: str, line: int | None, words: str, hint: str
+) -> None:
+    """Every mistake names the file, the line where it can be known, what is wrong and what to do."""
+    error = refusal(tmp_path, text)
+
+    assert error.message.startswith(f"{tmp_path / 'wald.toml'}{f':{line}' if line else ''}: ")
+    assert words in error.message
+    assert hint in error.hint
+
+
+def test_unreadable_file_is_told(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.toml", tmp_path):
+        with pytest.raises(InvalidInput, match=str(path)):
+            load(path, {}, {})
+
+
+def test_file_that_is_no_text_is_told_with_the_offset(tmp_path: Path) -> None:
+    path = tmp_path / "wald.toml"
+    path.write_bytes(b"# ok\n\xff\n")
+
+    with pytest.raises(InvalidInput, match="offset 5"):
+        load(path, {}, {})
+
+
+def test_misspelt_variable_is_told_and_those_of_others_are_not() -> None:
+    """Kubernetes sets WALD_PORT and the like for a service called wald; WALD_ROOT is the command line's."""
+    others = {"WALD_PORT": "tcp://10.0.0.1:80", "WALD_SERVICE_HOST": "10.0.0.1", "WALD_ROOT": "/x", "PATH": "/bin"}
+
+    assert load(None, others, {}) == Config()
+    with pytest.raises(InvalidInput) as caught:
+        load(None, {"WALD_SEGMENT_MAX_BYTE": "1MiB"}, {})
+    assert caught.value.message.startswith("WALD_SEGMENT_MAX_BYTE: ")
+    assert "segment_max_bytes" in caught.value.hint
+
+
+def test_wrong_variable_and_wrong_option_are_told_by_name() -> None:
+    with pytest.raises(InvalidInput, match=r"^WALD_SYNC: sync must be"):
+        load(None, {"WALD_SYNC": "x"}, {})
+    with pytest.raises(InvalidInput, match=r"^--log-level: log_level must be"):
+        load(None, {}, {"log_level": "x"})
+
+
+def test_defaults_are_what_the_reference_says(tmp_path: Path) -> None:
+    """The table of settings, written out as a file, is the default configuration."""
+    rows = [setting for setting in reference() if setting.default]
+    text = "\n".join(f"{setting.name} = {setting.default}" for setting in rows)
+
+    assert from_text(tmp_path, text) == Config()
+    assert {setting.name for setting in reference()} == set(Config.__slots__)
+    assert all(setting.meaning and setting.bounds for setting in reference())
+
+
+def test_what_a_reload_may_change_is_a_setting() -> None:
+    assert {setting.name for setting in reference() if setting.reloadable} == Config.reloadable
+
+
+@given(st.integers(0, 1 << 62))
+def test_a_size_that_is_shown_reads_the_same(size: int) -> None:
+    kind = Size(0, 1 << 62)
+
+    assert kind.parse(kind.show(size).strip('"')) == size
+
+
+@given(st.integers(0, 10**9))
+def test_a_duration_that_is_shown_reads_the_same(milliseconds: int) -> None:
+    kind = Duration(0, 10**9)
+
+    assert kind.parse(kind.show(milliseconds / 1000).strip('"')) == pytest.approx(milliseconds / 1000, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        ("0", 0),
+        ("1", 1),
+        ("64KiB", 64 * KIB),
+        ("64 KiB", 64 * KIB),
+        ("2GiB", 2 * GIB),
+        ("1kB", 1000),
+        ("3MB", 3_000_000),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(words: str, size: int) -> None:
+    assert Size(0, GIB * 2).parse(words) == size
+
+
+@given(st.one_of(st.text(), st.integers(), st.floats(), st.booleans(), st.none(), st.lists(st.integers())))
+def test_no_value_breaks_a_kind(value: object) -> None:
+    """Whatever stands in a file is either a checked value or a ValueError."""
+    for setting in reference():
+        if setting.name == "routes":
+            continue
+        with contextlib.suppress(InvalidInput):
+            load(None, {}, {setting.name: value})

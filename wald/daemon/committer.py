@@ -1,0 +1,241 @@
+"""The step that makes a turn durable: place, announce, write, sync, move the head, and only then settle.
+
+Failures end here too. A failed write or sync costs the descriptor, never the batch: the log goes on in a new segment
+and the same batch is committed there. A full disk raises :class:`Full`, and committing the same turn again goes on
+where it stopped. Anything else the disk does not let us do ends the daemon with everything left as it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from structlog.typing import FilteringBoundLogger
+
+from wald.config import Config
+from wald.daemon.turn import Turn
+from wald.errors import DiskFailure, Locked
+from wald.format.head import LINE_BYTES, Head, encode_head
+from wald.metrics import Metrics
+from wald.store.directory import Root
+from wald.store.disk import Disk, free_bytes
+from wald.store.lock import Lock, holder
+from wald.store.mapped import MappedFile
+from wald.store.writer import Draft, Placed, Placement, Writer
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_SECONDS = 0.25  # how long a disk that was full is taken to be
+_CUT_RETRY_SECONDS = 1.0  # between attempts to cut where the disk has no room for the next segment
+
+
+class Full(DiskFailure):
+    """There is no room on the disk; the turn can be committed later."""
+
+
+class Sources(Protocol):
+    """What has to know when its bytes go to disk and when they are there."""
+
+    def announce(self, placement: Placement) -> None:
+        """They are about to be written."""
+
+    def settle(self, placement: Placement) -> list[str]:
+        """They are durable; returns what went wrong with them since, in words."""
+
+
+class Committer:
+    """The writer, the head, and what is done when the disk fails."""
+
+    def __init__(
+        self,
+        root: Root,
+        disk: Disk,
+        writer: Writer,
+        lock: Lock,
+        sources: Sources,
+        config: Config,
+        metrics: Metrics,
+        journal: FilteringBoundLogger,
+    ) -> None:
+        self.config = config
+        self.writer = writer
+        self._root = root
+        self._lock = lock
+        self._sources = sources
+        self._metrics = metrics
+        self.journal = journal
+        self._head = MappedFile(root.head, LINE_BYTES, disk)
+        self._cut_at: float | None = None
+        self._cut_again_at = self._full_until = 0.0
+        self._refused = False  # the disk did not take the last turn
+        self._synced_at = time.monotonic()
+        self._publish()
+
+    @property
+    def head(self) -> Head:
+        """What the head file says."""
+        writer = self.writer
+        return Head(
+            writer.state.next_sequence - 1,
+            writer.base_sequence,
+            writer.position,
+            writer.epoch,
+            writer.state.append_time_ns,
+        )
+
+    def commit(self, turn: Turn) -> None:
+        """Make every draft of ``turn`` durable; ``turn.placed`` grows as they are.
+
+        Raises:
+            Full: not all of them; commit the same turn again when there is room.
+            DiskFailure: not all of them, and there will be no later.
+            Locked: another daemon has taken the root over.
+        """
+        while (done := len(turn.placed)) < len(turn.drafts):
+            turn.placed += self._commit(self._group(turn.drafts[done:]))
+
+    def cut(self) -> bool:
+        """Cut the active segment if it holds a record; False if it does not, or if there is no room for the next.
+
+        Raises:
+            Locked: another daemon has taken the root over.
+        """
+        now = time.monotonic()
+        if not self.writer.advanced or self.writer.failed or now < self._cut_again_at:
+            return False
+        self._require_lock()
+        try:
+            self.writer.cut(now_ns=time.time_ns())
+        except OSError as error:
+            self._cut_again_at = now + _CUT_RETRY_SECONDS
+            self.journal.error("cut failed", reason=str(error), next="the segment grows until there is room")
+            return False
+        self._cut_at = None
+        self._metrics.cuts += 1
+        self._publish()
+        return True
+
+    def tend(self, now: float) -> bool:
+        """Cut by age and sync by interval, where they are due; whether a segment was cut."""
+        if self.writer.unsynced and self.config.sync == "interval" and self._sync_at() <= now:
+            self._synced_at = now
+            self._sync()
+        return self._cut_at is not None and self._cut_at <= now and self.cut()
+
+    def due(self) -> float | None:
+        """When :meth:`tend` has something to do next, on the monotonic clock; None: not before the next commit."""
+        times = [max(self._cut_at, self._cut_again_at)] if self._cut_at is not None and not self.writer.failed else []
+        if self.writer.unsynced and self.config.sync == "interval":
+            times.append(self._sync_at())
+        return min(times, default=None)
+
+    def has_room(self) -> bool:
+        """Whether the disk has at least ``free_space_min`` free and took the last turn; tells when that changes."""
+        minimum = self.config.free_space_min
+        free = self._metrics.free_bytes = free_bytes(self._root.path)
+        full = free < minimum or time.monotonic() < self._full_until
+        self._tell_room(degraded=full or self._refused)
+        return not full
+
+    def close(self) -> None:
+        self._head.close()
+
+    def _group(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
+        """What of ``drafts`` goes into the active segment, which is cut before it would overshoot."""
+        if self.writer.overshoots(drafts[0].total_bytes):
+            self.cut()
+        end = self.writer.position + drafts[0].total_bytes
+        for count, draft in enumerate(drafts[1:], start=1):
+            end += draft.total_bytes
+            if end > self.writer.segment_max_bytes:
+                return drafts[:count]
+        return drafts
+
+    def _commit(self, drafts: Sequence[Draft]) -> Sequence[Placed]:
+        started = time.monotonic()
+        self._metrics.waiting_since = self._metrics.waiting_since or started
+        # Before the write too: what an old writer appends to a segment that is complete for the new one is in the way.
+        self._require_lock()
+        placement = self._write(drafts)
+        self._require_lock()
+        self._refused = False
+        self._publish()
+        for words in self._sources.settle(placement):
+            self.journal.error("pipe", what=words)
+        now = time.monotonic()
+        self._count(placement, now, now - started)
+        return placement.batches
+
+    def _write(self, drafts: Sequence[Draft]) -> Placement:
+        if not self.writer.failed:
+            try:
+                return self._attempt(drafts)
+            except OSError as error:
+                self._metrics.write_failures += 1
+                self.journal.error("write failed", reason=str(error), next="the same batch goes to a new segment")
+        try:
+            self.writer.replace(now_ns=time.time_ns())
+            self._publish()
+            return self._attempt(drafts)
+        except OSError as error:
+            hint = f"look at the disk (df, dmesg), then wald verify --root {self._root.path} and start again"
+            if error.errno in _FULL:
+                self._refused, self._full_until = True, time.monotonic() + _FULL_SECONDS
+                self._tell_room(degraded=True)
+                raise Full(f"{self._root.segments}: {error}", hint=hint) from error
+            raise DiskFailure(
+                f"{self._root.segments}: {error}; nothing unacknowledged was kept, nothing acknowledged is lost",
+                hint=hint,
+            ) from error
+
+    def _attempt(self, drafts: Sequence[Draft]) -> Placement:
+        placement = self.writer.place(drafts, now_ns=time.time_ns())
+        self._sources.announce(placement)
+        self.writer.commit(placement)
+        return placement
+
+    def _require_lock(self) -> None:
+        if not self._lock.is_ours():
+            raise Locked(
+                f"{self._root.lock}: another daemon has taken over ({holder(self._root)})",
+                hint="nothing was acknowledged after that; let the newer one run",
+            )
+
+    def _count(self, placement: Placement, now: float, seconds: float) -> None:
+        metrics = self._metrics
+        metrics.turns += 1
+        metrics.records += sum(placed.draft.count for placed in placement.batches)
+        metrics.payload_bytes += sum(placed.draft.payload_bytes for placed in placement.batches)
+        metrics.written_bytes += placement.end - placement.position
+        metrics.commit_seconds += seconds
+        metrics.head_moved_at = now
+        metrics.waiting_since = 0.0
+        age = self.config.segment_max_age
+        if self._cut_at is None and age and self.writer.advanced:
+            # Jitter only shortens: many logs started together do not cut together, and none is cut late.
+            self._cut_at = now + age * random.uniform(1 - self.config.segment_age_jitter, 1)  # noqa: S311  (no secret)
+
+    def _tell_room(self, *, degraded: bool) -> None:
+        if degraded == self._metrics.degraded:
+            return
+        self._metrics.degraded = degraded
+        tell = self.journal.error if degraded else self.journal.info
+        words = "disk full: input waits" if degraded else "disk has room again"
+        tell(words, free=self._metrics.free_bytes, free_space_min=self.config.free_space_min)
+
+    def _publish(self) -> None:
+        head = self.head
+        self._head.view[:] = encode_head(head)
+        self._metrics.head_sequence = head.sequence
+
+    def _sync_at(self) -> float:
+        return self._synced_at + self.config.sync_interval
+
+    def _sync(self) -> None:
+        try:
+            self.writer.sync()
+        except OSError as error:
+            self._metrics.write_failures += 1
+            self.journal.error("sync failed", reason=str(error), next="the log goes on in a new segment")

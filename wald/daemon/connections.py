@@ -1,0 +1,412 @@
+"""The unix socket: connections, their requests, and the replies in order.
+
+A request's payload lies in the turn's arena until it is durable. What is not whole at the end of a turn is kept by its
+connection, up to 256 KiB; a larger payload gathers in an unnamed file, so a 40 MB record costs disk, not memory.
+A request that cannot be taken now (its route is inside a pipe's long line, or the disk is nearly full) parks its
+connection: nothing more is read from it until it can.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stringzilla import count as count_bytes
+
+from wald.daemon.arena import Arena
+from wald.daemon.routes import Routes
+from wald.daemon.spooling import Spooling
+from wald.daemon.turn import Ticket, Turn
+from wald.errors import InvalidInput
+from wald.format.columns import BadColumns
+from wald.format.columns import decode as decode_columns
+from wald.format.control import Written
+from wald.format.framing import (
+    LINE_MAX_BYTES,
+    Code,
+    Command,
+    ProtocolError,
+    Publish,
+    encode_err,
+    parse_request,
+)
+from wald.store.writer import Route
+
+RECEIVE_BYTES = 256 << 10  # read from one connection in one turn; a unix socket holds about that much
+KEPT_TOTAL_MAX_BYTES = 16 << 20  # of unfinished requests in memory; beyond it even small ones are spooled
+UNSENT_MAX_BYTES = 1 << 20  # replies nobody reads; beyond it no more requests are read
+_NEWLINE = ord("\n")
+_PEER = struct.Struct("iII")  # SO_PEERCRED: process, user, group
+
+Answer = bytes | Ticket | Command
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What keeps requests from being taken now.
+
+    Attributes:
+        closed: no record may be taken at all; ``reject``: say so rather than let the producer wait.
+        busy: names of the routes that are inside a pipe's long line.
+    """
+
+    closed: bool = False
+    reject: bool = False
+    busy: frozenset[str] = frozenset()
+
+
+class Parked(Exception):
+    """The request has to wait."""
+
+
+@dataclass(slots=True)
+class Connection:
+    """One producer's connection.
+
+    Attributes:
+        kept: bytes that were read and are no whole request yet.
+        skip_bytes: of a refused payload, still to be passed over.
+        answers: this turn's replies, in order; a ticket becomes bytes after the commit.
+        since: when something last arrived, on the monotonic clock.
+    """
+
+    socket: socket.socket
+    user_id: int
+    since: float
+    kept: bytes = b""
+    skip_bytes: int = 0
+    spooling: Spooling | None = None
+    parked: bool = False
+    closing: bool = False
+    unsent: bytes = b""
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a request has begun and its rest is awaited."""
+        return bool(self.kept or self.skip_bytes or self.spooling) and not self.parked
+
+
+class Connections:
+    """Everyone who is connected.
+
+    Args:
+        command: carries out a request that publishes nothing and returns the reply.
+        spool_directory: where large payloads gather; on the file system of the segments.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        poller: select.epoll,
+        routes: Routes,
+        command: Callable[[Command], bytes],
+        *,
+        spool_directory: Path,
+        request_max_bytes: int,
+        connections_max: int,
+    ) -> None:
+        self._listener = listener
+        self._poller = poller
+        self._routes = routes
+        self._command = command
+        self._spool_directory = spool_directory
+        self._request_max_bytes = request_max_bytes
+        self._connections_max = connections_max
+        self._open: dict[int, Connection] = {}
+        self._answering: list[Connection] = []
+        self._spooled: list[Spooling] = []
+        self._kept_bytes = 0
+        self._listening = True
+        poller.register(listener, select.EPOLLIN)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, descriptor: int) -> bool:
+        return descriptor in self._open
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request has to wait."""
+        return any(connection.parked for connection in self._open.values())
+
+    def accept(self, now: float) -> None:
+        """Let one more in; at the limit the rest waits in the listener's queue."""
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError:  # gone already, or no descriptor left: the next turn tries again
+            return
+        accepted.setblocking(False)
+        _, user_id, _ = _PEER.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        self._open[accepted.fileno()] = Connection(accepted, user_id, now)
+        self._poller.register(accepted, select.EPOLLIN)
+        self._listen(len(self._open) < self._connections_max)
+
+    def flush(self, descriptor: int) -> None:
+        """Send replies that did not fit before."""
+        self._send(self._open[descriptor], b"")
+
+    def collect(self, descriptor: int, turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
+        """Read from one connection and hand whole requests to ``turn``."""
+        connection = self._open[descriptor]
+        if len(connection.unsent) > UNSENT_MAX_BYTES or arena.free < RECEIVE_BYTES + len(connection.kept):
+            return  # still readable in the next turn
+        start = arena.used + len(connection.kept)
+        try:
+            length = connection.socket.recv_into(arena.view[start : start + RECEIVE_BYTES])
+        except BlockingIOError:
+            return
+        except OSError:
+            length = 0
+        if length == 0:
+            connection.closing = True  # once the replies it still waits for are sent
+            self._send(connection, b"")
+            return
+        connection.since = now
+        self._understand(connection, turn, arena, gate, start + length)
+
+    def retry_parked(self, turn: Turn, arena: Arena, gate: Gate) -> None:
+        """Look again at the requests that had to wait."""
+        for connection in [connection for connection in self._open.values() if connection.parked]:
+            if arena.free < RECEIVE_BYTES + len(connection.kept):
+                return
+            connection.parked = False
+            self._poller.register(connection.socket, select.EPOLLOUT if connection.unsent else select.EPOLLIN)
+            self._understand(connection, turn, arena, gate, arena.used + len(connection.kept))
+
+    def reply(self, turn: Turn) -> None:
+        """After the commit: tell everyone what became durable."""
+        self._answer(lambda ticket: _ok(*turn.sequences(ticket)))
+
+    def refuse(self, code: Code, words: str) -> None:
+        """The turn could not be committed: say so to everyone whose records were in it."""
+        refusal = encode_err(code, words)
+        self._answer(lambda _: refusal)
+
+    def _answer(self, redeem: Callable[[Ticket], bytes]) -> None:
+        answering, self._answering = self._answering, []
+        for connection in answering:
+            answers, connection.answers = connection.answers, []
+            replies = [
+                answer
+                if isinstance(answer, bytes)
+                else redeem(answer)
+                if isinstance(answer, Ticket)
+                else self._command(answer)
+                for answer in answers
+            ]
+            self._send(connection, b"".join(replies))
+        for spooling in self._spooled:
+            spooling.close()
+        self._spooled.clear()
+
+    def expire(self, now: float, timeout: float) -> None:
+        """Close the connections whose half-sent request has been left lying."""
+        for connection in list(self._open.values()):
+            if connection.unfinished and now - connection.since > timeout:
+                self._send(connection, encode_err(Code.TIMEOUT, f"nothing more of the request came in {timeout:g} s"))
+                self._close(connection)
+
+    def close(self) -> None:
+        """Close the socket and every connection."""
+        for connection in list(self._open.values()):
+            self._close(connection)
+        self._listener.close()
+
+    def _understand(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, end: int) -> None:
+        """Take what is whole out of arena bytes that begin with what the connection kept; keep the rest."""
+        start = arena.used
+        kept = connection.kept
+        if kept:
+            arena.view[start : start + len(kept)] = kept
+        position = self._requests(connection, turn, arena, gate, start, end)
+        arena.used = position
+        connection.kept = bytes(arena.view[position:end])
+        self._kept_bytes += len(connection.kept) - len(kept)
+        if connection.answers:
+            self._answering.append(connection)
+        if connection.parked:
+            self._poller.unregister(connection.socket)
+
+    def _requests(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, position: int, end: int) -> int:
+        """Carry out the requests between ``position`` and ``end``; returns where the first unfinished one begins."""
+        while position < end and not connection.closing:
+            if connection.skip_bytes:
+                passed = min(connection.skip_bytes, end - position)
+                connection.skip_bytes -= passed
+                position += passed
+                continue
+            if connection.spooling is not None:
+                position += self._spool(connection, turn, arena.view[position:end])
+                continue
+            newline = arena.buffer.find(b"\n", position, min(end, position + LINE_MAX_BYTES))
+            if newline < 0:
+                if end - position < LINE_MAX_BYTES:
+                    break
+                connection.answers.append(encode_err(Code.BAD_REQUEST, f"no newline in {LINE_MAX_BYTES} bytes"))
+                connection.closing = True
+                return end
+            body = newline + 1
+            try:
+                request = parse_request(bytes(arena.view[position:newline]), request_max_bytes=self._request_max_bytes)
+                if isinstance(request, Command):
+                    # What asks about the log is answered after the commit of what came before it.
+                    connection.answers.append(self._command(request) if request.verb == "ROUTE" else request)
+                    position = body
+                    continue
+                route = self._admit(connection, request, gate)
+                if body + request.payload_bytes <= end:
+                    position = body + request.payload_bytes
+                    connection.answers.append(_publish(turn, arena, route, request, body))
+                elif self._fits(request):
+                    break
+                else:
+                    position = body
+                    connection.spooling = _open_spool(request, route, self._spool_directory)
+            except Parked:
+                connection.parked = True
+                break
+            except ProtocolError as error:
+                connection.answers.append(encode_err(error.code, error.words))
+                connection.closing = error.payload_bytes is None
+                connection.skip_bytes = error.payload_bytes or 0
+                position = body
+        return end if connection.closing else position
+
+    def _admit(self, connection: Connection, request: Publish, gate: Gate) -> Route:
+        try:
+            route = self._routes.find(request.route, connection.user_id)
+            if gate.closed and gate.reject:
+                raise ProtocolError(Code.FULL, "the disk has less free space than free_space_min")
+        except InvalidInput as error:
+            raise ProtocolError(Code.BAD_ROUTE, error.message, payload_bytes=request.payload_bytes) from None
+        except ProtocolError as error:
+            error.payload_bytes = request.payload_bytes
+            raise
+        if gate.closed or route.name in gate.busy:
+            raise Parked
+        return route
+
+    def _fits(self, request: Publish) -> bool:
+        """Whether the rest of a payload is awaited in memory."""
+        expected = request.payload_bytes
+        return expected <= RECEIVE_BYTES and self._kept_bytes + expected <= KEPT_TOTAL_MAX_BYTES
+
+    def _spool(self, connection: Connection, turn: Turn, data: memoryview) -> int:
+        spooling = connection.spooling
+        assert spooling is not None
+        try:
+            fed = spooling.feed(data)
+        except OSError as error:
+            connection.spooling = None
+            connection.skip_bytes = spooling.missing_bytes
+            connection.answers.append(encode_err(_no_spool(error), str(error)))
+            spooling.close()
+            return 0
+        if spooling.missing_bytes == 0:
+            connection.spooling = None
+            self._spooled.append(spooling)
+            try:
+                connection.answers.append(_publish_spooled(turn, spooling))
+            except ProtocolError as error:
+                connection.answers.append(encode_err(error.code, error.words))
+        return fed
+
+    def _send(self, connection: Connection, data: bytes) -> None:
+        data = connection.unsent + data
+        had_unsent = bool(connection.unsent)
+        try:
+            sent = connection.socket.send(data) if data else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # the peer is gone; what it was to be told is in the log all the same
+            self._close(connection)
+            return
+        connection.unsent = data[sent:]
+        if bool(connection.unsent) != had_unsent and not connection.parked:
+            events = select.EPOLLIN if not connection.unsent else select.EPOLLOUT
+            self._poller.modify(connection.socket, events)
+        if connection.closing and not connection.unsent:
+            self._close(connection)
+
+    def _close(self, connection: Connection) -> None:
+        descriptor = connection.socket.fileno()
+        if descriptor < 0:
+            return
+        del self._open[descriptor]
+        if not connection.parked:
+            self._poller.unregister(connection.socket)
+        if connection.spooling is not None:
+            connection.spooling.close()
+        self._kept_bytes -= len(connection.kept)
+        connection.socket.close()
+        self._listen(True)
+
+    def _listen(self, wanted: bool) -> None:
+        if wanted != self._listening and self._listener.fileno() >= 0:
+            self._listening = wanted
+            self._poller.modify(self._listener, select.EPOLLIN if wanted else 0)
+
+
+def _ok(first: int, last: int) -> bytes:
+    return b"OK %d %d\n" % (first, last)
+
+
+def _publish(turn: Turn, arena: Arena, route: Route, request: Publish, body: int) -> Answer:
+    """Hand a whole payload to the turn."""
+    end = body + request.payload_bytes
+    payload = arena.view[body:end]
+    try:
+        if request.columns:
+            return _answer(turn.publish(request, route, payload, _records(decode_columns(payload).count)))
+        if not payload or payload[-1] != _NEWLINE:
+            raise ProtocolError(Code.BAD_LINES, "the payload must end in a newline")
+        count = int(count_bytes(payload, b"\n"))
+        if request.producer_id:
+            return _answer(turn.publish(request, route, payload, count))
+        return turn.publish_lines(route, payload, count)
+    except BadColumns as error:
+        return encode_err(Code.BAD_COLUMNS, str(error))
+    except ProtocolError as error:  # the payload has been read: nothing to pass over
+        return encode_err(error.code, error.words)
+
+
+def _publish_spooled(turn: Turn, spooling: Spooling) -> Answer:
+    request = spooling.request
+    if request.columns:
+        try:
+            count = _records(spooling.columns_count())
+        except BadColumns as error:
+            raise ProtocolError(Code.BAD_COLUMNS, str(error)) from None
+    elif spooling.ends_in_newline:
+        count = spooling.newlines
+    else:
+        raise ProtocolError(Code.BAD_LINES, "the payload must end in a newline")
+    return _answer(turn.publish(request, spooling.route, None, count, spooling.spool()))
+
+
+def _open_spool(request: Publish, route: Route, directory: Path) -> Spooling:
+    try:
+        return Spooling(request, route, directory)
+    except OSError as error:
+        raise ProtocolError(_no_spool(error), str(error), payload_bytes=request.payload_bytes) from error
+
+
+def _no_spool(error: OSError) -> Code:
+    return Code.FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Code.FAILED
+
+
+def _records(count: int) -> int:
+    if count == 0:
+        raise BadColumns("no record")
+    return count
+
+
+def _answer(result: Ticket | Written) -> Answer:
+    return result if isinstance(result, Ticket) else _ok(result.first, result.last)

@@ -1,0 +1,110 @@
+"""Signals, and systemd: what the outside tells the daemon and what the daemon tells the outside.
+
+Signals set flags and wake the loop. Messages to systemd are datagrams (sd_notify(3)): READY, RELOADING, STOPPING,
+STATUS, WATCHDOG, and FDSTORE to hand over the pipes, so that what is in them outlives a restart. Descriptors come back
+as sd_listen_fds(3) says, named by their route.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from types import FrameType
+
+_FIRST_LISTENED = 3  # SD_LISTEN_FDS_START
+
+
+class Signals:
+    """SIGTERM and SIGINT stop, SIGHUP reloads, SIGUSR1 cuts; each also makes :attr:`descriptor` readable."""
+
+    def __init__(self) -> None:
+        self.stop = False
+        self.reload = False
+        self.cut = False
+        self.descriptor, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, self._handle)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+    def drain(self) -> None:
+        """Make :attr:`descriptor` wait for the next signal."""
+        try:
+            os.read(self.descriptor, 512)
+        except BlockingIOError:
+            return
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self.reload = True
+        elif number == signal.SIGUSR1:
+            self.cut = True
+        else:
+            self.stop = True
+
+
+class Systemd:
+    """The service manager; silent where there is none."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._address = environ.get("NOTIFY_SOCKET", "")
+        for_us = environ.get("WATCHDOG_PID") in (None, str(os.getpid()))
+        microseconds = environ.get("WATCHDOG_USEC", "")
+        # Half of what systemd waits, as sd_watchdog_enabled(3) advises.
+        self.watchdog_seconds = int(microseconds) / 2e6 if for_us and microseconds.isdigit() else 0.0
+        self._given = _listened(environ)
+
+    def ready(self) -> None:
+        self._send("READY=1")
+
+    def reloading(self) -> None:
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self) -> None:
+        self._send("STOPPING=1")
+
+    def alive(self) -> None:
+        self._send("WATCHDOG=1")
+
+    def status(self, words: str) -> None:
+        self._send(f"STATUS={words}")
+
+    def take(self, path: str) -> int | None:
+        """The descriptor that was handed to us for the FIFO at ``path``; None if there is none."""
+        try:
+            wanted = os.stat(path)
+        except FileNotFoundError:
+            return None
+        for descriptor in self._given:
+            status = os.fstat(descriptor)
+            if (status.st_dev, status.st_ino) == (wanted.st_dev, wanted.st_ino):
+                self._given.remove(descriptor)
+                os.set_blocking(descriptor, False)
+                os.set_inheritable(descriptor, False)
+                return descriptor
+        return None
+
+    def keep(self, name: str, descriptor: int) -> None:
+        """Ask systemd to hold a pipe too (it does where FileDescriptorStoreMax allows), hung up or not."""
+        self._send(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [descriptor])
+
+    def _send(self, message: str, descriptors: list[int] | None = None) -> None:
+        if not self._address:
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as datagram:
+            try:
+                datagram.connect(address)
+                socket.send_fds(datagram, [message.encode()], descriptors or [])
+            except OSError:  # a manager that does not listen is no reason to stop
+                return
+
+
+def _listened(environ: Mapping[str, str]) -> list[int]:
+    if environ.get("LISTEN_PID") != str(os.getpid()):
+        return []
+    count = environ.get("LISTEN_FDS", "0")
+    return list(range(_FIRST_LISTENED, _FIRST_LISTENED + int(count))) if count.isdigit() else []

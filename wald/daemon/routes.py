@@ -1,0 +1,56 @@
+"""The daemon's table of routes: who may be written to, by whom, and made known while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from wald.format.framing import Code, ProtocolError
+from wald.store.directory import Root
+from wald.store.writer import Route
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A route that can be written to; ``writers`` are the user ids that may, or None for everyone."""
+
+    route: Route
+    writers: Collection[int] | None
+
+
+class Routes:
+    """Looks a route up by the bytes of its name; the directory is asked only for a name that was not seen yet."""
+
+    def __init__(self, root: Root, writers: Mapping[str, Collection[int]]) -> None:
+        self._root = root
+        self._writers = writers
+        self._entries: dict[bytes, Entry] = {}
+
+    def find(self, name: bytes, user_id: int) -> Route:
+        """
+        Raises:
+            ProtocolError: no such route, an illegal name, a retired route, or one this user may not write to.
+        """
+        entry = self._entries.get(name) or self._look_up(name)
+        if entry.writers is not None and user_id not in entry.writers:
+            raise ProtocolError(Code.DENIED, f"user {user_id} may not write to {entry.route.name}")
+        return entry.route
+
+    def forget(self, name: str | None = None, *, writers: Mapping[str, Collection[int]] | None = None) -> None:
+        """Ask the directory again: about one route that changed, or about all of them under new settings."""
+        if writers is not None:
+            self._writers = writers
+        if name is None:
+            self._entries.clear()
+        else:
+            self._entries.pop(name.encode(), None)
+
+    def _look_up(self, name: bytes) -> Entry:
+        text = name.decode("utf-8", "replace")
+        path = self._root.route(text)
+        if not path.is_dir():
+            raise ProtocolError(Code.NO_ROUTE, f"there is no route {text!r}; ROUTE ADD {text} makes it")
+        if self._root.retired(text).exists():
+            raise ProtocolError(Code.NO_ROUTE, f"the route {text!r} is retired; ROUTE ADD {text} takes it back")
+        entry = self._entries[name] = Entry(Route.named(text), self._writers.get(text))
+        return entry

@@ -1,0 +1,440 @@
+"""The daemon: builds the parts, runs the loop, says what happened. The only place that knows everyone.
+
+start   lock → recovery → writer → head → pipes → background → socket → ready
+turn    wait → collect → write → sync → head → take and reply → cut if due
+stop    socket closed → what pipes and requests still held → background → unlock
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from wald.config import Config
+from wald.daemon.arena import Arena
+from wald.daemon.background import Background, Failure
+from wald.daemon.committer import Committer, Full
+from wald.daemon.connections import Connections, Gate
+from wald.daemon.endpoint import Endpoint
+from wald.daemon.intake import Intake
+from wald.daemon.journal import open_journal
+from wald.daemon.lifecycle import Signals, Systemd
+from wald.daemon.routes import Routes
+from wald.daemon.turn import Turn
+from wald.errors import InvalidInput, WaldError
+from wald.format.framing import Code, Command, encode_err, encode_ok
+from wald.format.head import encode_head
+from wald.metrics import Metrics
+from wald.store.directory import create_root, read_identity
+from wald.store.disk import Disk
+from wald.store.ledger import Ledger
+from wald.store.lock import Lock
+from wald.store.recovery import recover
+from wald.store.routes import FIFO_MODE, add_route, has_fifo, retire_route
+from wald.store.sealer import Sealed, remove_temporaries
+from wald.store.writer import Writer
+
+_FULL_LOOK_SECONDS = 0.25  # how often a full disk is looked at again
+_SWEEP_SECONDS = 1.0  # how often half-sent requests are looked for
+_BACKLOG = 128
+_LAST_TURNS = 64  # at a stop: enough for all that pipes hold; a producer that never ends does not hold us
+
+
+def run(
+    path: Path,
+    config: Config,
+    *,
+    stdin_route: str | None = None,
+    reload: Callable[[], Config] | None = None,
+) -> int:
+    """Run the daemon on the root at ``path`` until a signal or the end of stdin; returns the exit code.
+
+    Args:
+        stdin_route: the route that lines on stdin go to; None: stdin is not read.
+        reload: makes the configuration anew for SIGHUP.
+
+    Raises:
+        WaldError: it cannot start, or the disk took the log away from under it.
+    """
+    with contextlib.ExitStack() as closers:
+        service = Service(path, config, closers, stdin_route=stdin_route, reload=reload)
+        service.loop()
+        service.stop()
+    return 0
+
+
+class Service:
+    """One life of the daemon; what has to be closed is on ``closers``, in the order in which it was opened."""
+
+    def __init__(
+        self,
+        path: Path,
+        config: Config,
+        closers: contextlib.ExitStack,
+        *,
+        stdin_route: str | None,
+        reload: Callable[[], Config] | None,
+    ) -> None:
+        now = _now()
+        self._config = config
+        self._reload = reload
+        self._journal = open_journal(config.log_format, config.log_level)
+        self._disk = disk = Disk()
+        self._metrics = Metrics()
+        self._arena = Arena()
+        self._held: Turn | None = None
+        self._cuts_seen = 0
+        self._swept_at = self._alive_at = time.monotonic()
+        self._root = root = create_root(path, disk, now=now)
+        identity = read_identity(root)
+        self._lock = Lock(root, disk, now=now)
+        closers.callback(self._lock.release)
+        if stdin_route is not None:
+            add_route(root, disk, stdin_route)
+        for name, route in config.routes.items():
+            add_route(root, disk, name, fifo=route.fifo, mode=route.mode)
+        self._poller = select.epoll()
+        self._signals = Signals()
+        self._poller.register(self._signals.descriptor, select.EPOLLIN)
+        self._systemd = Systemd(os.environ)
+        remove_temporaries(root, disk)
+        ledger = Ledger(root.ledger / "segments.jsonl", disk)
+        closers.callback(ledger.close)
+        self._writer = self._recover(identity.log_id)
+        closers.callback(self._writer.close)
+        self._intake = Intake(root, disk, self._poller, self._systemd, config)
+        closers.callback(self._intake.close)
+        self._committer = Committer(
+            root, disk, self._writer, self._lock, self._intake, config, self._metrics, self._journal
+        )
+        closers.callback(self._committer.close)
+        self._open_pipes(stdin_route)
+        self._background = Background(root, disk, ledger, self._writer, self._heard, level=config.compression_level)
+        closers.callback(self._background.stop)
+        self._background.wake()
+        self._routes = Routes(root, _writers(config))
+        self._socket_path = Path(config.socket) if config.socket else root.socket
+        self._connections = self._listen()
+        closers.callback(self._connections.close)
+        if config.metrics:
+            endpoint = Endpoint(config.metrics, self._metrics, stall_timeout=config.stall_timeout)
+            closers.callback(endpoint.close)
+        self._systemd.ready()
+        self._journal.info(
+            "ready",
+            root=str(root.path),
+            epoch=self._lock.epoch,
+            head=self._metrics.head_sequence,
+            socket=str(self._socket_path),
+            pipes=sorted(pipe.route.name for pipe in self._intake),
+        )
+
+    def loop(self) -> None:
+        """Turn after turn until something asks for the end."""
+        while not (self._signals.stop or self._intake.stdin_ended):
+            self._turn(self._timeout())
+
+    def stop(self) -> None:
+        """The last turns: nothing new is let in, and what nobody else holds is not left behind."""
+        self._systemd.stopping()
+        self._journal.info("stopping", head=self._metrics.head_sequence)
+        self._connections.close()
+        if self._lock.is_ours():
+            self._socket_path.unlink(missing_ok=True)
+        self._intake.release_writing_ends()
+        try:
+            for _ in range(_LAST_TURNS):
+                if not self._intake.ready:
+                    break
+                self._collect_pipes()
+        except Full as full:
+            self._journal.error("disk full: what is in pipes that nobody else holds is lost", reason=full.message)
+        self._journal.info("stopped", head=self._metrics.head_sequence)
+
+    # One turn.
+
+    def _turn(self, timeout: float | None) -> None:
+        if self._held is not None:
+            self._wait_for_room()
+            return
+        events = self._poller.poll(timeout)
+        now = time.monotonic()
+        room = self._committer.has_room()
+        self._arena.reset()
+        turn = Turn(self._writer.state.producers)
+        readable = self._dispatch(events, now)
+        self._intake.look_again(now)
+        if room:
+            self._intake.collect(turn, self._arena)
+        # After the pipes: what they have begun in this very turn keeps others off its route too.
+        gate = Gate(not room, self._config.on_full == "reject", self._intake.busy | turn.open_routes)
+        if room:
+            self._connections.retry_parked(turn, self._arena, gate)
+        begin = self._metrics.turns % len(readable) if readable else 0  # else the first would take all the room
+        for descriptor in readable[begin:] + readable[:begin]:
+            self._connections.collect(descriptor, turn, self._arena, gate, now)
+        waits = not room and (self._intake.ready or self._connections.waiting)
+        self._metrics.waiting_since = (self._metrics.waiting_since or now) if waits else 0.0
+        self._finish(turn)
+        self._tend(now)
+
+    def _dispatch(self, events: list[tuple[int, int]], now: float) -> list[int]:
+        """Note what happened; returns the connections that have something to read."""
+        readable = []
+        for descriptor, happened in events:
+            if descriptor in self._intake:
+                self._intake.notice(descriptor, happened, now)
+            elif descriptor in self._connections:
+                if happened & select.EPOLLOUT:
+                    self._connections.flush(descriptor)
+                if happened & ~select.EPOLLOUT and descriptor in self._connections:
+                    readable.append(descriptor)
+            elif descriptor == self._signals.descriptor:
+                self._signals.drain()
+            else:
+                self._connections.accept(now)
+        return readable
+
+    def _finish(self, turn: Turn) -> None:
+        """Commit a turn and answer for it; without room, hold it."""
+        try:
+            self._committer.commit(turn)
+        except Full:
+            if self._config.on_full == "reject" and not turn.placed:
+                self._held = None
+                self._connections.refuse(Code.FULL, "the disk is full")
+            else:
+                self._held = turn
+            return
+        except WaldError:
+            self._connections.refuse(Code.FAILED, "the daemon stops")
+            raise
+        self._held = None
+        self._connections.reply(turn)
+
+    def _wait_for_room(self) -> None:
+        """The turn in hand could not be written: nothing else is taken until it can."""
+        assert self._held is not None
+        select.select([self._signals.descriptor], [], [], _FULL_LOOK_SECONDS)
+        self._signals.drain()
+        self._finish(self._held)
+        self._keep_alive(time.monotonic())
+
+    def _collect_pipes(self) -> None:
+        self._arena.reset()
+        turn = Turn(self._writer.state.producers)
+        self._intake.collect(turn, self._arena)
+        self._committer.commit(turn)
+
+    def _timeout(self) -> float | None:
+        """How long the loop may wait for something to happen, in seconds."""
+        if self._metrics.degraded:
+            return _FULL_LOOK_SECONDS
+        if self._intake.ready:
+            return 0
+        now = time.monotonic()
+        times = [at for at in (self._committer.due(), self._intake.look_again_at()) if at is not None]
+        if len(self._connections):
+            times.append(now + _SWEEP_SECONDS)
+        if self._systemd.watchdog_seconds:
+            times.append(self._alive_at + self._systemd.watchdog_seconds)
+        return max(0.0, min(times) - now) if times else None
+
+    def _tend(self, now: float) -> None:
+        """What is due between turns."""
+        self._committer.tend(now)
+        if self._signals.cut:
+            self._signals.cut = False
+            self._committer.cut()
+        if self._signals.reload:
+            self._signals.reload = False
+            self._load_again()
+        if now - self._swept_at >= _SWEEP_SECONDS:
+            self._swept_at = now
+            self._connections.expire(now, self._config.frame_timeout)
+            self._metrics.connections = len(self._connections)
+        if self._metrics.cuts > self._cuts_seen:
+            self._cuts_seen = self._metrics.cuts
+            self._background.wake()
+        self._keep_alive(now)
+
+    def _keep_alive(self, now: float) -> None:
+        """Tell the watchdog that the loop turns; a full disk is no reason to be killed, a hanging one is."""
+        interval = self._systemd.watchdog_seconds
+        if interval and now - self._alive_at >= interval:
+            self._alive_at = now
+            self._systemd.alive()
+
+    # What can be asked over the socket.
+
+    def _command(self, command: Command) -> bytes:
+        try:
+            match command.verb, command.words:
+                case "PING", ():
+                    return encode_ok("pong")
+                case "HEAD", ():
+                    return encode_ok(encode_head(self._committer.head).decode().strip())
+                case "STAT", ():
+                    return encode_ok(json.dumps(self._told()))
+                case "CUT", ():
+                    return self._cut()
+                case "ROUTE", ("ADD", str(name), *options):
+                    return self._add_route(name, options)
+                case "ROUTE", ("RETIRE", str(name)):
+                    retire_route(self._root, self._disk, name, now=_now())
+                    self._routes.forget(name)
+                    return encode_ok(f"retired {name}")
+        except WaldError as error:
+            code = Code.BAD_ROUTE if isinstance(error, InvalidInput) else Code.NO_ROUTE
+            return encode_err(code, error.message)
+        except OSError as error:
+            return encode_err(Code.FAILED, str(error))
+        words = "PING | HEAD | STAT | CUT | ROUTE ADD <name> [fifo] [mode=<octal>] | ROUTE RETIRE <name>"
+        return encode_err(Code.BAD_REQUEST, words)
+
+    def _cut(self) -> bytes:
+        if not self._writer.advanced:
+            return encode_ok(f"nothing-to-cut {self._writer.base_sequence}")
+        if not self._committer.cut():
+            return encode_err(Code.FULL, "there is no room for the next segment; this one goes on")
+        return encode_ok(f"cut {self._writer.base_sequence}")
+
+    def _add_route(self, name: str, options: list[str]) -> bytes:
+        mode = FIFO_MODE
+        for option in options:
+            key, _, value = option.partition("=")
+            if key == "mode" and value and not set(value) - set("01234567"):
+                mode = int(value, 8) & 0o777
+            elif option != "fifo":
+                return encode_err(Code.BAD_REQUEST, f"options are fifo and mode=<octal>, not {option!r}")
+        add_route(self._root, self._disk, name, fifo="fifo" in options, mode=mode)
+        if has_fifo(self._root, name):
+            self._intake.add(name)
+        self._routes.forget(name)
+        return encode_ok(f"added {name}")
+
+    def _told(self) -> dict[str, object]:
+        head = self._committer.head
+        return {
+            "head": head.sequence,
+            "segment": head.segment,
+            "position": head.position,
+            "epoch": head.epoch,
+            "pid": os.getpid(),
+            "degraded": self._metrics.degraded,
+            "records": self._metrics.records,
+            "turns": self._metrics.turns,
+            "cuts": self._metrics.cuts,
+            "sealed": self._metrics.sealed,
+            "connections": len(self._connections),
+            "free_bytes": self._metrics.free_bytes,
+            "routes": self._writer.state.routes,
+        }
+
+    # Parts.
+
+    def _recover(self, log_id: bytes) -> Writer:
+        config, epoch = self._config, self._lock.epoch
+        recovered = recover(self._root, self._disk, log_id=log_id, epoch=epoch, now_ns=time.time_ns())
+        report = recovered.report
+        for words in report.info:
+            self._journal.info("recovered", what=words)
+        for words in report.errors:
+            self._journal.error("damage", what=words)
+        self._metrics.recovery_errors = len(report.errors)
+        self._metrics.trimmed_bytes = report.trimmed_bytes
+        self._metrics.epoch = epoch
+        return Writer(
+            self._root,
+            self._disk,
+            recovered.state,
+            log_id=log_id,
+            epoch=epoch,
+            segment_max_bytes=config.segment_max_bytes,
+            now_ns=time.time_ns(),
+            carry=recovered.carry,
+            sync_commits=config.sync == "commit",
+        )
+
+    def _open_pipes(self, stdin_route: str | None) -> None:
+        told, closing = self._intake.open(stdin_route, self._writer.state.open_records)
+        for words in told:
+            self._journal.info("pipe", what=words)
+        if closing:
+            turn = Turn(self._writer.state.producers)
+            for draft in closing:
+                turn.add(draft)
+            self._committer.commit(turn)
+
+    def _listen(self) -> Connections:
+        path, config = self._socket_path, self._config
+        path.unlink(missing_ok=True)  # the lock is ours, so nobody listens on it
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            listener.bind(str(path))
+            path.chmod(config.socket_mode)
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise InvalidInput(
+                f"{path}: cannot listen ({error})",
+                hint="a socket's path may have 107 bytes: set WALD_SOCKET to a shorter one",
+            ) from error
+        return Connections(
+            listener,
+            self._poller,
+            self._routes,
+            self._command,
+            spool_directory=self._root.path,
+            request_max_bytes=config.request_max_bytes,
+            connections_max=config.connections_max,
+        )
+
+    def _heard(self, event: Sealed | Failure) -> None:
+        """From the background thread."""
+        if isinstance(event, Failure):
+            self._metrics.seal_failures += 1
+            self._journal.error("not sealed", segment=event.name, reason=event.reason)
+        else:
+            self._metrics.sealed += 1
+            self._metrics.sealed_bytes += event.sealed_bytes
+            self._journal.debug("sealed", segment=event.base_sequence, raw=event.raw_bytes, bytes=event.sealed_bytes)
+
+    def _load_again(self) -> None:
+        """SIGHUP: take over what can change in a running daemon, and name what cannot."""
+        self._systemd.reloading()
+        try:
+            self._take_over(self._reload() if self._reload is not None else self._config)
+        except WaldError as error:
+            self._journal.error("not reloaded", reason=error.message, hint=error.hint)
+        except OSError as error:
+            self._journal.error("not reloaded", reason=str(error))
+        self._systemd.ready()
+
+    def _take_over(self, fresh: Config) -> None:
+        changed = {each.name for each in fields(fresh) if getattr(fresh, each.name) != getattr(self._config, each.name)}
+        taken = changed & Config.reloadable
+        self._config = replace(self._config, **{name: getattr(fresh, name) for name in taken})
+        self._journal = open_journal(self._config.log_format, self._config.log_level)
+        self._committer.config, self._committer.journal = self._config, self._journal
+        self._writer.segment_max_bytes = self._config.segment_max_bytes
+        for name, route in self._config.routes.items():
+            self._add_route(name, [f"mode={route.mode:o}", *(["fifo"] if route.fifo else [])])
+        self._routes.forget(writers=_writers(self._config))
+        self._journal.info("reloaded", taken=sorted(taken), needs_restart=sorted(changed - taken))
+
+
+def _writers(config: Config) -> dict[str, frozenset[int]]:
+    return {name: route.writers for name, route in config.routes.items() if route.writers}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

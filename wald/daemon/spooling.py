@@ -1,0 +1,67 @@
+"""A payload too large for memory, gathered in an unnamed file beside the segments.
+
+The file has no name, so nothing of it is left if the daemon dies; its bytes go to the segment inside the kernel.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from pathlib import Path
+
+from crc32c import crc32c
+from stringzilla import count as count_bytes
+
+from wald.format.columns import decode as decode_columns
+from wald.format.framing import Publish
+from wald.store.writer import Route, Spool
+
+
+class Spooling:
+    """One request's payload on its way into the file.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, request: Publish, route: Route, directory: Path) -> None:
+        self.request = request
+        self.route = route
+        self.missing_bytes = request.payload_bytes
+        self.newlines = 0
+        self.ends_in_newline = False
+        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115  (closed after the turn)
+        self._checksum = crc32c(route.prefix)
+
+    def feed(self, data: memoryview) -> int:
+        """Take what belongs to the payload off the front of ``data``; returns how many bytes.
+
+        Raises:
+            OSError: there is no room for it; nothing was taken, and the payload cannot become whole.
+        """
+        part = data[: self.missing_bytes]
+        if part:
+            self._checksum = crc32c(part, self._checksum)
+            self.newlines += int(count_bytes(part, b"\n"))
+            self.ends_in_newline = part[-1] == ord("\n")
+            rest = part
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            self.missing_bytes -= len(part)
+        return len(part)
+
+    def spool(self) -> Spool:
+        """The whole payload, as the writer takes it."""
+        return Spool(self._file.fileno(), self._checksum)
+
+    def columns_count(self) -> int:
+        """How many records the payload has as columns.
+
+        Raises:
+            BadColumns: it is not well-formed.
+        """
+        mapped = mmap.mmap(self._file.fileno(), 0, prot=mmap.PROT_READ)  # unmapped with the last view of it
+        return decode_columns(memoryview(mapped)).count
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,110 @@
+"""One turn: what the sources hand in, and the step that makes it durable.
+
+Records of one route without a producer id become one batch; a batch with a producer id stays one, because it may have
+to be recognised again. A :class:`Ticket` is a claim on the sequences that the records will have once they are durable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from wald.format.batch import Buffer, Encoding, Flag
+from wald.format.control import Producers, Written
+from wald.format.framing import Code, ProtocolError, Publish
+from wald.store.writer import Draft, Placed, Route, Spool
+
+_MERGED_MAX_BYTES = 64 << 20  # spooled payloads are never merged, so this only bounds a turn's largest batch
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A claim on ``count`` records from ``offset`` on in the turn's draft number ``draft``."""
+
+    draft: int
+    offset: int
+    count: int
+
+
+@dataclass(slots=True)
+class Turn:
+    """The drafts of one round of the loop, and after the commit where each of them stands.
+
+    Attributes:
+        placed: parallel to ``drafts``; empty before the commit.
+    """
+
+    producers: Producers
+    drafts: list[Draft] = field(default_factory=list)
+    placed: list[Placed] = field(default_factory=list)
+    payload_bytes: int = 0
+    _merging: dict[str, int] = field(default_factory=dict)
+    _published: dict[int, dict[int, Ticket]] = field(default_factory=dict)
+
+    @property
+    def open_routes(self) -> frozenset[str]:
+        """The routes on which a record is left open."""
+        return frozenset(draft.route.name for draft in self.drafts if draft.flags & Flag.CONTINUED)
+
+    def add(self, draft: Draft) -> int:
+        """Take a source's own batch; returns its number in ``drafts``."""
+        self.drafts.append(draft)
+        self.payload_bytes += draft.payload_bytes
+        return len(self.drafts) - 1
+
+    def publish_lines(self, route: Route, payload: Buffer, count: int) -> Ticket:
+        """Take lines without a producer; they join the route's batch of this turn."""
+        number = self._merging.get(route.name, -1)
+        length = len(payload)
+        if number < 0 or self.drafts[number].payload_bytes + length > _MERGED_MAX_BYTES:
+            number = self._merging[route.name] = self.add(Draft(route, [payload], length, count))
+            return Ticket(number, 0, count)
+        draft = self.drafts[number]
+        ticket = Ticket(number, draft.count, count)
+        draft.payload.append(payload)
+        draft.payload_bytes += length
+        draft.count += count
+        self.payload_bytes += length
+        return ticket
+
+    def publish(
+        self, request: Publish, route: Route, payload: Buffer | None, count: int, spool: Spool | None = None
+    ) -> Ticket | Written:
+        """Take a batch that stays one; what is in the log already is answered instead of taken.
+
+        Raises:
+            ProtocolError: a producer's batches are not consecutive, or it asks for one too old to be remembered.
+        """
+        producer_id, number = request.producer_id, request.producer_sequence
+        if producer_id:
+            known = self._published.get(producer_id, {}).get(number) or self.producers.find(producer_id, number)
+            if known is not None:
+                return known
+            self._check_order(producer_id, number)
+        draft = Draft(
+            route,
+            [] if payload is None else [payload],
+            request.payload_bytes,
+            count,
+            encoding=Encoding.COLUMNS if request.columns else Encoding.LINES,
+            producer_id=producer_id,
+            producer_sequence=number,
+            spool=spool,
+        )
+        ticket = Ticket(self.add(draft), 0, count)
+        if producer_id:
+            self._published.setdefault(producer_id, {})[number] = ticket
+        return ticket
+
+    def sequences(self, ticket: Ticket) -> tuple[int, int]:
+        """First and last sequence of a ticket, after the commit."""
+        first = self.placed[ticket.draft].base_sequence + ticket.offset
+        return first, first + ticket.count - 1
+
+    def _check_order(self, producer_id: int, number: int) -> None:
+        here = self._published.get(producer_id)
+        expected = max(here) + 1 if here else self.producers.expected(producer_id)
+        if expected is None or number == expected:
+            return
+        if number < expected:
+            raise ProtocolError(Code.FORGOTTEN, f"batch {number} of this producer is too old to be remembered")
+        raise ProtocolError(Code.GAP, f"batch {expected} of this producer is missing before {number}")

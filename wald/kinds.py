@@ -1,0 +1,203 @@
+"""Kinds of value a setting may have: sizes, durations, counts, words; each reads and writes what a person would.
+
+``parse`` raises ValueError with words that complete "SETTING must be …"; ``show`` gives what one would write in TOML.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+_SIZE = re.compile(r"(\d{1,20}) ?(|B|[kMGT]B|[KMGT]iB)")
+_SIZE_UNITS: dict[str, int] = {"": 1, "B": 1} | {
+    letter + suffix: base**power
+    for letters, suffix, base in (("kMGT", "B", 1000), ("KMGT", "iB", 1024))
+    for power, letter in enumerate(letters, start=1)
+}
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?(|ms|s|m|h|d)")
+_DURATION_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "": 1.0}
+
+
+class Kind(Protocol):
+    """What a setting may be."""
+
+    @property
+    def unit(self) -> str:
+        """In which the value is counted; "" if it is not."""
+
+    def parse(self, value: object) -> Any:
+        """The checked value; its type is the kind's."""
+
+    def show(self, value: Any) -> str:
+        """The value as one would write it."""
+
+    def bounds(self) -> str:
+        """What is allowed, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bytes, from ``minimum`` to ``maximum``; where ``zero`` is set, also 0, which means "off"."""
+
+    minimum: int
+    maximum: int
+    zero: bool = False
+    unit: ClassVar[str] = "bytes"
+
+    def parse(self, value: object) -> int:
+        match = _SIZE.fullmatch(str(value).strip()) if _is_one_of(value, int, str) else None
+        if match is None:
+            raise ValueError(f'a size such as 65536, "64KiB" or "1GiB", not {value!r}')
+        size = int(match[1]) * _SIZE_UNITS[match[2]]
+        if not (self.minimum <= size <= self.maximum or (self.zero and size == 0)):
+            raise ValueError(f"{self.bounds()}, not {value!r}")
+        return size
+
+    def show(self, value: int) -> str:
+        for unit, suffix in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+            if value and value % unit == 0:
+                return f'"{value // unit}{suffix}"'
+        return str(value)
+
+    def bounds(self) -> str:
+        return f"{'0 or ' if self.zero else ''}{self.show(self.minimum)} to {self.show(self.maximum)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """Seconds, from ``minimum`` to ``maximum``; where ``zero`` is set, also 0, which means "off"."""
+
+    minimum: float
+    maximum: float
+    zero: bool = False
+    unit: ClassVar[str] = "seconds"
+
+    def parse(self, value: object) -> float:
+        match = _DURATION.fullmatch(str(value).strip()) if _is_one_of(value, int, float, str) else None
+        if match is None:
+            raise ValueError(f'a duration such as 30, "10s", "5m" or "1h", not {value!r}')
+        seconds = float(match[1]) * _DURATION_UNITS[match[2]]
+        if not (self.minimum <= seconds <= self.maximum or (self.zero and seconds == 0)):
+            raise ValueError(f"{self.bounds()}, not {value!r}")
+        return seconds
+
+    def show(self, value: float) -> str:
+        for suffix, unit in _DURATION_UNITS.items():
+            if value and (value / unit).is_integer():
+                return f'"{value / unit:.0f}{suffix}"'
+        return f"{value:.6f}".rstrip("0").rstrip(".")
+
+    def bounds(self) -> str:
+        return f"{'0 or ' if self.zero else ''}{self.show(self.minimum)} to {self.show(self.maximum)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A whole number."""
+
+    minimum: int
+    maximum: int
+    unit: ClassVar[str] = ""
+
+    def parse(self, value: object) -> int:
+        if not _is_one_of(value, int, str) or re.fullmatch(r"-?\d{1,18}", str(value)) is None:
+            raise ValueError(f"a whole number, not {value!r}")
+        if not self.minimum <= int(str(value)) <= self.maximum:
+            raise ValueError(f"{self.bounds()}, not {value!r}")
+        return int(str(value))
+
+    def show(self, value: int) -> str:
+        return str(value)
+
+    def bounds(self) -> str:
+        return f"{self.minimum} to {self.maximum}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fraction:
+    """A part of one, from 0 to ``maximum``."""
+
+    maximum: float
+    unit: ClassVar[str] = "fraction"
+
+    def parse(self, value: object) -> float:
+        if not _is_one_of(value, int, float, str) or re.fullmatch(r"\d(\.\d{1,9})?", str(value)) is None:
+            raise ValueError(f"a fraction such as 0.1, not {value!r}")
+        if float(str(value)) > self.maximum:
+            raise ValueError(f"{self.bounds()}, not {value!r}")
+        return float(str(value))
+
+    def show(self, value: float) -> str:
+        return f"{value:g}"
+
+    def bounds(self) -> str:
+        return f"0 to {self.maximum:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some words."""
+
+    words: tuple[str, ...]
+    unit: ClassVar[str] = ""
+
+    def parse(self, value: object) -> str:
+        if not isinstance(value, str) or value not in self.words:
+            raise ValueError(f"{self.bounds()}, not {value!r}")
+        return value
+
+    def show(self, value: str) -> str:
+        return f'"{value}"'
+
+    def bounds(self) -> str:
+        return " or ".join(map(self.show, self.words))
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Words of a form, or none at all."""
+
+    form: str
+    pattern: str = r"[^\0]+"
+    unit: ClassVar[str] = ""
+
+    def parse(self, value: object) -> str:
+        if not isinstance(value, str) or (value and re.fullmatch(self.pattern, value) is None):
+            raise ValueError(f"{self.bounds()}, not {value!r}")
+        return value
+
+    def show(self, value: str) -> str:
+        return f'"{value}"'
+
+    def bounds(self) -> str:
+        return f'{self.form} or ""'
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """Permission bits."""
+
+    unit: ClassVar[str] = "octal"
+
+    def parse(self, value: object) -> int:
+        bits = -1
+        if isinstance(value, str) and re.fullmatch(r"(0o)?[0-7]{1,4}", value):
+            bits = int(value, 8)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            bits = value
+        if not 0 <= bits <= 0o777:  # decimal 620, written for octal 620, is above it
+            raise ValueError(f'permission bits such as 0o620 or "0620", not {value!r}')
+        return bits
+
+    def show(self, value: int) -> str:
+        return f"0o{value:o}"
+
+    def bounds(self) -> str:
+        return "0o0 to 0o777"
+
+
+def _is_one_of(value: object, *types: type) -> bool:
+    """As isinstance, but true and false are not numbers."""
+    return isinstance(value, types) and not isinstance(value, bool)

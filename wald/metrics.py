@@ -1,0 +1,42 @@
+"""What the daemon counts about itself; plain numbers, written by the loop and read by whoever asks.
+
+Units are in the names: bytes, records, seconds. Counters only grow; the others are set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Metrics:
+    """The numbers of one life of the daemon.
+
+    Attributes:
+        head_moved_at: when the head last moved, on the monotonic clock.
+        waiting_since: since when something readable has been waiting for the head to move; 0: nothing is.
+    """
+
+    turns: int = 0
+    records: int = 0
+    payload_bytes: int = 0
+    written_bytes: int = 0
+    commit_seconds: float = 0.0
+    cuts: int = 0
+    sealed: int = 0
+    sealed_bytes: int = 0
+    seal_failures: int = 0
+    write_failures: int = 0
+    recovery_errors: int = 0
+    trimmed_bytes: int = 0
+    head_sequence: int = 0
+    epoch: int = 0
+    connections: int = 0
+    free_bytes: int = 0
+    degraded: bool = False
+    head_moved_at: float = 0.0
+    waiting_since: float = 0.0
+
+    def stalled_seconds(self, now: float) -> float:
+        """How long input has been readable without the head moving."""
+        return now - self.waiting_since if self.waiting_since else 0.0

@@ -1,0 +1,274 @@
+r"""A producer: sends batches over the daemon's socket and says which sequences they got, each exactly once.
+
+Every request carries the producer's id and a number, so after a lost connection whatever was not acknowledged is sent
+again, and the daemon recognises what it has already. Up to :data:`WINDOW` requests are under way at a time; what they
+carry is kept here until they are acknowledged.
+
+    with Producer("/var/spool/wald") as producer:
+        producer.publish("access", b"one\ntwo\n")
+        for first, last in producer.flush(): ...
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from wald.errors import DiskFailure, InvalidInput, NotFound, Refused, Unavailable, WaldError
+from wald.format.framing import REQUEST_MAX_BYTES, Code, ProtocolError, Publish, encode_publish, parse_reply
+from wald.format.names import check_route
+
+WINDOW = 8  # requests under way; the daemon remembers 16 a producer, so all of them can be repeated
+FRAME_MAX_BYTES = 128 << 10  # of whole lines in one request; a unix socket holds about twice that
+SOCKET_NAME = "wald.sock"
+_PATH_MAX_BYTES = 107  # what fits into a socket address
+_RECEIVE_BYTES = 64 << 10
+_PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect, doubled every time
+_TRY_AGAIN = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.STOPPING, Code.FAILED})
+
+
+class Durable(NamedTuple):
+    """The sequences of one acknowledged request; its records are on disk."""
+
+    first: int
+    last: int
+
+
+class Producer:
+    """A connection that outlives restarts of the daemon. After an error it is finished.
+
+    Args:
+        at: the root of the log, or the socket itself.
+        producer_id: 1 to 2**64 - 1; nobody else may use it at the same time. By default a random one.
+        retry_for: seconds for which nothing has to become durable before the daemon is given up.
+        connect_for: seconds for which the first connection is tried; enough for a daemon that is just being started.
+    """
+
+    def __init__(
+        self, at: Path | str, *, producer_id: int | None = None, retry_for: float = 30.0, connect_for: float = 2.0
+    ) -> None:
+        path = Path(at)
+        self._path = path / SOCKET_NAME if path.is_dir() else path
+        self._id = producer_id or int.from_bytes(os.urandom(8)) >> 1 or 1
+        self._retry_for = retry_for
+        self._number = 0
+        self._established = False
+        self._durable: list[Durable] = []
+        self._under_way: deque[tuple[bytes, bytes | memoryview]] = deque()
+        self._received = b""
+        self._socket: socket.socket | None = None
+        self._trouble_since: float | None = None
+        self._pause = _PAUSE_SECONDS
+        self._recover(None, give_up_after=connect_for)
+        self._over_it()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up. What has not been acknowledged may or may not be in the log: :meth:`flush` first."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def publish(self, route: str, payload: bytes, *, columns: bool = False) -> None:
+        """Send lines, each ending in a newline, or one payload of :func:`wald.format.columns.encode`.
+
+        Lines are cut into requests of at most :data:`FRAME_MAX_BYTES`, a longer line goes alone. Returns when they are
+        under way; :meth:`acknowledged` tells what is durable.
+
+        Raises:
+            InvalidInput: an illegal route, a last line without a newline, a payload the daemon finds too large.
+            NotFound: there is no such route.
+            Refused: this user may not write to it, or a request was overtaken by another producer with the same id.
+            DiskFailure: the daemon has had too little space for ``retry_for`` seconds.
+            Unavailable: no daemon for that long.
+        """
+        check_route(route)
+        if not columns and payload[-1:] != b"\n":
+            raise InvalidInput(f"route {route}: a payload of lines must end in a newline", hint="append b'\\n'")
+        for frame in [payload] if columns else _frames(payload):
+            if len(frame) > REQUEST_MAX_BYTES:
+                raise InvalidInput(
+                    f"route {route}: a record of {len(frame)} bytes; the limit is {REQUEST_MAX_BYTES}",
+                    hint="write it to the route's FIFO, or split it",
+                )
+            # The first goes alone: to the daemon a new producer may start at any number, so if it took the second and
+            # not the first, the first would come too late.
+            while len(self._under_way) >= (WINDOW if self._established else 1):
+                self._receive()
+            self._number += 1
+            request = Publish(route.encode(), len(frame), columns, self._id, self._number)
+            self._send(encode_publish(request), frame)
+
+    def flush(self) -> list[Durable]:
+        """Wait until everything sent is durable, and return :meth:`acknowledged`; raises as :meth:`publish`."""
+        while self._under_way:
+            self._receive()
+        return self.acknowledged()
+
+    def acknowledged(self) -> list[Durable]:
+        """What has become durable since this was last asked, in the order in which it was sent."""
+        durable, self._durable = self._durable, []
+        return durable
+
+    def wait_for(self, descriptor: int) -> None:
+        """Return once ``descriptor`` can be read; meanwhile take acknowledgements, and send lost requests again."""
+        while True:
+            poller = select.poll()
+            poller.register(descriptor, select.POLLIN)
+            if self._under_way and self._socket is not None:
+                poller.register(self._socket, select.POLLIN)
+            if b"\n" not in self._received and descriptor in dict(poller.poll()):
+                return
+            self._receive()
+
+    def command(self, *words: str) -> str:
+        """Send HEAD, STAT, CUT, ROUTE or PING; returns the words of the answer. A lost connection repeats it.
+
+        Raises:
+            WaldError: as :meth:`publish`. Whatever was published before is flushed.
+        """
+        while self._under_way:
+            self._receive()
+        self._send(" ".join(words).encode() + b"\n", b"")
+        return self._answer()
+
+    def _send(self, line: bytes, payload: bytes | memoryview) -> None:
+        self._under_way.append((line, payload))
+        try:
+            self._transmit(line, payload)
+        except OSError as error:
+            self._recover(error)
+
+    def _transmit(self, line: bytes, payload: bytes | memoryview) -> None:
+        assert self._socket is not None
+        sent = self._socket.sendmsg([line, payload])
+        if sent < len(line):
+            self._socket.sendall(line[sent:])
+            sent = len(line)
+        if sent < len(line) + len(payload):
+            self._socket.sendall(memoryview(payload)[sent - len(line) :])
+
+    def _receive(self) -> None:
+        first, last = self._answer().split()
+        self._established = True
+        self._durable.append(Durable(int(first), int(last)))
+
+    def _answer(self) -> str:
+        """The answer to the oldest request, which is then forgotten; troubles that pass are sat out."""
+        while True:
+            try:
+                words = parse_reply(self._line())
+            except OSError as error:
+                self._recover(error)
+            except ProtocolError as error:
+                if error.code not in _TRY_AGAIN:
+                    self.close()
+                    self._under_way.clear()
+                    raise _as_error(error) from None
+                self._recover(error)
+            else:
+                self._under_way.popleft()
+                self._over_it()
+                return words
+
+    def _over_it(self) -> None:
+        self._trouble_since, self._pause = None, _PAUSE_SECONDS
+
+    def _line(self) -> bytes:
+        assert self._socket is not None
+        while b"\n" not in self._received:
+            part = self._socket.recv(_RECEIVE_BYTES)
+            if not part:
+                raise ConnectionResetError("the daemon hung up")
+            self._received += part
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    def _recover(self, reason: OSError | ProtocolError | None, *, give_up_after: float | None = None) -> None:
+        """Connect anew and send again what is under way; an answer is the end of the trouble, a connection is not."""
+        now = time.monotonic()
+        if self._trouble_since is None:
+            self._trouble_since = now
+        deadline = self._trouble_since + (self._retry_for if give_up_after is None else give_up_after)
+        while True:
+            self.close()
+            self._received = b""
+            if reason is not None:
+                if time.monotonic() >= deadline or isinstance(reason, PermissionError):
+                    raise self._given_up(reason)
+                time.sleep(min(self._pause, max(0.0, deadline - time.monotonic())))
+                self._pause = min(2 * self._pause, _PAUSE_MAX_SECONDS)
+            try:
+                self._socket = _connect(self._path)
+                for line, payload in self._under_way:
+                    self._transmit(line, payload)
+            except OSError as error:
+                reason = error
+            else:
+                return
+
+    def _given_up(self, reason: OSError | ProtocolError) -> WaldError:
+        if isinstance(reason, ProtocolError):
+            error = DiskFailure if reason.code is Code.FULL else Unavailable
+            return error(f"{self._path}: {reason.code}: {reason.words}", hint=f"df -h {self._path.parent}; wald head")
+        if isinstance(reason, PermissionError):
+            return Unavailable(f"{self._path}: {reason.strerror}", hint=f"ls -l {self._path}; id")
+        words = reason.strerror or str(reason)
+        return Unavailable(f"{self._path}: no daemon answers ({words})", hint=f"wald run --root {self._path.parent}")
+
+
+def _frames(payload: bytes) -> Iterator[bytes | memoryview]:
+    """Whole lines of ``payload``, as many as fit into a frame, at least one at a time."""
+    if len(payload) <= FRAME_MAX_BYTES:
+        yield payload
+        return
+    view, start = memoryview(payload), 0
+    while start < len(payload):
+        end = payload.rfind(b"\n", start, start + FRAME_MAX_BYTES) + 1 or payload.find(b"\n", start) + 1
+        yield view[start:end]
+        start = end
+
+
+def _connect(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if len(os.fsencode(path)) <= _PATH_MAX_BYTES:
+            connection.connect(os.fspath(path))
+            return connection
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            connection.connect(f"/proc/self/fd/{directory}/{path.name}")
+        finally:
+            os.close(directory)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _as_error(error: ProtocolError) -> WaldError:
+    match error.code:
+        case Code.NO_ROUTE:
+            return NotFound(error.words, hint="wald route add NAME makes it; wald routes lists them")
+        case Code.DENIED:
+            return Refused(error.words, hint="add the user to writers in [routes.NAME] of the daemon's config")
+        case Code.GAP | Code.FORGOTTEN:
+            return Refused(error.words, hint="use another producer id; wald read shows what has arrived")
+        case Code.TOO_LARGE:
+            return InvalidInput(error.words, hint="raise request_max_bytes, or write the record to the route's FIFO")
+        case _:
+            return InvalidInput(f"{error.code}: {error.words}", hint="wald append --help")
