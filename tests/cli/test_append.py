@@ -1,0 +1,218 @@
+"""``wald append``: what goes in comes out, exactly once, and FIRST LAST says where."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import Daemon, command, eventually, output_of, refusal_of, wald
+
+AWKWARD = b"crlf\r\n\rlone\r\n\n\nnul\0nul\n\xff\xfe not utf-8\n" + "größe\n".encode()
+
+
+def records_of(root: Path) -> list[dict[str, Any]]:
+    """Route a, as JSON."""
+    return [json.loads(line) for line in output_of("read", "a", "--format", "json", "--root", root).splitlines()]
+
+
+def test_every_byte_comes_back(daemon: Daemon, root: Path) -> None:
+    """CRLF, a lone carriage return, empty lines, NUL bytes and bytes that are no text are content."""
+    assert output_of("append", "a", "--root", root, stdin=AWKWARD) == b"1 7\n"
+    assert output_of("read", "a", "--root", root) == AWKWARD
+
+
+def test_a_last_line_without_newline_is_a_record(daemon: Daemon, root: Path, tmp_path: Path) -> None:
+    """Each file's last line is its own record: the next file does not go on with it."""
+    path = tmp_path / "unterminated"
+    path.write_bytes(b"one\ntwo")
+
+    assert output_of("append", "a", path, path, "--root", root) == b"1 4\n"
+    assert output_of("read", "a", "--root", root) == b"one\ntwo\none\ntwo\n"
+
+
+def test_nothing_to_send_prints_nothing(daemon: Daemon, root: Path) -> None:
+    assert output_of("append", "a", "--root", root, stdin=b"") == b""
+
+
+def test_a_line_longer_than_any_chunk_comes_back(daemon: Daemon, root: Path) -> None:
+    """40 MB without a newline, and lines that end at every place around the size of a request."""
+    long = os.urandom(20 << 20).hex().encode()
+    edges = b"".join(b"x" * length + b"\n" for length in range((128 << 10) - 9, (128 << 10) + 9))
+    text = edges + long + b"\n" + edges
+
+    assert output_of("append", "a", "--root", root, stdin=text) == b"1 37\n"
+    assert output_of("read", "a", "--root", root) == text
+
+
+def test_lines_are_durable_before_their_producer_ends(daemon: Daemon, root: Path) -> None:
+    """A line that arrives is sent at once, however long stdin stays open."""
+    with subprocess.Popen(
+        command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"now\nnot yet")
+        process.stdin.flush()
+        eventually(lambda: wald("read", "a", "--root", root).stdout == b"now\n")
+        stdout, _ = process.communicate()
+
+    assert stdout == b"1 2\n"
+    assert output_of("read", "a", "--root", root) == b"now\nnot yet\n"
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_restart_of_the_daemon_costs_and_doubles_nothing(daemon: Daemon, root: Path, end: str) -> None:
+    """Between two lines of one append the daemon goes and comes back, again and again."""
+    lines = [b"%06d %s\n" % (number, b"x" * 300) for number in range(20_000)]
+    with subprocess.Popen(
+        command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        for start in range(0, len(lines), 4000):
+            process.stdin.write(b"".join(lines[start : start + 4000]))
+            process.stdin.flush()
+            getattr(daemon, end)()
+            daemon.start_again()
+        stdout, _ = process.communicate()
+
+    assert process.returncode == 0
+    assert stdout == b"1 20000\n"
+    assert output_of("read", "a", "--root", root) == b"".join(lines)
+
+
+def test_what_was_under_way_is_sent_again_without_new_input(daemon: Daemon, root: Path) -> None:
+    """The daemon is stopped in the middle of a turn; stdin is silent; the lines arrive all the same."""
+    with subprocess.Popen(
+        command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"first\n")
+        process.stdin.flush()
+        eventually(lambda: wald("read", "a", "--root", root).stdout == b"first\n")
+        os.kill(daemon.process.pid, 19)  # SIGSTOP: it takes nothing more
+        process.stdin.write(b"second\n")
+        process.stdin.flush()
+        daemon.kill()
+        daemon.start_again()
+        eventually(lambda: wald("read", "a", "--root", root).stdout == b"first\nsecond\n")
+        process.communicate()
+
+    assert process.returncode == 0
+
+
+def test_keys_stand_before_the_separator(daemon: Daemon, root: Path) -> None:
+    """The first separator counts, and a line without one has no key."""
+    output_of("append", "a", "--key-separator", "::", "--root", root, stdin=b"k::v::w\nno key\n::empty\n")
+    records = records_of(root)
+
+    assert [(record.get("key"), record["value"]) for record in records] == [
+        ("k", "v::w"),
+        (None, "no key"),
+        ("", "empty"),
+    ]
+
+
+def test_json_lines_carry_key_time_headers_and_value(daemon: Daemon, root: Path) -> None:
+    lines = [
+        {"key": "k", "time": 1_700_000_000_000_000_001, "headers": {"h": "1"}, "value": "text"},
+        {"time": "2026-11-21T10:00:00+01:00", "value": {"nested": [1, 2]}},
+        {"value_hex": "00ff", "key_hex": "ff"},
+        {},
+    ]
+    text = "\n".join(json.dumps(line) for line in lines)
+    assert output_of("append", "a", "--jsonl", "--root", root, stdin=text.encode()) == b"1 4\n"
+    records = records_of(root)
+
+    assert [record.get("key", record.get("key_hex")) for record in records] == ["k", None, "ff", None]
+    assert [record.get("event_time_ns") for record in records] == [
+        1_700_000_000_000_000_001,
+        1_795_251_600_000_000_000,
+        None,
+        None,
+    ]
+    assert [record.get("value", record.get("value_hex")) for record in records] == [
+        "text",
+        '{"nested":[1,2]}',
+        "00ff",
+        "",
+    ]
+    assert [record.get("value_hex") for record in records] == [None, None, "00ff", None]
+    assert [record.get("headers") for record in records] == [{"h": "1"}, None, None, None]
+
+
+def test_what_read_writes_as_json_append_takes(daemon: Daemon, root: Path) -> None:
+    """A log can be copied record by record, keys, times, headers and all."""
+    line = {"key": "k", "time": 5, "headers": {"h": "1"}, "value_hex": "00ff"}
+    output_of("append", "a", "--jsonl", "--root", root, stdin=json.dumps(line).encode())
+    text = output_of("read", "a", "--format", "json", "--root", root)
+    output_of("append", "a", "--jsonl", "--root", root, stdin=text)
+    first, second = output_of("read", "a", "--format", "json", "--root", root).splitlines()
+    assigned = {"sequence": 2, "append_time_ns": json.loads(second)["append_time_ns"]}
+
+    assert json.loads(first) | assigned == json.loads(second)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"nonsense", "not JSON"),
+        (b"[1]", "not a JSON object"),
+        (b'{"valeu": 1}', "unknown field 'valeu'"),
+        (b'{"key": 1}', "key is not a string"),
+        (b'{"key_hex": "xyz"}', "key_hex is not hexadecimal"),
+        (b'{"value": "", "value_hex": ""}', "exclude each other"),
+        (b'{"time": "noon"}', "time 'noon' is not like"),
+        (b'{"time": 1.5}', "time 1.5 is not ns"),
+        (b'{"time": 9223372036854775808}', "within 64 bits"),
+        (b'{"headers": {"a": 1}}', "headers is not an object of strings"),
+        (b'{"value": "\\ud800"}', "surrogate"),
+        (b"\xff", "not JSON"),
+        (b"[" * 10_000, "not JSON"),
+    ],
+)
+def test_a_line_that_is_no_record_is_told_by_number(daemon: Daemon, root: Path, line: bytes, words: str) -> None:
+    code, message, hint = refusal_of("append", "a", "--jsonl", "--root", root, stdin=b"{}\n{}\n" + line + b"\n{}\n")
+
+    assert (code, message.startswith("stdin:3: "), words in message) == (2, True, True), message
+    assert "value" in hint
+    assert daemon.ask("HEAD").startswith("OK seq=00000000000000000000 ")
+
+
+def test_what_was_sent_before_a_wrong_line_is_told(daemon: Daemon, root: Path, tmp_path: Path) -> None:
+    """stdout says what is durable although the exit code says that not everything is."""
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_bytes(b"{}\n{}\n")
+    bad.write_bytes(b"nonsense\n")
+    done = wald("append", "a", "--jsonl", good, bad, "--root", root)
+
+    assert (done.returncode, done.stdout) == (2, b"1 2\n")
+    assert f"wald: {bad}:1: not JSON".encode() in done.stderr
+
+
+def test_interrupted_it_tells_what_is_durable(daemon: Daemon, root: Path) -> None:
+    """Ctrl-C ends it with 130, not with a traceback."""
+    with subprocess.Popen(
+        command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"one\n")
+        process.stdin.flush()
+        eventually(lambda: wald("read", "a", "--root", root).stdout == b"one\n")
+        process.send_signal(2)
+        stdout, stderr = process.communicate()
+
+    assert (process.returncode, stdout, stderr) == (130, b"1 1\n", b"")
+
+
+def test_starts_within_its_budget(daemon: Daemon, root: Path) -> None:
+    """One line, from the shell's fork to the shell's prompt; 150 ms on an idle machine, twice that on a busy one."""
+    script = f"time -p {' '.join(command('append', 'a', '--root', root))} </dev/null"
+    seconds = []
+    for _ in range(7):
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+        seconds.append(float(done.stderr.split()[1]))
+
+    assert min(seconds) <= 0.3

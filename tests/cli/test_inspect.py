@@ -1,0 +1,107 @@
+"""``wald dump`` and ``wald verify``: good files are shown as they are, bad ones with what is bad."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from running import Daemon, eventually, output_of, refusal_of, wald
+
+
+@pytest.fixture
+def log(daemon: Daemon, root: Path) -> Path:
+    """Six records: three sealed, three active; the cursor at 2; no daemon any more."""
+    output_of("append", "a", "--root", root, stdin=b"one\ntwo\nthree\n")
+    output_of("cut", "--root", root)
+    eventually(lambda: list((root / "segments").glob("*.wal.zst")))
+    output_of("append", "a", "--key-separator", "=", "--root", root, stdin=b"k=four\n\xff\nsix words\n")
+    output_of("cursor", "set", "a", 2, "--root", root)
+    daemon.stop()
+    return root
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        os.pwrite(file.fileno(), bytes([os.pread(file.fileno(), 1, offset)[0] ^ 0xFF]), offset)
+
+
+def dumped(path: Path, *options: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in output_of("dump", path, "--json", *options).splitlines()]
+
+
+def test_a_good_log_verifies(log: Path) -> None:
+    text = output_of("verify", "--root", log).decode()
+
+    assert "error  " not in text
+    assert text.splitlines()[-1].startswith("good: ")
+    assert "segments/00000000000000000001.wal.zst: 1 batches, 3 records" in text
+
+
+def test_a_running_log_verifies(daemon: Daemon, root: Path) -> None:
+    output_of("append", "a", "--root", root, stdin=b"one\n")
+
+    assert output_of("verify", "--root", root).decode().splitlines()[-1].startswith("good: ")
+
+
+@pytest.mark.parametrize("name", ["*.wal.zst", "*.wal"])
+def test_damage_is_found_and_nothing_is_changed(log: Path, name: str) -> None:
+    path = next((log / "segments").glob(name))
+    flip(path, 150)
+    before = {str(path): path.read_bytes() for path in log.rglob("*") if path.is_file()}
+    done = wald("verify", "--json", "--root", log)
+    findings = [json.loads(line) for line in done.stdout.splitlines()]
+
+    assert done.returncode == 4
+    assert str(path) in {finding["path"] for finding in findings if finding["level"] == "error"}
+    assert before == {str(path): path.read_bytes() for path in log.rglob("*") if path.is_file()}
+
+
+def test_dump_tells_batches_and_records(log: Path) -> None:
+    sealed, raw = (next((log / "segments").glob(name)) for name in ("*.wal.zst", "*.wal"))
+    kinds = [piece["kind"] for piece in dumped(sealed)]
+    records = [piece for piece in dumped(raw, "--records") if piece["kind"] == "record"]
+
+    assert kinds == ["frame", "header", "control", "batch", "index"]
+    assert [(piece.get("key"), piece.get("value", piece.get("value_hex"))) for piece in records] == [
+        ("k", "four"),
+        (None, "ff"),
+        (None, "six words"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["head", "log.json", "takes", "ledger/segments.jsonl", "routes/a/processed.cursor", "segments/*.idx"]
+)
+def test_dump_reads_every_kind_of_file(log: Path, name: str) -> None:
+    for path in log.glob(name):
+        assert all("damage" not in piece for piece in dumped(path))
+        assert output_of("dump", path).count(b"\n") == len(dumped(path))
+    assert list(log.glob(name))
+
+
+def test_dump_shows_what_does_not_fit_in_its_place(log: Path) -> None:
+    path = next((log / "segments").glob("*.wal"))
+    flip(path, 150)
+    done = wald("dump", path)
+
+    assert done.returncode == 4
+    assert b"damage=" in done.stdout
+
+
+def test_dump_of_what_is_no_file_of_a_log(tmp_path: Path) -> None:
+    (tmp_path / "letter").write_text("hello")
+    for name, code in (("letter", 2), ("absent", 3)):
+        found, message, _ = refusal_of("dump", tmp_path / name)
+        assert (found, message.startswith(f"{tmp_path / name}: ")) == (code, True)
+
+
+def test_dump_of_a_sealed_segment_that_is_cut_short(log: Path) -> None:
+    """Reported, with the path; never read short."""
+    path = next((log / "segments").glob("*.wal.zst"))
+    os.truncate(path, path.stat().st_size - 1)
+    code, message, _ = refusal_of("dump", path)
+
+    assert code == 4
+    assert message.startswith(f"{path}: ")

@@ -1,0 +1,121 @@
+"""``wald head``, ``where``, ``routes``, ``route``, ``cursor``, ``cut``: what is, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import Daemon, eventually, output_of, wald
+
+
+def told(*arguments: object) -> Any:
+    return json.loads(output_of(*arguments, "--json"))
+
+
+def test_head_is_the_last_durable_record(daemon: Daemon, root: Path) -> None:
+    output_of("append", "a", "--root", root, stdin=b"one\ntwo\n")
+
+    assert output_of("head", "--root", root).startswith(b"seq=2 segment=1 position=")
+    assert told("head", "--root", root)["sequence"] == 2
+
+
+def test_where_has_an_answer_for_every_number(daemon: Daemon, root: Path) -> None:
+    output_of("append", "a", "--root", root, stdin=b"one\n")
+    output_of("cut", "--root", root)
+    eventually(lambda: list((root / "segments").glob("*.wal.zst")))
+    output_of("append", "a", "--root", root, stdin=b"two\n")
+    states = [told("where", sequence, "--root", root)["state"] for sequence in (1, 2, 3)]
+
+    assert states == ["sealed", "active", "never-issued"]
+    assert output_of("where", 1, "--root", root).startswith(b"1: sealed: ")
+
+
+def test_routes_show_cursors_and_lag(daemon: Daemon, root: Path) -> None:
+    """The lag of a route counts from its own last record, not from the head of the log."""
+    output_of("route", "add", "b", "--fifo", "--root", root)
+    output_of("append", "a", "--root", root, stdin=b"1\n2\n3\n")
+    output_of("append", "b", "--root", root, stdin=b"4\n5\n")
+    output_of("cut", "--root", root)
+    output_of("cursor", "set", "a", 2, "--root", root)
+    output_of("cursor", "set", "b", 5, "--group", "g", "--root", root)
+    a, b = told("routes", "--root", root)
+
+    assert (a["route"], a["last_sequence"], a["fifo"], a["groups"][0]["lag"]) == ("a", 3, False, 1)
+    assert (b["route"], b["last_sequence"], b["fifo"], b["groups"][0]["lag"]) == ("b", 5, True, 0)
+    assert [group["group"] for group in b["groups"]] == ["g"]
+    table = [line.split() for line in output_of("routes", "--root", root).decode().splitlines()]
+    assert table == [
+        ["ROUTE", "LAST", "GROUP", "CURSOR", "LAG"],
+        ["a", "3", "processed", "2", "1"],
+        ["b", "5", "g", "5", "0", "fifo"],
+    ]
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_route_is_added_and_retired_with_and_without_a_daemon(daemon: Daemon, root: Path, running: bool) -> None:
+    if not running:
+        daemon.stop()
+    output_of("route", "add", "b", "--fifo", "--mode", "0600", "--root", root)
+    output_of("route", "add", "b", "--root", root)
+    fifo = root / "routes/b/in"
+
+    assert fifo.is_fifo()
+    assert stat.S_IMODE(fifo.stat().st_mode) == 0o600
+    output_of("route", "retire", "b", "--root", root)
+    assert (root / "routes/b/retired").exists()
+    assert [route["retired"] for route in told("routes", "--root", root)] == [False, True]
+    output_of("route", "add", "b", "--root", root)
+    assert not (root / "routes/b/retired").exists()
+
+
+def test_a_fifo_added_while_the_daemon_runs_is_read(daemon: Daemon, root: Path) -> None:
+    output_of("route", "add", "b", "--fifo", "--root", root)
+    with (root / "routes/b/in").open("wb") as fifo:
+        fifo.write(b"through the pipe\n")
+    eventually(lambda: wald("read", "b", "--root", root).stdout == b"through the pipe\n")
+
+
+def test_cursor_is_set_moved_and_rewound(daemon: Daemon, root: Path) -> None:
+    output_of("append", "a", "--root", root, stdin=b"1\n2\n3\n")
+
+    assert output_of("cursor", "set", "a", 2, "--root", root) == b"2\n"
+    assert output_of("cursor", "set", "a", 1, "--rewind", "--root", root) == b"1\n"
+    assert output_of("cursor", "get", "a", "--root", root) == b"1\n"
+    assert told("cursor", "get", "a", "--root", root)["state"] == "valid"
+
+
+def test_a_number_that_a_shell_script_wrote_is_a_cursor(daemon: Daemon, root: Path) -> None:
+    output_of("append", "a", "--root", root, stdin=b"1\n2\n3\n")
+    (root / "routes/a/processed.cursor").write_text("2\n")
+
+    assert output_of("cursor", "get", "a", "--root", root) == b"2\n"
+
+
+def test_cut_begins_a_segment_and_an_empty_one_is_not_cut(daemon: Daemon, root: Path) -> None:
+    output_of("append", "a", "--root", root, stdin=b"1\n2\n")
+
+    assert output_of("cut", "--root", root) == b"cut 3\n"
+    assert output_of("cut", "--root", root) == b"nothing-to-cut 3\n"
+
+
+def test_help_loads_and_lists_every_command() -> None:
+    """Every command has a help of its own, and the one of run lists the settings."""
+    listed = [
+        line.split()[0]
+        for line in output_of("--help").decode().split("Commands:")[1].splitlines()[1:]
+        if line[2:3].strip()
+    ]
+
+    for name in listed:
+        assert output_of(name, "--help").startswith(b"Usage: wald " + name.encode())
+    assert {"run", "append", "read", "verify"} <= set(listed)
+    assert b"segment_max_bytes" in output_of("run", "--help")
+
+
+def test_the_shell_completes_commands() -> None:
+    environment = {"_WALD_COMPLETE": "bash_complete", "COMP_WORDS": "wald rou", "COMP_CWORD": "1"}
+
+    assert wald(env=environment).stdout.split() == [b"plain,routes", b"plain,route"]

@@ -1,0 +1,160 @@
+"""``wald read``: which records, in which form, and what moves the cursor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from running import Daemon, command, eventually, output_of, refusal_of, wald
+
+NUMBERS = b"".join(b"%d\n" % number for number in range(1, 101))
+
+
+def fill(daemon: Daemon) -> Path:
+    """Records 1 to 100 on route a: half of them sealed, half active."""
+    root, lines = daemon.root, NUMBERS.splitlines(keepends=True)
+    output_of("route", "add", "a", "--root", root)
+    output_of("append", "a", "--root", root, stdin=b"".join(lines[:50]))
+    output_of("cut", "--root", root)
+    eventually(lambda: list((root / "segments").glob("*.wal.zst")))
+    output_of("append", "a", "--root", root, stdin=b"".join(lines[50:]))
+    return root
+
+
+@pytest.fixture
+def log(daemon: Daemon) -> Path:
+    """A log of its own, for a test that changes it."""
+    return fill(daemon)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One log for all tests that only read."""
+    with Daemon(tmp_path_factory.mktemp("shared") / "log") as daemon:
+        yield fill(daemon)
+
+
+def numbers(*arguments: object) -> list[int]:
+    return [int(line) for line in output_of("read", "a", *arguments).split()]
+
+
+def test_everything_is_read_once_and_in_order(shared: Path) -> None:
+    assert output_of("read", "a", "--root", shared) == NUMBERS
+    assert output_of("read", "--root", shared) == NUMBERS
+
+
+def test_the_root_may_stand_before_the_command_or_in_the_environment(shared: Path) -> None:
+    assert output_of("--root", shared, "read", "a") == NUMBERS
+    assert output_of("read", "a", env={"WALD_ROOT": str(shared)}) == NUMBERS
+    assert output_of("--root", shared, "read", "a", env={"WALD_ROOT": "nowhere"}) == NUMBERS
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "last"),
+    [
+        (["--from", "earliest"], 1, 100),
+        (["--from", "end"], 101, 100),
+        (["--from", "40"], 40, 100),
+        (["--from", "101"], 101, 100),
+        (["--from", "40", "--to", "60"], 40, 60),
+        (["--to", "40"], 1, 40),
+        (["--limit", "60"], 1, 60),
+        (["--limit", "0"], 101, 100),
+        (["--from", "49", "--limit", "3"], 49, 51),
+        (["--from", "1970-01-01"], 1, 100),
+        (["--from", "2300-01-01T00:00:00Z"], 101, 100),
+        (["--to", "1970-01-01T00:00:00+01:00"], 101, 100),
+    ],
+)
+def test_from_to_and_limit_say_which(shared: Path, options: list[str], first: int, last: int) -> None:
+    assert numbers(*options, "--root", shared) == list(range(first, last + 1))
+
+
+def test_a_time_is_when_the_daemon_took_it(shared: Path) -> None:
+    """The time that ``where`` prints of a record is one from which on that record is read."""
+    told = json.loads(output_of("where", 51, "--json", "--root", shared))
+    at = datetime.fromtimestamp(told["append_time_ns"] // 1000 / 1e6, UTC).isoformat()
+
+    assert numbers("--from", at, "--root", shared) == list(range(51, 101))
+
+
+def test_json_tells_sequence_route_and_times(shared: Path) -> None:
+    lines = output_of("read", "a", "--format", "json", "--limit", "2", "--root", shared).splitlines()
+    records = [json.loads(line) for line in lines]
+
+    assert [(record["sequence"], record["route"], record["value"]) for record in records] == [
+        (1, "a", "1"),
+        (2, "a", "2"),
+    ]
+
+
+def test_commit_moves_the_cursor_and_the_next_read_goes_on(log: Path) -> None:
+    assert numbers("--commit", "--limit", "30", "--root", log) == list(range(1, 31))
+    assert output_of("cursor", "get", "a", "--root", log) == b"30\n"
+    assert numbers("--commit", "--limit", "30", "--root", log) == list(range(31, 61))
+    assert numbers("--from", "cursor", "--root", log) == list(range(61, 101))
+    assert output_of("cursor", "get", "a", "--root", log) == b"60\n"
+
+
+def test_groups_do_not_see_each_other(log: Path) -> None:
+    assert numbers("--commit", "--group", "g1", "--limit", "5", "--root", log) == [1, 2, 3, 4, 5]
+    assert numbers("--group", "g2", "--limit", "2", "--root", log) == [1, 2]
+    assert output_of("cursor", "get", "a", "--group", "g1", "--root", log) == b"5\n"
+    assert refusal_of("cursor", "get", "a", "--group", "g2", "--root", log)[0] == 3
+
+
+def test_reading_again_does_not_move_the_cursor_back(log: Path) -> None:
+    output_of("cursor", "set", "a", 70, "--root", log)
+
+    assert numbers("--from", "1", "--limit", "10", "--commit", "--root", log) == list(range(1, 11))
+    assert output_of("cursor", "get", "a", "--root", log) == b"70\n"
+
+
+def test_follow_waits_for_more_and_commits_when_idle(log: Path) -> None:
+    """Records that come later are read, and the cursor follows although nothing more comes after them."""
+    with subprocess.Popen(
+        command("read", "a", "--from", "101", "--follow", "--commit", "--root", log), stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        output_of("append", "a", "--root", log, stdin=b"101\n102\n")
+        assert [process.stdout.readline(), process.stdout.readline()] == [b"101\n", b"102\n"]
+        eventually(lambda: wald("cursor", "get", "a", "--root", log).stdout == b"102\n")
+        process.send_signal(signal.SIGINT)
+
+    assert process.returncode == 130
+
+
+def test_a_reader_that_leaves_is_no_error_worth_words(log: Path) -> None:
+    """``wald read | head``: quiet, the exit code that a shell gives for it, and what was not taken is not committed."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        command("read", "a", "--commit", "--root", log), stdout=write_end, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write_end)
+
+    assert (done.returncode, done.stderr) == (141, b"")
+    assert refusal_of("cursor", "get", "a", "--root", log)[0] == 3
+
+
+def test_damage_is_told_and_the_rest_is_read(log: Path, daemon: Daemon) -> None:
+    """Exit code 4 at the end, a line on stderr with path and offset, and every record behind the damage."""
+    daemon.stop()
+    path = next((log / "segments").glob("*.wal.zst"))
+    with path.open("r+b") as file:
+        file.seek(100)
+        file.write(bytes(byte ^ 0xFF for byte in os.pread(file.fileno(), 8, 100)))
+    done = wald("read", "a", "--root", log)
+
+    assert done.returncode == 4
+    assert done.stdout == b"".join(NUMBERS.splitlines(keepends=True)[50:])
+    message, hint = done.stderr.decode().splitlines()
+    assert str(path) in message
+    assert "offset" in message
+    assert "hint: wald --root" in hint

@@ -1,0 +1,379 @@
+"""Bad input: one line that names what is wrong and where, a hint, a documented exit code, and nothing changed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import Daemon, command, eventually, output_of, refusal_of, wald
+
+from wald.errors import InvalidInput, Locked, NotFound, Refused, Unavailable, UnsupportedFormat
+
+LONG = "x" * 200
+
+
+def snapshot(root: Path) -> dict[str, bytes]:
+    """Every regular file below ``root``."""
+    return {str(path): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def served_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Ten records on route a, the cursor at 5, a running daemon; shared, because no test may change it."""
+    with Daemon(tmp_path_factory.mktemp("served") / "log") as daemon:
+        output_of("route", "add", "a", "--root", daemon.root)
+        output_of("append", "a", "--root", daemon.root, stdin=b"x\n" * 10)
+        output_of("cursor", "set", "a", 5, "--root", daemon.root)
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def stopped_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without a daemon."""
+    with Daemon(tmp_path_factory.mktemp("stopped") / "log") as daemon:
+        output_of("route", "add", "a", "--root", daemon.root)
+        output_of("append", "a", "--root", daemon.root, stdin=b"x\n" * 10)
+        output_of("cursor", "set", "a", 5, "--root", daemon.root)
+        daemon.stop()
+    return daemon.root
+
+
+@pytest.fixture
+def served(served_root: Daemon) -> Iterator[Path]:
+    """Whatever a test tries there, every byte must be the same afterwards."""
+    before = snapshot(served_root.root)
+    yield served_root.root
+    assert snapshot(served_root.root) == before
+    assert served_root.ask("PING").startswith("OK")
+
+
+@pytest.fixture
+def stopped(stopped_root: Path) -> Iterator[Path]:
+    """The same without a daemon."""
+    before = snapshot(stopped_root)
+    yield stopped_root
+    assert snapshot(stopped_root) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("append", "a"),
+        ("read",),
+        ("head",),
+        ("where", 1),
+        ("routes",),
+        ("route", "add", "b"),
+        ("route", "retire", "a"),
+        ("cursor", "get", "a"),
+        ("cursor", "set", "a", 1),
+        ("cut",),
+        ("verify",),
+    ],
+    ids=str,
+)
+def test_no_such_root(tmp_path: Path, arguments: tuple[object, ...]) -> None:
+    """No command but run makes a root, and each says which directory has none."""
+    for path in (tmp_path / "absent", tmp_path):
+        code, message, hint = refusal_of(*arguments, "--root", path, stdin=b"x\n")
+        assert (code, message, hint) == (
+            NotFound.exit_code,
+            f"{path}: there is no log here",
+            f"wald run --root {path} makes one",
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_root_given() -> None:
+    code, message, hint = refusal_of("head")
+
+    assert (code, message) == (InvalidInput.exit_code, "which log? no root was given")
+    assert "WALD_ROOT" in hint
+
+
+@pytest.mark.parametrize("arguments", [("run",), ("append", "a"), ("read",), ("cut",), ("verify",)], ids=str)
+def test_root_of_a_newer_format(stopped: Path, arguments: tuple[object, ...]) -> None:
+    path = stopped / "log.json"
+    told = path.read_bytes()
+    path.write_text(json.dumps(json.loads(told) | {"format": 99}))
+    try:
+        code, message, _ = refusal_of(*arguments, "--root", stopped)
+    finally:
+        path.write_bytes(told)
+
+    assert code == UnsupportedFormat.exit_code
+    assert message.startswith(f"{path}: format 99 is newer")
+
+
+def test_second_daemon_says_who_holds_the_root(served: Path, served_root: Daemon) -> None:
+    code, message, hint = refusal_of("run", "--root", served)
+
+    assert code == Locked.exit_code
+    assert str(served / "lock") in message
+    assert f"pid {served_root.process.pid} " in message
+    assert hint
+
+
+def test_run_on_a_directory_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("not a log")
+    for path in (tmp_path, tmp_path / "letter.txt"):
+        code, message, _ = refusal_of("run", "--root", path)
+        assert code == InvalidInput.exit_code
+        assert message.startswith(f"{path}: not ")
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("append", "b"),
+        ("read", "b"),
+        ("read", "b", "--commit"),
+        ("route", "retire", "b"),
+        ("cursor", "get", "b"),
+        ("cursor", "set", "b", 1),
+    ],
+    ids=str,
+)
+def test_unknown_route(served: Path, arguments: tuple[object, ...]) -> None:
+    code, message, hint = refusal_of(*arguments, "--root", served, stdin=b"x\n")
+
+    assert (code, message) == (NotFound.exit_code, f"{served / 'routes'}: there is no route 'b'")
+    assert "wald route add b" in hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (("append",), ["../x", "", LONG, "a/b", ".hidden", "a b", "grün", "a\n"]),
+        (("read",), ["../x", ""]),
+        (("route", "add"), ["../x", "", LONG]),
+        (("route", "retire"), ["../x", ""]),
+        (("cursor", "get"), ["../x", ""]),
+        (("cursor", "set", "--rewind"), ["../x", ""]),
+        (("run", "--stdin"), ["../x", ""]),
+    ],
+    ids=str,
+)
+def test_illegal_route_name(stopped: Path, arguments: tuple[object, ...], names: list[str]) -> None:
+    for name in names:
+        more = [1] if "set" in arguments else []
+        code, message, hint = refusal_of("--root", stopped, *arguments, name, *more, stdin=b"x\n")
+
+        assert (code, message.startswith("illegal route name '")) == (InvalidInput.exit_code, True), message
+        assert "letter or digit" in hint
+
+
+def test_illegal_route_name_in_the_config(stopped: Path, tmp_path: Path) -> None:
+    """A file can hold what an argument cannot: NUL."""
+    path = tmp_path / "wald.toml"
+    path.write_text('[routes."a\\u0000b"]\nfifo = true\n')
+    code, message, _ = refusal_of("run", "--root", stopped, "--config", path)
+
+    assert (code, message) == (InvalidInput.exit_code, f"{path}: illegal route name 'a\\x00b'")
+
+
+def test_illegal_group_name(stopped: Path) -> None:
+    for arguments in (("cursor", "get", "a"), ("cursor", "set", "a", 1), ("read", "a")):
+        code, message, _ = refusal_of(*arguments, "--group", "../x", "--root", stopped)
+        assert (code, message) == (InvalidInput.exit_code, "illegal group name '../x'")
+
+
+@pytest.mark.parametrize("arguments", [("read",), ("read", "a"), ("read", "a", "--commit")], ids=str)
+def test_from_a_sequence_never_issued(stopped: Path, arguments: tuple[object, ...]) -> None:
+    """The number after the last one is the next record; any above it was never issued."""
+    code, message, hint = refusal_of(*arguments, "--from", 12, "--root", stopped)
+
+    assert code == NotFound.exit_code
+    assert message == f"{stopped}: record 12 was never issued; the last one is 10"
+    assert "--follow" in hint
+
+
+@pytest.mark.parametrize("place", ["soon", "-1", "0", "1.5", "2026-13-01", ""])
+@pytest.mark.parametrize("option", ["--from", "--to"])
+def test_a_place_that_is_none(stopped: Path, option: str, place: str) -> None:
+    code, message, _ = refusal_of("read", "a", f"{option}={place}", "--root", stopped)
+
+    assert code == InvalidInput.exit_code
+    assert place in message
+
+
+def test_cursor_beyond_the_head(stopped: Path) -> None:
+    for rewind in ([], ["--rewind"]):
+        code, message, hint = refusal_of("cursor", "set", "a", 11, *rewind, "--root", stopped)
+        assert code == Refused.exit_code
+        assert message.startswith(f"{stopped / 'routes/a/processed.cursor'}: 11 is beyond the head, 10")
+        assert "head" in hint
+
+
+def test_cursor_backwards(stopped: Path) -> None:
+    code, message, hint = refusal_of("cursor", "set", "a", 4, "--root", stopped)
+
+    assert code == Refused.exit_code
+    assert message.startswith(f"{stopped / 'routes/a/processed.cursor'}: 4 would move the cursor backwards from 5")
+    assert hint.startswith("wald ")
+    assert hint.endswith("--rewind")
+
+
+@pytest.mark.parametrize("sequence", ["-1", "x", "1.5", ""])
+def test_cursor_that_is_no_sequence(stopped: Path, sequence: str) -> None:
+    code, _, _ = refusal_of("cursor", "set", "--root", stopped, "--", "a", sequence)
+
+    assert code == InvalidInput.exit_code
+
+
+def test_damaged_cursor(served: Path) -> None:
+    """Neither shown as a number nor read from nor replaced unasked."""
+    path = served / "routes/a/processed.cursor"
+    told = path.read_bytes()
+    path.write_bytes(b"nonsense\n")
+    try:
+        for arguments in (("cursor", "get", "a"), ("read", "a", "--from", "cursor"), ("cursor", "set", "a", 6)):
+            code, message, hint = refusal_of(*arguments, "--root", served)
+            assert code in (4, 9)
+            assert message.startswith(f"{path}: offset 0: ")
+            assert "--rewind" in hint
+    finally:
+        path.write_bytes(told)
+
+
+def test_damaged_identity(served: Path) -> None:
+    path = served / "log.json"
+    told = path.read_bytes()
+    path.write_bytes(told[:20])
+    try:
+        code, message, _ = refusal_of("read", "a", "--root", served)
+    finally:
+        path.write_bytes(told)
+
+    assert code == 4
+    assert message.startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("segment_max_byte = 1", ":1: there is no setting"),
+        ("sync = never", ": not TOML"),
+        ("sync = 'x'", ":1: sync must"),
+    ],
+)
+def test_unreadable_config(stopped: Path, tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "wald.toml"
+    path.write_text(text)
+    code, message, _ = refusal_of("run", "--root", stopped, "--config", path)
+
+    assert code == InvalidInput.exit_code
+    assert message.startswith(f"{path}{words}")
+
+
+def test_absent_config(stopped: Path, tmp_path: Path) -> None:
+    code, message, _ = refusal_of("run", "--root", stopped, "--config", tmp_path / "absent.toml")
+
+    assert (code, message) == (InvalidInput.exit_code, f"{tmp_path / 'absent.toml'}: No such file or directory")
+
+
+def test_unreadable_config_makes_no_root(tmp_path: Path) -> None:
+    refusal_of("run", "--root", tmp_path / "log", "--config", tmp_path / "absent.toml")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [("append", "a"), ("cut",)], ids=str)
+def test_socket_absent(stopped: Path, arguments: tuple[object, ...]) -> None:
+    code, message, hint = refusal_of(*arguments, "--root", stopped, stdin=b"x\n")
+
+    assert code == Unavailable.exit_code
+    assert message == f"{stopped / 'wald.sock'}: no daemon answers (No such file or directory)"
+    assert hint == f"wald run --root {stopped}"
+
+
+def test_socket_left_behind_by_a_killed_daemon(daemon: Daemon, root: Path) -> None:
+    """A socket nobody listens on is no daemon."""
+    daemon.kill()
+    code, message, _ = refusal_of("append", "a", "--retry-for", "0", "--root", root, stdin=b"x\n")
+
+    assert (code, message) == (
+        Unavailable.exit_code,
+        f"{root / 'wald.sock'}: no daemon answers (Connection refused)",
+    )
+
+
+def test_a_daemon_that_goes_and_stays_away_is_given_up(daemon: Daemon, root: Path) -> None:
+    """What was durable before it went is told; the rest is not claimed."""
+    with subprocess.Popen(
+        command("append", "a", "--retry-for", "200ms", "--root", root),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"one\n")
+        process.stdin.flush()
+        eventually(lambda: wald("read", "a", "--root", root).stdout == b"one\n")
+        daemon.kill()
+        stdout, stderr = process.communicate(b"two\n")
+
+    assert (process.returncode, stdout) == (Unavailable.exit_code, b"1 1\n")
+    assert stderr.startswith(f"wald: {root / 'wald.sock'}: no daemon answers".encode())
+
+
+def test_file_to_append_is_absent(served: Path, tmp_path: Path) -> None:
+    """Found out before anything of the other files is sent."""
+    present = tmp_path / "present"
+    present.write_bytes(b"x\n")
+    for absent in (tmp_path / "absent", tmp_path):
+        code, message, _ = refusal_of("append", "a", present, absent, "--root", served)
+        assert code == InvalidInput.exit_code
+        assert message.startswith(f"{absent}: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("append", "a", "--jsonl", "--key-separator", "="),
+        ("append", "a", "--key-separator", ""),
+        ("append", "a", "--retry-for", "soon"),
+        ("append",),
+        ("read", "a", "--limit", "-1"),
+        ("read", "a", "--limit", "x"),
+        ("read", "--commit"),
+        ("read", "a", "--format", "xml"),
+        ("read", "a", "b"),
+        ("where",),
+        ("where", "x"),
+        ("where", "0"),
+        ("route", "add", "b", "--mode", "0620"),
+        ("route", "add", "b", "--fifo", "--mode", "999"),
+        ("nonsense",),
+        ("head", "--nonsense"),
+    ],
+    ids=str,
+)
+def test_wrong_usage(served: Path, arguments: tuple[object, ...]) -> None:
+    code, _, _ = refusal_of("--root", served, *arguments, stdin=b"x\n")
+
+    assert code == InvalidInput.exit_code
+
+
+def test_retired_route_takes_nothing(daemon: Daemon, root: Path) -> None:
+    output_of("route", "retire", "a", "--root", root)
+    code, message, _ = refusal_of("append", "a", "--root", root, stdin=b"x\n")
+
+    assert code == NotFound.exit_code
+    assert "retired" in message
+
+
+def test_every_exit_code_is_documented() -> None:
+    """Each error of wald has its own code, and the command line's docstring lists them all."""
+    import wald.cli
+    from wald.errors import WaldError
+
+    codes = {error.exit_code for error in WaldError.__subclasses__()}
+
+    assert len(codes) == len(WaldError.__subclasses__())
+    documented = (wald.cli.__doc__ or "").split("Exit codes:")[1]
+    assert all(f"{code} " in documented for code in codes | {0, 1, 130, 141})

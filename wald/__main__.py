@@ -1,0 +1,5 @@
+"""``python -m wald`` is ``wald``."""
+
+from wald.cli import main
+
+main()

@@ -1,0 +1,151 @@
+"""``wald append``: lines from stdin or files over the socket, until all of them are durable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from wald.cli.options import duration_option, root_option, route_argument, socket_option
+from wald.cli.producing import producer_at
+from wald.errors import InvalidInput
+from wald.format.framing import REQUEST_MAX_BYTES
+
+if TYPE_CHECKING:
+    from wald.cli.keyed import Encode
+    from wald.producer import Durable, Producer
+
+_READ_BYTES = 128 << 10  # one request's worth
+_STDIN = "-"
+
+
+@click.command()
+@route_argument
+@click.argument("files", nargs=-1, metavar="[FILE]...")
+@root_option
+@socket_option
+@click.option("--key-separator", metavar="SEP", help="Each line is KEY SEP VALUE; one without SEP has no key.")
+@click.option("--jsonl", is_flag=True, help="Each line is an object: value, and if you like key, time, headers.")
+@duration_option("--retry-for", "30s", "How long the daemon may be away.")
+def append(
+    root: Path,
+    socket: Path | None,
+    route: str,
+    files: tuple[str, ...],
+    key_separator: str | None,
+    jsonl: bool,
+    retry_for: float,
+) -> None:
+    """Send the lines of stdin, or of each FILE, to ROUTE; each is a record, the last one even without a newline.
+
+    Prints FIRST LAST, the sequences of what became durable, and nothing if that is nothing. Other producers' records
+    may lie between them. The exit code is 0 only if everything is durable.
+
+    With --jsonl, value is a string (or any JSON, stored as its text) or value_hex, key a string or key_hex, time is ns
+    since 1970 or like 2026-11-21T10:00:00Z, headers an object of strings; what `wald read --format json` writes fits.
+    """
+    if jsonl and key_separator is not None:
+        raise InvalidInput("--jsonl and --key-separator exclude each other", hint="wald append --help")
+    if key_separator == "":
+        raise InvalidInput("--key-separator is empty", hint="--key-separator $'\\t'")
+    encode = None if not jsonl and key_separator is None else _encoder(key_separator)
+    names = files or (_STDIN,)
+    for name in names:
+        _check_readable(name)
+    durable = _Range()
+    with producer_at(root, socket, route, retry_for=retry_for) as producer:
+        try:
+            for name in names:
+                for payload in _payloads(name, producer, encode):
+                    producer.publish(route, payload, columns=encode is not None)
+                    durable.extend(producer.acknowledged())
+        except InvalidInput:
+            durable.extend(producer.flush())  # what came before the line that is wrong is told, too
+            raise
+        else:
+            durable.extend(producer.flush())
+        finally:
+            durable.extend(producer.acknowledged())
+            if durable.last:
+                click.echo(f"{durable.first} {durable.last}")
+
+
+@dataclass(slots=True)
+class _Range:
+    """From the first of the first to the last of the last."""
+
+    first: int = 0
+    last: int = 0
+
+    def extend(self, acknowledged: list[Durable]) -> None:
+        if acknowledged:
+            self.first = self.first or acknowledged[0].first
+            self.last = acknowledged[-1].last
+
+
+def _encoder(key_separator: str | None) -> Encode:
+    from wald.cli.keyed import json_lines, keyed_lines  # they load more than plain lines need
+
+    return json_lines if key_separator is None else keyed_lines(os.fsencode(key_separator))
+
+
+def _check_readable(name: str) -> None:
+    """Before anything is sent: a name mistyped costs nothing then."""
+    if name != _STDIN:
+        try:
+            os.close(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            if Path(name).is_dir():
+                raise IsADirectoryError(None, "Is a directory")
+        except OSError as error:
+            raise InvalidInput(f"{name}: {error.strerror}", hint=f"ls -l {name}; nothing was sent") from error
+
+
+def _payloads(name: str, producer: Producer, encode: Encode | None) -> Iterator[bytes]:
+    descriptor = 0 if name == _STDIN else os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read() -> bytes:
+        producer.wait_for(descriptor)
+        return os.read(descriptor, _READ_BYTES)
+
+    shown = "stdin" if name == _STDIN else name
+    try:
+        line_number = 1
+        for lines in whole_lines(read, shown):
+            if encode is None:
+                yield lines
+            else:
+                yield from encode(lines, shown, line_number)
+                line_number += lines.count(b"\n")
+    finally:
+        if name != _STDIN:
+            os.close(descriptor)
+
+
+def whole_lines(read: Callable[[], bytes], name: str) -> Iterator[bytes]:
+    """What ``read`` gives, until it gives nothing, as payloads that end in a newline; one is added to a last line.
+
+    Raises:
+        InvalidInput: a line too long for any request.
+    """
+    pending: list[bytes] = []
+    pending_bytes = offset = 0
+    while chunk := read():
+        end = chunk.rfind(b"\n") + 1
+        if end:
+            yield b"".join([*pending, chunk[:end]]) if pending else chunk[:end]
+            offset += pending_bytes + end
+            pending, pending_bytes, chunk = [], 0, chunk[end:]
+        if chunk:
+            pending.append(chunk)
+            pending_bytes += len(chunk)
+        if pending_bytes > REQUEST_MAX_BYTES:
+            raise InvalidInput(
+                f"{name}: offset {offset}: a line of more than {REQUEST_MAX_BYTES} bytes",
+                hint="write it to the route's FIFO, which takes a line in pieces",
+            )
+    if pending:
+        yield b"".join([*pending, b"\n"])

@@ -1,0 +1,49 @@
+"""``wald cursor``: how far a consumer group has processed a route."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+import wald
+from wald.cli.options import group_option, json_option, root_option, route_argument
+from wald.errors import Damaged, NotFound
+from wald.store.cursors import CursorState
+
+
+@click.group()
+def cursor() -> None:
+    """Show or move the cursor of a consumer group: the last sequence it has processed."""
+
+
+@cursor.command("get")
+@route_argument
+@root_option
+@group_option
+@json_option
+def get(root: Path, route: str, group: str, as_json: bool) -> None:
+    """Print the sequence up to which the group has processed ROUTE."""
+    found = wald.open(root).cursor(route, group)
+    again = f"wald --root {root} cursor set {route} SEQUENCE --group {group}"
+    if as_json:
+        told = {"route": route, "group": group, "state": found.state.value, "sequence": found.sequence}
+        click.echo(json.dumps(told | {"path": str(found.path), "message": found.message}))
+    elif found.state is CursorState.VALID:
+        click.echo(found.sequence)
+    if found.state is CursorState.ABSENT:
+        raise NotFound(found.message, hint=again)
+    if found.state is not CursorState.VALID:
+        raise Damaged(f"{found.message}; it counts as nothing processed", hint=f"{again} --rewind")
+
+
+@cursor.command("set")
+@route_argument
+@click.argument("sequence", type=int)
+@root_option
+@group_option
+@click.option("--rewind", is_flag=True, help="Allow it to move backwards, or to replace one that cannot be trusted.")
+def set_(root: Path, route: str, sequence: int, group: str, rewind: bool) -> None:
+    """Say that the group has processed ROUTE up to and including SEQUENCE."""
+    click.echo(wald.open(root).set_cursor(route, sequence, group, rewind=rewind).sequence)

@@ -1,0 +1,71 @@
+"""``wald dump`` and ``wald verify``: what is in a file of the log, and whether all of it is good."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from wald.cli.options import json_option, root_option
+from wald.errors import Damaged
+from wald.store.directory import Root, read_identity
+from wald.store.dump import Piece
+from wald.store.dump import dump as pieces_of
+from wald.store.verifier import Level
+from wald.store.verifier import verify as findings_of
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--records", is_flag=True, help="Show the records in each batch, too.")
+@json_option
+def dump(path: Path, records: bool, as_json: bool) -> int:
+    """Print what is in PATH, piece by piece: a segment, an index, a ledger, a cursor, head, takes or log.json.
+
+    What does not fit is shown in its place; the exit code is 4 then. With --json, one object a line.
+    """
+    damaged = False
+    for piece in pieces_of(path, records=records):
+        damaged = damaged or "damage" in piece
+        click.echo(json.dumps(piece, ensure_ascii=False) if as_json else _line(piece))
+    return Damaged.exit_code if damaged else 0
+
+
+@click.command()
+@root_option
+@json_option
+def verify(root: Path, as_json: bool) -> int:
+    """Read every byte of the log, check it against its checksums, digests and neighbours, and change nothing.
+
+    One line for each file and each finding; the exit code is 4 if anything is wrong. A daemon may run meanwhile.
+    """
+    here = Root(root)
+    read_identity(here)
+    counts: Counter[Level] = Counter()
+    for finding in findings_of(here):
+        counts[finding.level] += 1
+        if as_json:
+            told = {"level": finding.level.value, "path": str(finding.path), "offset": finding.offset}
+            click.echo(json.dumps(told | {"message": finding.message}))
+        else:
+            place = finding.path.relative_to(root) if finding.path.is_relative_to(root) else finding.path
+            at = f" offset {finding.offset}:" if finding.level is Level.ERROR else ""
+            click.echo(f"{finding.level.value:5}  {place}:{at} {finding.message}")
+    errors = counts[Level.ERROR]
+    if not as_json:
+        click.echo(
+            f"{'good' if not errors else 'damaged'}: {counts[Level.OK]} ok, {counts[Level.INFO]} info, {errors} error"
+        )
+    return Damaged.exit_code if errors else 0
+
+
+def _line(piece: Piece) -> str:
+    """``kind key=value …``; the value of a record, which may hold anything, comes as JSON."""
+    words = [str(piece["kind"])]
+    for key, value in piece.items():
+        if key != "kind" and value not in (None, [], {}):
+            plain = isinstance(value, int) or (isinstance(value, str) and value.isalnum())
+            words.append(f"{key}={value if plain else json.dumps(value, ensure_ascii=False)}")
+    return " ".join(words)

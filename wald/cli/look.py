@@ -1,0 +1,68 @@
+"""``wald head`` and ``wald where``: how far the log is durable, and what became of any record."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+import wald
+from wald.cli.options import json_option, root_option
+from wald.errors import NotFound
+
+
+@click.command()
+@root_option
+@json_option
+def head(root: Path, as_json: bool) -> None:
+    """Show the last durable sequence, and where the durable bytes end."""
+    log = wald.open(root)
+    found = log.head()
+    if found is None:
+        raise NotFound(f"{log.root.head}: nothing has been durable yet", hint=f"wald run --root {root}")
+    at = moment(found.at_ns)
+    if as_json:
+        told = {"sequence": found.sequence, "segment": found.segment, "position": found.position, "epoch": found.epoch}
+        click.echo(json.dumps(told | {"at_ns": found.at_ns, "at": at}))
+    else:
+        click.echo(
+            f"seq={found.sequence} segment={found.segment} position={found.position} epoch={found.epoch} at={at}"
+        )
+
+
+@click.command()
+@click.argument("sequence", type=int)
+@root_option
+@json_option
+def where(root: Path, sequence: int, as_json: bool) -> None:
+    """Say where record SEQUENCE is: active, cut, sealed, reclaimed, archived, never issued, …"""
+    found = wald.open(root).where(sequence)
+    if not as_json:
+        lines = [f"{found.sequence}: {found.state.value}: {found.words}"]
+        if found.append_time_ns is not None:
+            lines.append(f"  appended {moment(found.append_time_ns)}, {'durable' if found.durable else 'not durable'}")
+        lines += [f"  {group}: {'processed' if done else 'not processed'}" for group, done in found.processed.items()]
+        click.echo("\n".join(lines))
+        return
+    told = {
+        "sequence": found.sequence,
+        "state": found.state.value,
+        "words": found.words,
+        "durable": found.durable,
+        "segment": found.segment,
+        "route": found.route,
+        "append_time_ns": found.append_time_ns,
+        "position": found.position,
+        "processed": found.processed,
+    }
+    click.echo(json.dumps(told))
+
+
+def moment(time_ns: int) -> str:
+    """A time as people and ``--from`` read it, in UTC; "-" for none."""
+    if time_ns == 0:
+        return "-"
+    seconds, nanoseconds = divmod(time_ns, 1_000_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{nanoseconds // 1000:06d}Z"

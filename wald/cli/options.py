@@ -1,0 +1,82 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from wald.errors import InvalidInput
+from wald.format.names import DEFAULT_GROUP, check_group, check_route
+from wald.kinds import Duration
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+GROUP_HELP = f"The consumer group; without it: {DEFAULT_GROUP}."
+_RETRY = Duration(0, 86400)
+
+
+def root_option(function: F) -> F:
+    """``--root``, here or before the command, or WALD_ROOT; the command gets ``root``."""
+    return click.option(
+        "--root",
+        type=click.Path(path_type=Path),
+        callback=_root,
+        help="The directory of the log.  [env: WALD_ROOT]",
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """``--json``; the command gets ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
+
+
+def group_option(function: F) -> F:
+    """``--group``."""
+    return click.option("--group", default=DEFAULT_GROUP, callback=_group, help=GROUP_HELP)(function)
+
+
+def route_argument(function: F) -> F:
+    """A route that has a legal name."""
+    return click.argument("route", callback=_route)(function)
+
+
+def socket_option(function: F) -> F:
+    """``--socket``, for a daemon whose socket is not in its root."""
+    return click.option(
+        "--socket",
+        type=click.Path(path_type=Path),
+        envvar="WALD_SOCKET",
+        show_envvar=True,
+        help="The daemon's socket; without it: ROOT/wald.sock.",
+    )(function)
+
+
+def duration_option(name: str, default: str, words: str) -> Callable[[F], F]:
+    """An option that takes seconds, or "10s", "5m", "1h"."""
+    return click.option(name, default=default, show_default=True, callback=_duration, help=words)
+
+
+def _root(ctx: click.Context, _: click.Parameter, given: Path | None) -> Path:
+    root = given or ctx.find_object(Path) or os.environ.get("WALD_ROOT")
+    if not root:
+        raise InvalidInput("which log? no root was given", hint="--root DIR, or export WALD_ROOT=DIR")
+    return Path(root)
+
+
+def _route(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
+    return None if name is None else check_route(name)
+
+
+def _group(_: click.Context, __: click.Parameter, name: str) -> str:
+    return check_group(name)
+
+
+def _duration(_: click.Context, parameter: click.Parameter, words: str) -> float:
+    try:
+        return _RETRY.parse(words)
+    except ValueError as error:
+        raise InvalidInput(f"{parameter.opts[0]} must be {error}", hint=f"{parameter.opts[0]} 30s") from None

@@ -1,0 +1,169 @@
+"""``wald read``: records to stdout, whole chunks at a time, and the cursor after stdout took them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import click
+
+import wald
+from wald.cli.options import GROUP_HELP, root_option
+from wald.errors import Damaged, InvalidInput, WaldError
+from wald.format.names import DEFAULT_GROUP, check_group, check_route
+
+if TYPE_CHECKING:
+    from wald.log import Log
+    from wald.store.batches import Batch
+
+COMMIT_SECONDS = 0.2  # how far a cursor may lag behind what stdout took: each commit is two syncs
+_JSON_BYTES = 256 << 10  # written at once
+_WORDS = ("earliest", "end", "cursor")
+
+
+@click.command()
+@click.argument("route", required=False)
+@root_option
+@click.option("--from", "start", metavar="PLACE", help="earliest, end, cursor, a sequence, or a time.")
+@click.option("--to", "stop", metavar="PLACE", help="The last sequence, or a time before which records are wanted.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most so many records.")
+@click.option("--follow", is_flag=True, help="Wait for more at the end.")
+@click.option("--group", help=GROUP_HELP)
+@click.option("--commit", is_flag=True, help="Move the group's cursor once stdout took the records.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["raw", "json"]),
+    default="raw",
+    show_default=True,
+    help="json: an object a line.",
+)
+def read(
+    root: Path,
+    route: str | None,
+    start: str | None,
+    stop: str | None,
+    limit: int | None,
+    follow: bool,
+    group: str | None,
+    commit: bool,
+    form: str,
+) -> int:
+    """Write the records of ROUTE, or of every route, to stdout; raw: each and a newline, exactly as they came.
+
+    Without --from it begins at the earliest record there is; with --group or --commit, after the group's cursor. Times
+    are like 2026-11-21T10:00:00Z, local without a zone, and mean when the daemon took a record. Where bytes are
+    damaged it says so, reads on, and the exit code is 4.
+    """
+    if route is not None:
+        check_route(route)
+    if commit and route is None:
+        raise InvalidInput("--commit needs a ROUTE: a cursor belongs to one", hint="wald routes lists them")
+    log = wald.open(root)
+    if start is None:
+        start = "cursor" if group or commit else "earliest"
+    begin = _place("--from", start)
+    damaged: list[Damaged] = []
+
+    def tell(error: Damaged) -> None:
+        damaged.append(error)
+        print(f"wald: {error.message}\n  hint: {error.hint}", file=sys.stderr)
+
+    group = check_group(group or DEFAULT_GROUP)
+    end = None if stop is None else _place("--to", stop)
+    if isinstance(end, str):
+        raise InvalidInput(f"--to {end}: not a sequence or a time", hint="--to 250, or --to 2026-11-21T10:00:00Z")
+    batches = log.batches(route, begin, end, group=group, limit=limit, follow=follow, on_damage=tell)
+    write = _write_raw if form == "raw" else _write_json
+    if not commit:
+        for batch in batches:
+            write(batch)
+    else:
+        assert route is not None
+        with _Commits(log, route, group) as commits:
+            for batch in batches:
+                write(batch)
+                commits.processed = batch.last_sequence
+    return Damaged.exit_code if damaged else 0
+
+
+class _Commits:
+    """Moves a cursor behind :attr:`processed`, now and then and at the end; while following, also when nothing comes.
+
+    The cursor never moves backwards: records that are read once more stay processed.
+    """
+
+    def __init__(self, log: Log, route: str, group: str) -> None:
+        self._log, self._route, self._group = log, route, group
+        self._committed = self.processed = log.cursor(route, group).effective
+        self._stopped = threading.Event()
+        self._failure: WaldError | OSError | None = None
+        self._thread = threading.Thread(target=self._run, name="commit", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join()
+        if self._failure is not None and error is None:
+            raise self._failure
+        self._commit()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.wait(COMMIT_SECONDS):
+                self._commit()
+        except (WaldError, OSError) as error:
+            self._failure = error
+
+    def _commit(self) -> None:
+        processed = self.processed
+        if processed > self._committed:
+            self._log.set_cursor(self._route, processed, self._group)
+            self._committed = processed
+
+
+def _write_raw(batch: Batch) -> None:
+    _write(batch.raw())
+
+
+def _write_json(batch: Batch) -> None:
+    lines: list[str] = []
+    size = 0
+    for record in batch.records():
+        lines.append(record.to_json())
+        size += len(lines[-1])
+        if size > _JSON_BYTES:
+            _write(("\n".join(lines) + "\n").encode())
+            lines, size = [], 0
+    if lines:
+        _write(("\n".join(lines) + "\n").encode())
+
+
+def _write(data: bytes | memoryview) -> None:
+    """All of it, past the buffers of Python: when this returns stdout has it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def _place(option: str, words: str) -> int | str | datetime:
+    if words in _WORDS:
+        return words
+    if words.isdecimal() and words.isascii():
+        return int(words)
+    try:
+        return datetime.fromisoformat(words)
+    except ValueError:
+        raise InvalidInput(
+            f"{option} {words}: neither a sequence nor a time", hint=f"{option} 250, or {option} 2026-11-21T10:00:00Z"
+        ) from None

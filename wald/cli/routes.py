@@ -1,0 +1,131 @@
+"""``wald routes`` and ``wald route``: the streams of a log."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+import wald
+from wald.cli.options import json_option, root_option, route_argument, socket_option
+from wald.cli.producing import daemon_at, runs
+from wald.errors import InvalidInput
+from wald.kinds import Mode
+from wald.store.cursors import CursorState
+from wald.store.directory import Root, read_identity
+from wald.store.disk import Disk
+from wald.store.progress import Progress, progress
+from wald.store.routes import FIFO_MODE, add_route, retire_route
+
+_COLUMNS = ("ROUTE", "LAST", "GROUP", "CURSOR", "LAG", "")
+
+
+@click.command()
+@root_option
+@json_option
+def routes(root: Path, as_json: bool) -> None:
+    """List routes with their last sequence, and for each group its cursor and its lag.
+
+    The lag counts sequences of the log: the group has at most so many records of the route still to process.
+    """
+    log = wald.open(root)
+    found = log.head()
+    every = progress(log.root, log_id=log.identity.log_id, head_sequence=found.sequence if found else 0)
+    if as_json:
+        click.echo(json.dumps([_told(route) for route in every]))
+        return
+    rows = [_COLUMNS, *(row for route in every for row in _rows(route))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    numeric = (1, 3, 4)
+    for row in rows:
+        cells = (
+            cell.rjust(width) if number in numeric else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        click.echo("  ".join(cells).rstrip())
+
+
+@click.group()
+def route() -> None:
+    """Add a route, or retire one."""
+
+
+@route.command()
+@route_argument
+@root_option
+@socket_option
+@click.option("--fifo", is_flag=True, help="Make ROOT/routes/NAME/in, for programs that write to a file.")
+@click.option("--mode", metavar="OCTAL", help=f"Permissions of the FIFO; without it: {FIFO_MODE:04o}.")
+def add(root: Path, socket: Path | None, route: str, fifo: bool, mode: str | None) -> None:
+    """Make a route, or take a retired one back; through the daemon if one runs."""
+    bits = FIFO_MODE if mode is None else _bits(mode)
+    if mode is not None and not fifo:
+        raise InvalidInput("--mode is for the FIFO", hint=f"wald route add {route} --fifo --mode {mode}")
+    if runs(root):
+        words = ("fifo", f"mode={bits:o}") if fifo else ()
+        with daemon_at(root, socket) as daemon:
+            daemon.command("ROUTE", "ADD", route, *words)
+    else:
+        here = Root(root)
+        read_identity(here)
+        add_route(here, Disk(), route, fifo=fifo, mode=bits)
+
+
+@route.command()
+@route_argument
+@root_option
+@socket_option
+def retire(root: Path, socket: Path | None, route: str) -> None:
+    """Take nothing more for a route, and let it no longer hold back what RECLAIM may delete."""
+    here = Root(root)
+    read_identity(here)
+    here.require_route(route)
+    if runs(root):
+        with daemon_at(root, socket) as daemon:
+            daemon.command("ROUTE", "RETIRE", route)
+    else:
+        retire_route(here, Disk(), route, now=datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def _bits(mode: str) -> int:
+    try:
+        return Mode().parse(mode)
+    except ValueError as error:
+        raise InvalidInput(f"--mode must be {error}", hint="--mode 0620") from None
+
+
+def _rows(route: Progress) -> list[tuple[str, ...]]:
+    notes = " ".join(words for words, holds in (("fifo", route.fifo), ("retired", route.retired)) if holds)
+    rows: list[tuple[str, ...]] = []
+    for number, cursor in enumerate(route.cursors):
+        name, last, about = (route.route, _number(route.last_sequence), notes) if number == 0 else ("", "", "")
+        if cursor.state not in (CursorState.VALID, CursorState.ABSENT):
+            about = f"{about} {cursor.state.value}".strip()
+        shown = "-" if cursor.state is CursorState.ABSENT else str(cursor.sequence)
+        rows.append((name, last, cursor.group, shown, _number(route.lag(cursor)), about))
+    return rows
+
+
+def _told(route: Progress) -> dict[str, object]:
+    return {
+        "route": route.route,
+        "last_sequence": route.last_sequence,
+        "fifo": route.fifo,
+        "retired": route.retired,
+        "groups": [
+            {
+                "group": cursor.group,
+                "state": cursor.state.value,
+                "sequence": cursor.sequence,
+                "lag": route.lag(cursor),
+                "message": cursor.message,
+            }
+            for cursor in route.cursors
+        ],
+    }
+
+
+def _number(number: int | None) -> str:
+    return "?" if number is None else str(number)

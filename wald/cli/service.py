@@ -1,0 +1,65 @@
+"""``wald run`` and ``wald cut``: the daemon, and what one asks of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from wald.cli.options import root_option, socket_option
+from wald.format.names import check_route
+
+
+class _WithSettings(click.Command):
+    """Adds every setting to the help; they are read only when they are asked for."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from wald.config import reference
+
+        with formatter.section("Settings, in the config file or as WALD_<NAME>; * marks what SIGHUP reloads"):
+            rows = []
+            for setting in reference():
+                default = f" = {setting.default}" if setting.default else ""
+                rows.append((f"{setting.name}{default}{' *' if setting.reloadable else ''}", _words(setting)))
+            formatter.write_dl(rows, col_max=40)
+
+
+@click.command(cls=_WithSettings)
+@root_option
+@click.option("--config", "config_path", type=click.Path(path_type=Path), help="A TOML file of settings.")
+@click.option("--stdin", "stdin_route", metavar="ROUTE", help="Take lines from stdin too, until it ends.")
+def run(root: Path, config_path: Path | None, stdin_route: str | None) -> int:
+    """Run the daemon on a root, which is made if it is missing or empty.
+
+    SIGTERM and SIGINT stop it, SIGHUP reads the settings again, SIGUSR1 cuts the active segment.
+    """
+    from wald.config import Config, load
+    from wald.daemon import service
+
+    if stdin_route is not None:
+        check_route(stdin_route)
+
+    def settings() -> Config:
+        return load(config_path, os.environ, {})
+
+    return service.run(root, settings(), stdin_route=stdin_route, reload=settings)
+
+
+@click.command()
+@root_option
+@socket_option
+def cut(root: Path, socket: Path | None) -> None:
+    """Cut the active segment now, so that it can be sealed. Needs the daemon."""
+    from wald.cli.producing import daemon_at
+
+    with daemon_at(root, socket) as daemon:
+        click.echo(daemon.command("CUT"))
+
+
+def _words(setting: object) -> str:
+    from wald.config import Setting
+
+    assert isinstance(setting, Setting)
+    unit = f", {setting.unit}" if setting.unit and setting.unit not in ("octal", "fraction") else ""
+    return f"{setting.meaning} [{setting.bounds}{unit}]"
