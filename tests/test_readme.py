@@ -1,0 +1,82 @@
+"""The README tells the truth where a program can check it: commands, settings, exit codes, the names of files."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wald import errors
+from wald.config import reference
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the first table below ``heading``, without its own heading."""
+    section = README.split(f"\n{heading}\n", 1)[1]
+    found = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    assert found is not None
+    lines = found[0].splitlines()[2:]
+    return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def options(text: str, *, before: str = "") -> set[str]:
+    return set(re.findall(before + r"(--[a-z-]+)", text, re.MULTILINE))
+
+
+COMMANDS = rows("## Commands")
+
+
+@pytest.mark.parametrize("usage", [row[0] for row in COMMANDS])
+def test_every_command_exists_with_its_options(usage: str) -> None:
+    """``wald X --help`` succeeds, and knows every option that the table gives X, and the table every one it knows."""
+    words = re.findall(r"[a-z]+", re.split(r" [A-Z\[]", usage.strip("`"))[0])[1:]
+    told = next(row for row in COMMANDS if row[0] == usage)
+
+    done = subprocess.run([sys.executable, "-m", "wald", *words, "--help"], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert options(done.stdout.split("Settings,")[0], before="^  (?:-h, )?") - {"--help", "--root"} == options(told[2])
+
+
+def test_every_command_is_in_the_table() -> None:
+    done = subprocess.run([sys.executable, "-m", "wald", "--help"], capture_output=True, text=True, check=True)
+    listed = set(re.findall(r"^  ([a-z]+)  ", done.stdout.split("Commands:")[1], re.MULTILINE))
+
+    assert {row[0].split()[1].strip("`") for row in COMMANDS} == listed
+
+
+def test_settings_are_those_of_the_daemon() -> None:
+    expected = []
+    for each in reference():
+        name = f"`{each.name}`{' *' if each.reloadable else ''}"
+        expected.append([name, f"`{each.default}`" if each.default else "", each.bounds, each.meaning])
+
+    assert rows("## Settings") == expected
+
+
+def test_exit_codes_are_those_of_the_errors() -> None:
+    named = {int(code): name for code, name, _ in rows("### Exit codes") if name}
+    classes: list[type[errors.WaldError]] = [errors.WaldError, *errors.WaldError.__subclasses__()]
+
+    assert named == {each.exit_code: each.__name__ for each in classes}
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:tests|wald|scripts)/[\w/.-]+)`", README))))
+def test_every_file_it_names_is_there(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+def test_every_make_target_it_names_is_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+    assert set(re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)) <= targets
+
+
+def test_promises_are_counted_from_one_to_fourteen() -> None:
+    assert [int(row[0]) for row in rows("## Promises")] == list(range(1, 15))
