@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 
 from wald.errors import Damaged
@@ -10,7 +11,8 @@ from wald.format.head import LINE_BYTES, Head, decode_head
 from wald.format.names import Kind
 from wald.store.directory import Listing, Root, list_segments
 
-_ATTEMPTS = 1000  # a line is torn for the microsecond in which it is rewritten; after this many it stays so
+_AT_ONCE = 100  # a line is torn for the nanoseconds in which it is rewritten, …
+_PAUSES, _PAUSE_SECONDS = 250, 0.001  # … or for as long as the kernel runs somebody else in the middle of that
 _EVERYWHERE = 1 << 63
 
 
@@ -44,15 +46,15 @@ def read_head(root: Root) -> Head | None:
     except FileNotFoundError:
         return None
     try:
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_AT_ONCE + _PAUSES):
             line = os.pread(descriptor, LINE_BYTES, 0)
             head = decode_head(line)
-            if head is not None:
+            if head is not None or not any(line):
                 return head
+            if attempt >= _AT_ONCE:
+                time.sleep(_PAUSE_SECONDS)
     finally:
         os.close(descriptor)
-    if not any(line):
-        return None
     raise Damaged(
         f"{root.head}: not a head line (offset 0)",
         hint=f"rm {root.head}: the next start of wald run makes it anew from the segments",
