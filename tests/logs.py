@@ -16,7 +16,7 @@ from wald.store.disk import Disk
 from wald.store.ledger import Ledger
 from wald.store.recovery import recover
 from wald.store.routes import add_route
-from wald.store.sealer import seal
+from wald.store.sealer import remove_temporaries, seal
 from wald.store.writer import Draft, Route, Writer
 
 START_NS = 1_700_000_000_000_000_000
@@ -53,6 +53,7 @@ class Built:
         self.root = create_root(path, self.disk, now="2026-11-21T10:00:00Z")
         self.log_id = read_identity(self.root).log_id
         self.now_ns = now_ns
+        remove_temporaries(self.root, self.disk)
         recovered = recover(self.root, self.disk, log_id=self.log_id, epoch=epoch, now_ns=now_ns)
         self.report = recovered.report
         self.ledger = Ledger(self.root.ledger / "segments.jsonl", self.disk)
@@ -140,6 +141,13 @@ class Built:
     def cut(self) -> None:
         self.writer.cut(now_ns=self.now_ns)
         self.publish()
+
+    def crash(self) -> None:
+        """End as by SIGKILL: descriptors are closed and nothing else is done."""
+        os.close(self.writer._descriptor)
+        if self.writer._index is not None:
+            self.writer._index.close()
+        self.ledger.close()
 
     def seal(self, *, keep: int = 0) -> None:
         """Seal every complete segment but the newest ``keep``."""

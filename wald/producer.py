@@ -31,7 +31,7 @@ SOCKET_NAME = "wald.sock"
 _PATH_MAX_BYTES = 107  # what fits into a socket address
 _RECEIVE_BYTES = 64 << 10
 _PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect, doubled every time
-_TRY_AGAIN = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.STOPPING, Code.FAILED})
+_TRY_AGAIN = frozenset({Code.FULL, Code.TIMEOUT, Code.FAILED})
 
 
 class Durable(NamedTuple):

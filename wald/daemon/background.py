@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from wald.errors import WaldError
 from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger
@@ -99,7 +98,7 @@ class Background:
                     level=self._level,
                     now=time.time_ns,
                 )
-            except (OSError, WaldError) as error:
+            except Exception as error:  # noqa: BLE001  (a bug here must not end sealing without a word)
                 self._tell(Failure(segment.path.name, str(error)))
                 well = False
             else:

@@ -67,7 +67,8 @@ class Committer:
         self._metrics = metrics
         self.journal = journal
         self._head = MappedFile(root.head, LINE_BYTES, disk)
-        self._cut_at: float | None = None
+        self._filled_at: float | None = None  # when the active segment got its first record
+        self._haste = 1.0
         self._cut_again_at = self._full_until = 0.0
         self._refused = False  # the disk did not take the last turn
         self._synced_at = time.monotonic()
@@ -112,7 +113,7 @@ class Committer:
             self._cut_again_at = now + _CUT_RETRY_SECONDS
             self.journal.error("cut failed", reason=str(error), next="the segment grows until there is room")
             return False
-        self._cut_at = None
+        self._filled_at = None
         self._metrics.cuts += 1
         self._publish()
         return True
@@ -122,14 +123,14 @@ class Committer:
         if self.writer.unsynced and self.config.sync == "interval" and self._sync_at() <= now:
             self._synced_at = now
             self._sync()
-        return self._cut_at is not None and self._cut_at <= now and self.cut()
+        return self._cut_at() <= now and self.cut()
 
     def due(self) -> float | None:
         """When :meth:`tend` has something to do next, on the monotonic clock; None: not before the next commit."""
-        times = [max(self._cut_at, self._cut_again_at)] if self._cut_at is not None and not self.writer.failed else []
+        due = float("inf") if self.writer.failed else max(self._cut_at(), self._cut_again_at)
         if self.writer.unsynced and self.config.sync == "interval":
-            times.append(self._sync_at())
-        return min(times, default=None)
+            due = min(due, self._sync_at())
+        return due if due < float("inf") else None
 
     def has_room(self) -> bool:
         """Whether the disk has at least ``free_space_min`` free and took the last turn; tells when that changes."""
@@ -212,10 +213,14 @@ class Committer:
         metrics.commit_seconds += seconds
         metrics.head_moved_at = now
         metrics.waiting_since = 0.0
-        age = self.config.segment_max_age
-        if self._cut_at is None and age and self.writer.advanced:
+        if self._filled_at is None and self.writer.advanced:
             # Jitter only shortens: many logs started together do not cut together, and none is cut late.
-            self._cut_at = now + age * random.uniform(1 - self.config.segment_age_jitter, 1)  # noqa: S311  (no secret)
+            self._filled_at, self._haste = now, 1 - random.random() * self.config.segment_age_jitter  # noqa: S311
+
+    def _cut_at(self) -> float:
+        """When the active segment is due by its age, on the monotonic clock."""
+        age = self.config.segment_max_age
+        return float("inf") if self._filled_at is None or not age else self._filled_at + age * self._haste
 
     def _tell_room(self, *, degraded: bool) -> None:
         if degraded == self._metrics.degraded:

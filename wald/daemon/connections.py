@@ -59,6 +59,17 @@ class Gate:
     reject: bool = False
     busy: frozenset[str] = frozenset()
 
+    def pass_through(self, route: Route) -> None:
+        """
+        Raises:
+            ProtocolError: the disk is nearly full, and the producer shall hear of it.
+            Parked: the request has to wait.
+        """
+        if self.closed and self.reject:
+            raise ProtocolError(Code.FULL, "the disk has less free space than free_space_min")
+        if self.closed or route.name in self.busy:
+            raise Parked
+
 
 class Parked(Exception):
     """The request has to wait."""
@@ -85,6 +96,11 @@ class Connection:
     closing: bool = False
     unsent: bytes = b""
     answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def gathered(self) -> bool:
+        """Whether a payload is whole in its file and has not been handed on."""
+        return self.spooling is not None and self.spooling.missing_bytes == 0
 
     @property
     def unfinished(self) -> bool:
@@ -140,7 +156,9 @@ class Connections:
         """Let one more in; at the limit the rest waits in the listener's queue."""
         try:
             accepted, _ = self._listener.accept()
-        except OSError:  # gone already, or no descriptor left: the next turn tries again
+        except OSError as error:
+            # Gone already; or no descriptor is left, and nobody is let in before the next look at those who are.
+            self._listen(error.errno not in (errno.EMFILE, errno.ENFILE) or not self._open)
             return
         accepted.setblocking(False)
         _, user_id, _ = _PEER.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
@@ -207,11 +225,12 @@ class Connections:
         self._spooled.clear()
 
     def expire(self, now: float, timeout: float) -> None:
-        """Close the connections whose half-sent request has been left lying."""
+        """Close the connections whose half-sent request has been left lying; let others in again if none could be."""
         for connection in list(self._open.values()):
             if connection.unfinished and now - connection.since > timeout:
                 self._send(connection, encode_err(Code.TIMEOUT, f"nothing more of the request came in {timeout:g} s"))
                 self._close(connection)
+        self._listen(len(self._open) < self._connections_max)
 
     def close(self) -> None:
         """Close the socket and every connection."""
@@ -236,14 +255,17 @@ class Connections:
 
     def _requests(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, position: int, end: int) -> int:
         """Carry out the requests between ``position`` and ``end``; returns where the first unfinished one begins."""
-        while position < end and not connection.closing:
+        while (position < end or connection.gathered) and not (connection.closing or connection.parked):
             if connection.skip_bytes:
                 passed = min(connection.skip_bytes, end - position)
                 connection.skip_bytes -= passed
                 position += passed
                 continue
+            if connection.gathered:
+                self._publish_gathered(connection, turn, gate)
+                continue
             if connection.spooling is not None:
-                position += self._spool(connection, turn, arena.view[position:end])
+                position += self._spool(connection, arena.view[position:end])
                 continue
             newline = arena.buffer.find(b"\n", position, min(end, position + LINE_MAX_BYTES))
             if newline < 0:
@@ -271,7 +293,6 @@ class Connections:
                     connection.spooling = _open_spool(request, route, self._spool_directory)
             except Parked:
                 connection.parked = True
-                break
             except ProtocolError as error:
                 connection.answers.append(encode_err(error.code, error.words))
                 connection.closing = error.payload_bytes is None
@@ -282,15 +303,12 @@ class Connections:
     def _admit(self, connection: Connection, request: Publish, gate: Gate) -> Route:
         try:
             route = self._routes.find(request.route, connection.user_id)
-            if gate.closed and gate.reject:
-                raise ProtocolError(Code.FULL, "the disk has less free space than free_space_min")
+            gate.pass_through(route)
         except InvalidInput as error:
             raise ProtocolError(Code.BAD_ROUTE, error.message, payload_bytes=request.payload_bytes) from None
         except ProtocolError as error:
             error.payload_bytes = request.payload_bytes
             raise
-        if gate.closed or route.name in gate.busy:
-            raise Parked
         return route
 
     def _fits(self, request: Publish) -> bool:
@@ -298,25 +316,31 @@ class Connections:
         expected = request.payload_bytes
         return expected <= RECEIVE_BYTES and self._kept_bytes + expected <= KEPT_TOTAL_MAX_BYTES
 
-    def _spool(self, connection: Connection, turn: Turn, data: memoryview) -> int:
+    def _spool(self, connection: Connection, data: memoryview) -> int:
         spooling = connection.spooling
         assert spooling is not None
         try:
-            fed = spooling.feed(data)
+            return spooling.feed(data)
         except OSError as error:
             connection.spooling = None
             connection.skip_bytes = spooling.missing_bytes
             connection.answers.append(encode_err(_no_spool(error), str(error)))
             spooling.close()
             return 0
-        if spooling.missing_bytes == 0:
-            connection.spooling = None
-            self._spooled.append(spooling)
-            try:
-                connection.answers.append(_publish_spooled(turn, spooling))
-            except ProtocolError as error:
-                connection.answers.append(encode_err(error.code, error.words))
-        return fed
+
+    def _publish_gathered(self, connection: Connection, turn: Turn, gate: Gate) -> None:
+        spooling = connection.spooling
+        assert spooling is not None
+        try:
+            gate.pass_through(spooling.route)  # again: a pipe may have begun a long line since the request began
+            connection.answers.append(_publish_spooled(turn, spooling))
+        except Parked:
+            connection.parked = True
+            return
+        except ProtocolError as error:
+            connection.answers.append(encode_err(error.code, error.words))
+        connection.spooling = None
+        self._spooled.append(spooling)
 
     def _send(self, connection: Connection, data: bytes) -> None:
         data = connection.unsent + data

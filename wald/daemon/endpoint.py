@@ -5,6 +5,8 @@ Healthy means progress: readable input while the head stands still for longer th
 
 from __future__ import annotations
 
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -38,6 +40,18 @@ _GAUGES = {
     "recovery_errors": "What recovery found at the start that no crash explains",
     "trimmed_bytes": "Bytes of an unfinished write that recovery cut at the start",
 }
+
+
+class _Server(ThreadingHTTPServer):
+    """Listens on either family of addresses; a peer that hangs up in the middle is no event."""
+
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]  # handed on as it came
 
 
 class Endpoint:
@@ -78,7 +92,7 @@ class Endpoint:
 
         host, _, port = address.rpartition(":")
         try:
-            self._server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
+            self._server = _Server(host.strip("[]"), int(port), Handler)
         except (OSError, ValueError, OverflowError) as error:
             raise InvalidInput(f"metrics = {address!r}: {error}", hint='use a free "127.0.0.1:PORT"') from error
         self.port = self._server.server_address[1]

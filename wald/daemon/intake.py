@@ -80,6 +80,11 @@ class Intake:
         return any(pipe.ready for pipe in self._pipes.values())
 
     @property
+    def has_input(self) -> bool:
+        """Whether a pipe does hold something that was not looked at."""
+        return any(pipe.has_input for pipe in self._pipes.values())
+
+    @property
     def busy(self) -> frozenset[str]:
         """The routes that are inside a long line."""
         return frozenset(pipe.route.name for pipe in self._pipes.values() if pipe.inside_record)
@@ -115,7 +120,10 @@ class Intake:
         self._takes.view[:] = bytes(len(self._takes.view))
         going_on = {each.route: open_records.get(each.route, 0) for each in opened if each.held}
         for each in opened:
-            self._add(each, going_on.get(each.route, 0))
+            if self._root.retired(each.route).exists():
+                os.close(each.descriptor)
+            else:
+                self._add(each, going_on.get(each.route, 0))
         lost = [end_of_record(Route.named(name), open_records[name]) for name in open_records if name not in going_on]
         return told, lost
 

@@ -1,7 +1,7 @@
 """Signals, and systemd: what the outside tells the daemon and what the daemon tells the outside.
 
 Signals set flags and wake the loop. Messages to systemd are datagrams (sd_notify(3)): READY, RELOADING, STOPPING,
-STATUS, WATCHDOG, and FDSTORE to hand over the pipes, so that what is in them outlives a restart. Descriptors come back
+WATCHDOG, and FDSTORE to hand over the pipes, so that what is in them outlives a restart. Descriptors come back
 as sd_listen_fds(3) says, named by their route.
 """
 
@@ -68,9 +68,6 @@ class Systemd:
 
     def alive(self) -> None:
         self._send("WATCHDOG=1")
-
-    def status(self, words: str) -> None:
-        self._send(f"STATUS={words}")
 
     def take(self, path: str) -> int | None:
         """The descriptor that was handed to us for the FIFO at ``path``; None if there is none."""

@@ -152,6 +152,11 @@ class Pipe:
         """Whether a record of this pipe has begun and not ended: nobody else may write to its route."""
         return self._open_sequence != 0
 
+    @property
+    def has_input(self) -> bool:
+        """Whether it holds something that was not looked at; a file behind stdin is taken to."""
+        return self.ready and (self._relay is not None or held_bytes(self.descriptor) > 0)
+
     def collect(self, arena: Arena) -> Draft | None:
         """What can be committed now, still in the pipe; None if that is nothing, or the turn has no room left."""
         if arena.free < self.chunk_bytes:

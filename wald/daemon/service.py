@@ -13,12 +13,12 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from wald.config import Config
+from wald.config import Config, RouteConfig
 from wald.daemon.arena import Arena
 from wald.daemon.background import Background, Failure
 from wald.daemon.committer import Committer, Full
@@ -29,7 +29,7 @@ from wald.daemon.journal import open_journal
 from wald.daemon.lifecycle import Signals, Systemd
 from wald.daemon.routes import Routes
 from wald.daemon.turn import Turn
-from wald.errors import InvalidInput, WaldError
+from wald.errors import InvalidInput, NotFound, WaldError
 from wald.format.framing import Code, Command, encode_err, encode_ok
 from wald.format.head import encode_head
 from wald.metrics import Metrics
@@ -99,7 +99,7 @@ class Service:
         closers.callback(self._lock.release)
         if stdin_route is not None:
             add_route(root, disk, stdin_route)
-        for name, route in config.routes.items():
+        for name, route in self._wanted_routes(config):
             add_route(root, disk, name, fifo=route.fifo, mode=route.mode)
         self._poller = select.epoll()
         self._signals = Signals()
@@ -181,7 +181,7 @@ class Service:
         begin = self._metrics.turns % len(readable) if readable else 0  # else the first would take all the room
         for descriptor in readable[begin:] + readable[:begin]:
             self._connections.collect(descriptor, turn, self._arena, gate, now)
-        waits = not room and (self._intake.ready or self._connections.waiting)
+        waits = not room and (self._intake.has_input or self._connections.waiting)
         self._metrics.waiting_since = (self._metrics.waiting_since or now) if waits else 0.0
         self._finish(turn)
         self._tend(now)
@@ -292,9 +292,10 @@ class Service:
                     retire_route(self._root, self._disk, name, now=_now())
                     self._routes.forget(name)
                     return encode_ok(f"retired {name}")
-        except WaldError as error:
-            code = Code.BAD_ROUTE if isinstance(error, InvalidInput) else Code.NO_ROUTE
-            return encode_err(code, error.message)
+        except InvalidInput as error:
+            return encode_err(Code.BAD_ROUTE, error.message)
+        except NotFound as error:
+            return encode_err(Code.NO_ROUTE, error.message)
         except OSError as error:
             return encode_err(Code.FAILED, str(error))
         words = "PING | HEAD | STAT | CUT | ROUTE ADD <name> [fifo] [mode=<octal>] | ROUTE RETIRE <name>"
@@ -315,11 +316,22 @@ class Service:
                 mode = int(value, 8) & 0o777
             elif option != "fifo":
                 return encode_err(Code.BAD_REQUEST, f"options are fifo and mode=<octal>, not {option!r}")
-        add_route(self._root, self._disk, name, fifo="fifo" in options, mode=mode)
+        self._make_route(name, fifo="fifo" in options, mode=mode)
+        return encode_ok(f"added {name}")
+
+    def _make_route(self, name: str, *, fifo: bool, mode: int) -> None:
+        add_route(self._root, self._disk, name, fifo=fifo, mode=mode)
         if has_fifo(self._root, name):
             self._intake.add(name)
         self._routes.forget(name)
-        return encode_ok(f"added {name}")
+
+    def _wanted_routes(self, config: Config) -> Iterator[tuple[str, RouteConfig]]:
+        """The routes of the settings; retiring one is an operator's act that settings do not undo."""
+        for name, route in config.routes.items():
+            if self._root.retired(name).exists():
+                self._journal.warning("route is retired", route=name, hint=f"wald route add {name} takes it back")
+            else:
+                yield name, route
 
     def _told(self) -> dict[str, object]:
         head = self._committer.head
@@ -420,14 +432,14 @@ class Service:
         self._systemd.ready()
 
     def _take_over(self, fresh: Config) -> None:
+        for name, route in self._wanted_routes(fresh):
+            self._make_route(name, fifo=route.fifo, mode=route.mode)
         changed = {each.name for each in fields(fresh) if getattr(fresh, each.name) != getattr(self._config, each.name)}
         taken = changed & Config.reloadable
         self._config = replace(self._config, **{name: getattr(fresh, name) for name in taken})
         self._journal = open_journal(self._config.log_format, self._config.log_level)
         self._committer.config, self._committer.journal = self._config, self._journal
         self._writer.segment_max_bytes = self._config.segment_max_bytes
-        for name, route in self._config.routes.items():
-            self._add_route(name, [f"mode={route.mode:o}", *(["fifo"] if route.fifo else [])])
         self._routes.forget(writers=_writers(self._config))
         self._journal.info("reloaded", taken=sorted(taken), needs_restart=sorted(changed - taken))
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,8 @@ class Header(Enum):
 class Content(Enum):
     """What the good batches of the newest raw segment hold."""
 
-    NOTHING = "nothing"  # no more than control batches
+    NOTHING = "nothing"  # not even the control batch, which was durable before the segment had its name
+    CONTROL = "control"  # no more than the control batch
     PIECES = "pieces"  # of a record that began earlier; no sequence of its own
     RECORDS = "records"
 
@@ -56,7 +57,7 @@ class Fate(Enum):
 
     CUT = "cut"  # it is complete; the sealer will have it
     CARRY = "carry"  # it has no sequence, so its name is needed: the next segment takes its pieces over
-    REPLACE = "replace"  # it holds nothing; the next segment takes its name
+    REPLACE = "replace"  # it holds no record; the next segment takes its name
     QUARANTINE = "quarantine"  # nothing in it can be read
     REFUSE = "refuse"  # it is not ours to touch
 
@@ -67,33 +68,26 @@ class Verdict:
 
     Attributes:
         trim: whether bytes behind the last good batch are kept aside and cut away.
-        error: whether this is more than a crash can do.
     """
 
     fate: Fate
     trim: bool
-    error: bool
 
 
-def verdict(*, header: Header, gaps: bool, torn: bool, content: Content) -> Verdict:
+def verdict(*, header: Header, content: Content, torn: bool) -> Verdict:
     """Decide about the newest raw segment; every combination of facts has an answer."""
     match header, content:
         case ((Header.FOREIGN | Header.NEWER), _):
-            return Verdict(Fate.REFUSE, trim=False, error=True)
-        case Header.DAMAGED, Content.NOTHING:
-            return Verdict(Fate.QUARANTINE, trim=False, error=True)
-        case Header.DAMAGED, _:
-            return Verdict(_fate(content), trim=torn, error=True)
-        case Header.OURS, Content.NOTHING:
-            # A gap needs a good batch behind it; with nothing but control batches that is damage all the same.
-            return Verdict(Fate.QUARANTINE if gaps else Fate.REPLACE, trim=torn and not gaps, error=gaps)
-        case Header.OURS, _:
-            return Verdict(_fate(content), trim=torn, error=gaps)
+            return Verdict(Fate.REFUSE, trim=False)
+        case _, Content.NOTHING:
+            return Verdict(Fate.QUARANTINE, trim=False)
+        case _, Content.CONTROL:
+            return Verdict(Fate.REPLACE, trim=torn)
+        case _, Content.PIECES:
+            return Verdict(Fate.CARRY, trim=torn)
+        case _, Content.RECORDS:
+            return Verdict(Fate.CUT, trim=torn)
     raise AssertionError("unreachable")
-
-
-def _fate(content: Content) -> Fate:
-    return Fate.CUT if content is Content.RECORDS else Fate.CARRY
 
 
 @dataclass(slots=True)
@@ -141,6 +135,10 @@ def recover(root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int) -
     else:
         recovered = Recovered(_replayed(listing, report), None, report)
     _never_reuse(root, recovered.state, newest, report)
+    its_name_is_needed = report.fate in (Fate.CARRY.value, Fate.REPLACE.value)
+    if its_name_is_needed and newest is not None and recovered.state.next_sequence > newest.base_sequence:
+        # Not any more: the records that are not there stand between it and the next segment.
+        recovered, report.fate = replace(recovered, carry=None), Fate.CUT.value
     for name in root.route_names():
         recovered.state.routes.setdefault(name, 0)
     report.next_sequence = recovered.state.next_sequence
@@ -194,7 +192,8 @@ class _TornTurn:
             if self._gap is not None:
                 self._times.add(found.header.append_time_ns)
         elif self._gap is None and self._durable_bytes is not None and found.offset >= self._durable_bytes:
-            self._gap = found.offset
+            # The control batch was durable before the segment had its name.
+            self._gap = found.offset if found.offset > FIRST_BATCH else None
 
     @property
     def offset(self) -> int | None:
@@ -222,7 +221,7 @@ def _scan(
                 replay.state = _replayed(Listing(listing.segments[:-1]), report)
 
         tail = _exhaust(raw.scan(next_sequence=segment.base_sequence), take_in)
-    content = Content.NOTHING
+    content = Content.CONTROL if replay.batches else Content.NOTHING
     if replay.state.next_sequence > segment.base_sequence:
         content = Content.RECORDS
     elif replay.pieces:
@@ -253,7 +252,7 @@ def _header_fact(raw: RawFile, log_id: bytes) -> tuple[Header, str]:
 def _repair(root: Root, disk: Disk, listing: Listing, examined: _Examined, report: Report) -> Recovered:
     path = examined.segment.path
     torn = examined.tail.garbage_bytes > 0
-    decided = verdict(header=examined.header, gaps=bool(examined.gaps), torn=torn, content=examined.content)
+    decided = verdict(header=examined.header, content=examined.content, torn=torn)
     report.segment, report.fate = path.name, decided.fate.value
     report.scanned_bytes, report.scanned_batches = examined.tail.offset, examined.batches
     if decided.fate is Fate.REFUSE:
@@ -268,7 +267,7 @@ def _repair(root: Root, disk: Disk, listing: Listing, examined: _Examined, repor
     if decided.trim:
         _keep_aside(root, disk, path, examined.tail, report)
     if decided.fate is Fate.QUARANTINE:
-        target = root.quarantine / path.name
+        target = root.quarantine / f"{path.name}.{report.epoch}"
         disk.rename(path, target)
         disk.sync_directory(root.quarantine)
         disk.sync_directory(root.segments)
@@ -291,8 +290,9 @@ def _refuse(path: Path, examined: _Examined) -> None:
 
 def _keep_aside(root: Root, disk: Disk, path: Path, tail: Tail, report: Report) -> None:
     """Copy what is behind the last good batch to ``quarantine/``; cutting follows only when the copy is durable."""
-    kept = root.quarantine / f"{path.name}.{tail.offset}.torn"
-    temporary = kept.with_name(kept.name + TEMPORARY)
+    # With the epoch, because what takes the segment's name over may be torn at the same place.
+    kept = root.quarantine / f"{path.name}.{tail.offset}.{report.epoch}.torn"
+    temporary = root.quarantine / f"torn{TEMPORARY}"
     temporary.unlink(missing_ok=True)
     target = disk.create(temporary)
     try:
@@ -357,31 +357,39 @@ def _replayed(listing: Listing, report: Report) -> control.State:
         return control.State()
     newest = listing.segments[-1]
     replay = _Replay(control.State(next_sequence=newest.base_sequence))
+    if newest.kind is Kind.RAW:
+        _replay_raw(newest, replay)
+        return replay.state
     try:
-        for header, route, payload in _batches(newest):
-            replay.add(header, route, payload)
+        with SealedFile(newest.path) as sealed:
+            _replay_sealed(sealed, replay, report)
     except Damaged as error:
         report.errors.append(error.message)
     return replay.state
 
 
-def _batches(segment: Segment) -> Iterator[tuple[BatchHeader, str, bytes]]:
-    if segment.kind is Kind.RAW:
-        with segment.path.open("rb") as file:
-            raw = RawFile(file.fileno())
-            for met in raw.scan():
-                if isinstance(met, Scanned):
-                    yield met.header, met.route, raw.payload(met) if met.header.is_control else b""
-        return
-    with SealedFile(segment.path) as sealed:
-        for number, _frame in enumerate(sealed.index.frames):
+def _replay_raw(segment: Segment, replay: _Replay) -> None:
+    with segment.path.open("rb") as file:
+        raw = RawFile(file.fileno())
+        for met in raw.scan():
+            if isinstance(met, Scanned):
+                replay.add(met.header, met.route, raw.payload(met) if met.header.is_control else b"")
+
+
+def _replay_sealed(sealed: SealedFile, replay: _Replay, report: Report) -> None:
+    for number in range(len(sealed.index.frames)):
+        try:
             data = sealed.frame(number)
-            offset = SEGMENT_HEADER.size if number == 0 else 0
-            # A frame holds whole batches or damaged bytes, never both.
-            while (found := look(data, offset)).outcome is Outcome.WHOLE and (header := found.header) is not None:
-                payload = bytes(payload_of(data, offset, header)) if header.is_control else b""
-                yield header, route_of(data, offset, header), payload
-                offset += header.total_bytes
+        except Damaged as error:
+            report.errors.append(error.message)
+            continue
+        offset = SEGMENT_HEADER.size if number == 0 else 0
+        # A frame holds whole batches or damaged bytes, never both.
+        while (found := look(data, offset)).outcome is Outcome.WHOLE and (header := found.header) is not None:
+            payload = bytes(payload_of(data, offset, header)) if header.is_control else b""
+            replay.add(header, route_of(data, offset, header), payload)
+            offset += header.total_bytes
+    replay.state.next_sequence = max(replay.state.next_sequence, sealed.index.next_sequence)
 
 
 def _durable_bytes(root: Root, segment: Segment) -> int:
@@ -400,7 +408,10 @@ def _head(root: Root) -> Head | None:
 def _never_reuse(root: Root, state: control.State, newest: Segment | None, report: Report) -> None:
     """Start above everything that was ever acknowledged, even if it cannot be found any more."""
     head = _head(root)
-    floor = max(head.sequence + 1 if head else 1, newest.base_sequence if newest else 1)
+    floor = head.sequence + 1 if head else 1
+    if newest is not None:
+        # A raw segment may be empty; a sealed one is not, however little of it can be read.
+        floor = max(floor, newest.base_sequence + (newest.kind is Kind.SEALED))
     if floor > state.next_sequence:
         report.errors.append(
             f"{root.path}: records {state.next_sequence} to {floor - 1} were acknowledged and are not there"

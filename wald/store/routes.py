@@ -34,7 +34,9 @@ def add_route(root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: in
 
 
 def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
-    """Let a route no longer gate RECLAIM; its records and cursors stay, and nothing more is taken for it.
+    """Let a route no longer gate RECLAIM; its records and cursors stay.
+
+    Nothing more is taken for it over the socket; a FIFO that a daemon has open is read until that daemon stops.
 
     Raises:
         NotFound: no such route.

@@ -245,7 +245,7 @@ class Writer:
         with self._spare_mutex:
             if self._spare is None:
                 with contextlib.suppress(OSError):  # the cut itself will meet and report the full disk
-                    self._spare = self._allocate(f"spare{TEMPORARY}")
+                    self._spare = self._allocate(self._temporary("spare"))
 
     def close(self) -> None:
         """Leave the active segment at its true length; the next start cuts it."""
@@ -256,7 +256,8 @@ class Writer:
         with self._spare_mutex:
             if self._spare is not None:
                 self._disk.close(self._spare[1])
-                self._disk.unlink(self._spare[0])
+                with contextlib.suppress(OSError):  # the next start removes it
+                    self._disk.unlink(self._spare[0])
                 self._spare = None
 
     def _encode(self, placed: Placed, time_ns: int) -> list[Buffer]:
@@ -300,10 +301,13 @@ class Writer:
 
     def _complete(self) -> None:
         """Leave the active segment at its true length."""
-        if not self.failed:
-            with contextlib.suppress(OSError):  # what it holds is durable already; zeros behind it are harmless
-                self._disk.truncate(self._descriptor, self.position)
-                self._disk.sync(self._descriptor)
+        if self.failed:
+            return
+        try:
+            self._disk.truncate(self._descriptor, self.position)
+            self._disk.sync(self._descriptor)
+        except OSError:
+            self.failed = True  # what it holds is durable already, and zeros behind that are harmless
 
     def _open_next(self, now_ns: int, carry: tuple[Path, int] | None) -> None:
         """Make the next segment complete under a temporary name, then name it: a crash leaves it whole or not there."""
@@ -367,10 +371,18 @@ class Writer:
         with self._spare_mutex:
             spare, self._spare = self._spare, None
         if spare is None:
-            return self._allocate(f"next{TEMPORARY}")
-        path = spare[0].with_name(f"next{TEMPORARY}")
-        self._disk.rename(spare[0], path)
+            return self._allocate(self._temporary("next"))
+        path = spare[0].with_name(self._temporary("next"))
+        try:
+            self._disk.rename(spare[0], path)
+        except OSError:
+            self._disk.close(spare[1])
+            raise
         return path, spare[1]
+
+    def _temporary(self, name: str) -> str:
+        """A name that only this life uses: one that was taken over may still be running."""
+        return f"{name}-{self.epoch}{TEMPORARY}"
 
     def _allocate(self, name: str) -> tuple[Path, int]:
         path = self.root.segments / name

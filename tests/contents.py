@@ -1,0 +1,37 @@
+"""What a log holds, read back as a consumer reads it, and judged as ``wald verify`` judges it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import wald
+from wald.format.record import Record
+from wald.store.directory import Root
+from wald.store.verifier import Level, verify
+
+
+def records(root: Path, route: str | None = None) -> list[Record]:
+    """Every durable record, in order."""
+    return list(wald.open(root).read(route))
+
+
+def values(root: Path, route: str | None = None) -> list[bytes]:
+    """The bytes of every durable record."""
+    return [record.value for record in records(root, route)]
+
+
+def text(root: Path, route: str) -> bytes:
+    """A route as its producer wrote it: lines with the newlines they had."""
+    return b"".join(record.value + b"\n" * record.terminated for record in records(root, route))
+
+
+def errors(root: Path) -> list[str]:
+    """Everything that is wrong with a log."""
+    return [f"{found.path}: {found.message}" for found in verify(Root(root)) if found.level is Level.ERROR]
+
+
+def assert_sound(root: Path) -> None:
+    """No damage, and sequences from 1 on without a gap."""
+    assert errors(root) == []
+    sequences = [record.sequence for record in records(root)]
+    assert sorted(sequences) == list(range(1, len(sequences) + 1))

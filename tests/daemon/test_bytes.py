@@ -1,0 +1,255 @@
+"""Real bytes through every way in come back exactly as they went in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from contents import assert_sound, records, text
+from running import Client, Daemon, eventually
+
+Start = Callable[..., Daemon]
+Feed = Callable[[Daemon, bytes], None]
+
+AWKWARD = b"crlf\r\n\rlone\r\n\n\nnul\0nul\n\xff\xfe not utf-8\n\xc3\n\r\n\0\n WBAT WALDSEG1\n"
+CHUNK = 512 << 10  # half of a pipe of 1 MiB: what is looked at together
+
+
+def through_fifo(daemon: Daemon, data: bytes) -> None:
+    assert daemon.ask("ROUTE ADD r fifo") == "OK added r"
+    with (daemon.root / "routes/r/in").open("wb", buffering=0) as fifo:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[fifo.write(rest) :]
+    eventually(lambda: text(daemon.root, "r") == data)
+
+
+def through_socket(daemon: Daemon, data: bytes) -> None:
+    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    with Client(daemon.socket_path) as client:
+        client.publish("r", data)
+        assert client.reply().startswith("OK ")
+
+
+FEEDS = pytest.mark.parametrize("feed", [through_fifo, through_socket])
+
+
+@FEEDS
+def test_awkward_bytes_are_content(start: Start, root: Path, feed: Feed) -> None:
+    """CRLF, a lone carriage return, empty lines, NUL, invalid UTF-8 and our own magics."""
+    feed(start(), AWKWARD)
+
+    assert [record.value for record in records(root)] == AWKWARD.split(b"\n")[:-1]
+    assert_sound(root)
+
+
+@FEEDS
+def test_a_line_of_40_megabytes_is_one_record(start: Start, root: Path, feed: Feed) -> None:
+    """FIFO: taken in pieces; socket: gathered in a file. Around it, lines stay lines."""
+    long = os.urandom(20 << 20).hex().encode()
+    data = b"before\n" + long + b"\nafter\n"
+    feed(start(), data)
+
+    assert [(record.sequence, record.value == long) for record in records(root)] == [(1, False), (2, True), (3, False)]
+    assert text(root, "r") == data
+    assert_sound(root)
+
+
+@FEEDS
+def test_lines_end_at_every_place_around_a_chunk(start: Start, root: Path, feed: Feed) -> None:
+    """Lengths of a chunk, of a pipe and of what a socket takes at once, and a few bytes around each."""
+    edges = [size + delta for size in (CHUNK // 2, CHUNK, 2 * CHUNK) for delta in (-2, -1, 0, 1)]
+    data = b"".join(bytes([ord("a") + i % 26]) * length + b"\n" + b"-\n" for i, length in enumerate(edges))
+    feed(start(), data)
+
+    assert text(root, "r") == data
+    assert_sound(root)
+
+
+def test_short_lines_fill_a_pipe_to_the_byte(start: Start, root: Path) -> None:
+    """Many lines whose ends fall anywhere in the chunks, after a first one that shifts them all."""
+    data = b"x" * 4093 + b"\n" + b"".join(b"%d\n" % i for i in range(400_000))
+    through_fifo(start(), data)
+
+    assert_sound(root)
+
+
+def test_stdin_is_taken_to_its_end(start: Start, root: Path) -> None:
+    """From a pipe, with a last line that has no newline; then the daemon stops by itself."""
+    data = AWKWARD + b"y" * (3 * CHUNK) + b"\nno newline at the end"
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cat:
+        assert cat.stdin
+        assert cat.stdout
+        daemon = start("--stdin", "r", stdin=cat.stdout, ready=False)
+        cat.stdout.close()
+        cat.stdin.write(data)
+        cat.stdin.close()
+        assert daemon.wait() == 0
+
+    assert text(root, "r") == data
+    assert not records(root)[-1].terminated
+    assert_sound(root)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"\n\n", b"x", AWKWARD, b"z" * (5 << 20)], ids=len)
+def test_stdin_may_be_a_file(start: Start, root: Path, tmp_path: Path, data: bytes) -> None:
+    """Also an empty one, and one that is a single line without an end."""
+    (tmp_path / "input").write_bytes(data)
+    with (tmp_path / "input").open("rb") as file:
+        assert start("--stdin", "r", stdin=file, ready=False).wait() == 0
+
+    assert text(root, "r") == data
+    assert_sound(root)
+
+
+def test_an_unfinished_line_waits_in_a_pipe_that_somebody_holds(start: Start, root: Path) -> None:
+    """A stop takes the whole lines; the rest comes with its newline in the next life."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    with (root / "routes/r/in").open("wb", buffering=0) as fifo:
+        fifo.write(b"one\ntwo\nthr")
+        assert daemon.stop() == 0
+        assert text(root, "r") == b"one\ntwo\n"
+        daemon.start_again()
+        fifo.write(b"ee\n")
+        eventually(lambda: text(root, "r") == b"one\ntwo\nthree\n")
+    assert_sound(root)
+
+
+def test_an_unfinished_line_that_nobody_holds_is_stored_at_a_stop(start: Start, root: Path) -> None:
+    """It would be gone with the pipe; the record is flagged."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    with (root / "routes/r/in").open("wb", buffering=0) as fifo:
+        fifo.write(b"one\nthe rest")
+    assert daemon.stop() == 0
+
+    assert [(record.value, record.terminated) for record in records(root)] == [(b"one", True), (b"the rest", False)]
+    assert_sound(root)
+
+
+def test_a_long_line_goes_on_after_a_stop(start: Start, root: Path) -> None:
+    """Its first pieces are in the log, its rest is in the pipe or still to be written."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    with (root / "routes/r/in").open("wb", buffering=0) as fifo:
+        fifo.write(b"a" * (CHUNK + 1000))
+        eventually(lambda: '"r": 1' in daemon.ask("STAT"))
+        assert daemon.stop() == 0
+        assert records(root) == []
+        daemon.start_again()
+        fifo.write(b"b\nnext\n")
+        eventually(lambda: len(records(root)) == 2)
+
+    assert text(root, "r") == b"a" * (CHUNK + 1000) + b"b\nnext\n"
+    assert_sound(root)
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_long_line_whose_rest_is_lost_ends_where_it_is(start: Start, root: Path, end: str) -> None:
+    """Nobody held the pipe: what comes next is another line, not the rest of this one."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    with (root / "routes/r/in").open("wb", buffering=0) as fifo:
+        fifo.write(b"a" * CHUNK)
+        eventually(lambda: '"r": 1' in daemon.ask("STAT"))
+    if end == "stop":
+        assert daemon.stop() == 0
+    else:
+        daemon.kill()
+    # A writer that waits for a reader has made the pipe before the daemon opens it.
+    with subprocess.Popen(["sh", "-c", 'echo next > "$0"', root / "routes/r/in"]):
+        daemon.start_again()
+        eventually(lambda: len(records(root)) == 2)
+
+    assert text(root, "r") == b"a" * CHUNK + b"next\n"
+    assert not records(root)[0].terminated
+    assert_sound(root)
+
+
+def test_nothing_comes_between_the_pieces_of_a_long_line(start: Start, root: Path) -> None:
+    """What is published on its route meanwhile waits; another route does not."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    daemon.ask("ROUTE ADD other")
+    with (
+        (root / "routes/r/in").open("wb", buffering=0) as fifo,
+        Client(daemon.socket_path) as here,
+        Client(daemon.socket_path) as there,
+    ):
+        fifo.write(b"a" * CHUNK)
+        eventually(lambda: '"r": 1' in daemon.ask("STAT"))
+        here.publish("r", b"between\n")
+        there.publish("other", b"meanwhile\n")
+        assert there.reply() == "OK 2 2"
+        fifo.write(b"end\n")
+        assert here.reply() == "OK 3 3"
+
+    assert text(root, "r") == b"a" * CHUNK + b"end\nbetween\n"
+    assert_sound(root)
+
+
+def test_publishers_never_meet_a_long_line_half_way(start: Start, root: Path) -> None:
+    """Long lines begin in the same turns in which others publish on their route."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    with (root / "routes/r/in").open("wb", buffering=0) as fifo, Client(daemon.socket_path) as client:
+        for number in range(60):
+            client.publish("r", b"short %d\n" % number)
+            fifo.write(b"%d" % (number % 10) * (CHUNK + number) + b"\n")
+        assert all(client.reply().startswith("OK ") for _ in range(60))
+        eventually(lambda: '"r": 120' in daemon.ask("STAT"))
+
+    found = [record.value for record in records(root)]
+    assert [value for value in found if value[:5] == b"short"] == [b"short %d" % number for number in range(60)]
+    assert [value for value in found if value[:5] != b"short"] == [
+        b"%d" % (number % 10) * (CHUNK + number) for number in range(60)
+    ]
+    assert_sound(root)
+
+
+def test_a_line_above_the_limit_becomes_several_records(start: Start, root: Path) -> None:
+    """No byte is lost, and no reader has to hold more than the limit and a chunk."""
+    limit = 1 << 20
+    daemon = start(record_max_bytes=limit)
+    data = os.urandom(2 << 20).hex().encode() + b"\nnext\n"
+    daemon.ask("ROUTE ADD r fifo")
+    with (root / "routes/r/in").open("wb", buffering=0) as fifo:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[fifo.write(rest) :]
+    eventually(lambda: records(root)[-1:] and records(root)[-1].value == b"next")
+
+    found = records(root)
+    assert b"".join(record.value for record in found[:-1]) + b"\nnext\n" == data
+    assert max(len(record.value) for record in found) <= limit + CHUNK
+    assert_sound(root)
+
+
+def test_two_inputs_of_one_route_are_refused(start: Start, root: Path) -> None:
+    """Stdin and a FIFO on one route would come between each other's lines."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    daemon.stop()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cat:
+        refused = start("--stdin", "r", stdin=cat.stdout, ready=False)
+        assert refused.wait() == 2
+        assert cat.stdin
+        cat.stdin.close()
+    assert "routes/r/in: the route has a FIFO" in refused.log
+
+
+def test_a_write_larger_than_the_pipe_behind_an_unfinished_line(start: Start, root: Path) -> None:
+    """The kernel does not tell of a write that waits for room in a pipe that is not empty."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    data = b"rest\n" + b"line\n" * (3 * CHUNK // 5)
+    with (root / "routes/r/in").open("wb", buffering=0) as fifo:
+        for _ in range(3):
+            fifo.write(b"unfinished ")
+            daemon.ask("PING")  # so that it has been looked at
+            assert fifo.write(data) == len(data)
+        eventually(lambda: text(root, "r") == (b"unfinished " + data) * 3)

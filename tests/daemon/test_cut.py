@@ -1,0 +1,203 @@
+"""CUT: always when it is due, never an empty segment, and nobody who reads or writes loses anything by it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from contents import assert_sound, records, values
+from running import Client, Daemon, eventually
+
+import wald
+from wald.format.names import parse_segment_name
+from wald.producer import Producer
+
+Start = Callable[..., Daemon]
+
+
+def bases(root: Path) -> list[int]:
+    """The segments' base sequences, oldest first."""
+    names = [parse_segment_name(name) for name in os.listdir(root / "segments")]
+    return sorted({name.base_sequence for name in names if name is not None})
+
+
+def test_an_empty_segment_is_never_cut(start: Start, root: Path) -> None:
+    """Neither on command, by signal, by age, nor by a restart: every segment has a name of its own."""
+    daemon = start(segment_max_age="1s", segment_age_jitter=0)
+    for _ in range(3):
+        assert daemon.ask("CUT") == "OK nothing-to-cut 1"
+        daemon.process.send_signal(signal.SIGUSR1)
+        daemon.ask("PING")
+    daemon.stop()
+    daemon.start_again()
+    assert bases(root) == [1]
+    assert_sound(root)
+
+
+@pytest.mark.parametrize("how", ["command", "signal"])
+def test_a_cut_is_made_when_it_is_asked_for(start: Start, root: Path, how: str) -> None:
+    daemon = start()
+    daemon.ask("ROUTE ADD a")
+    with Client(daemon.socket_path) as client:
+        client.ask(b"PUB a 2\nx\n")
+        if how == "command":
+            assert client.ask(b"CUT\n") == "OK cut 2"
+        else:
+            daemon.process.send_signal(signal.SIGUSR1)
+        eventually(lambda: bases(root) == [1, 2])
+        assert client.ask(b"PUB a 2\ny\n") == "OK 2 2"
+    assert values(root) == [b"x", b"y"]
+
+
+def test_an_idle_log_is_cut_by_age(start: Start, root: Path) -> None:
+    """Once: what is empty afterwards does not age."""
+    daemon = start(segment_max_age="1s")
+    daemon.ask("ROUTE ADD a")
+    with Client(daemon.socket_path) as client:
+        client.ask(b"PUB a 2\nx\n")
+    eventually(lambda: bases(root) == [1, 2])
+    assert '"cuts": 1' in daemon.ask("STAT")
+
+
+def test_a_segment_is_cut_before_it_outgrows_its_size(start: Start, root: Path) -> None:
+    """Except for a record that is larger than a segment: that gets one of its own."""
+    limit = 64 << 10
+    daemon = start(segment_max_bytes=limit)
+    daemon.ask("ROUTE ADD a")
+    with Client(daemon.socket_path) as client:
+        for length in [10_000] * 20 + [200_000] + [10_000] * 3:
+            client.publish("a", b"x" * length + b"\n")
+            assert client.reply().startswith("OK")
+    eventually(lambda: '"sealed": 5,' in daemon.ask("STAT"))
+    assert daemon.stop() == 0
+    dumped = {entry.name: entry.stat().st_size for entry in os.scandir(root / "segments")}
+    assert all(size <= limit for name, size in dumped.items() if name.endswith(".wal"))
+    from wald.store.compression import SealedFile
+
+    sizes = []
+    for name in sorted(dumped):
+        if name.endswith(".zst"):
+            with SealedFile(root / "segments" / name) as sealed:
+                sizes.append(sealed.index.raw_bytes)
+    assert len([size for size in sizes if size > limit]) == 1
+    assert len(records(root)) == 24
+    assert_sound(root)
+
+
+def test_readers_that_follow_see_each_record_once_across_a_hundred_cuts(start: Start, root: Path) -> None:
+    """Three readers, one of them of one route; meanwhile the head never goes back, and everything is sealed."""
+    daemon = start()
+    daemon.ask("ROUTE ADD a")
+    daemon.ask("ROUTE ADD b")
+    log = wald.open(root)
+    cancel = threading.Event()
+    seen: dict[str | None, list[tuple[int, bytes]]] = {None: [], "a": [], "b": []}
+    heads: list[tuple[int, int, int]] = []
+
+    def follow(route: str | None) -> None:
+        for record in log.read(route, follow=True, cancel=cancel):
+            seen[route].append((record.sequence, record.value))
+
+    def watch() -> None:
+        while not cancel.is_set():
+            head = log.head()
+            assert head is not None
+            heads.append((head.sequence, head.segment, head.position))
+
+    threads = [threading.Thread(target=follow, args=(route,)) for route in seen] + [threading.Thread(target=watch)]
+    for thread in threads:
+        thread.start()
+    sent: dict[str, list[bytes]] = {"a": [], "b": []}
+    with Producer(root) as producer:
+        for cut in range(100):
+            for route in ("a", "b") if cut % 3 else ("a",):
+                lines = [b"%s %d %d" % (route.encode(), cut, line) for line in range(cut % 5 + 1)]
+                sent[route] += lines
+                producer.publish(route, b"".join(line + b"\n" for line in lines))
+            assert producer.command("CUT").startswith("cut ")
+    count = len(sent["a"]) + len(sent["b"])
+    eventually(lambda: len(seen[None]) == count and len(seen["a"]) + len(seen["b"]) == count)
+    cancel.set()
+    for thread in threads:
+        thread.join()
+
+    assert [sequence for sequence, _ in seen[None]] == list(range(1, count + 1))
+    assert [value for _, value in seen["a"]] == sent["a"]
+    assert [value for _, value in seen["b"]] == sent["b"]
+    assert heads == sorted(heads)
+    eventually(lambda: '"sealed": 100,' in daemon.ask("STAT"))
+    assert values(root, "a") == sent["a"]
+    assert_sound(root)
+
+
+def test_cuts_under_load_lose_nothing(start: Start, root: Path) -> None:
+    """By size all the time, by signal in between, from a FIFO and from producers at once."""
+    daemon = start(segment_max_bytes="64KiB")
+    daemon.ask("ROUTE ADD a")
+    daemon.ask("ROUTE ADD pipe fifo")
+    lines = [b"%06d" % number for number in range(100_000)]
+
+    def publish() -> None:
+        with Producer(root) as producer:
+            for start_ in range(0, len(lines), 500):
+                producer.publish("a", b"\n".join(lines[start_ : start_ + 500]) + b"\n")
+            producer.flush()
+
+    def write() -> None:
+        with (root / "routes/pipe/in").open("wb") as fifo:
+            fifo.writelines(line + b"\n" for line in lines)
+
+    threads = [threading.Thread(target=publish), threading.Thread(target=write)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        daemon.process.send_signal(signal.SIGUSR1)
+        daemon.ask("PING")
+    eventually(lambda: len(records(root)) == 2 * len(lines))
+
+    assert values(root, "a") == lines
+    assert values(root, "pipe") == lines
+    assert len(bases(root)) >= 10
+    assert_sound(root)
+
+
+def test_a_fresh_segment_begins_with_what_is_no_record(start: Start, root: Path) -> None:
+    """The control batch takes no sequence, is nobody's record, and is not counted."""
+    daemon = start()
+    daemon.ask("ROUTE ADD a")
+    assert list(wald.open(root).batches()) == []
+    with Client(daemon.socket_path) as client:
+        assert client.ask(b"PUB a 2\nx\n") == "OK 1 1"
+        client.ask(b"CUT\n")
+        assert [record.sequence for record in records(root)] == [1]
+        assert client.ask(b"HEAD\n").startswith("OK seq=00000000000000000001 segment=00000000000000000002 ")
+        assert client.ask(b"PUB a 2\ny\n") == "OK 2 2"
+    assert [(record.sequence, record.value) for record in records(root)] == [(1, b"x"), (2, b"y")]
+    assert [record.value for record in wald.open(root).read("a", 2)] == [b"y"]
+
+
+def test_a_long_line_may_span_many_cuts(start: Start, root: Path) -> None:
+    """Its pieces lie in several segments; a restart in the middle changes nothing."""
+    daemon = start(segment_max_bytes="256KiB")
+    daemon.ask("ROUTE ADD a fifo")
+    daemon.ask("ROUTE ADD b")
+    parts = [bytes([ord("a") + number]) * 700_000 for number in range(6)]
+    holder = os.open(root / "routes/a/in", os.O_RDWR)
+    with (root / "routes/a/in").open("wb", buffering=0) as fifo:
+        for number, part in enumerate(parts):
+            fifo.write(part)
+            with Client(daemon.socket_path) as client:
+                client.ask(b"PUB b 2\nx\n")  # so that there is something to cut
+                client.ask(b"CUT\n")
+            if number % 2:
+                daemon.kill()
+                daemon.start_again()
+        fifo.write(b"\n")
+    eventually(lambda: values(root, "a") == [b"".join(parts)])
+    assert len(bases(root)) >= 6
+    os.close(holder)
+    assert_sound(root)

@@ -1,0 +1,275 @@
+"""Durable, then visible, then acknowledged: also when the disk is slow, fails, or is full."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from contents import assert_sound, records, values
+from running import Client, Daemon, eventually
+from tracing import descriptor_of, hangs_in, traced
+
+import wald
+
+Start = Callable[..., Daemon]
+
+FDATASYNC = 75  # its number on x86-64; where it is another, the test below waits in vain and says so
+SMALL_DISK_BYTES = 24 << 20
+
+
+def readable(client: Client) -> bool:
+    return bool(select.select([client.socket], [], [], 0)[0])
+
+
+def test_nothing_is_visible_before_it_is_durable(start: Start, root: Path, tmp_path: Path) -> None:
+    """While a sync hangs, neither the head nor a reader has the record, and its producer no OK."""
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo")
+    with Client(daemon.socket_path) as client, (root / "routes/a/in").open("wb", buffering=0) as fifo:
+        fifo.write(b"first\n")
+        eventually(lambda: values(root) == [b"first"])
+        before = wald.open(root).head()
+        with traced(daemon.process.pid, tmp_path / "trace", "inject=fdatasync:delay_enter=60000000") as trace:
+            client.publish("a", b"second\n")
+            eventually(lambda: hangs_in(daemon.process.pid, FDATASYNC))
+            assert b"second" in (root / "segments/00000000000000000001.wal").read_bytes()
+            assert wald.open(root).head() == before
+            assert values(root) == [b"first"]
+            assert not readable(client)
+            trace.release()
+            assert client.reply() == "OK 2 2"
+        assert values(root) == [b"first", b"second"]
+
+
+FAILURES = [
+    "fdatasync:error=EIO:when=1",
+    "/pwritev:error=EIO:when=1",
+    "/pwritev:error=ENOSPC:when=1",
+]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("advanced", [False, True], ids=["first-batch", "later-batch"])
+def test_a_failed_write_or_sync_costs_the_descriptor_not_the_batch(
+    start: Start, root: Path, tmp_path: Path, failure: str, advanced: bool
+) -> None:
+    """The same batch is durable in the next segment and acknowledged once; nobody touches the old descriptor again."""
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo")
+    with Client(daemon.socket_path) as client, (root / "routes/a/in").open("wb", buffering=0) as fifo:
+        if advanced:
+            assert client.ask(b"PUB a 6 pid=1 pseq=1\nfirst\n") == "OK 1 1"
+        calls = failure.partition(":")[0]
+        expressions = ("trace=/pwritev,fdatasync,fsync,ftruncate,close", f"inject={failure}")
+        with traced(daemon.process.pid, tmp_path / "trace", *expressions) as trace:
+            fifo.write(b"from the pipe\n")
+            eventually(lambda: b"from the pipe" in values(root))
+            assert client.ask(b"PUB a 7 pid=1 pseq=2\nsecond\n") == f"OK {2 + advanced} {2 + advanced}"
+            seen = trace.calls
+    failed = next(number for number, call in enumerate(seen) if "(INJECTED)" in call)
+    assert calls.strip("/") in seen[failed]
+    since = [call for call in seen[failed + 1 :] if descriptor_of(call) == descriptor_of(seen[failed])]
+    assert [call.split("(")[0] for call in since] == ["close"]
+    assert values(root, "a") == [b"first"] * advanced + [b"from the pipe", b"second"]
+    assert daemon.stop() == 0
+    assert_sound(root)
+    assert "write failed" in daemon.log
+
+
+def test_when_the_next_segment_fails_too_the_daemon_ends_and_leaves_a_sound_log(
+    start: Start, root: Path, tmp_path: Path
+) -> None:
+    """Exit 7; the producer is told that it failed, the pipe keeps its line, and the next start has both once."""
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo")
+    holder = os.open(root / "routes/a/in", os.O_RDWR)
+    with Client(daemon.socket_path) as client:
+        assert client.ask(b"PUB a 6 pid=1 pseq=1\nfirst\n") == "OK 1 1"
+        with traced(daemon.process.pid, tmp_path / "trace", "inject=fdatasync:error=EIO"):
+            client.send(b"PUB a 7 pid=1 pseq=2\nsecond\n")
+            assert client.reply().startswith("ERR failed ")
+            assert daemon.wait() == 7
+    os.write(holder, b"from the pipe\n")
+    daemon.start_again()
+    with Client(daemon.socket_path) as client:
+        eventually(lambda: b"from the pipe" in values(root))
+        assert client.ask(b"PUB a 7 pid=1 pseq=2\nsecond\n").startswith("OK ")
+
+    assert sorted(values(root)) == [b"first", b"from the pipe", b"second"]
+    assert_sound(root)
+    os.close(holder)
+
+
+def test_a_cut_that_fails_is_tried_again(start: Start, root: Path, tmp_path: Path) -> None:
+    """Nothing is lost, the segment goes on, and what is written meanwhile is durable."""
+    daemon = start()
+    daemon.ask("ROUTE ADD a")
+    with Client(daemon.socket_path) as client:
+        client.ask(b"PUB a 6\nfirst\n")
+        with traced(daemon.process.pid, tmp_path / "trace", "inject=rename:error=ENOSPC"):
+            assert client.ask(b"CUT\n").startswith("ERR full ")
+            assert client.ask(b"PUB a 7\nsecond\n") == "OK 2 2"
+        eventually(lambda: client.ask(b"CUT\n") == "OK cut 3")
+        assert client.ask(b"PUB a 6\nthird\n") == "OK 3 3"
+    assert values(root) == [b"first", b"second", b"third"]
+    assert_sound(root)
+
+
+@pytest.mark.parametrize("sync", ["interval", "never"])
+def test_other_policies_acknowledge_without_a_sync(start: Start, root: Path, tmp_path: Path, sync: str) -> None:
+    """A kill loses nothing all the same: what was written belongs to the kernel. A cut syncs."""
+    daemon = start(sync=sync, sync_interval="50ms")
+    daemon.ask("ROUTE ADD a")
+    with (
+        Client(daemon.socket_path) as client,
+        traced(daemon.process.pid, tmp_path / "trace", "trace=/pwritev,fdatasync") as trace,
+    ):
+        assert client.ask(b"PUB a 6\nfirst\n") == "OK 1 1"
+        assert "fdatasync" not in "".join(trace.calls)
+        if sync == "interval":
+            eventually(lambda: "fdatasync" in trace.calls[-1])
+            eventually(lambda: not daemon.ask("PING") or len(trace.calls) == 2)
+        else:
+            assert client.ask(b"CUT\n") == "OK cut 2"
+            assert "fdatasync" in "".join(trace.calls)
+        assert client.ask(b"PUB a 7\nsecond\n") == "OK 2 2"
+    daemon.kill()
+    daemon.start_again()
+
+    assert values(root) == [b"first", b"second"]
+    assert_sound(root)
+
+
+def test_a_failed_interval_sync_is_not_repeated(start: Start, root: Path, tmp_path: Path) -> None:
+    """Nobody could tell what a second sync of that descriptor means; the next commit goes to another segment."""
+    daemon = start(sync="interval", sync_interval="50ms")
+    daemon.ask("ROUTE ADD a")
+    with Client(daemon.socket_path) as client:
+        expressions = ("trace=/pwritev,fdatasync,ftruncate,close", "inject=fdatasync:error=EIO:when=1")
+        with traced(daemon.process.pid, tmp_path / "trace", *expressions) as trace:
+            client.ask(b"PUB a 6\nfirst\n")
+            eventually(lambda: "sync failed" in daemon.log)
+            assert client.ask(b"PUB a 7\nsecond\n") == "OK 2 2"
+            seen = trace.calls
+    failed = next(number for number, call in enumerate(seen) if "(INJECTED)" in call)
+    since = [call for call in seen[failed + 1 :] if descriptor_of(call) == descriptor_of(seen[failed])]
+    assert [call.split("(")[0] for call in since] == ["close"]
+    assert values(root) == [b"first", b"second"]
+    assert_sound(root)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MB; root, or the right to make a user namespace, is needed, and its lack is a failure."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "wald-test", path], capture_output=True, check=False
+    )
+    assert mounted.returncode == 0, f"needs root, or unshare -rm pytest: {mounted.stderr.decode()}"
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def fill(path: Path) -> None:
+    """Take all the room there is."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    for block in (bytes(1 << 20), bytes(1 << 12)):
+        with pytest.raises(OSError, match="No space left"):
+            write_without_end(descriptor, block)
+    os.close(descriptor)
+
+
+def write_without_end(descriptor: int, block: bytes) -> None:
+    while True:
+        os.write(descriptor, block)
+
+
+@pytest.mark.parametrize("minimum", ["8MiB", 0], ids=["guarded", "to-the-last-byte"])
+def test_a_full_disk_makes_producers_wait_and_loses_nothing(start: Start, small_disk: Path, minimum: object) -> None:
+    """Freed space is noticed by itself; every line and every request is there once."""
+    root = small_disk / "log"
+    daemon = start(at=root, segment_max_bytes="1MiB", free_space_min=minimum)
+    daemon.ask("ROUTE ADD pipe fifo")
+    daemon.ask("ROUTE ADD a")
+    sent = 0
+    fill(small_disk / "filler")
+    fifo = os.open(root / "routes/pipe/in", os.O_WRONLY | os.O_NONBLOCK)
+    with Client(daemon.socket_path) as client:
+        while "disk full" not in daemon.log:  # the room that is allocated already is used up first
+            with suppress(BlockingIOError):
+                sent += os.write(fifo, b"%07d\n" % (sent // 8))
+        client.publish("a", b"waits\n")
+        assert not readable(client)
+        (small_disk / "filler").unlink()
+        assert client.reply().startswith("OK ")
+    eventually(lambda: len(values(root, "pipe")) == sent // 8)
+    os.close(fifo)
+    assert values(root, "pipe") == [b"%07d" % number for number in range(sent // 8)]
+    assert values(root, "a") == [b"waits"]
+    assert "disk has room again" in daemon.log
+    assert daemon.stop() == 0
+    assert_sound(root)
+
+
+@pytest.mark.parametrize("minimum", ["8MiB", 0], ids=["guarded", "to-the-last-byte"])
+def test_a_full_disk_answers_err_full_where_it_is_asked_to(start: Start, small_disk: Path, minimum: object) -> None:
+    """on_full = reject: the connection lives on, and what was refused is not in the log."""
+    root = small_disk / "log"
+    daemon = start(at=root, segment_max_bytes="1MiB", free_space_min=minimum, on_full="reject")
+    daemon.ask("ROUTE ADD a")
+    fill(small_disk / "filler")
+    with Client(daemon.socket_path) as client:
+        accepted = 0
+        while (reply := _published(client, accepted)).startswith("OK "):
+            accepted += 1
+        assert reply.startswith("ERR full ")
+        assert client.ask(b"PING\n") == "OK pong"
+        (small_disk / "filler").unlink()
+        eventually(lambda: _published(client, accepted).startswith("OK "))
+    assert [value[:7] for value in values(root)] == [b"%07d" % number for number in range(accepted + 1)]
+    assert daemon.stop() == 0
+    assert_sound(root)
+
+
+def _published(client: Client, number: int) -> str:
+    client.publish("a", b"%07d" % number + b"." * 50_000 + b"\n")
+    return client.reply()
+
+
+def test_a_payload_that_the_disk_cannot_hold_is_refused(start: Start, small_disk: Path) -> None:
+    """It is gathered in a file first; the connection lives on, and smaller ones are taken."""
+    root = small_disk / "log"
+    daemon = start(at=root, segment_max_bytes="1MiB", free_space_min=0)
+    daemon.ask("ROUTE ADD a")
+    with Client(daemon.socket_path) as client:
+        client.publish("a", b"x" * (2 * SMALL_DISK_BYTES) + b"\n")
+        assert client.reply().startswith("ERR full ")
+        assert client.ask(b"PUB a 6\nsmall\n") == "OK 1 1"
+    assert values(root) == [b"small"]
+    assert_sound(root)
+
+
+def test_a_stop_on_a_full_disk_leaves_pipes_as_they_are(start: Start, small_disk: Path) -> None:
+    """Exit 0, and what could not be written waits in the pipe for the next life."""
+    root = small_disk / "log"
+    daemon = start(at=root, segment_max_bytes="1MiB", free_space_min=0)
+    daemon.ask("ROUTE ADD a fifo")
+    fill(small_disk / "filler")
+    fifo = os.open(root / "routes/a/in", os.O_RDWR | os.O_NONBLOCK)
+    sent = 0
+    while "disk full" not in daemon.log:
+        with suppress(BlockingIOError):
+            sent += os.write(fifo, b"%07d\n" % (sent // 8))
+    assert daemon.stop() == 0
+    (small_disk / "filler").unlink()
+    daemon.start_again()
+    eventually(lambda: len(records(root)) == sent // 8)
+    assert values(root) == [b"%07d" % number for number in range(sent // 8)]
+    assert_sound(root)
+    os.close(fifo)

@@ -1,0 +1,163 @@
+"""What a scraper and a load balancer are told over HTTP."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import struct
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from running import TIMEOUT_SECONDS, Client, Daemon, eventually
+
+Start = Callable[..., Daemon]
+
+
+@pytest.fixture
+def address() -> str:
+    """Where nobody listens."""
+    return free_address()
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def get(address: str, path: str) -> tuple[int, str]:
+    """Status and body."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=TIMEOUT_SECONDS) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return refusal.code, refusal.read().decode()
+
+
+def metrics(address: str) -> dict[str, float]:
+    """Every sample by its name; the parser is Prometheus's own."""
+    status, body = get(address, "/metrics")
+    assert status == 200
+    return {sample.name: sample.value for family in text_string_to_metric_families(body) for sample in family.samples}
+
+
+def test_metrics_move_with_the_log(start: Start, address: str) -> None:
+    """Counters count what happened, gauges say what is; the rest of the names is there from the start."""
+    daemon = start(metrics=address)
+    daemon.ask("ROUTE ADD r")
+    before = metrics(address)
+    assert {name: before[name] for name in before if name not in ("wald_free_bytes", "wald_connections")} == {
+        "wald_turns_total": 0,
+        "wald_records_total": 0,
+        "wald_payload_bytes_total": 0,
+        "wald_written_bytes_total": 0,
+        "wald_commit_seconds_total": 0,
+        "wald_cuts_total": 0,
+        "wald_sealed_total": 0,
+        "wald_sealed_bytes_total": 0,
+        "wald_seal_failures_total": 0,
+        "wald_write_failures_total": 0,
+        "wald_head_sequence": 0,
+        "wald_epoch": 1,
+        "wald_degraded": 0,
+        "wald_recovery_errors": 0,
+        "wald_trimmed_bytes": 0,
+    }
+
+    with Client(daemon.socket_path) as client:
+        assert client.ask(b"PUB r 6\none\n2\n") == "OK 1 2"
+        assert client.ask(b"PUB r 2\nx\n") == "OK 3 3"
+        assert client.ask(b"CUT\n") == "OK cut 4"
+    eventually(lambda: metrics(address)["wald_sealed_total"] == 1)
+    after = metrics(address)
+    assert after["wald_head_sequence"] == after["wald_records_total"] == 3
+    assert (after["wald_turns_total"], after["wald_cuts_total"], after["wald_payload_bytes_total"]) == (2, 1, 8)
+    assert after["wald_written_bytes_total"] == 2 * (64 + 8 + 8)
+    assert after["wald_commit_seconds_total"] > 0
+    assert after["wald_sealed_bytes_total"] > 0
+    assert after["wald_free_bytes"] > 0
+
+
+def test_two_questions_are_answered_and_no_other(start: Start, address: str) -> None:
+    start(metrics=address)
+
+    assert get(address, "/healthz") == (200, "ok: head 0\n")
+    for path in ("/", "/metrics/", "/healthz/..", "/favicon.ico"):
+        assert get(address, path) == (404, "/metrics or /healthz\n")
+
+
+def test_a_scraper_that_hangs_up_is_no_event(start: Start, address: str) -> None:
+    """In the middle of its question: the next one is answered, and the log stays clean."""
+    daemon = start(metrics=address)
+    host, _, port = address.partition(":")
+    for _ in range(3):
+        with socket.create_connection((host, int(port))) as scraper:
+            scraper.sendall(b"GET /metr")
+            # Closing resets the connection instead of ending it.
+            scraper.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    assert get(address, "/healthz") == (200, "ok: head 0\n")
+    assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log
+
+
+def test_ipv6_addresses_stand_in_brackets(start: Start) -> None:
+    """Where there is no IPv6 at all, the refusal names the address as it was written."""
+    if not socket.has_dualstack_ipv6():
+        daemon = start(metrics="[::1]:9464", ready=False)
+        assert daemon.wait() == 2
+        assert "metrics = '[::1]:9464': " in daemon.log
+        return
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as free:
+        address = f"[::1]:{free.getsockname()[1]}"
+    start(metrics=address)
+
+    assert get(address, "/healthz") == (200, "ok: head 0\n")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "256.0.0.1:9464", "9464", "[::1]"])
+def test_an_address_it_cannot_listen_on_is_refused(start: Start, address: str) -> None:
+    daemon = start(metrics=address, ready=False)
+
+    assert daemon.wait() == 2
+    assert "metrics" in daemon.log
+    assert repr(address) in daemon.log
+    assert "Traceback" not in daemon.log
+
+
+def test_an_address_that_is_taken_is_refused(start: Start, root: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        daemon = start(metrics=address, ready=False)
+        assert daemon.wait() == 2
+    assert f"metrics = {address!r}: " in daemon.log
+
+    daemon.start_again()
+
+
+def test_healthy_means_progress(start: Start, root: Path, tmp_path: Path, address: str) -> None:
+    """Without room: degraded as long as nothing waits, unhealthy once something has for too long, and then well."""
+    config = tmp_path / "wald.toml"
+    config.write_text("free_space_min = '1024TiB'\n[routes.r]\nfifo = true\n")
+    idle_address = free_address()
+    start("--config", config, at=tmp_path / "idle", metrics=idle_address, stall_timeout="1s")
+    daemon = start("--config", config, metrics=address, stall_timeout="1s")
+
+    eventually(lambda: metrics(address)["wald_degraded"] == 1)
+    assert re.fullmatch(r"degraded: \d+ bytes free, input is not taken\n", get(address, "/healthz")[1])
+    with (root / "routes/r/in").open("wb", buffering=0) as fifo:
+        fifo.write(b"x\n")
+        eventually(lambda: get(address, "/healthz")[0] == 503)
+        words = get(address, "/healthz")[1]
+        assert re.fullmatch(r"stalled: input waits for \d+ s, the head stands at 0\n", words)
+        assert get(idle_address, "/healthz")[0] == 200  # it has stood as long, but nothing waits
+
+        config.write_text("free_space_min = 0\n[routes.r]\nfifo = true\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        eventually(lambda: get(address, "/healthz") == (200, "ok: head 1\n"))
+    assert metrics(address)["wald_degraded"] == 0

@@ -1,0 +1,427 @@
+"""A daemon's life: one at a time, signals, systemd, and what it owes at its start and at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contents import assert_sound, records, text, values
+from running import TIMEOUT_SECONDS, Client, Daemon, eventually
+from tracing import traced
+
+Start = Callable[..., Daemon]
+
+
+def stat(daemon: Daemon) -> dict[str, Any]:
+    """What STAT tells; its values are numbers, words and a table."""
+    told: dict[str, Any] = json.loads(daemon.ask("STAT").removeprefix("OK "))
+    return told
+
+
+def events(daemon: Daemon, name: str) -> list[dict[str, Any]]:
+    """What the daemon has logged under ``name``; a field's type is its own."""
+    told = [json.loads(line) for line in daemon.log.splitlines() if line.startswith("{") and line.endswith("}")]
+    return [event for event in told if event["event"] == name]
+
+
+def publish(daemon: Daemon, route: str, payload: bytes) -> str:
+    with Client(daemon.socket_path) as client:
+        client.publish(route, payload)
+        return client.reply()
+
+
+# One at a time.
+
+
+def test_a_second_daemon_names_the_first_and_leaves(start: Start, root: Path) -> None:
+    first = start()
+    second = start(ready=False)
+
+    assert second.wait() == 5
+    assert f"{root}/lock: another daemon writes to this root (pid {first.process.pid} on " in second.log
+    assert "  hint: stop it first" in second.log
+    assert first.ask("PING") == "OK pong"
+    assert stat(first)["epoch"] == 1
+
+
+@pytest.mark.parametrize("request_bytes", [b"PUB r 2\nx\n", b"CUT\n"], ids=["publish", "cut"])
+def test_a_daemon_that_lost_its_root_acknowledges_nothing_more(start: Start, root: Path, request_bytes: bytes) -> None:
+    """Somebody took the lock file away and started another: the old one ends, and the new one goes on undisturbed."""
+    old = start()
+    old.ask("ROUTE ADD r")
+    with Client(old.socket_path) as client:
+        assert client.ask(b"PUB r 4\nold\n") == "OK 1 1"
+        (root / "lock").unlink()
+        new = start(ready=False)
+        eventually(lambda: len(events(new, "ready")) == 2)  # the old one answers until then
+        assert publish(new, "r", b"new\n") == "OK 2 2"
+        with suppress(ConnectionResetError):
+            assert client.ask(request_bytes) in ("ERR failed the daemon stops", "")
+        assert old.wait() == 5
+    assert f"another daemon has taken over (pid {new.process.pid} on " in old.log
+    assert "Traceback" not in old.log
+
+    assert publish(new, "r", b"more\n") == "OK 3 3"
+    assert new.ask("CUT") == "OK cut 4"
+    assert publish(new, "r", b"last\n") == "OK 4 4"
+    assert new.stop() == 0
+    assert values(root) == [b"old", b"new", b"more", b"last"]
+    assert_sound(root)
+
+
+def test_the_epoch_grows_with_every_start(start: Start, root: Path) -> None:
+    """Also when the files that tell it are lost, one after the other."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r")
+    assert publish(daemon, "r", b"x\n") == "OK 1 1"
+    for epoch, lost in enumerate([[], ["lock"], ["head"], ["lock", "head"]], start=2):
+        daemon.kill()
+        for name in lost:
+            (root / name).unlink()
+        daemon.start_again()
+        assert stat(daemon)["epoch"] == epoch
+        assert json.loads((root / "lock").read_text())["epoch"] == epoch
+        assert f" epoch={epoch:010d} " in daemon.ask("HEAD")
+
+
+# Its end.
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_stop_takes_what_is_in_the_pipes(start: Start, root: Path, number: signal.Signals) -> None:
+    """Whole lines of two FIFOs, more than one turn takes; the socket is gone, and the root is free."""
+    daemon = start()
+    data = (b"." * 49 + b"\n") * 15_000
+    for route in ("a", "b"):
+        daemon.ask(f"ROUTE ADD {route} fifo")
+    with (root / "routes/a/in").open("wb", buffering=0) as a, (root / "routes/b/in").open("wb", buffering=0) as b:
+        daemon.process.send_signal(signal.SIGSTOP)
+        assert a.write(data) == b.write(data) == len(data)
+        daemon.process.send_signal(number)
+        daemon.process.send_signal(signal.SIGCONT)
+        assert daemon.wait() == 0
+
+    assert text(root, "a") == text(root, "b") == data
+    assert [event["head"] for event in events(daemon, "stopped")] == [30_000]
+    assert not daemon.socket_path.exists()
+    assert_sound(root)
+    daemon.start_again()
+
+
+def test_a_request_that_a_stop_finds_half_sent_is_not_taken(start: Start, root: Path) -> None:
+    """Its connection is closed without an answer; no part of it is in the log."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r")
+    with Client(daemon.socket_path) as client:
+        assert client.ask(b"PUB r 2\nx\nPUB r 9\nhalf\n") == "OK 1 1"
+        assert daemon.stop() == 0
+        assert client.reply() == ""
+
+    assert values(root) == [b"x"]
+
+
+def test_the_end_of_stdin_is_a_stop(start: Start, root: Path) -> None:
+    """What else is in pipes is taken too, and a last line without a newline is a record."""
+    reader, writer = os.pipe()
+    daemon = start("--stdin", "in", stdin=reader)
+    os.close(reader)
+    daemon.ask("ROUTE ADD r fifo")
+    with (root / "routes/r/in").open("wb", buffering=0) as fifo:
+        os.write(writer, b"one\ntwo")
+        eventually(lambda: stat(daemon)["routes"].get("in") == 1)
+        fifo.write(b"beside\nunfinished")
+        os.close(writer)
+        assert daemon.wait() == 0
+
+        assert [(record.value, record.terminated) for record in records(root, "in")] == [
+            (b"one", True),
+            (b"two", False),
+        ]
+        assert values(root, "r") == [b"beside"]
+    assert_sound(root)
+
+
+# Signals while it runs.
+
+
+def test_sighup_takes_over_what_can_change(start: Start, root: Path, tmp_path: Path) -> None:
+    """Segment size and routes; what needs a restart is named and stays as it was."""
+    config = tmp_path / "wald.toml"
+    config.write_text('segment_max_bytes = "64MiB"\n[routes.a]\n')
+    daemon = start("--config", config)
+    publish(daemon, "a", b"x" * 40_000 + b"\n")
+    publish(daemon, "a", b"x" * 40_000 + b"\n")
+    assert stat(daemon)["cuts"] == 0
+
+    config.write_text('segment_max_bytes = "64KiB"\nsync = "never"\n[routes.b]\nfifo = true\nmode = "0600"\n')
+    daemon.process.send_signal(signal.SIGHUP)
+    eventually(lambda: events(daemon, "reloaded"))
+    (reloaded,) = events(daemon, "reloaded")
+    assert reloaded["taken"] == ["routes", "segment_max_bytes"]
+    assert reloaded["needs_restart"] == ["sync"]
+    assert (root / "routes/b/in").stat().st_mode & 0o7777 == 0o600
+    with (root / "routes/b/in").open("wb", buffering=0) as fifo:
+        fifo.write(b"through the new FIFO\n")
+        eventually(lambda: values(root, "b") == [b"through the new FIFO"])
+    for _ in range(3):
+        publish(daemon, "a", b"x" * 40_000 + b"\n")
+    assert stat(daemon)["cuts"] >= 3
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ("\nsegment_max_byte = 1\n", "wald.toml:2: there is no setting 'segment_max_byte'"),
+        ("[routes.taken]\nfifo = true\n", "routes/taken/in: not a FIFO"),
+    ],
+    ids=["unknown", "not a FIFO"],
+)
+def test_sighup_with_a_broken_config_changes_nothing(
+    start: Start, root: Path, tmp_path: Path, broken: str, words: str
+) -> None:
+    """The log says why, and the daemon goes on as before."""
+    config = tmp_path / "wald.toml"
+    config.write_text(f"[routes.r]\nwriters = [{os.geteuid()}]\n")
+    daemon = start("--config", config)
+    daemon.ask("ROUTE ADD taken")
+    (root / "routes/taken/in").write_text("")
+    config.write_text(f"{broken}[routes.r]\nwriters = [{os.geteuid() + 1}]\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    eventually(lambda: events(daemon, "not reloaded"))
+
+    assert words in events(daemon, "not reloaded")[0]["reason"]
+    assert publish(daemon, "r", b"x\n") == "OK 1 1"
+
+
+def test_sigusr1_cuts_a_segment_that_holds_something(start: Start, root: Path) -> None:
+    daemon = start()
+    daemon.ask("ROUTE ADD r")
+    publish(daemon, "r", b"x\n")
+    daemon.process.send_signal(signal.SIGUSR1)
+    eventually(lambda: stat(daemon)["cuts"] == 1)
+    assert stat(daemon)["segment"] == 2
+    daemon.process.send_signal(signal.SIGUSR1)
+    assert daemon.ask("CUT") == "OK nothing-to-cut 2"
+    publish(daemon, "r", b"y\n")
+
+    assert stat(daemon)["cuts"] == 1
+    assert values(root) == [b"x", b"y"]
+
+
+def test_an_idle_segment_is_cut_by_age_and_an_empty_one_is_not(start: Start, root: Path, tmp_path: Path) -> None:
+    """A second daemon, which begins to age later, is the clock."""
+    daemon, clock = (start(at=path, segment_max_age="1s") for path in (root, tmp_path / "clock"))
+    for each in (daemon, clock):
+        each.ask("ROUTE ADD r")
+    publish(daemon, "r", b"x\n")
+    eventually(lambda: stat(daemon)["cuts"] == 1)
+    publish(clock, "r", b"x\n")
+    eventually(lambda: stat(clock)["cuts"] == 1)
+
+    assert stat(daemon)["cuts"] == 1
+    assert values(root) == [b"x"]
+
+
+# When it syncs.
+
+
+@pytest.mark.parametrize(
+    ("settings", "at_once", "later"),
+    [
+        ({"sync": "commit"}, True, True),
+        ({"sync": "interval", "sync_interval": "50ms"}, None, True),
+        ({"sync": "interval", "sync_interval": "1h"}, False, False),
+        ({"sync": "never"}, False, False),
+    ],
+    ids=["commit", "soon", "in an hour", "never"],
+)
+def test_commits_are_synced_when_the_setting_says(
+    start: Start, root: Path, tmp_path: Path, settings: dict[str, str], at_once: bool | None, later: bool
+) -> None:
+    """Counted in system calls; acknowledged records outlive the process whatever the setting, and a cut syncs them."""
+    daemon = start(**settings)
+    daemon.ask("ROUTE ADD r")
+    with traced(daemon.process.pid, tmp_path / "calls", "trace=fdatasync") as trace:
+        assert publish(daemon, "r", b"x\n") == "OK 1 1"
+        if at_once is not None:
+            assert bool(trace.calls) == at_once
+        if later:
+            eventually(lambda: trace.calls)
+        else:
+            before = len(trace.calls)
+            assert daemon.ask("CUT") == "OK cut 2"
+            eventually(lambda: any("00000000000000000001.wal" in call for call in trace.calls[before:]))
+    assert publish(daemon, "r", b"y\n") == "OK 2 2"
+    daemon.kill()
+    daemon.start_again()
+
+    assert values(root) == [b"x", b"y"]
+    assert_sound(root)
+
+
+# Its start.
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("snyc = 'commit'", "wald.toml:1: there is no setting 'snyc'"),
+        ("sync = 'commit'\nsegment_max_bytes = '1KiB'", "wald.toml:2: segment_max_bytes must be"),
+        ("[routes.'a b']", "wald.toml:1: illegal route name 'a b'"),
+        (f"socket = '/tmp/{'d' * 120}'", "cannot listen (AF_UNIX path too long)"),
+        ("socket = '/nowhere/at/all'", "/nowhere/at/all: cannot listen ("),
+    ],
+)
+def test_settings_it_cannot_run_with_are_told(
+    start: Start, root: Path, tmp_path: Path, settings: str, words: str
+) -> None:
+    """Exit code 2, one line and a hint; once they are right, nothing is in the way."""
+    config = tmp_path / "wald.toml"
+    config.write_text(settings)
+    daemon = start("--config", config, ready=False)
+
+    assert daemon.wait() == 2
+    message, hint = daemon.log.splitlines()[-2:]
+    assert message.startswith("wald: ")
+    assert words in message
+    assert hint.startswith("  hint: ")
+    assert "Traceback" not in daemon.log
+    config.write_text("")
+    daemon.start_again()
+
+
+# systemd.
+
+
+class Manager:
+    """Stands where systemd would: hears what is sent to NOTIFY_SOCKET."""
+
+    def __init__(self, address: str) -> None:
+        self.messages: list[str] = []
+        self.descriptors: dict[str, int] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self._socket.settimeout(TIMEOUT_SECONDS)
+
+    def hear(self, wanted: str) -> str:
+        """The next message that begins with ``wanted``; descriptors are kept under their names."""
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(self._socket, 4096, 4)
+            message = data.decode()
+            self.messages.append(message)
+            told = dict(line.split("=", 1) for line in message.splitlines())
+            if descriptors:
+                (self.descriptors[told["FDNAME"]],) = descriptors
+            if message.startswith(wanted):
+                return message
+
+    def close(self) -> None:
+        self._socket.close()
+        for descriptor in self.descriptors.values():
+            os.close(descriptor)
+
+
+@contextmanager
+def manager_at(address: str) -> Iterator[Manager]:
+    manager = Manager(address)
+    try:
+        yield manager
+    finally:
+        manager.close()
+
+
+def test_systemd_hears_of_every_change(start: Start, root: Path, tmp_path: Path) -> None:
+    """Ready once it answers, reloading and ready again, stopping; and the watchdog, idle or not."""
+    address = str(tmp_path / "notify")
+    with manager_at(address) as manager:
+        daemon = start(env={"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "100000"}, ready=False)
+        manager.hear("READY=1")
+        assert daemon.ask("PING") == "OK pong"
+        assert manager.messages == ["READY=1"]
+        for _ in range(3):
+            manager.hear("WATCHDOG=1")
+        daemon.process.send_signal(signal.SIGHUP)
+        microseconds = manager.hear("RELOADING=1").partition("MONOTONIC_USEC=")[2]
+        assert int(microseconds) > 0
+        manager.hear("READY=1")
+        daemon.process.send_signal(signal.SIGTERM)
+        manager.hear("STOPPING=1")
+        assert daemon.wait() == 0
+
+
+def test_a_watchdog_for_another_process_is_not_fed(start: Start) -> None:
+    """WATCHDOG_PID names whom it is for; an abstract address is one too."""
+    address = f"@wald-test-{os.getpid()}"
+    with manager_at(address) as manager:
+        env = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}
+        daemon = start(env=env)
+        daemon.process.send_signal(signal.SIGHUP)
+        manager.hear("RELOADING=1")
+        assert daemon.stop() == 0
+        manager.hear("STOPPING=1")
+
+    assert "WATCHDOG=1" not in manager.messages
+
+
+def test_what_is_in_a_pipe_outlives_the_daemon_in_systemds_hands(start: Start, root: Path, tmp_path: Path) -> None:
+    """It is given each FIFO under its route's name; nobody else holds them when the daemon is killed."""
+    address = str(tmp_path / "notify")
+    with manager_at(address) as manager:
+        daemon = start(env={"NOTIFY_SOCKET": address})
+        daemon.ask("ROUTE ADD r fifo")
+        message = manager.hear("FDSTORE=1")
+        assert message.splitlines() == ["FDSTORE=1", "FDNAME=r", "FDPOLL=0"]
+        with (root / "routes/r/in").open("wb", buffering=0) as fifo:
+            fifo.write(b"one\nunfinished")
+            eventually(lambda: values(root) == [b"one"])
+        daemon.kill()
+        os.write(manager.descriptors["r"], b" no more\ntwo\n")
+        daemon.start_again()
+        eventually(lambda: values(root) == [b"one", b"unfinished no more", b"two"])
+
+
+_HAND_OVER = """
+import os, sys
+given = os.open(sys.argv[1], os.O_RDWR)
+os.write(given, b"before the start\\nunfinished")
+os.dup2(given, 3)
+os.set_inheritable(3, True)  # it may have been 3 already
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES="r")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def links(pid: int, path: Path) -> list[int]:
+    """The descriptors that a process has of a file."""
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if os.readlink(entry) == str(path):
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_fifo_that_systemd_hands_over_is_read_on(start: Start, root: Path) -> None:
+    """The descriptor itself, with what is in the pipe; nothing else has it open."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    assert daemon.stop() == 0
+    fifo = root / "routes/r/in"
+    daemon.spawn(sys.executable, "-c", _HAND_OVER, str(fifo))
+    daemon.await_ready()
+    eventually(lambda: values(root) == [b"before the start"])
+
+    assert links(daemon.process.pid, fifo) == [3]
+    with fifo.open("wb", buffering=0) as writer:
+        writer.write(b" no more\n")
+        eventually(lambda: values(root) == [b"before the start", b"unfinished no more"])
+    assert daemon.stop() == 0
+    assert_sound(root)

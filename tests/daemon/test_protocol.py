@@ -1,0 +1,584 @@
+"""The socket from outside: what is refused and how, in which order replies come, and who is kept apart from whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contents import assert_sound, records, text, values
+from running import Client, Daemon, eventually
+
+from wald.format.columns import PREFIX, encode
+
+Start = Callable[..., Daemon]
+
+REQUEST_MAX = 1 << 20
+SPOOLED = 300 << 10  # above what a connection keeps in memory
+CHUNK = 512 << 10  # what is looked at together in a pipe
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One daemon for tests that leave nothing behind or use a route of their own; "gone" is retired."""
+    env = {"WALD_REQUEST_MAX_BYTES": str(REQUEST_MAX), "WALD_SEGMENT_MAX_BYTES": "256KiB"}
+    with Daemon(tmp_path_factory.mktemp("shared") / "log", env=env) as daemon:
+        for words in ("ROUTE ADD r", "ROUTE ADD gone", "ROUTE RETIRE gone", "ROUTE ADD in fifo"):
+            assert daemon.ask(words).startswith("OK ")
+        yield daemon
+
+
+@pytest.fixture
+def route(shared: Daemon, request: pytest.FixtureRequest) -> str:
+    """A route of the test's own."""
+    name = request.node.name.translate(str.maketrans("[]", "--"))[:100]
+    assert shared.ask(f"ROUTE ADD {name}") == f"OK added {name}"
+    return str(name)
+
+
+@pytest.fixture
+def client(shared: Daemon) -> Iterator[Client]:
+    with Client(shared.socket_path) as connected:
+        yield connected
+
+
+def written(root: Path) -> object:
+    """Every byte of the raw segments and the head, and the names of the routes."""
+    files = [*sorted(root.glob("segments/*.wal")), root / "head"]
+    return [(path.name, path.read_bytes()) for path in files], sorted(os.listdir(root / "routes"))
+
+
+def stat(daemon: Daemon) -> dict[str, Any]:
+    """What STAT tells; its values are numbers, words and a table."""
+    told: dict[str, Any] = json.loads(daemon.ask("STAT").removeprefix("OK "))
+    return told
+
+
+def sequence(reply: str) -> int:
+    """The first sequence that a positive reply to PUB names."""
+    verdict, first, _ = reply.split()
+    assert verdict == "OK"
+    return int(first)
+
+
+def is_quiet(client: Client) -> bool:
+    """Whether nothing has been answered so far."""
+    return not select.select([client.socket], [], [], 0)[0]
+
+
+def offsets(*ends: int, data: bytes = b"") -> bytes:
+    """A payload of columns whose only column, values, has these offsets."""
+    packed = struct.pack(f"<{len(ends)}i", *ends)
+    body = b"".join(part + bytes(-len(part) % 8) for part in (packed, data))
+    return PREFIX.pack(len(ends) - 1, 0) + body
+
+
+def columns(payload: bytes) -> bytes:
+    return b"PUB r %d enc=columns\n%b" % (len(payload), payload)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "code"),
+    [
+        (b"\n", "unknown-verb"),
+        (b"GET / HTTP/1.1\n", "unknown-verb"),
+        (b"ping\r\n", "unknown-verb"),
+        (b"\xff\xfe\n", "unknown-verb"),
+        (b"PING twice\n", "bad-request"),
+        (b"HEAD r\n", "bad-request"),
+        (b"CUT now\n", "bad-request"),
+        (b"ROUTE\n", "bad-request"),
+        (b"ROUTE ADD\n", "bad-request"),
+        (b"ROUTE DROP r\n", "bad-request"),
+        (b"ROUTE RETIRE r now\n", "bad-request"),
+        (b"ROUTE ADD x exec\n", "bad-request"),
+        (b"ROUTE ADD x mode=\n", "bad-request"),
+        (b"ROUTE ADD x fifo mode=9\n", "bad-request"),
+        (b"ROUTE ADD ../x\n", "bad-route"),
+        (b"ROUTE ADD \xff\n", "bad-route"),
+        (b"ROUTE RETIRE ../r\n", "bad-route"),
+        (b"ROUTE RETIRE absent\n", "no-route"),
+        (b"PUB ../x 2\nx\n", "bad-route"),
+        (b"PUB .. 2\nx\n", "bad-route"),
+        (b"PUB %b 2\nx\n" % (b"a" * 200), "bad-route"),
+        (b"PUB a\0b 2\nx\n", "bad-route"),
+        (b"PUB \xff 2\nx\n", "bad-route"),
+        (b"PUB absent 2\nx\n", "no-route"),
+        (b"PUB gone 2\nx\n", "no-route"),
+        (b"PUB absent %d\n%b" % (SPOOLED, bytes(SPOOLED)), "no-route"),
+        (b"PUB r 0\n", "bad-lines"),
+        (b"PUB r 3\na\nb", "bad-lines"),
+        (b"PUB r %d\n%b" % (SPOOLED, bytes(SPOOLED)), "bad-lines"),
+        (b"PUB r %d\n%b" % (REQUEST_MAX + 1, b"\n" * (REQUEST_MAX + 1)), "too-large"),
+        (b"PUB r 2 enc=rows\nx\n", "bad-request"),
+        (b"PUB r 2 acks=all\nx\n", "bad-request"),
+        (b"PUB r 2 pid=1\nx\n", "bad-request"),
+        (b"PUB r 2 pseq=1\nx\n", "bad-request"),
+        (b"PUB r 2 pid=0 pseq=1\nx\n", "bad-request"),
+        (b"PUB r 2 pid=one pseq=1\nx\n", "bad-request"),
+        (b"PUB r 2 pid=1 pseq=-1\nx\n", "bad-request"),
+        (b"PUB r 2 pid=1 pseq=%d\nx\n" % (1 << 64), "bad-request"),
+        (b"PUB r 2 pid=%x pseq=1\nx\n" % (1 << 64), "bad-request"),
+        (b"PUB r 2 pid=1 pid=1 pseq=1\nx\n", "bad-request"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, bytes) else value,
+)
+def test_a_bad_request_is_refused_alone(shared: Daemon, client: Client, request_bytes: bytes, code: str) -> None:
+    """It gets its code, nothing is written, and what is sent behind it is answered."""
+    before = written(shared.root)
+
+    assert client.ask(request_bytes + b"PING\n").split(" ")[:2] == ["ERR", code]
+    assert client.reply() == "OK pong"
+    assert written(shared.root) == before
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "code"),
+    [
+        (b"PUB\n", "bad-length"),
+        (b"PUB r\n", "bad-length"),
+        (b"PUB r -2\nx\n", "bad-length"),
+        (b"PUB r 2.0\nx\n", "bad-length"),
+        (b"PUB r 1234567890123\nx\n", "bad-length"),
+        (b"PUB r" + b" " * 1024, "bad-request"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, bytes) else value,
+)
+def test_a_request_without_a_known_end_is_the_last(
+    shared: Daemon, client: Client, request_bytes: bytes, code: str
+) -> None:
+    """What follows cannot be told from payload: it is not carried out, and the daemon hangs up."""
+    before = written(shared.root)
+
+    assert client.ask(request_bytes + b"ROUTE ADD behind\n").split(" ")[:2] == ["ERR", code]
+    assert client.reply() == ""
+    assert written(shared.root) == before
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        (b"", "too short for the count"),
+        (b"\1\0\0\0\0\0\0", "too short for the count"),
+        (encode([]), "no record"),
+        (encode([b"a", b"b"])[:-8], "a column runs past the end"),
+        (encode([b"a", b"b"]) + bytes(8), "8 bytes follow the last column"),
+        (encode([b"a" * 9])[:-1], "a column runs past the end"),
+        (encode([b"a"], keys=[b"k"])[:16], "a column runs past the end"),
+        (encode([b"a"], times_ns=[1])[:12], "a column runs past the end"),
+        (PREFIX.pack(1 << 31, 0), "8 bytes cannot hold 2147483648 records"),
+        (PREFIX.pack(1, 8) + bytes(16), "unknown columns 0x8"),
+        (offsets(0, 2, 1, data=b"ab"), "offsets do not start at 0 or go backwards"),
+        (offsets(1, 2, data=b"ab"), "offsets do not start at 0 or go backwards"),
+        (offsets(0, -1), "offsets do not start at 0 or go backwards"),
+        (offsets(0, 9, data=b"12345678"), "a column runs past the end"),
+        (offsets(0, SPOOLED, 1, data=bytes(SPOOLED)), "offsets do not start at 0 or go backwards"),
+        (offsets(0, SPOOLED - 9, data=bytes(SPOOLED)), "8 bytes follow the last column"),
+    ],
+    ids=lambda value: f"{len(value)} bytes" if isinstance(value, bytes) else value,
+)
+def test_malformed_columns_are_refused(shared: Daemon, client: Client, payload: bytes, words: str) -> None:
+    """In memory and gathered in a file alike, with what is wrong."""
+    before = written(shared.root)
+
+    assert client.ask(columns(payload) + b"PING\n") == f"ERR bad-columns {words}"
+    assert client.reply() == "OK pong"
+    assert written(shared.root) == before
+
+
+def test_a_retired_route_is_refused_until_it_is_added_again(client: Client, route: str) -> None:
+    """Also in one write: each request sees what the ones before it did."""
+    publish = f"PUB {route} 2\nx\n".encode()
+    client.send(publish + b"ROUTE RETIRE %b\n" % route.encode())
+    client.send(publish + b"ROUTE ADD %b\n" % route.encode() + publish)
+
+    words = [client.reply().split(" ") for _ in range(5)]
+    assert [each[:2] for each in words[1::2]] == [["OK", "retired"], ["OK", "added"]]
+    assert [each[0] for each in words[0::2]] == ["OK", "ERR", "OK"]
+    assert words[2][1] == "no-route"
+
+
+# What is taken, and in which order it is answered.
+
+
+def test_replies_come_in_the_order_of_the_requests(shared: Daemon, client: Client, route: str) -> None:
+    """Many requests in one write, of which some are refused."""
+    block = f"PUB {route} 4\na\nb\nPING\nPUB absent 2\nx\nPUB {route} 2\nc\nNONE\n".encode()
+    client.send(block * 200)
+    replies = [client.reply() for _ in range(5 * 200)]
+
+    first = sequence(replies[0])
+    expected = [
+        each
+        for number in range(first, first + 600, 3)
+        for each in (f"OK {number} {number + 1}", "OK pong", "ERR no-r", f"OK {number + 2} {number + 2}", "ERR unkn")
+    ]
+    assert [reply[: len(wanted)] for reply, wanted in zip(replies, expected, strict=True)] == expected
+    assert text(shared.root, route) == b"a\nb\nc\n" * 200
+
+
+def test_what_asks_about_the_log_sees_what_was_published_before_it(client: Client, route: str) -> None:
+    """HEAD, STAT and CUT behind a PUB in one write are answered after its commit."""
+    publish = f"PUB {route} 2\nx\n".encode()
+    client.send(publish + b"HEAD\nSTAT\nCUT\nHEAD\nCUT\n")
+    number = sequence(client.reply())
+
+    assert client.reply().startswith(f"OK seq={number:020d} ")
+    assert json.loads(client.reply().removeprefix("OK "))["head"] == number
+    assert client.reply() == f"OK cut {number + 1}"
+    assert f"seq={number:020d} segment={number + 1:020d} " in client.reply()
+    assert client.reply() == f"OK nothing-to-cut {number + 1}"
+
+
+def test_a_route_can_be_used_behind_its_making(shared: Daemon, client: Client) -> None:
+    """ROUTE ADD and PUB in one write."""
+    client.send(b"ROUTE ADD fresh\nPUB fresh 2\nx\nROUTE ADD fresh fifo mode=0600\n")
+
+    assert client.reply() == "OK added fresh"
+    assert client.reply().startswith("OK ")
+    assert client.reply() == "OK added fresh"
+    assert (shared.root / "routes/fresh/in").stat().st_mode & 0o7777 == 0o600
+
+
+def test_a_request_may_come_byte_by_byte(shared: Daemon, client: Client, route: str) -> None:
+    """Each byte in a turn of its own; a carriage return before the newline is passed over."""
+    with Client(shared.socket_path) as other:
+        for byte in f"PUB {route} 8\r\none\ntwo\nPING\r\n".encode():
+            client.send(bytes([byte]))
+            assert other.ask(b"PING\n") == "OK pong"
+
+    assert client.reply().startswith("OK ")
+    assert client.reply() == "OK pong"
+    assert text(shared.root, route) == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("size", [SPOOLED - 1, SPOOLED, REQUEST_MAX])
+def test_large_payloads_are_taken_whole(shared: Daemon, client: Client, route: str, size: int) -> None:
+    """Lines that do not fit into a connection's memory, up to the limit, each followed by another request."""
+    payload = os.urandom(size - 1).replace(b"\n", b"\n\n")[: size - 1] + b"\n"
+    client.publish(route, payload)
+    client.send(f"PUB {route} 2\nx\n".encode())
+    first, last = map(int, client.reply().split()[1:])
+
+    assert last - first + 1 == payload.count(b"\n")
+    assert client.reply() == f"OK {last + 1} {last + 1}"
+    assert text(shared.root, route) == payload + b"x\n"
+
+
+@pytest.mark.parametrize("count", [3, 3000])
+def test_columns_come_back_with_their_keys_and_times(shared: Daemon, client: Client, route: str, count: int) -> None:
+    """In memory and gathered in a file alike; newlines in them are content."""
+    contents = [b"%d\n" % number * 50 for number in range(count)]
+    keys = [None if number % 3 else b"key %d" % number for number in range(count)]
+    payload = encode(contents, keys=keys, times_ns=range(count))
+    assert (len(payload) > SPOOLED) == (count > 3)
+    client.publish(route, payload, "enc=columns")
+
+    first = sequence(client.reply())
+    found = records(shared.root, route)
+    assert [record.sequence for record in found] == list(range(first, first + count))
+    assert [record.value for record in found] == contents
+    assert [record.key for record in found] == keys
+    assert [record.event_time_ns for record in found] == list(range(count))
+
+
+# Producers that send again.
+
+
+def numbered(route: str, producer: int, number: int, payload: bytes = b"") -> bytes:
+    payload = payload or b"%d\n" % number
+    return b"PUB %b %d pid=%x pseq=%d\n%b" % (route.encode(), len(payload), producer, number, payload)
+
+
+def test_a_number_left_out_is_a_gap(shared: Daemon, client: Client, route: str) -> None:
+    """A producer may begin anywhere and then counts; what was refused can be sent once the gap is filled."""
+    assert client.ask(numbered(route, 0xA1, 5)).startswith("OK ")
+    assert client.ask(numbered(route, 0xA1, 7)) == "ERR gap batch 6 of this producer is missing before 7"
+    assert client.ask(numbered(route, 0xA1, 7, bytes(SPOOLED) + b"\n")).startswith("ERR gap ")
+    assert client.ask(numbered(route, 0xA1, 6, b"no newline")).startswith("ERR bad-lines ")
+    assert client.ask(numbered(route, 0xA1, 7)).startswith("ERR gap ")
+    assert client.ask(numbered(route, 0xA1, 6)).startswith("OK ")
+    assert client.ask(numbered(route, 0xA1, 7)).startswith("OK ")
+
+    assert text(shared.root, route) == b"5\n6\n7\n"
+
+
+def test_a_repetition_in_the_same_turn_is_acknowledged_alike(shared: Daemon, client: Client, route: str) -> None:
+    """In one write, twice each; and a gap is one however it is sent."""
+    one, two, four = (numbered(route, 0xA2, number) for number in (1, 2, 4))
+    client.send(one + one + two + one + four + two)
+    replies = [client.reply() for _ in range(6)]
+
+    first = sequence(replies[0])
+    assert [sequence(reply) for reply in replies if reply != replies[4]] == [first, first, first + 1, first, first + 1]
+    assert replies[4].startswith("ERR gap ")
+    assert text(shared.root, route) == b"1\n2\n"
+
+
+def test_two_connections_may_share_a_producer(shared: Daemon, client: Client, route: str) -> None:
+    """As after a reconnect whose old connection is not gone yet: order and repetitions count over both."""
+    with Client(shared.socket_path) as other:
+        first = sequence(client.ask(numbered(route, 0xA3, 1)))
+        assert sequence(other.ask(numbered(route, 0xA3, 1))) == first
+        assert sequence(other.ask(numbered(route, 0xA3, 2))) == first + 1
+        assert client.ask(numbered(route, 0xA3, 4)).startswith("ERR gap ")
+        assert sequence(client.ask(numbered(route, 0xA3, 3))) == first + 2
+        client.send(numbered(route, 0xA3, 4))
+        other.send(numbered(route, 0xA3, 4))
+        assert client.reply() == other.reply() == f"OK {first + 3} {first + 3}"
+
+    assert text(shared.root, route) == b"1\n2\n3\n4\n"
+
+
+def test_sixteen_batches_are_remembered(client: Client, route: str) -> None:
+    """An older one can be told neither from a repetition nor from something new."""
+    first = sequence(client.ask(numbered(route, 0xA4, 1)))
+    client.send(b"".join(numbered(route, 0xA4, number) for number in range(2, 19)))
+    assert [sequence(client.reply()) for _ in range(17)] == list(range(first + 1, first + 18))
+
+    assert sequence(client.ask(numbered(route, 0xA4, 3))) == first + 2
+    assert client.ask(numbered(route, 0xA4, 2)) == "ERR forgotten batch 2 of this producer is too old to be remembered"
+    assert client.ask(numbered(route, 0xA4, 1)).startswith("ERR forgotten ")
+
+
+def test_repetitions_are_recognised_after_kills_and_cuts(start: Start, root: Path) -> None:
+    """From the segment that was being written, and from the state that a cut hands to the next."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r")
+    with Client(daemon.socket_path) as client:
+        assert client.ask(numbered("r", 7, 1) + numbered("r", 7, 2)) == "OK 1 1"
+        assert client.reply() == "OK 2 2"
+    for first, disturb in enumerate([daemon.kill, lambda: daemon.ask("CUT"), daemon.kill, daemon.stop], start=2):
+        disturb()
+        if daemon.process.poll() is not None:
+            daemon.start_again()
+        with Client(daemon.socket_path) as client:
+            assert client.ask(numbered("r", 7, 1)) == "OK 1 1"
+            assert client.ask(numbered("r", 7, first)) == f"OK {first} {first}"
+            assert client.ask(numbered("r", 7, first + 2)).startswith("ERR gap ")
+            assert client.ask(numbered("r", 7, first + 1)) == f"OK {first + 1} {first + 1}"
+
+    assert text(root, "r") == b"1\n2\n3\n4\n5\n6\n"
+    assert_sound(root)
+
+
+# Who may write.
+
+
+@contextmanager
+def acting_as(user_id: int) -> Iterator[None]:
+    before = os.geteuid()
+    os.seteuid(user_id)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+def test_only_the_named_writers_may_write(
+    start: Start, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel says who is connected; other routes stay open to everyone, and being root is no exception."""
+    config, me = tmp_path / "wald.toml", os.geteuid()
+    config.write_text(f"[routes.mine]\nwriters = [{me}]\n[routes.theirs]\nwriters = [{me + 1}]\n[routes.all]\n")
+    daemon = start("--config", config, socket_mode="0666")
+    requests = b"PUB mine 5\nmine\nPUB theirs 7\ntheirs\nPUB all 4\nall\n"
+    with Client(daemon.socket_path) as client:
+        assert client.ask(requests) == "OK 1 1"
+        assert client.reply() == f"ERR denied user {me} may not write to theirs"
+        assert client.reply() == "OK 2 2"
+    expected = [b"mine", b"all"]
+
+    if me == 0:
+        monkeypatch.chdir(root)  # the way to a test's directory is closed to others
+        root.chmod(0o755)
+        with acting_as(me + 1), Client(Path("wald.sock")) as client:
+            assert client.ask(requests) == f"ERR denied user {me + 1} may not write to mine"
+            assert client.reply() == "OK 3 3"
+            assert client.reply() == "OK 4 4"
+        expected += [b"theirs", b"all"]
+
+    assert values(root) == expected
+
+
+# Connections side by side.
+
+
+def test_many_clients_publish_at_once(shared: Daemon, route: str) -> None:
+    """64 connections with one record each: every one gets a sequence of its own."""
+    with ExitStack() as closing:
+        clients = [closing.enter_context(Client(shared.socket_path)) for _ in range(64)]
+        for number, client in enumerate(clients):
+            client.publish(route, b"%d\n" % number)
+        sequences = {number: sequence(client.reply()) for number, client in enumerate(clients)}
+
+    found = {int(record.value): record.sequence for record in records(shared.root, route)}
+    assert found == sequences
+    assert len(set(sequences.values())) == 64
+
+
+def test_a_half_sent_request_times_out(start: Start, root: Path) -> None:
+    """In its line, in its payload, in a file, and while it is passed over; who has sent nothing may stay."""
+    daemon = start(frame_timeout=0.3)
+    daemon.ask("ROUTE ADD r")
+    large = b"PUB r %d\n" % SPOOLED + bytes(SPOOLED // 2)
+    halves = [b"PUB r", b"PUB r 9\nhalf", large, b"PUB absent 9\nhalf"]
+    with ExitStack() as closing:
+        idle, *clients = (closing.enter_context(Client(daemon.socket_path)) for _ in range(1 + len(halves)))
+        for client, half in zip(clients, halves, strict=True):
+            client.send(half)
+        assert clients[3].reply().startswith("ERR no-route ")
+        for client in clients:
+            assert client.reply() == "ERR timeout nothing more of the request came in 0.3 s"
+            assert client.reply() == ""
+        assert idle.ask(b"PUB r 2\nx\n") == "OK 1 1"
+
+    assert values(root) == [b"x"]
+
+
+def test_who_leaves_in_the_middle_leaves_nothing(shared: Daemon, route: str) -> None:
+    """No record, no descriptor, no file; and a payload of several records is not taken in part."""
+    descriptors = Path(f"/proc/{shared.process.pid}/fd")
+    with Client(shared.socket_path) as other:
+        assert other.ask(b"PING\n") == "OK pong"
+        before, open_before, files = written(shared.root), len(os.listdir(descriptors)), os.listdir(shared.root)
+        for size in (100, SPOOLED):
+            with Client(shared.socket_path) as client:
+                client.send(f"PUB {route} {size}\n".encode() + b"line\n" * (size // 10))
+                eventually(lambda: len(os.listdir(descriptors)) > open_before)
+        eventually(lambda: len(os.listdir(descriptors)) == open_before)
+
+    assert written(shared.root) == before
+    assert os.listdir(shared.root) == files
+
+
+def test_replies_that_nobody_reads_hold_up_nobody_else(shared: Daemon, client: Client) -> None:
+    """More than the socket takes; all of them are there once they are read."""
+    client.send(b"STAT\n" * 5000)
+    eventually(lambda: not is_quiet(client))
+    with Client(shared.socket_path) as other:
+        for _ in range(3):
+            assert other.ask(b"PUB r 2\nx\n").startswith("OK ")
+    client.send(b"PING\n")
+
+    assert all(client.reply().startswith("OK {") for _ in range(5000))
+    assert client.reply() == "OK pong"
+
+
+def test_above_the_limit_of_connections_one_waits(start: Start) -> None:
+    """In the kernel's queue, until another leaves; nobody is turned away."""
+    daemon = start(connections_max=2)
+    with Client(daemon.socket_path) as one, Client(daemon.socket_path) as two:
+        assert one.ask(b"PING\n") == two.ask(b"PING\n") == "OK pong"
+        with Client(daemon.socket_path) as three, Client(daemon.socket_path) as four:
+            for waiting in (three, four):
+                waiting.send(b"PING\n")
+            assert one.ask(b"PING\n") == two.ask(b"PING\n") == "OK pong"
+            assert is_quiet(three)
+            one.close()
+            assert three.reply() == "OK pong"
+            assert is_quiet(four)
+            two.close()
+            assert four.reply() == "OK pong"
+
+
+def test_without_a_descriptor_one_waits_as_well(start: Start, root: Path) -> None:
+    """Until another leaves, here by a timeout; and the daemon does not spin meanwhile."""
+    daemon = start(frame_timeout="1s")
+    pid = daemon.process.pid
+    eventually(lambda: list(root.glob("segments/*spare*")))  # what is opened at a start is open
+    with ExitStack() as closing:
+        half = closing.enter_context(Client(daemon.socket_path))
+        half.send(b"half")
+        assert daemon.ask("PING") == "OK pong"
+        taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        limit = max(taken) + 1
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
+        for _ in set(range(limit)) - taken:
+            assert closing.enter_context(Client(daemon.socket_path)).ask(b"PING\n") == "OK pong"
+        waiting = closing.enter_context(Client(daemon.socket_path))
+        waiting.send(b"PING\n")
+        before = processor_seconds(pid)
+        assert half.reply().startswith("ERR timeout ")
+        assert processor_seconds(pid) - before < 0.5
+        assert waiting.reply() == "OK pong"
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_gathered_payload_does_not_come_between_the_pieces_of_a_long_line(shared: Daemon, client: Client) -> None:
+    """The long line begins in a FIFO while the payload is under way; what was whole before it waits for its end."""
+    payload = b"p" * SPOOLED + b"\n"
+    with (shared.root / "routes/in/in").open("wb", buffering=0) as fifo:
+        client.send(b"PUB in %d\n" % len(payload) + payload[:-1])
+        assert shared.ask("PING") == "OK pong"
+        fifo.write(b"l" * CHUNK)
+        eventually(lambda: "in" in stat(shared)["routes"])
+        client.send(payload[-1:] + b"PING\n")
+        with Client(shared.socket_path) as other:
+            for _ in range(3):
+                assert other.ask(b"PUB r 2\nx\n").startswith("OK ")
+        assert is_quiet(client)
+        fifo.write(b"end\n")
+        assert client.reply().startswith("OK ")
+        assert client.reply() == "OK pong"
+
+    assert text(shared.root, "in") == b"l" * CHUNK + b"end\n" + payload
+    assert_sound(shared.root)
+
+
+# A disk without room.
+
+
+@pytest.fixture
+def full(root: Path, tmp_path: Path) -> Path:
+    """Settings under which no disk has room."""
+    path = tmp_path / "wald.toml"
+    path.write_text("free_space_min = '1024TiB'\n[routes.r]\n")
+    return path
+
+
+def test_without_room_a_producer_is_told_if_it_shall_be(start: Start, root: Path, full: Path) -> None:
+    """on_full = "reject": ERR full at once, for small and for large; what writes no record is answered as ever."""
+    daemon = start("--config", full, on_full="reject")
+    before = written(root)
+    with Client(daemon.socket_path) as client:
+        client.send(b"PUB r 2\nx\nPUB r %d\n%b" % (SPOOLED, bytes(SPOOLED)))
+        client.send(b"PUB absent 2\nx\nHEAD\n")
+        assert client.reply() == "ERR full the disk has less free space than free_space_min"
+        assert client.reply().startswith("ERR full ")
+        assert client.reply().startswith("ERR no-route ")
+        assert client.reply().startswith("OK seq=00000000000000000000 ")
+
+    assert written(root) == before
+
+
+def test_without_room_a_producer_waits_until_there_is(start: Start, root: Path, full: Path) -> None:
+    """on_full = "block": nothing is lost and nothing refused; others are answered meanwhile."""
+    daemon = start("--config", full)
+    with Client(daemon.socket_path) as client, Client(daemon.socket_path) as other:
+        client.send(b"PUB r 2\nx\nPING\n")
+        assert other.ask(b"PING\n") == "OK pong"
+        assert stat(daemon)["degraded"] is True
+        assert is_quiet(client)
+        full.write_text("free_space_min = 0\n[routes.r]\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        assert client.reply() == "OK 1 1"
+        assert client.reply() == "OK pong"
+
+    assert values(root) == [b"x"]

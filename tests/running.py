@@ -1,0 +1,197 @@
+"""Real processes: a daemon that has answered, and commands run as a user runs them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+TIMEOUT_SECONDS = 30.0
+_POLL_SECONDS = 0.01
+_BARE = {name: value for name, value in os.environ.items() if not name.startswith("WALD_")}
+
+
+def eventually(condition: Callable[[], object], *, timeout: float = TIMEOUT_SECONDS) -> None:
+    """Return once ``condition`` holds.
+
+    Raises:
+        TimeoutError: it has not for ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still not so after {timeout} s: {condition}")
+        time.sleep(_POLL_SECONDS)
+
+
+def command(*arguments: object) -> list[str]:
+    """The command line of ``wald ARGUMENTS`` under this interpreter."""
+    return [sys.executable, "-m", "wald", *map(str, arguments)]
+
+
+def wald(
+    *arguments: object, stdin: bytes = b"", env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command to its end; neither the exit code nor stderr is judged."""
+    return subprocess.run(
+        command(*arguments),
+        input=stdin,
+        env=_BARE | dict(env or {}),
+        capture_output=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+
+
+def output_of(*arguments: object, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
+    """The stdout of a command that succeeds and has nothing to complain of."""
+    done = wald(*arguments, stdin=stdin, env=env)
+    assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
+    return done.stdout
+
+
+def refusal_of(*arguments: object, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    """Exit code, message and hint of a command that fails as every command has to: one line, one hint, no traceback."""
+    done = wald(*arguments, stdin=stdin, env=env)
+    match = re.fullmatch(r"wald: (.+)\n  hint: (.+)\n", done.stderr.decode())
+    assert match, done.stderr.decode()
+    assert done.returncode != 0
+    return done.returncode, match[1], match[2]
+
+
+class Daemon:
+    """``wald run`` as a process; in a ``with`` block it is stopped at the end if it still runs.
+
+    Args:
+        ready: whether to wait until it answers.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *arguments: object,
+        env: Mapping[str, str] | None = None,
+        stdin: int | None = subprocess.DEVNULL,
+        pass_fds: Sequence[int] = (),
+        ready: bool = True,
+    ) -> None:
+        self.root = root
+        self.socket_path = root / "wald.sock"
+        self.env = _BARE | dict(env or {})
+        self.stdin = stdin
+        self._arguments = arguments
+        self._pass_fds = pass_fds
+        self.log_path = root.with_name(f"{root.name}.log")
+        self.spawn()
+        if ready:
+            self.await_ready()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(TIMEOUT_SECONDS)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def wait(self) -> int:
+        """The exit code, once it ends by itself."""
+        return self.process.wait(TIMEOUT_SECONDS)
+
+    def start_again(self) -> None:
+        """The same daemon anew, after it was stopped or killed."""
+        self.spawn()
+        self.await_ready()
+
+    def spawn(self, *prefix: str) -> None:
+        """As :meth:`start_again`, but under the command ``prefix``, and without waiting until it answers."""
+        with self.log_path.open("ab") as log:
+            line = [*prefix, *command("run", "--root", self.root, *self._arguments)]
+            self.process = subprocess.Popen(line, stdin=self.stdin, stderr=log, env=self.env, pass_fds=self._pass_fds)
+
+    def await_ready(self) -> None:
+        """Return once it answers."""
+        assert self.wait_or_ready(), f"the daemon ended with {self.process.returncode}: {self.log}"
+
+    def wait_or_ready(self) -> bool:
+        """Return once it answers, or has ended: False then."""
+        eventually(lambda: self.process.poll() is not None or self._answers())
+        return self.process.poll() is None
+
+    def _answers(self) -> bool:
+        try:
+            return self.ask("PING").startswith("OK")
+        except OSError:
+            return False
+
+    def ask(self, words: str) -> str:
+        """What the socket answers to one request line."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(TIMEOUT_SECONDS)
+            connection.connect(os.fspath(self.socket_path))
+            connection.sendall(f"{words}\n".encode())
+            with connection.makefile("r") as answers:
+                return answers.readline().rstrip("\n")
+
+    @property
+    def log(self) -> str:
+        """What it has said on stderr, over all its lives."""
+        return self.log_path.read_text()
+
+
+class Client:
+    """A connection to a daemon's socket, for what no well-behaved producer sends."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(TIMEOUT_SECONDS)
+        self.socket.connect(os.fspath(path))
+        self._replies = self.socket.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._replies.close()
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def publish(self, route: str, payload: bytes, options: str = "") -> None:
+        """Send a PUB and do not wait for the reply."""
+        self.send(f"PUB {route} {len(payload)} {options}".rstrip().encode() + b"\n" + payload)
+
+    def reply(self) -> str:
+        """The next reply, without its newline; "" when the daemon has hung up."""
+        return self._replies.readline().decode().rstrip("\n")
+
+    def ask(self, data: bytes) -> str:
+        """Send ``data`` and return the next reply."""
+        self.send(data)
+        return self.reply()

@@ -1,0 +1,279 @@
+"""The producer: everything once, in order, whatever the daemon answers and however often it goes away."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from running import Daemon, output_of
+
+import wald
+from wald import producer as module
+from wald.errors import DiskFailure, InvalidInput, NotFound, Refused, Unavailable, WaldError
+from wald.format.columns import encode
+from wald.format.framing import Publish, parse_request
+from wald.producer import FRAME_MAX_BYTES, WINDOW, Durable, Producer
+
+Answer = Callable[[int, Publish], bytes | None]
+"""The number of a request and the request → the reply; b"" hangs up, None waits."""
+Answering = Callable[[Answer], Path]
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "log") as running:
+        output_of("route", "add", "a", "--root", running.root)
+        yield running
+
+
+class Peer:
+    """Stands where a daemon would and answers what a test tells it to."""
+
+    def __init__(self, path: Path, answer: Answer) -> None:
+        self._count = 0
+        self._answer = answer
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):  # a producer may leave without waiting for its answers
+                self._talk(connection)
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection.makefile("rb") as stream:
+            for line in stream:
+                request = parse_request(line)
+                assert isinstance(request, Publish)
+                stream.read(request.payload_bytes)
+                self._count += 1
+                reply = self._answer(self._count, request)
+                if reply == b"":
+                    return
+                if reply is not None:
+                    connection.sendall(reply)
+
+
+@pytest.fixture
+def answering(tmp_path: Path) -> Iterator[Answering]:
+    """Make a peer that answers its n-th request; returns its socket's path."""
+    peers: list[Peer] = []
+
+    def make(answer: Answer) -> Path:
+        path = tmp_path / "peer.sock"
+        peers.append(Peer(path, answer))
+        return path
+
+    yield make
+    for peer in peers:
+        peer.close()
+
+
+def ok(request: Publish) -> bytes:
+    return b"OK %d %d\n" % (request.producer_sequence, request.producer_sequence)
+
+
+def test_what_is_published_is_in_the_log(daemon: Daemon) -> None:
+    with Producer(daemon.root) as producer:
+        producer.publish("a", b"one\ntwo\n")
+        producer.publish("a", encode([b"three"], keys=[b"k"]), columns=True)
+
+        assert producer.flush() == [Durable(1, 2), Durable(3, 3)]
+        assert producer.flush() == []
+    records = list(wald.open(daemon.root).read("a"))
+    assert [(record.key, record.value) for record in records] == [(None, b"one"), (None, b"two"), (b"k", b"three")]
+
+
+def test_a_large_payload_goes_in_frames(daemon: Daemon) -> None:
+    payload = b"".join(b"%d\n" % number for number in range(200_000))
+    with Producer(daemon.root) as producer:
+        producer.publish("a", payload)
+        durable = producer.flush()
+
+    assert len(durable) == -(-len(payload) // FRAME_MAX_BYTES)
+    assert (durable[0].first, durable[-1].last) == (1, 200_000)
+    assert b"".join(bytes(batch.raw()) for batch in wald.open(daemon.root).batches("a")) == payload
+
+
+@given(st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"") + b"\n"), max_size=20))
+def test_frames_are_whole_lines_and_lose_nothing(lines: list[bytes]) -> None:
+    """Each is within the limit, or one line alone that is longer."""
+    limit, module.FRAME_MAX_BYTES = module.FRAME_MAX_BYTES, 16
+    try:
+        frames = [bytes(frame) for frame in module._frames(b"".join(lines))]
+    finally:
+        module.FRAME_MAX_BYTES = limit
+
+    assert b"".join(frames) == b"".join(lines)
+    assert all(frame.endswith(b"\n") for frame in frames if lines)
+    assert all(len(frame) <= 16 or frame.count(b"\n") == 1 for frame in frames)
+
+
+def test_a_repeated_request_is_acknowledged_with_its_first_sequences(daemon: Daemon) -> None:
+    """The same producer id and number from another connection, even after a restart: nothing is appended twice."""
+    for restart in (False, True):
+        if restart:
+            daemon.kill()
+            daemon.start_again()
+        with Producer(daemon.root, producer_id=7) as producer:
+            producer.publish("a", b"one\n")
+            producer.publish("a", b"two\n")
+            assert producer.flush() == [Durable(1, 1), Durable(2, 2)]
+
+    assert [record.value for record in wald.open(daemon.root).read("a")] == [b"one", b"two"]
+
+
+def test_commands_wait_for_what_was_published(daemon: Daemon) -> None:
+    with Producer(daemon.root) as producer:
+        producer.publish("a", b"one\n")
+
+        assert producer.command("HEAD").startswith("seq=00000000000000000001 ")
+        assert producer.acknowledged() == [Durable(1, 1)]
+
+
+def test_a_root_too_deep_for_a_socket_address_is_reached(tmp_path: Path) -> None:
+    """A socket's address holds 107 bytes; a path may have more."""
+    listener = socket.socket(socket.AF_UNIX)
+    short, deep = tmp_path / "s", tmp_path / ("d" * 120)
+    deep.mkdir()
+    listener.bind(str(short))
+    listener.listen()
+    short.rename(deep / "wald.sock")
+    with listener, Producer(deep, connect_for=0):
+        accepted, _ = listener.accept()
+        accepted.close()
+
+
+def test_the_first_request_goes_alone(answering: Answering) -> None:
+    """A new producer's second request could be taken for its first; so it waits until the first is answered."""
+    with Producer(answering(lambda _, request: ok(request))) as producer:
+        producer.publish("a", b"x\n")
+        assert producer.acknowledged() == []
+        producer.publish("a", b"x\n")
+        assert producer.acknowledged() == [Durable(1, 1)]
+
+
+def test_a_window_of_requests_is_under_way_at_once(answering: Answering) -> None:
+    """A peer that answers only once it has a whole window gets it."""
+    held: list[bytes] = []
+
+    def answer(number: int, request: Publish) -> bytes | None:
+        held.append(ok(request))
+        if number > 1 and len(held) < WINDOW:
+            return None
+        replies = b"".join(held)
+        held.clear()
+        return replies
+
+    with Producer(answering(answer)) as producer:
+        for _ in range(1 + 3 * WINDOW):
+            producer.publish("a", b"x\n")
+
+        assert [first for first, _ in producer.flush()] == list(range(1, 2 + 3 * WINDOW))
+
+
+@pytest.mark.parametrize("code", ["full", "busy", "timeout", "stopping", "failed"])
+def test_an_error_that_passes_is_sat_out(answering: Answering, code: str) -> None:
+    """Refused twice, and what came behind it refused as a gap: in the end everything is there once and in order."""
+    taken: list[int] = []
+    refused: list[int] = []
+
+    def answer(number: int, request: Publish) -> bytes:
+        sequence = request.producer_sequence
+        if sequence == 3 and len(refused) < 2:
+            refused.append(sequence)
+            return b"ERR %s not now\n" % code.encode()
+        if taken and sequence > taken[-1] + 1:
+            return b"ERR gap not yet\n"
+        if sequence not in taken:
+            taken.append(sequence)
+        return ok(request)
+
+    with Producer(answering(answer)) as producer:
+        for _ in range(20):
+            producer.publish("a", b"x\n")
+        durable = producer.flush()
+
+    assert taken == list(range(1, 21))
+    assert durable == [Durable(number, number) for number in range(1, 21)]
+
+
+def test_a_connection_that_breaks_again_and_again_loses_and_doubles_nothing(
+    answering: Answering,
+) -> None:
+    """The peer takes a request and hangs up without an answer, every fifth time."""
+    taken: list[int] = []
+
+    def answer(number: int, request: Publish) -> bytes:
+        if request.producer_sequence not in taken:
+            taken.append(request.producer_sequence)
+        return b"" if number % 5 == 0 else ok(request)
+
+    with Producer(answering(answer)) as producer:
+        for _ in range(30):
+            producer.publish("a", b"x\n")
+        durable = producer.flush()
+
+    assert taken == list(range(1, 31))
+    assert [first for first, _ in durable] == list(range(1, 31))
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"ERR no-route there is none\n", NotFound),
+        (b"ERR denied not you\n", Refused),
+        (b"ERR gap 3 is missing\n", Refused),
+        (b"ERR forgotten too old\n", Refused),
+        (b"ERR too-large 9 bytes\n", InvalidInput),
+        (b"ERR bad-lines no newline\n", InvalidInput),
+        (b"nonsense\n", InvalidInput),
+        (b"ERR full no space\n", DiskFailure),
+        (b"ERR busy a long line\n", Unavailable),
+        (b"", Unavailable),
+    ],
+)
+def test_an_error_that_stays_is_raised_with_a_hint(answering: Answering, answer: bytes, error: type[WaldError]) -> None:
+    with Producer(answering(lambda _, __: answer), retry_for=0.1) as producer:
+        producer.publish("a", b"x\n")
+        with pytest.raises(error) as caught:
+            producer.flush()
+
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+
+
+def test_bad_input_is_refused_before_it_is_sent(
+    answering: Answering,
+) -> None:
+    with Producer(answering(lambda _, request: ok(request))) as producer:
+        for route, payload in (("a b", b"x\n"), ("", b"x\n"), ("a\nPING", b"x\n"), ("a", b"x"), ("a", b"")):
+            with pytest.raises(InvalidInput):
+                producer.publish(route, payload)
+        assert producer.flush() == []
+
+
+def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
+    for at in (tmp_path, tmp_path / "absent.sock"):
+        with pytest.raises(Unavailable) as caught:
+            Producer(at, connect_for=0)
+        assert "no daemon answers" in caught.value.message
+        assert caught.value.hint.startswith("wald run --root ")

@@ -1,0 +1,75 @@
+"""Real processes under strace: system calls that hang, fail, or kill, at exactly the one that is meant.
+
+Only the main thread is traced, which is the daemon's turn; what the background does is neither counted nor touched.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from running import TIMEOUT_SECONDS, eventually
+
+
+class Trace:
+    """What strace has seen so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes], path: Path) -> None:
+        self._process = process
+        self._path = path
+
+    @property
+    def calls(self) -> list[str]:
+        """One line a system call, as strace writes them."""
+        return self._path.read_text().splitlines()
+
+    def release(self) -> None:
+        """Let go of the process; a call that is held back goes on."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        self._process.wait(TIMEOUT_SECONDS)
+
+
+@contextmanager
+def traced(pid: int, path: Path, *expressions: str) -> Iterator[Trace]:
+    """Attach strace to a running process.
+
+    Args:
+        path: for what strace writes.
+        expressions: what its option -e takes, as "inject=fdatasync:error=EIO:when=1".
+    """
+    errors = path.with_suffix(".errors")
+    with errors.open("wb") as stderr:
+        line = [strace(), "-y", "-o", str(path), *(f"-e{each}" for each in expressions), "-p", str(pid)]
+        process = subprocess.Popen(line, stderr=stderr)
+    trace = Trace(process, path)
+    try:
+        eventually(lambda: "attached" in errors.read_text() or process.poll() is not None)
+        assert "attached" in errors.read_text(), errors.read_text()
+        yield trace
+    finally:
+        trace.release()
+
+
+def strace() -> str:
+    """The program; a test that needs it and does not find it fails."""
+    found = shutil.which("strace")
+    assert found, "these tests need strace: apt-get install strace"
+    return found
+
+
+def hangs_in(pid: int, number: int) -> bool:
+    """Whether the process is inside the system call with this number."""
+    return Path(f"/proc/{pid}/syscall").read_text().startswith(f"{number} ")
+
+
+def descriptor_of(call: str) -> str:
+    """``3</path>``, the first argument of a call as ``-y`` shows it."""
+    found = re.search(r"\((\d+<[^>]*>)", call)
+    assert found, call
+    return found[1]
