@@ -21,7 +21,8 @@ from wald.store.writer import Writer
 
 _NICENESS = 19  # 5 to 15 % more for the turn than 10 or 0, measured on two cores with a producer on the other
 _SWITCH_SECONDS = 0.0001  # the interpreter's 5 ms would be several turns
-_RETRY_SECONDS = 5.0  # after a failure that may pass by itself, such as a full disk
+_RETRY_SECONDS = 5.0  # after a failure that may pass by itself, such as a full disk; doubled while it does not
+_RETRY_MAX_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Background:
         self._level = level
         self._wake = threading.Event()
         self._stopping = False
+        self._failures: set[Failure] = set()
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._thread = threading.Thread(target=self._run, name="background")
         self._thread.start()
@@ -73,15 +75,13 @@ class Background:
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        timeout: float | None = 0.0
+        pause = _RETRY_SECONDS
         while not self._stopping:
-            self._wake.wait(timeout)
+            self._writer.prepare_spare()
+            well = self._seal_all()
+            self._wake.wait(None if well else pause)
             self._wake.clear()
-            timeout = None
-            if not self._stopping:
-                self._writer.prepare_spare()
-            if not self._seal_all():
-                timeout = _RETRY_SECONDS
+            pause = _RETRY_SECONDS if well else min(2 * pause, _RETRY_MAX_SECONDS)
 
     def _seal_all(self) -> bool:
         """Seal until nothing is left; False if something failed."""
@@ -99,11 +99,13 @@ class Background:
                     now=time.time_ns,
                 )
             except Exception as error:  # noqa: BLE001  (a bug here must not end sealing without a word)
-                self._tell(Failure(segment.path.name, str(error)))
+                failure = Failure(segment.path.name, str(error))
+                if failure not in self._failures:  # once, however often it is tried again
+                    self._failures.add(failure)
+                    self._tell(failure)
                 well = False
             else:
-                if sealed is not None:
-                    self._tell(sealed)
+                self._tell(sealed)
             if not self._stopping:
                 self._writer.prepare_spare()
         return well

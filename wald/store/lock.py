@@ -12,10 +12,11 @@ import os
 import socket
 from pathlib import Path
 
-from wald.errors import Locked
+from wald.errors import Damaged, Locked
 from wald.format.head import decode_head
+from wald.format.names import Kind
 from wald.format.segment import HEADER, BadHeader, decode_header
-from wald.store.directory import Root, list_segments
+from wald.store.directory import Root, Segment, list_segments
 from wald.store.disk import Disk
 
 
@@ -96,10 +97,18 @@ def _last_epoch(root: Root) -> int:
         found.append(head.epoch if head else 0)
     except FileNotFoundError:
         pass
-    for segment in list_segments(root).raw[-1:]:
-        try:
-            with segment.path.open("rb") as file:
-                found.append(decode_header(file.read(HEADER.size)).epoch)
-        except BadHeader:
-            continue
+    found += [_epoch_of(segment) for segment in list_segments(root).segments[-1:]]
     return max(found)
+
+
+def _epoch_of(segment: Segment) -> int:
+    from wald.store.compression import SealedFile  # only a start needs it, not wald append asking who holds the lock
+
+    try:
+        if segment.kind is Kind.SEALED:
+            with SealedFile(segment.path) as sealed:
+                return sealed.index.epoch
+        with segment.path.open("rb") as file:
+            return decode_header(file.read(HEADER.size)).epoch
+    except (BadHeader, Damaged):
+        return 0

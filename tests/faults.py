@@ -1,0 +1,163 @@
+"""Disks that stop, fail or tell: the processes and machines that tests let die at their n-th change of the disk.
+
+A change is what a crash can leave undone: create, allocate, write, copy, sync, truncate, rename, unlink.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from wald.format.batch import Buffer
+from wald.store.disk import Disk
+
+
+class Died(BaseException):
+    """The process is gone."""
+
+
+class SteppingDisk(Disk):
+    """Calls ``step(name, path)`` before each change; knows which descriptors are open."""
+
+    def __init__(self) -> None:
+        self.descriptors: set[int] = set()
+
+    def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
+        raise NotImplementedError
+
+    def partly(self) -> float:
+        """How much of the write or copy that does not happen happens all the same."""
+        return 0.0
+
+    def abandon(self) -> None:
+        """Close what the dead process had open."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors.clear()
+
+    def create(self, path: Path) -> int:
+        self.step("create", path)
+        return self._opened(super().create(path))
+
+    def open(self, path: Path) -> int:
+        return self._opened(super().open(path))
+
+    def open_append(self, path: Path) -> int:
+        return self._opened(super().open_append(path))
+
+    def close(self, descriptor: int) -> None:
+        self.descriptors.discard(descriptor)
+        super().close(descriptor)
+
+    def allocate(self, descriptor: int, length: int) -> bool:
+        self.step("allocate", _path(descriptor), descriptor)
+        return super().allocate(descriptor, length)
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+        try:
+            self.step("write", _path(descriptor), descriptor)
+        except (Died, OSError):
+            data = b"".join(buffers)
+            os.pwrite(descriptor, data[: int(len(data) * self.partly())], offset)
+            raise
+        return super().write(descriptor, buffers, offset)
+
+    def copy(self, descriptor: int, source: int, length: int, offset: int, *, source_offset: int = 0) -> None:
+        try:
+            self.step("copy", _path(descriptor), descriptor)
+        except (Died, OSError):
+            super().copy(descriptor, source, int(length * self.partly()), offset, source_offset=source_offset)
+            raise
+        super().copy(descriptor, source, length, offset, source_offset=source_offset)
+
+    def sync(self, descriptor: int) -> None:
+        self.step("sync", _path(descriptor), descriptor)  # and no waiting: the machine that runs the test does not fail
+
+    def sync_directory(self, path: Path) -> None:
+        self.step("sync_directory", path)
+
+    def truncate(self, descriptor: int, length: int) -> None:
+        self.step("truncate", _path(descriptor), descriptor)
+        super().truncate(descriptor, length)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.step("rename", target)
+        super().rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        self.step("unlink", path)
+        super().unlink(path)
+
+    def _opened(self, descriptor: int) -> int:
+        self.descriptors.add(descriptor)
+        return descriptor
+
+
+class TracingDisk(SteppingDisk):
+    """Keeps the order of the steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[str, str]] = []
+
+    def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
+        self.steps.append((name, path.name if path else ""))
+
+
+class DyingDisk(SteppingDisk):
+    """Dies at its ``last``-th step (from 0), and ``part`` of what that step would have written is there."""
+
+    def __init__(self, last: int, *, part: float = 0.0) -> None:
+        super().__init__()
+        self.left = last
+        self.part = part
+
+    def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
+        if self.left <= 0:
+            raise Died(name)
+        self.left -= 1
+
+    def partly(self) -> float:
+        return self.part if self.left == 0 else 0.0
+
+
+class FailingDisk(SteppingDisk):
+    """Fails at its ``bad``-th step (from 0), and at the ``more`` after it; ``part`` as for :class:`DyingDisk`.
+
+    A descriptor of which a write or a sync failed must not be written to or synced again: that raises AssertionError.
+    """
+
+    def __init__(self, bad: int, *, more: int = 0, part: float = 0.0, number: int = errno.ENOSPC) -> None:
+        super().__init__()
+        self.left = bad
+        self.more = more
+        self.part = part
+        self.number = number
+        self._finished: set[int] = set()
+
+    def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
+        assert descriptor not in self._finished, f"{name} on a descriptor that has failed"
+        self.left -= 1
+        if -1 - self.more <= self.left < 0:
+            if name in ("write", "copy", "sync"):
+                self._finished.add(descriptor)
+            raise OSError(self.number, os.strerror(self.number), str(path))
+
+    def partly(self) -> float:
+        return self.part
+
+    def close(self, descriptor: int) -> None:
+        self._finished.discard(descriptor)
+        super().close(descriptor)
+
+
+def until_it_survives(make: Callable[[int], Disk]) -> Iterator[Disk]:
+    """Disks that die or fail at step 0, 1, 2 …; the test breaks off when one has not."""
+    return map(make, itertools.count())
+
+
+def _path(descriptor: int) -> Path:
+    return Path(os.readlink(f"/proc/self/fd/{descriptor}"))

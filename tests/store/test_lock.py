@@ -1,0 +1,127 @@
+"""One writer: a second one is turned away and told by whom, and each life has a larger number than any before."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from logs import Built
+
+from wald.errors import Locked
+from wald.store.directory import Root, create_root, list_segments
+from wald.store.disk import Disk
+from wald.store.lock import Lock, holder, is_held
+
+NOW = "2026-11-21T10:00:00Z"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return create_root(tmp_path / "log", Disk(), now=NOW)
+
+
+def take(root: Root) -> Lock:
+    return Lock(root, Disk(), now=NOW)
+
+
+def test_a_second_writer_is_told_who_the_first_is(root: Root) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    lock = take(root)
+    who = rf"{re.escape(str(root.lock))}: .*pid {os.getpid()} on .+, epoch 1, since {NOW}"
+    for _ in range(3):
+        with pytest.raises(Locked, match=who):
+            take(root)
+    assert lock.is_ours()
+    lock.release()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_second_writer_changes_nothing(root: Root) -> None:
+    lock = take(root)
+    told = root.lock.read_bytes()
+    with pytest.raises(Locked):
+        take(root)
+    assert root.lock.read_bytes() == told
+    lock.release()
+
+
+def test_it_ends_with_its_holder(root: Root) -> None:
+    assert not is_held(root, Disk())
+    lock = take(root)
+    assert is_held(root, Disk())
+    lock.release()
+    assert not is_held(root, Disk())
+    take(root).release()
+
+
+def test_asking_does_not_take_it(root: Root) -> None:
+    take(root).release()
+    assert not is_held(root, Disk())
+    lock = take(root)
+    lock.release()
+
+
+def test_each_life_has_a_larger_epoch(root: Root) -> None:
+    for epoch in range(1, 5):
+        lock = take(root)
+        assert lock.epoch == epoch
+        assert f"epoch {epoch}" in holder(root)
+        lock.release()
+
+
+@pytest.mark.parametrize("told", [None, b"", b"nonsense", b"[]", b'{"epoch": "9"}'])
+@pytest.mark.parametrize("known", ["segment", "head"])
+def test_the_epoch_grows_though_the_lock_file_is_lost(root: Root, told: bytes | None, known: str) -> None:
+    """The head and the newest segment know it too."""
+    built = Built(root.path, epoch=7)
+    built.lines("web", [b"1"])
+    if known == "head":
+        for segment in list_segments(root).segments:
+            segment.path.write_bytes(b"not a header")
+    else:
+        root.head.write_bytes(b"not a head")
+    if told is not None:
+        root.lock.write_bytes(told)
+    lock = take(root)
+    assert lock.epoch == 8
+    lock.release()
+
+
+def test_who_holds_it_is_not_said_by_a_file_that_does_not_say(root: Root) -> None:
+    for told in (b"", b"nonsense", b"[]"):
+        root.lock.write_bytes(told)
+        assert holder(root) == "the lock file does not say who"
+
+
+class TestLost:
+    """A writer that was not turned away although there is another one."""
+
+    def test_somebody_deleted_the_file(self, root: Root) -> None:
+        lock = take(root)
+        root.lock.unlink()
+        assert not lock.is_ours()
+        lock.release()
+
+    def test_somebody_deleted_the_file_and_another_started(self, root: Root) -> None:
+        first = take(root)
+        root.lock.unlink()
+        second = take(root)
+        assert not first.is_ours()
+        assert second.is_ours()
+        first.release()
+        second.release()
+
+    def test_the_file_system_let_another_one_have_it_too(self, root: Root) -> None:
+        class Unlocked(Disk):
+            def lock(self, descriptor: int) -> bool:
+                return True
+
+        first = take(root)
+        second = Lock(root, Unlocked(), now=NOW)
+        assert second.epoch == first.epoch + 1
+        assert not first.is_ours()
+        assert second.is_ours()
+        first.release()
+        second.release()
