@@ -713,7 +713,7 @@ def test_a_log_reads_as_a_list_would(script: list[tuple[str, str, list[bytes]]],
         built.writer.close()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(1, 12))
 def test_damage_never_makes_wrong_records(seed: int, changes: int) -> None:
     """Whatever bytes are changed: what is still read was written, in its order, and the rest is told."""
