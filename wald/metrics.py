@@ -13,7 +13,6 @@ class Metrics:
     """The numbers of one life of the daemon.
 
     Attributes:
-        head_moved_at: when the head last moved, on the monotonic clock.
         waiting_since: since when something readable has been waiting for the head to move; 0: nothing is.
     """
 
@@ -34,7 +33,6 @@ class Metrics:
     connections: int = 0
     free_bytes: int = 0
     degraded: bool = False
-    head_moved_at: float = 0.0
     waiting_since: float = 0.0
 
     def stalled_seconds(self, now: float) -> float:

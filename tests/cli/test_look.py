@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from running import Daemon, eventually, output_of, wald
 
+from wald.errors import NotFound
+
 
 def told(*arguments: object) -> Any:
     return json.loads(output_of(*arguments, "--json"))
@@ -27,9 +29,10 @@ def test_where_has_an_answer_for_every_number(daemon: Daemon, root: Path) -> Non
     output_of("cut", "--root", root)
     eventually(lambda: list((root / "segments").glob("*.wal.zst")))
     output_of("append", "a", "--root", root, stdin=b"two\n")
-    states = [told("where", sequence, "--root", root)["state"] for sequence in (1, 2, 3)]
+    answers = [wald("where", sequence, "--root", root, "--json") for sequence in (1, 2, 3)]
 
-    assert states == ["sealed", "active", "never-issued"]
+    assert [json.loads(answer.stdout)["state"] for answer in answers] == ["sealed", "active", "never-issued"]
+    assert [answer.returncode for answer in answers] == [0, 0, NotFound.exit_code]
     assert output_of("where", 1, "--root", root).startswith(b"1: sealed: ")
 
 

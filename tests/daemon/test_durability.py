@@ -273,3 +273,22 @@ def test_a_stop_on_a_full_disk_leaves_pipes_as_they_are(start: Start, small_disk
     assert values(root) == [b"%07d" % number for number in range(sent // 8)]
     assert_sound(root)
     os.close(fifo)
+
+
+@pytest.mark.parametrize("harm", ["remove", "shorten", "replace"])
+def test_a_head_file_that_was_harmed_is_made_anew_at_the_next_commit(start: Start, root: Path, harm: str) -> None:
+    daemon = start()
+    daemon.ask("ROUTE ADD r")
+    with Client(daemon.socket_path) as client:
+        assert client.ask(b"PUB r 2\na\n") == "OK 1 1"
+        head = root / "head"
+        if harm == "remove":
+            head.unlink()
+        elif harm == "shorten":
+            head.write_bytes(b"junk\n")
+        else:
+            other = root / "other"
+            other.write_bytes(b"x" * 160)
+            other.rename(head)
+        assert client.ask(b"PUB r 2\nb\n") == "OK 2 2"
+    assert b"seq=00000000000000000002 " in head.read_bytes()

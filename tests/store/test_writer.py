@@ -412,6 +412,17 @@ class TestPlaces:
         assert values(built.root.path) == [large, b"small"]
         assert_sound(built.root.path)
 
+    def test_a_control_batch_larger_than_a_segment_does_not_make_every_commit_a_cut(self, tmp_path: Path) -> None:
+        built = Built(tmp_path / "log", segment_max_bytes=4096)
+        for producer in range(1, 200):
+            built.writer.state.producers.add(producer, control.Written(1, 1, 1))
+        built.lines("web", [b"1"])
+        built.cut()
+        assert built.writer.position > 4096
+        built.lines("web", [b"2"])
+        assert not built.writer.overshoots(1024)
+        assert built.writer.overshoots(built.writer.position)
+
     def test_a_segment_without_a_sequence_is_not_cut(self, tmp_path: Path) -> None:
         built = Built(tmp_path / "log")
         assert not built.writer.advanced

@@ -83,6 +83,9 @@ def _run(arguments: list[str]) -> int:
         sys.stdout.flush()
     except click.exceptions.Exit as left:  # after --help and --version
         return left.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return error.exit_code
     except click.ClickException as error:
         return _fail(error.format_message(), _help_hint(error), error.exit_code)
     except WaldError as error:

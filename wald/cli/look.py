@@ -10,7 +10,14 @@ import click
 
 import wald
 from wald.cli.options import json_option, root_option
-from wald.errors import NotFound
+from wald.errors import Damaged, NotFound
+from wald.store.lookup import State
+
+_EXITS = {
+    State.NEVER_ISSUED: NotFound.exit_code,
+    State.UNKNOWN: NotFound.exit_code,
+    State.QUARANTINED: Damaged.exit_code,
+}
 
 
 @click.command()
@@ -21,7 +28,10 @@ def head(root: Path, as_json: bool) -> None:
     log = wald.open(root)
     found = log.head()
     if found is None:
-        raise NotFound(f"{log.root.head}: nothing has been durable yet", hint=f"wald run --root {root}")
+        raise NotFound(
+            f"{log.root.head}: nothing has been durable yet",
+            hint=f"wald run --root {root}, or send it a record if it runs",
+        )
     at = moment(found.at_ns)
     if as_json:
         told = {"sequence": found.sequence, "segment": found.segment, "position": found.position, "epoch": found.epoch}
@@ -36,8 +46,11 @@ def head(root: Path, as_json: bool) -> None:
 @click.argument("sequence", type=int)
 @root_option
 @json_option
-def where(root: Path, sequence: int, as_json: bool) -> None:
-    """Say where record SEQUENCE is: active, cut, sealed, reclaimed, archived, never issued, …"""
+def where(root: Path, sequence: int, as_json: bool) -> int:
+    """Say where record SEQUENCE is: active, cut, sealed, reclaimed, archived, never issued, …
+
+    Exits 3 if it was never issued or nothing tells of it, and 4 if it is damaged.
+    """
     found = wald.open(root).where(sequence)
     if not as_json:
         lines = [f"{found.sequence}: {found.state.value}: {found.words}"]
@@ -45,7 +58,7 @@ def where(root: Path, sequence: int, as_json: bool) -> None:
             lines.append(f"  appended {moment(found.append_time_ns)}, {'durable' if found.durable else 'not durable'}")
         lines += [f"  {group}: {'processed' if done else 'not processed'}" for group, done in found.processed.items()]
         click.echo("\n".join(lines))
-        return
+        return _EXITS.get(found.state, 0)
     told = {
         "sequence": found.sequence,
         "state": found.state.value,
@@ -58,6 +71,7 @@ def where(root: Path, sequence: int, as_json: bool) -> None:
         "processed": found.processed,
     }
     click.echo(json.dumps(told))
+    return _EXITS.get(found.state, 0)
 
 
 def moment(time_ns: int) -> str:

@@ -79,9 +79,9 @@ class Background:
         while not self._stopping:
             self._writer.prepare_spare()
             well = self._seal_all()
-            self._wake.wait(None if well else pause)
+            woken = self._wake.wait(None if well else pause)
             self._wake.clear()
-            pause = _RETRY_SECONDS if well else min(2 * pause, _RETRY_MAX_SECONDS)
+            pause = _RETRY_SECONDS if well or woken else min(2 * pause, _RETRY_MAX_SECONDS)
 
     def _seal_all(self) -> bool:
         """Seal until nothing is left; False if something failed."""

@@ -28,7 +28,7 @@ _COUNTERS = {
     "cuts": "Segments cut",
     "sealed": "Segments sealed",
     "sealed_bytes": "Bytes of sealed segments",
-    "seal_failures": "Attempts to seal that failed",
+    "seal_failures": "Reasons for which a segment could not be sealed, each counted once",
     "write_failures": "Writes or syncs that failed",
 }
 _GAUGES = {

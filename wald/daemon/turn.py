@@ -13,8 +13,6 @@ from wald.format.control import Producers, Written
 from wald.format.framing import Code, ProtocolError, Publish
 from wald.store.writer import Draft, Placed, Route, Spool
 
-_MERGED_MAX_BYTES = 64 << 20  # spooled payloads are never merged, so this only bounds a turn's largest batch
-
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
@@ -55,7 +53,7 @@ class Turn:
         """Take lines without a producer; they join the route's batch of this turn."""
         number = self._merging.get(route.name, -1)
         length = len(payload)
-        if number < 0 or self.drafts[number].payload_bytes + length > _MERGED_MAX_BYTES:
+        if number < 0:
             number = self._merging[route.name] = self.add(Draft(route, [payload], length, count))
             return Ticket(number, 0, count)
         draft = self.drafts[number]

@@ -36,7 +36,7 @@ from wald.format.sealed import (
     seek_table_bytes,
 )
 from wald.store.disk import Disk
-from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned
+from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
 
 FRAME_BYTES = (1 << 20) + (1 << 16)  # 1 MiB, and room for the headers of two half-MiB batches that fill it
 LEVEL = 3
@@ -65,7 +65,7 @@ def compress_segment(
 ) -> Compressed:
     """Write the sealed form of a complete raw segment; neither descriptor is synced or closed.
 
-    Memory: a few MiB (three times the longest batch, if that is more) and about 60 bytes per batch.
+    Memory: a few MiB, and about 60 bytes per batch.
 
     Args:
         source: of the raw segment, which ends where nothing but zeros follows its last batch. Other bytes found there
@@ -93,7 +93,7 @@ def compress_segment(
             break
         if isinstance(found, Scanned):
             contents.add_scanned(found)
-            frames.add(raw.read(offset, found.header.total_bytes), contents.take())
+            frames.add_long(raw, found.header.total_bytes, contents.take())
             continue
         gaps.append(found)
         end = offset + found.length
@@ -153,6 +153,27 @@ class SealedFile:
             return self._decompressor.decompress(stored, max_output_size=frame.raw_bytes, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise self._damaged(frame.offset, f"frame {number} does not decompress ({error})") from error
+
+    def sha256(self) -> bytes:
+        """The digest of all raw bytes, in constant memory, however long a batch is.
+
+        Raises:
+            Damaged: the file does not hold them any more.
+        """
+        digest = hashlib.sha256()
+        for number, frame in enumerate(self.index.frames):
+            if frame.raw_bytes <= FRAME_BYTES:
+                digest.update(self.frame(number))
+                continue
+            with open(self.path, "rb", buffering=0) as file:
+                file.seek(frame.offset)
+                stream = self._decompressor.stream_reader(file, read_across_frames=False)
+                try:
+                    while part := stream.read(FRAME_BYTES):
+                        digest.update(part)
+                except zstandard.ZstdError as error:
+                    raise self._damaged(frame.offset, f"frame {number} does not decompress ({error})") from error
+        return digest.digest()
 
     def batch_table(self) -> BatchTable:
         """Every batch of the segment.
@@ -229,21 +250,35 @@ class _Frames:
     def add(self, data: bytes | memoryview, span: _Span) -> None:
         stored = self._compressor.compress(data)
         self.sha256.update(data)
+        self._disk.write(self._target, [stored], self._stored_bytes)
+        self._enter(len(stored), len(data), span)
+
+    def add_long(self, raw: RawFile, length: int, span: _Span) -> None:
+        """Add the next ``length`` bytes of ``raw`` as one frame without holding them: a batch may be very long."""
+        stream = self._compressor.compressobj(size=length)
+        start, written = self.raw_bytes, 0
+        for offset in range(start, start + length, FRAME_BYTES):
+            part = raw.read(offset, min(FRAME_BYTES, start + length - offset))
+            self.sha256.update(part)
+            written += self._disk.write(self._target, [stream.compress(part)], self._stored_bytes + written)
+        written += self._disk.write(self._target, [stream.flush()], self._stored_bytes + written)
+        self._enter(written, length, span)
+
+    def _enter(self, stored_bytes: int, raw_bytes: int, span: _Span) -> None:
         frame = Frame(
             offset=self._stored_bytes,
-            compressed_bytes=len(stored),
+            compressed_bytes=stored_bytes,
             raw_offset=self.raw_bytes,
-            raw_bytes=len(data),
+            raw_bytes=raw_bytes,
             first_sequence=span.first_sequence,
             next_sequence=span.next_sequence,
             earliest_ns=span.earliest_ns,
             latest_ns=span.latest_ns,
             routes=span.routes,
         )
-        self._disk.write(self._target, [stored], self._stored_bytes)
         self.entries.append(frame)
-        self._stored_bytes += len(stored)
-        self.raw_bytes += len(data)
+        self._stored_bytes += stored_bytes
+        self.raw_bytes += raw_bytes
 
     def finish(self, index_frame: bytes) -> int:
         """Write what ends the file; returns the file's length."""
@@ -379,10 +414,7 @@ def _judge(raw: RawFile, offset: int, contents: _Contents) -> Scanned | Gap | No
         return None
     # The scan starts at the batch before, because what it believes depends on that.
     scan = raw.scan(start=contents.last_position or FIRST_BATCH, next_sequence=contents.next_sequence)
-    try:
-        while (found := next(scan)).offset < offset:
-            pass
-    except StopIteration as stopped:
-        tail = stopped.value
-        return Gap(offset, raw.limit - offset, tail.reason) if tail.garbage_bytes else None
+    found = next(found for found in scan if found.offset >= offset or isinstance(found, Tail))
+    if isinstance(found, Tail):
+        return Gap(offset, raw.limit - offset, found.reason) if found.garbage_bytes else None
     return found

@@ -131,6 +131,7 @@ class Writer:
         self.state = state
         self.epoch = epoch
         self.segment_max_bytes = segment_max_bytes
+        self._first_position = 0
         self.sync_commits = sync_commits
         self.unsynced = False
         self.failed = False
@@ -149,9 +150,14 @@ class Writer:
         """Whether the active segment has given out a sequence: only then may it be cut."""
         return self.state.next_sequence > self.base_sequence
 
+    @property
+    def full_at(self) -> int:
+        """The position that batches are not to pass: twice the control batch if a full one leaves less than half."""
+        return max(self.segment_max_bytes, 2 * self._first_position)
+
     def overshoots(self, total_bytes: int) -> bool:
         """Whether the segment has to be cut before ``total_bytes`` more are written."""
-        return self.position + total_bytes > self.segment_max_bytes and self.advanced
+        return self.position + total_bytes > self.full_at and self.advanced
 
     def place(self, drafts: Sequence[Draft], *, now_ns: int) -> Placement:
         """Where ``drafts`` will stand, in their order."""
@@ -338,6 +344,7 @@ class Writer:
         self._descriptor = descriptor
         self.base_sequence = state.next_sequence
         self.position = end
+        self._first_position = end
         self._index = SparseIndexWriter(self.root.segment(self.base_sequence, Kind.INDEX), header)
         self.unsynced = False
         self.failed = True
