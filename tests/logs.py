@@ -151,7 +151,8 @@ class Built:
 
     def seal(self, *, keep: int = 0) -> None:
         """Seal every complete segment but the newest ``keep``."""
-        cut = [s for s in list_segments(self.root).raw if s.base_sequence < self.writer.base_sequence]
+        segments = list_segments(self.root).segments
+        cut = [s for s in segments if s.kind is Kind.RAW and s.base_sequence < self.writer.base_sequence]
         for segment in cut[: len(cut) - keep]:
             seal(self.root, segment, self.disk, self.ledger, now=lambda: self.now_ns)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from running import Daemon, output_of
+from running import Daemon, eventually, output_of
 
 import wald
 from wald import producer as module
@@ -190,7 +193,7 @@ def test_a_window_of_requests_is_under_way_at_once(answering: Answering) -> None
         assert [first for first, _ in producer.flush()] == list(range(1, 2 + 3 * WINDOW))
 
 
-@pytest.mark.parametrize("code", ["full", "timeout", "failed"])
+@pytest.mark.parametrize("code", ["full", "busy", "timeout", "failed"])
 def test_an_error_that_passes_is_sat_out(answering: Answering, code: str) -> None:
     """Refused twice, and what came behind it refused as a gap: in the end everything is there once and in order."""
     taken: list[int] = []
@@ -259,6 +262,41 @@ def test_an_error_that_stays_is_raised_with_a_hint(answering: Answering, answer:
 
     assert "\n" not in caught.value.message
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("waits", ["publish", "flush", "command", "wait_for"])
+def test_a_daemon_that_does_not_answer_is_given_up(daemon: Daemon, waits: str) -> None:
+    """It is connected and silent: whatever waits for it ends after ``retry_for``, and says why."""
+    reader, writer = os.pipe()
+    with Producer(daemon.root, retry_for=0.3) as producer, open(reader), open(writer, "w"):
+        producer.publish("a", b"x\n")
+        producer.flush()
+        daemon.process.send_signal(signal.SIGSTOP)
+        started = time.monotonic()
+        if waits != "command":
+            producer.publish("a", b"x\n")
+        wait: Callable[[], object] = {
+            "publish": lambda: producer.publish("a", b"more than a socket holds\n" * 100_000),
+            "flush": producer.flush,
+            "command": lambda: producer.command("HEAD"),
+            "wait_for": lambda: producer.wait_for(reader),
+        }[waits]
+        with pytest.raises(Unavailable, match="does not answer"):
+            wait()
+
+    assert 0.3 <= time.monotonic() - started < 3
+
+
+def test_the_time_in_which_nobody_waits_does_not_count(daemon: Daemon) -> None:
+    """What became durable meanwhile is taken, and a restart is sat out, however long ago it was published."""
+    with Producer(daemon.root, retry_for=2.0) as producer:
+        producer.publish("a", b"x\n")
+        published = time.monotonic()
+        eventually(lambda: time.monotonic() - published > 2)
+        daemon.kill()
+        daemon.start_again()
+
+        assert producer.flush() == [Durable(1, 1)]
 
 
 def test_bad_input_is_refused_before_it_is_sent(

@@ -11,6 +11,7 @@ import pytest
 
 from wald import errors
 from wald.config import reference
+from wald.format.framing import Code
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -65,6 +66,13 @@ def test_exit_codes_are_those_of_the_errors() -> None:
     classes: list[type[errors.WaldError]] = [errors.WaldError, *errors.WaldError.__subclasses__()]
 
     assert named == {each.exit_code: each.__name__ for each in classes}
+
+
+def test_error_codes_are_those_of_the_protocol() -> None:
+    told = re.search(r"The codes: (.*?)\.\n", README, re.DOTALL)
+
+    assert told is not None
+    assert sorted(re.findall(r"`([a-z-]+)`", told[1])) == sorted(Code)
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:tests|wald|scripts)/[\w/.-]+)`", README))))

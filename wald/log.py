@@ -100,7 +100,7 @@ class Log:
         Raises:
             InvalidInput: a start or stop that can never be right.
             NotFound: no such route, a record never issued, or reclaimed records that the group has not processed.
-            Damaged: something that should be there cannot be read.
+            Damaged: something that should be there cannot be read, or the cursor cannot be trusted.
         """
         return read_batches(
             self.root,

@@ -31,7 +31,8 @@ SOCKET_NAME = "wald.sock"
 _PATH_MAX_BYTES = 107  # what fits into a socket address
 _RECEIVE_BYTES = 64 << 10
 _PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect, doubled every time
-_TRY_AGAIN = frozenset({Code.FULL, Code.TIMEOUT, Code.FAILED})
+_LEAST_SECONDS = 0.001  # what is there already is taken even when time is up
+_TRY_AGAIN = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
 
 
 class Durable(NamedTuple):
@@ -47,7 +48,7 @@ class Producer:
     Args:
         at: the root of the log, or the socket itself.
         producer_id: 1 to 2**64 - 1; nobody else may use it at the same time. By default a random one.
-        retry_for: seconds for which nothing has to become durable before the daemon is given up.
+        retry_for: seconds of waiting in which nothing has to become durable before the daemon is given up.
         connect_for: seconds for which the first connection is tried; enough for a daemon that is just being started.
     """
 
@@ -64,9 +65,9 @@ class Producer:
         self._under_way: deque[tuple[bytes, bytes | memoryview]] = deque()
         self._received = b""
         self._socket: socket.socket | None = None
-        self._trouble_since: float | None = None
+        self._deadline: float | None = None  # of a trouble; an answer is its end, a connection is not
         self._pause = _PAUSE_SECONDS
-        self._recover(None, give_up_after=connect_for)
+        self._recover(None, time.monotonic() + connect_for)
         self._over_it()
 
     def __enter__(self) -> Self:
@@ -94,7 +95,7 @@ class Producer:
             NotFound: there is no such route.
             Refused: this user may not write to it, or a request was overtaken by another producer with the same id.
             DiskFailure: the daemon has had too little space for ``retry_for`` seconds.
-            Unavailable: no daemon for that long.
+            Unavailable: no daemon for that long, or one that does not answer.
         """
         check_route(route)
         if not columns and payload[-1:] != b"\n":
@@ -127,12 +128,18 @@ class Producer:
     def wait_for(self, descriptor: int) -> None:
         """Return once ``descriptor`` can be read; meanwhile take acknowledgements, and send lost requests again."""
         while True:
+            deadline = self._give_up_at()
             poller = select.poll()
             poller.register(descriptor, select.POLLIN)
             if self._under_way and self._socket is not None:
                 poller.register(self._socket, select.POLLIN)
-            if b"\n" not in self._received and descriptor in dict(poller.poll()):
-                return
+            if b"\n" not in self._received:
+                readable = dict(poller.poll(_left(deadline) * 1000 if self._under_way else None))
+                if descriptor in readable:
+                    return
+                if not readable:
+                    self._recover(TimeoutError(), deadline)
+                    continue
             self._receive()
 
     def command(self, *words: str) -> str:
@@ -148,13 +155,15 @@ class Producer:
 
     def _send(self, line: bytes, payload: bytes | memoryview) -> None:
         self._under_way.append((line, payload))
+        deadline = self._give_up_at()
         try:
-            self._transmit(line, payload)
+            self._transmit(line, payload, deadline)
         except OSError as error:
-            self._recover(error)
+            self._recover(error, deadline)
 
-    def _transmit(self, line: bytes, payload: bytes | memoryview) -> None:
+    def _transmit(self, line: bytes, payload: bytes | memoryview, deadline: float) -> None:
         assert self._socket is not None
+        self._socket.settimeout(_left(deadline))
         sent = self._socket.sendmsg([line, payload])
         if sent < len(line):
             self._socket.sendall(line[sent:])
@@ -169,28 +178,34 @@ class Producer:
 
     def _answer(self) -> str:
         """The answer to the oldest request, which is then forgotten; troubles that pass are sat out."""
+        deadline = self._give_up_at()
         while True:
             try:
-                words = parse_reply(self._line())
+                words = parse_reply(self._line(deadline))
             except OSError as error:
-                self._recover(error)
+                self._recover(error, deadline)
             except ProtocolError as error:
                 if error.code not in _TRY_AGAIN:
                     self.close()
                     self._under_way.clear()
                     raise _as_error(error) from None
-                self._recover(error)
+                self._recover(error, deadline)
             else:
                 self._under_way.popleft()
                 self._over_it()
                 return words
 
     def _over_it(self) -> None:
-        self._trouble_since, self._pause = None, _PAUSE_SECONDS
+        self._deadline, self._pause = None, _PAUSE_SECONDS
 
-    def _line(self) -> bytes:
+    def _give_up_at(self) -> float:
+        """When who begins to wait now gives up, on the monotonic clock."""
+        return time.monotonic() + self._retry_for if self._deadline is None else self._deadline
+
+    def _line(self, deadline: float) -> bytes:
         assert self._socket is not None
         while b"\n" not in self._received:
+            self._socket.settimeout(_left(deadline))
             part = self._socket.recv(_RECEIVE_BYTES)
             if not part:
                 raise ConnectionResetError("the daemon hung up")
@@ -198,12 +213,9 @@ class Producer:
         line, _, self._received = self._received.partition(b"\n")
         return line
 
-    def _recover(self, reason: OSError | ProtocolError | None, *, give_up_after: float | None = None) -> None:
-        """Connect anew and send again what is under way; an answer is the end of the trouble, a connection is not."""
-        now = time.monotonic()
-        if self._trouble_since is None:
-            self._trouble_since = now
-        deadline = self._trouble_since + (self._retry_for if give_up_after is None else give_up_after)
+    def _recover(self, reason: OSError | ProtocolError | None, deadline: float) -> None:
+        """Connect anew and send again what is under way."""
+        self._deadline = deadline
         while True:
             self.close()
             self._received = b""
@@ -215,7 +227,7 @@ class Producer:
             try:
                 self._socket = _connect(self._path)
                 for line, payload in self._under_way:
-                    self._transmit(line, payload)
+                    self._transmit(line, payload, deadline)
             except OSError as error:
                 reason = error
             else:
@@ -227,8 +239,15 @@ class Producer:
             return error(f"{self._path}: {reason.code}: {reason.words}", hint=f"df -h {self._path.parent}; wald head")
         if isinstance(reason, PermissionError):
             return Unavailable(f"{self._path}: {reason.strerror}", hint=f"ls -l {self._path}; id")
+        if isinstance(reason, TimeoutError):
+            words = "the daemon does not answer"
+            return Unavailable(f"{self._path}: {words}", hint=f"df -h {self._path.parent}; wald head")
         words = reason.strerror or str(reason)
         return Unavailable(f"{self._path}: no daemon answers ({words})", hint=f"wald run --root {self._path.parent}")
+
+
+def _left(deadline: float) -> float:
+    return max(_LEAST_SECONDS, deadline - time.monotonic())
 
 
 def _frames(payload: bytes) -> Iterator[bytes | memoryview]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from contents import assert_sound, records, text
 from running import Client, Daemon, eventually
+
+from wald.store.directory import Root
+from wald.store.disk import Disk
+from wald.store.routes import retire_route
 
 Start = Callable[..., Daemon]
 Feed = Callable[[Daemon, bytes], None]
@@ -170,6 +177,50 @@ def test_a_long_line_whose_rest_is_lost_ends_where_it_is(start: Start, root: Pat
     assert_sound(root)
 
 
+def test_a_long_line_goes_on_in_a_held_pipe_of_any_size(start: Start, root: Path) -> None:
+    """A pipe that could not be enlarged in the last life, as by an owner whose share of pipe memory is used up."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    with (root / "routes/r/in").open("r+b", buffering=0) as fifo:
+        fifo.write(b"a" * CHUNK)
+        eventually(lambda: '"r": 1' in daemon.ask("STAT"))
+        daemon.kill()
+        fcntl.fcntl(fifo, fcntl.F_SETPIPE_SZ, 64 << 10)  # as a new pipe is
+        daemon.start_again()
+        fifo.write(b"b\nnext\n")
+        eventually(lambda: text(root, "r") == b"a" * CHUNK + b"b\nnext\n")
+
+    assert len(records(root)) == 2
+    assert_sound(root)
+
+
+def test_a_pipe_may_be_full_of_a_few_spliced_bytes(start: Start, root: Path, tmp_path: Path) -> None:
+    """Each splice(2) of a hundred bytes takes up a page; no newline is among them, and none fits in after them."""
+    (tmp_path / "input").write_bytes(b"x" * 100)
+    reader, writer = os.pipe()
+    daemon = start("--stdin", "r", stdin=reader)
+    os.close(reader)
+    os.set_blocking(writer, False)
+    data = b""
+    with (tmp_path / "input").open("rb") as file:
+        while select.select([], [writer], [], 0)[1]:
+            data += b"x" * os.splice(file.fileno(), writer, 100, offset_src=0)
+    assert len(data) < CHUNK
+
+    def newline_fits() -> bool:
+        with suppress(BlockingIOError):
+            return os.write(writer, b"y\n") > 0
+        return False
+
+    eventually(newline_fits)  # each attempt wakes the daemon
+    os.close(writer)
+
+    assert daemon.wait() == 0
+    assert text(root, "r") == data + b"y\n"
+    assert len(records(root)) == 1
+    assert_sound(root)
+
+
 def test_nothing_comes_between_the_pieces_of_a_long_line(start: Start, root: Path) -> None:
     """What is published on its route meanwhile waits; another route does not."""
     daemon = start()
@@ -226,6 +277,69 @@ def test_a_line_above_the_limit_becomes_several_records(start: Start, root: Path
     found = records(root)
     assert b"".join(record.value for record in found[:-1]) + b"\nnext\n" == data
     assert max(len(record.value) for record in found) <= limit + CHUNK
+    assert_sound(root)
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
+def test_a_long_line_ends_where_its_route_is_retired(start: Start, root: Path, running: bool) -> None:
+    """Whether the daemon runs then or not; a route that is taken back begins with another line."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    with (root / "routes/r/in").open("r+b", buffering=0) as fifo:
+        fifo.write(b"a" * CHUNK)
+        eventually(lambda: '"r": 1' in daemon.ask("STAT"))
+        if running:
+            assert daemon.ask("ROUTE RETIRE r") == "OK retired r"
+            eventually(lambda: len(records(root)) == 1)
+            daemon.stop()
+        else:
+            daemon.stop()
+            retire_route(Root(root), Disk(), "r", now="now")
+        daemon.start_again()
+        assert daemon.ask("ROUTE ADD r") == "OK added r"
+        fifo.write(b"next\n")
+        eventually(lambda: text(root, "r") == b"a" * CHUNK + b"next\n")
+
+    assert [record.terminated for record in records(root)] == [False, True]
+    assert_sound(root)
+
+
+def test_a_retired_fifo_is_read_again_when_its_route_is_taken_back(start: Start, root: Path) -> None:
+    """Until then nothing is taken from it; what somebody holds waits in the pipe."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    daemon.ask("ROUTE ADD other fifo")
+    with (root / "routes/r/in").open("r+b", buffering=0) as fifo, (root / "routes/other/in").open("wb", 0) as other:
+        fifo.write(b"before\n")
+        eventually(lambda: text(root, "r") == b"before\n")
+        daemon.ask("ROUTE RETIRE r")
+        fifo.write(b"meanwhile\n")
+        other.write(b"so it has had its turn\n")
+        eventually(lambda: text(root, "other"))
+        assert text(root, "r") == b"before\n"
+        for _ in range(2):  # in one turn as well
+            with Client(daemon.socket_path) as client:
+                client.send(b"ROUTE ADD r\nROUTE RETIRE r\nROUTE ADD r\n")
+                assert [client.reply() for _ in range(3)] == ["OK added r", "OK retired r", "OK added r"]
+        fifo.write(b"after\n")
+        eventually(lambda: text(root, "r") == b"before\nmeanwhile\nafter\n")
+    assert_sound(root)
+
+
+def test_a_fifo_that_was_made_anew_is_opened(start: Start, root: Path) -> None:
+    """The old one is closed, and a long line in it ends."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    with (root / "routes/r/in").open("wb", buffering=0) as fifo:
+        fifo.write(b"a" * CHUNK)
+        eventually(lambda: '"r": 1' in daemon.ask("STAT"))
+        (root / "routes/r/in").unlink()
+        assert daemon.ask("ROUTE ADD r fifo") == "OK added r"
+        with (root / "routes/r/in").open("wb", buffering=0) as another:
+            another.write(b"next\n")
+            eventually(lambda: text(root, "r") == b"a" * CHUNK + b"next\n")
+        with pytest.raises(BrokenPipeError):
+            fifo.write(b"b\n")
     assert_sound(root)
 
 

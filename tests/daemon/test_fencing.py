@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from contents import assert_sound, values
 from running import Client, Daemon, eventually
 from tracing import hangs_in, traced
@@ -45,6 +46,26 @@ def test_one_that_stops_leaves_the_socket_of_the_other(start: Start, root: Path)
     second = take_over(start, root)
     assert first.stop() == 0
     assert second.ask("PING") == "OK pong"
+    assert second.stop() == 0
+    assert_sound(root)
+
+
+@pytest.mark.parametrize("end", ["stop", "publish"])
+def test_one_that_ends_leaves_the_segment_as_it_is(start: Start, root: Path, tmp_path: Path, end: str) -> None:
+    """It may hold what the other has written since, or be what the other goes on with."""
+    first = start()
+    first.ask("ROUTE ADD a")
+    with Client(first.socket_path) as client:
+        assert client.ask(b"PUB a 2\nx\n") == "OK 1 1"
+        second = take_over(start, root)
+        with traced(first.process.pid, tmp_path / "trace", "trace=ftruncate,fdatasync,fsync") as trace:
+            if end == "stop":
+                assert first.stop() == 0
+            else:
+                client.publish("a", b"y\n")
+                assert first.wait() == 5
+            trace.release()
+            assert not [call for call in trace.calls if ".wal" in call]
     assert second.stop() == 0
     assert_sound(root)
 

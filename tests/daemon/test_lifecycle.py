@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -114,6 +115,58 @@ def test_a_stop_takes_what_is_in_the_pipes(start: Start, root: Path, number: sig
     assert not daemon.socket_path.exists()
     assert_sound(root)
     daemon.start_again()
+
+
+def test_a_stop_takes_what_is_in_any_number_of_pipes(start: Start, root: Path, tmp_path: Path) -> None:
+    """More than the turns of a daemon that would stop after so many of them hold; nobody else has them open."""
+    names = [f"f{number}" for number in range(230)]
+    config = tmp_path / "wald.toml"
+    config.write_text("".join(f"[routes.{name}]\nfifo = true\n" for name in names))
+    daemon = start("--config", config, sync="never")
+    daemon.process.send_signal(signal.SIGSTOP)
+    line = b"x" * 4095 + b"\n"
+    written = 0
+    for name in names:
+        descriptor = os.open(root / "routes" / name / "in", os.O_WRONLY | os.O_NONBLOCK)
+        with suppress(BlockingIOError):
+            while True:
+                written += os.write(descriptor, line * 16) // len(line)
+        os.close(descriptor)
+    daemon.process.send_signal(signal.SIGTERM)
+    daemon.process.send_signal(signal.SIGCONT)
+
+    assert daemon.wait() == 0
+    assert [event["head"] for event in events(daemon, "stopped")] == [written]
+
+
+@pytest.mark.parametrize(("held", "code"), [(True, 0), (False, 7)], ids=["held", "not held"])
+def test_a_stop_that_loses_what_is_in_a_pipe_says_so(
+    start: Start, root: Path, tmp_path: Path, held: bool, code: int
+) -> None:
+    """The disk is full; what somebody else holds waits in the pipe, and the rest would be gone without a word."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    with (root / "routes/r/in").open("wb", buffering=0) as fifo:
+        with traced(daemon.process.pid, tmp_path / "trace", "inject=/pwritev:error=ENOSPC"):
+            fifo.write(b"line\n")
+            if not held:
+                fifo.close()
+            assert daemon.stop() == code
+        assert ("is lost (r)" in daemon.log) == (not held)
+        if held:
+            daemon.start_again()
+            eventually(lambda: values(root) == [b"line"])
+
+
+def test_a_producer_that_never_ends_does_not_hold_up_a_stop(start: Start, root: Path) -> None:
+    """What a pipe holds is taken once; the rest waits in it."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    with (root / "routes/r/in").open("wb", 0) as fifo, subprocess.Popen(["yes"], stdout=fifo) as producer:
+        eventually(lambda: stat(daemon)["head"] > 0)
+        assert daemon.stop() == 0
+        producer.kill()
+    assert_sound(root)
 
 
 def test_a_request_that_a_stop_finds_half_sent_is_not_taken(start: Start, root: Path) -> None:
@@ -388,6 +441,20 @@ def test_what_is_in_a_pipe_outlives_the_daemon_in_systemds_hands(start: Start, r
         eventually(lambda: values(root) == [b"one", b"unfinished no more", b"two"])
 
 
+def test_systemd_lets_go_of_a_retired_fifo(start: Start, root: Path, tmp_path: Path) -> None:
+    """And is given it again when the route is taken back."""
+    address = str(tmp_path / "notify")
+    with manager_at(address) as manager:
+        daemon = start(env={"NOTIFY_SOCKET": address})
+        daemon.ask("ROUTE ADD r fifo")
+        manager.hear("FDSTORE=1")
+        daemon.ask("ROUTE RETIRE r")
+        assert manager.hear("FDSTOREREMOVE=1").splitlines()[1:] == ["FDNAME=r"]
+        os.close(manager.descriptors.pop("r"))
+        daemon.ask("ROUTE ADD r")
+        manager.hear("FDSTORE=1")
+
+
 _HAND_OVER = """
 import os, sys
 given = os.open(sys.argv[1], os.O_RDWR)
@@ -407,6 +474,20 @@ def links(pid: int, path: Path) -> list[int]:
             if os.readlink(entry) == str(path):
                 found.append(int(entry.name))
     return found
+
+
+def test_only_the_end_of_stdin_is_a_stop(start: Start, root: Path) -> None:
+    """A FIFO that is handed over for reading only comes to an end as well; the daemon has taken what was in it."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    assert daemon.stop() == 0
+    reading = _HAND_OVER.replace("dup2(given, 3)", "dup2(os.open(sys.argv[1], os.O_RDONLY), 3)")
+    daemon.spawn(sys.executable, "-c", reading, str(root / "routes/r/in"))
+    daemon.await_ready()
+    eventually(lambda: [record.terminated for record in records(root)] == [True, False])
+
+    assert daemon.ask("PING") == "OK pong"
+    assert daemon.stop() == 0
 
 
 def test_a_fifo_that_systemd_hands_over_is_read_on(start: Start, root: Path) -> None:

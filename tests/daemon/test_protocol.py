@@ -7,6 +7,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -412,6 +413,18 @@ def test_only_the_named_writers_may_write(
     assert values(root) == expected
 
 
+def test_only_the_named_writers_may_retire(start: Start, root: Path, tmp_path: Path) -> None:
+    config, me = tmp_path / "wald.toml", os.geteuid()
+    config.write_text(f"[routes.mine]\nwriters = [{me}]\n[routes.theirs]\nwriters = [{me + 1}]\n[routes.all]\n")
+    daemon = start("--config", config)
+    for _ in range(2):  # an answer may be lost and the request repeated
+        assert daemon.ask("ROUTE RETIRE mine") == "OK retired mine"
+        assert daemon.ask("ROUTE RETIRE all") == "OK retired all"
+    assert daemon.ask("ROUTE RETIRE theirs") == f"ERR denied user {me} may not write to theirs, nor retire it"
+
+    assert not (root / "routes/theirs/retired").exists()
+
+
 # Connections side by side.
 
 
@@ -542,7 +555,116 @@ def test_a_gathered_payload_does_not_come_between_the_pieces_of_a_long_line(shar
     assert_sound(shared.root)
 
 
+def test_a_route_that_stays_busy_is_refused_in_time(start: Start, root: Path) -> None:
+    """Small and gathered alike, with what was sent behind them; the connection lives on, other routes are open."""
+    daemon = start(frame_timeout=0.3)
+    assert daemon.ask("ROUTE ADD in fifo") == daemon.ask("ROUTE ADD in") == "OK added in"
+    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    with (root / "routes/in/in").open("wb", buffering=0) as fifo, ExitStack() as closing:
+        large, small = (closing.enter_context(Client(daemon.socket_path)) for _ in range(2))
+        large.send(b"PUB in %d\n" % (SPOOLED + 1) + bytes(SPOOLED))
+        fifo.write(b"l" * CHUNK)
+        eventually(lambda: "in" in stat(daemon)["routes"])
+        large.send(b"\nPING\n")
+        small.send(b"PUB in 5\nPING\nPUB in 2\nx\nPING\n")
+        assert large.reply() == "ERR busy a pipe is inside a long line of in"
+        assert [small.reply() for _ in range(3)] == ["ERR busy a pipe is inside a long line of in"] * 2 + ["OK pong"]
+        assert large.reply() == "OK pong"
+        assert small.ask(b"PUB r 2\nx\n").startswith("OK ")
+        fifo.write(b"end\n")
+        eventually(lambda: not text(root, "in").endswith(b"l"))
+        assert small.ask(b"PUB in 2\ny\n").startswith("OK ")
+
+    assert text(root, "in") == b"l" * CHUNK + b"end\ny\n"
+
+
+def test_who_leaves_while_he_waits_makes_room(start: Start, full: Path) -> None:
+    """A parked connection is not read, and still its end is seen; half an end is none."""
+    daemon = start("--config", full, connections_max=2)
+    with Client(daemon.socket_path) as half_closed:
+        half_closed.send(b"PUB r 2\nx\n")
+        half_closed.socket.shutdown(socket.SHUT_WR)
+        for _ in range(4):
+            with Client(daemon.socket_path) as leaving:
+                assert leaving.ask(b"PING\nPUB r 2\ny\n") == "OK pong"
+        assert daemon.ask("PING") == "OK pong"
+        give_room(daemon, full)
+        assert half_closed.reply() == "OK 1 1"
+
+
+def test_a_half_request_that_was_parked_has_its_time_from_then_on(start: Start, full: Path) -> None:
+    """Its rest could not come before."""
+    daemon = start("--config", full, frame_timeout=2)
+    with Client(daemon.socket_path) as client, Client(daemon.socket_path) as half:
+        client.send(b"PUB r 2\nx\nPUB r 7\nabc")
+        half.send(b"half")
+        assert half.reply().startswith("ERR timeout ")
+        give_room(daemon, full)
+        assert client.reply() == "OK 1 1"
+        assert not select.select([client.socket], [], [], 1.1)[0]  # a sweep later
+        assert client.ask(b"def\n") == "OK 2 2"
+
+
+def test_without_a_descriptor_and_without_a_connection_the_daemon_rests(start: Start, root: Path) -> None:
+    """And lets in who waits once there is one."""
+    daemon = start()
+    pid = daemon.process.pid
+    eventually(lambda: list(root.glob("segments/*spare*")))
+    eventually(lambda: stat(daemon)["connections"] == 1)
+    _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, most))
+    with Client(daemon.socket_path) as waiting:
+        waiting.send(b"PING\n")
+        before = processor_seconds(pid)
+        assert not select.select([waiting.socket], [], [], 1.5)[0]
+        assert processor_seconds(pid) - before < 0.5
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+        assert waiting.reply() == "OK pong"
+
+
+@pytest.fixture
+def talkative(start: Start) -> Daemon:
+    """A daemon whose STAT fills a page or three; one connection at a time, which may stand still for a second."""
+    daemon = start(connections_max=1, frame_timeout=1)
+    names = [b"%0100d" % number for number in range(100)]
+    with Client(daemon.socket_path) as client:
+        for name in names:
+            assert client.ask(b"ROUTE ADD %b\nPUB %b 2\nx\n" % (name, name)).startswith("OK ")
+            assert client.reply().startswith("OK ")
+    return daemon
+
+
+def test_answers_to_one_connection_do_not_pile_up(talkative: Daemon) -> None:
+    """Some requests a turn; who does not read the answers has the rest of his requests waiting, and loses none."""
+    status = Path(f"/proc/{talkative.process.pid}/status")
+    with Client(talkative.socket_path) as client:
+        before = peak_bytes(status)
+        client.send(b"STAT\n" * 10_000)
+        assert all(client.reply().startswith("OK {") for _ in range(10_000))
+        assert peak_bytes(status) - before < 16 << 20
+
+
+def peak_bytes(status: Path) -> int:
+    """The most memory that a process has used."""
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
+def test_last_replies_that_nobody_reads_do_not_keep_the_slot(talkative: Daemon) -> None:
+    """More of them than the socket takes, and then something after which the daemon hangs up."""
+    with Client(talkative.socket_path) as client:
+        client.send(b"STAT\n" * 30 + b"x" * 1024)
+        with Client(talkative.socket_path) as other:
+            assert other.ask(b"PING\n") == "OK pong"
+
+
 # A disk without room.
+
+
+def give_room(daemon: Daemon, full: Path) -> None:
+    """Undo :func:`full` in a running daemon."""
+    full.write_text("free_space_min = 0\n[routes.r]\n")
+    daemon.process.send_signal(signal.SIGHUP)
 
 
 @pytest.fixture
@@ -576,9 +698,51 @@ def test_without_room_a_producer_waits_until_there_is(start: Start, root: Path, 
         assert other.ask(b"PING\n") == "OK pong"
         assert stat(daemon)["degraded"] is True
         assert is_quiet(client)
-        full.write_text("free_space_min = 0\n[routes.r]\n")
-        daemon.process.send_signal(signal.SIGHUP)
+        give_room(daemon, full)
         assert client.reply() == "OK 1 1"
         assert client.reply() == "OK pong"
 
     assert values(root) == [b"x"]
+
+
+def spooled_bytes(daemon: Daemon) -> int:
+    """What lies in the unnamed files of payloads."""
+    descriptors = Path(f"/proc/{daemon.process.pid}/fd").iterdir()
+    return sum(each.stat().st_size for each in descriptors if os.readlink(each).endswith("(deleted)"))
+
+
+def test_without_room_a_payload_under_way_is_not_gathered_on(start: Start, root: Path, tmp_path: Path) -> None:
+    """It waits where it is, and goes on once there is room."""
+    path = tmp_path / "wald.toml"
+    path.write_text("free_space_min = 0\n[routes.r]\n")
+    daemon = start("--config", path)
+    with Client(daemon.socket_path) as client:
+        client.send(b"PUB r %d\n" % (2 * SPOOLED) + bytes(SPOOLED))
+        eventually(lambda: spooled_bytes(daemon) == SPOOLED)
+        path.write_text("free_space_min = '1024TiB'\n[routes.r]\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        eventually(lambda: stat(daemon)["degraded"])
+        client.send(bytes(100 << 10))
+        for _ in range(3):
+            assert daemon.ask("PING") == "OK pong"
+        assert spooled_bytes(daemon) == SPOOLED
+        give_room(daemon, path)
+        client.send(bytes(SPOOLED - (100 << 10) - 1) + b"\n")
+        assert client.reply() == "OK 1 1"
+
+    assert text(root, "r") == bytes(2 * SPOOLED - 1) + b"\n"
+
+
+def test_a_payload_that_would_take_the_last_room_is_not_begun(start: Start, tmp_path: Path) -> None:
+    """It counts as a whole, and with it what is still to come of others; small ones are taken."""
+    status = os.statvfs(tmp_path)
+    path, payload_bytes = tmp_path / "wald.toml", 500 << 20
+    minimum = status.f_bavail * status.f_frsize - 3 * payload_bytes // 2  # others use this disk, too
+    path.write_text(f"free_space_min = {minimum}\n[routes.r]\n")
+    daemon = start("--config", path, on_full="reject", request_max_bytes="512MiB", segment_max_bytes="64KiB")
+    with Client(daemon.socket_path) as first, Client(daemon.socket_path) as second:
+        first.send(b"PUB r %d\n" % payload_bytes)
+        assert daemon.ask("PING") == "OK pong"
+        assert is_quiet(first)
+        assert second.ask(b"PUB r 2\nx\n") == "OK 1 1"
+        assert second.ask(b"PUB r %d\n" % payload_bytes).startswith("ERR full ")

@@ -22,7 +22,7 @@ from sample_segments import LOG_ID, TIME_NS, batch, control_batch, segment
 from wald.errors import Damaged
 from wald.format import columns, control
 from wald.format.batch import Encoding, Flag, Outcome, look
-from wald.format.sealed import SealedIndex, encode_index, encode_seek_table
+from wald.format.sealed import BadSealed, SealedIndex, encode_index, encode_seek_table
 from wald.format.segment import BadHeader, SegmentHeader, encode_header
 from wald.store.compression import FRAME_BYTES, Compressed, SealedFile, compress_segment
 from wald.store.disk import Disk
@@ -64,7 +64,10 @@ def decompressed(path: Path) -> bytes:
 def everything(path: Path) -> tuple[SealedIndex, bytes]:
     """The index and the raw bytes, as our own reader gives them; the batch table has been looked at too."""
     with SealedFile(path) as sealed:
-        sealed.batch_table()
+        try:
+            sealed.index.batch_table()
+        except BadSealed as error:
+            raise Damaged(f"{path}: offset 0: {error}") from error
         return sealed.index, b"".join(sealed.frame(number) for number in range(len(sealed.index.frames)))
 
 
@@ -298,18 +301,14 @@ def assert_sealed_as_scanned(raw: bytes, *, frame_bytes: int) -> list[Gap]:
     with TemporaryDirectory() as folder:
         path, compressed = compress(Path(folder), raw, frame_bytes=frame_bytes)
         with (Path(folder) / "raw").open("rb") as file:
-            scan = RawFile(file.fileno()).scan()
             gaps, positions = [], []
-            try:
-                while True:
-                    found = next(scan)
-                    if isinstance(found, Gap):
-                        gaps.append(found)
-                    elif found.route:
-                        positions.append(found.offset)
-            except StopIteration as stopped:
-                if stopped.value.garbage_bytes:
-                    gaps.append(Gap(stopped.value.offset, len(raw) - stopped.value.offset, stopped.value.reason))
+            for found in RawFile(file.fileno()).scan():
+                if isinstance(found, Gap):
+                    gaps.append(found)
+                elif isinstance(found, Scanned):
+                    positions += [found.offset] if found.route else []
+                elif found.garbage_bytes:
+                    gaps.append(Gap(found.offset, len(raw) - found.offset, found.reason))
         index, data = everything(path)
     assert data == raw
     assert compressed.gaps == gaps
@@ -465,3 +464,22 @@ def test_a_file_that_does_not_open_leaves_no_descriptor(tmp_path: Path) -> None:
         with pytest.raises(Damaged):
             SealedFile(path)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("lines", [2_000, 60_000, 200_000])
+def test_a_batch_longer_than_a_frame_reads_back_as_a_stream(tmp_path: Path, lines: int) -> None:
+    """Of its own frame only: another one follows it."""
+    raw = raw_segment(batch(LINE * lines), batch(b"after\n", base=1 + lines))
+    path, compressed = compress(tmp_path, raw)
+    with SealedFile(path) as sealed:
+        assert sealed.sha256() == hashlib.sha256(raw).digest() == compressed.index.sha256
+        assert sealed.frame(0) + b"".join(sealed.frame(n) for n in range(1, len(sealed.index.frames))) == raw
+
+
+def test_sealing_a_long_batch_takes_no_memory_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "raw"
+    path.write_bytes(raw_segment(batch(LINE * 600_000)))
+    assert path.stat().st_size > 20 << 20
+    assert peak_bytes(lambda: _compress_file(path)) < 8 << 20
+    with SealedFile(tmp_path / "sealed.zst") as sealed:
+        assert peak_bytes(sealed.sha256) < 4 << 20

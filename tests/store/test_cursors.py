@@ -9,7 +9,7 @@ from logs import Built
 
 from wald.errors import InvalidInput, NotFound, Refused
 from wald.format.cursor import CursorLines, encode_cursor
-from wald.store.cursors import Cursor, CursorState, cursors_of, read_cursor, set_cursor, watermark
+from wald.store.cursors import Cursor, CursorState, cursors_of, read_cursor, set_cursor
 from wald.store.disk import Disk
 from wald.store.head import read_head
 
@@ -134,34 +134,3 @@ def test_groups_have_cursors_of_their_own(built: Built) -> None:
     built.log.set_cursor("a", 5, "archive")
     found = cursors_of(built.root, "a", log_id=built.log_id, head_sequence=10)
     assert [(cursor.group, cursor.sequence) for cursor in found] == [("archive", 5), ("processed", 3)]
-
-
-class TestWatermark:
-    """What every group of every route has processed."""
-
-    def mark(self, built: Built) -> int:
-        return watermark(built.root, log_id=built.log_id, head_sequence=built.last)
-
-    def test_it_is_the_smallest_cursor(self, built: Built) -> None:
-        built.log.set_cursor("a", 5)
-        built.log.set_cursor("a", 3, "archive")
-        assert self.mark(built) == 3
-
-    def test_a_route_without_a_cursor_pins(self, built: Built) -> None:
-        built.log.set_cursor("a", 5)
-        built.lines("b", [b"x"])
-        assert self.mark(built) == 0
-
-    def test_a_cursor_that_cannot_be_trusted_pins(self, built: Built) -> None:
-        built.log.set_cursor("a", 5)
-        built.root.cursor("a", "archive").write_bytes(b"?")
-        assert self.mark(built) == 0
-
-    def test_a_retired_route_does_not(self, built: Built) -> None:
-        built.log.set_cursor("a", 5)
-        built.lines("b", [b"x"])
-        built.root.retired("b").touch()
-        assert self.mark(built) == 5
-
-    def test_without_routes_it_is_the_head(self, tmp_path: Path) -> None:
-        assert self.mark(Built(tmp_path / "empty")) == 0

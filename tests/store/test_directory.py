@@ -135,8 +135,7 @@ def test_segments_are_listed_once_each_oldest_first(root: Root) -> None:
 
     found = [(segment.base_sequence, segment.kind) for segment in listing.segments]
     assert found == [(1, Kind.SEALED), (20, Kind.SEALED), (300, Kind.RAW)]
-    assert [segment.base_sequence for segment in listing.raw] == [300]
-    assert [segment.base_sequence for segment in listing.sealed] == [1, 20]
+    assert [(segment.base_sequence, segment.kind) for segment in listing.doomed] == [(0, Kind.DOOMED)]
     assert all(segment.path.exists() for segment in listing.segments)
     covering = {sequence: listing.covering(sequence) for sequence in (0, 1, 19, 20, 299, 300, 10**9)}
     assert covering == {0: 0, 1: 0, 19: 0, 20: 1, 299: 1, 300: 2, 10**9: 2}

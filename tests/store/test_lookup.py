@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from logs import SECOND_NS, START_NS, Built
 
-from wald.errors import InvalidInput
+from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind
 from wald.store.compression import SealedFile
 from wald.store.ledger import Ledger
@@ -90,6 +91,21 @@ def test_a_sealed_file_that_cannot_be_opened_is_quarantined(built: Built) -> Non
     path = built.path(5, Kind.SEALED)
     path.write_bytes(path.read_bytes()[:-1])
     assert built.log.where(6).state is State.QUARANTINED
+
+
+def test_a_file_that_is_listed_and_not_there_is_quarantined(built: Built) -> None:
+    path = built.path(5, Kind.SEALED)
+    path.unlink()
+    path.symlink_to("/nowhere")
+    found = built.log.where(6)
+    assert found.state is State.QUARANTINED
+    assert str(path) in found.words
+
+
+def test_without_the_segments_directory_it_says_so(built: Built) -> None:
+    shutil.rmtree(built.root.segments)
+    with pytest.raises(Damaged, match="is gone"):
+        built.log.where(1)
 
 
 def test_a_bundle_is_told_when_the_segment_is_gone(built: Built) -> None:

@@ -56,16 +56,15 @@ def opened(data: bytes, *, limit: int | None = None) -> Iterator[RawFile]:
 def scan(raw: RawFile, *, start: int = FIRST_BATCH, next_sequence: int = 0) -> tuple[list[Scanned], list[Gap], Tail]:
     batches: list[Scanned] = []
     gaps: list[Gap] = []
-    going = raw.scan(start=start, next_sequence=next_sequence)
-    while True:
-        try:
-            found = next(going)
-        except StopIteration as stopped:
-            return batches, gaps, stopped.value
-        if isinstance(found, Gap):
-            gaps.append(found)
+    *found, tail = raw.scan(start=start, next_sequence=next_sequence)
+    assert isinstance(tail, Tail)
+    for item in found:
+        assert not isinstance(item, Tail)
+        if isinstance(item, Gap):
+            gaps.append(item)
         else:
-            batches.append(found)
+            batches.append(item)
+    return batches, gaps, tail
 
 
 @pytest.fixture(params=[WINDOW_BYTES, 256], ids=["one-window", "many-windows"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable
@@ -514,6 +515,26 @@ class TestDamage:
         assert values(built, on_damage=damage.append) == [b"1", b"3"]
         assert len(damage) == 1
         assert values(built, start=3) == [b"3"]
+
+    @pytest.mark.parametrize("base", [1, 3])
+    def test_a_file_that_is_listed_and_not_there(self, built: Built, base: int) -> None:
+        """As after half a restore: looking again does not help, so nobody looks for ever."""
+        three_forms(built)
+        path = built.path(base, Kind.SEALED if base == 1 else Kind.RAW)
+        path.unlink()
+        path.symlink_to("/nowhere")
+        damage: list[Damaged] = []
+        assert len(values(built, on_damage=damage.append)) == 4
+        assert [str(path) in error.message for error in damage] == [True]
+        with pytest.raises(Damaged, match=path.name):
+            values(built, start=moment(base + 0.5))
+
+    def test_the_directory_of_the_segments(self, built: Built) -> None:
+        three_forms(built)
+        shutil.rmtree(built.root.segments)
+        for start in ("earliest", "end", 1, moment(1)):
+            with pytest.raises(Damaged, match="is gone"):
+                values(built, start=start)
 
     @pytest.mark.parametrize("cut", [False, True])
     def test_the_last_raw_batch(self, built: Built, cut: bool) -> None:

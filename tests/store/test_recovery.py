@@ -606,7 +606,7 @@ class TestSealedLogs:
         built = story(path)
         os.truncate(newest(path), offsets(path)[-1])
         ledger = Ledger(built.root.ledger / "segments.jsonl", built.disk)
-        for segment in list_segments(built.root).raw:
+        for segment in list_segments(built.root).segments:
             seal(built.root, segment, built.disk, ledger, now=lambda: START_NS)
         ledger.close()
         assert [segment.kind for segment in list_segments(built.root).segments] == [Kind.SEALED] * 2

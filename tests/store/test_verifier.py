@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -190,6 +192,62 @@ def test_a_segment_sealed_while_it_runs_is_read_in_its_new_form(built: Built) ->
     rest = list(running)
     assert [finding for finding in rest if finding.level is Level.ERROR] == []
     assert built.path(8, Kind.SEALED) in {finding.path for finding in rest}
+
+
+def test_what_comes_behind_the_head_meanwhile_is_not_read(built: Built) -> None:
+    """So it comes to an end, however fast the daemon writes; a cursor may be set there all the same."""
+    running = verify(built.root)
+    begun = [next(running)]
+    built.cut()
+    last = built.lines("a", [b"later"])
+    built.log.set_cursor("a", last)
+    begun += running
+    assert [finding for finding in begun if finding.level is Level.ERROR] == []
+    assert built.path(built.writer.base_sequence, Kind.RAW) not in {finding.path for finding in begun}
+
+
+def test_what_stands_behind_the_head_is_not_judged(built: Built) -> None:
+    """A daemon may have written the second of two batches and not yet the first."""
+    position = built.writer.position
+    built.lines("a", [b"first"], publish=False)
+    built.lines("a", [b"second"], publish=False)
+    spoil(built.path(built.writer.base_sequence, Kind.RAW), position)
+    assert errors(built) == []
+
+
+def test_many_segments_take_no_more_looks_at_the_directory(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    def looks() -> int:
+        seen: list[str | Path] = []
+        scandir = os.scandir
+
+        def counted(path: str | Path) -> object:
+            seen.append(path)
+            return scandir(path)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "scandir", counted)
+            assert errors(built) == []
+        return len(seen)
+
+    before = looks()
+    for _ in range(20):
+        built.lines("a", [b"more"])
+        built.cut()
+    built.seal(keep=5)
+    assert looks() == before
+
+
+@pytest.mark.parametrize("base", [1, 8])
+def test_a_segment_that_is_listed_and_not_there_is_found(built: Built, base: int) -> None:
+    path = built.path(base, Kind.SEALED if base == 1 else Kind.RAW)
+    path.unlink()
+    path.symlink_to("/nowhere")
+    assert any(path.name in error and "no such file" in error for error in errors(built))
+
+
+def test_a_log_without_its_segments_is_found(built: Built) -> None:
+    shutil.rmtree(built.root.segments)
+    assert any(error.startswith("segments") and "is gone" in error for error in errors(built))
 
 
 def test_a_ledger_line_that_lies_about_a_digest_is_found(built: Built) -> None:

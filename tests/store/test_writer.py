@@ -24,7 +24,7 @@ from wald.format.names import Kind
 from wald.format.segment import HEADER as SEGMENT_HEADER
 from wald.store.directory import Root, create_root, list_segments
 from wald.store.disk import Disk
-from wald.store.indexes import read_index, rebuild_index
+from wald.store.indexes import read_index
 from wald.store.raw import RawFile, Scanned
 from wald.store.writer import Draft, Placement, Route, Spool, Writer
 
@@ -46,7 +46,7 @@ def in_memory(writer: Writer) -> tuple[control.State, int, int]:
 def batches(path: Path, *, limit: int | None = None) -> list[Scanned]:
     """The batches of a raw segment, which holds nothing else."""
     with path.open("rb") as file:
-        found = list(RawFile(file.fileno(), limit=limit).scan())
+        *found, _tail = RawFile(file.fileno(), limit=limit).scan()
     assert all(isinstance(batch, Scanned) for batch in found)
     return [batch for batch in found if isinstance(batch, Scanned)]
 
@@ -567,7 +567,7 @@ def test_the_append_time_never_decreases_when_the_clock_jumps_back(tmp_path: Pat
         built.lines("web", [b"more"])
         assert built.writer.state.append_time_ns == latest
     assert {record.append_time_ns for record in records(path)} == {latest}
-    controls = [batches(segment.path)[0].header.append_time_ns for segment in list_segments(built.root).raw]
+    controls = [batches(segment.path)[0].header.append_time_ns for segment in list_segments(built.root).segments]
     assert controls == sorted(controls)
     assert_sound(path)
 
@@ -670,8 +670,6 @@ def test_index_entries_land_on_batches(tmp_path: Path) -> None:
     places = {batch.offset: batch.header for batch in batches(path, limit=built.writer.position)}
     for sequence, position, time_ns in zip(index.sequences, index.positions, index.times_ns, strict=True):
         assert (places[position].base_sequence, places[position].append_time_ns) == (sequence, time_ns)
-    with path.open("rb") as file:
-        assert rebuild_index(file.fileno(), limit=built.writer.position) == index
 
 
 def test_the_control_batch_carries_the_state(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ class Committer:
         self.config = config
         self.writer = writer
         self._root = root
+        self._disk = disk
         self._lock = lock
         self._sources = sources
         self._metrics = metrics
@@ -150,7 +151,7 @@ class Committer:
         end = self.writer.position + drafts[0].total_bytes
         for count, draft in enumerate(drafts[1:], start=1):
             end += draft.total_bytes
-            if end > self.writer.segment_max_bytes:
+            if end > self.writer.full_at:
                 return drafts[:count]
         return drafts
 
@@ -199,6 +200,7 @@ class Committer:
 
     def _require_lock(self) -> None:
         if not self._lock.is_ours():
+            self.writer.failed = True  # the active segment is another daemon's now: neither truncated nor synced by us
             raise Locked(
                 f"{self._root.lock}: another daemon has taken over ({holder(self._root)})",
                 hint="nothing was acknowledged after that; let the newer one run",
@@ -211,7 +213,6 @@ class Committer:
         metrics.payload_bytes += sum(placed.draft.payload_bytes for placed in placement.batches)
         metrics.written_bytes += placement.end - placement.position
         metrics.commit_seconds += seconds
-        metrics.head_moved_at = now
         metrics.waiting_since = 0.0
         if self._filled_at is None and self.writer.advanced:
             # Jitter only shortens: many logs started together do not cut together, and none is cut late.
@@ -232,6 +233,9 @@ class Committer:
 
     def _publish(self) -> None:
         head = self.head
+        if not self._head.stands():  # a shortened file could not be assigned to, a removed one is read by nobody
+            self._head.close()
+            self._head = MappedFile(self._root.head, LINE_BYTES, self._disk)
         self._head.view[:] = encode_head(head)
         self._metrics.head_sequence = head.sequence
 

@@ -3,7 +3,8 @@
 A request's payload lies in the turn's arena until it is durable. What is not whole at the end of a turn is kept by its
 connection, up to 256 KiB; a larger payload gathers in an unnamed file, so a 40 MB record costs disk, not memory.
 A request that cannot be taken now (its route is inside a pipe's long line, or the disk is nearly full) parks its
-connection: nothing more is read from it until it can.
+connection: nothing more is read from it until it can. A route may stay busy for ever, so that is waited for only as
+long as for the rest of a half-sent request; for the disk there is no limit.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import select
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from pathlib import Path
 
 from stringzilla import count as count_bytes
@@ -40,10 +42,23 @@ from wald.store.writer import Route
 RECEIVE_BYTES = 256 << 10  # read from one connection in one turn; a unix socket holds about that much
 KEPT_TOTAL_MAX_BYTES = 16 << 20  # of unfinished requests in memory; beyond it even small ones are spooled
 UNSENT_MAX_BYTES = 1 << 20  # replies nobody reads; beyond it no more requests are read
+COMMANDS_MAX = 32  # of one connection in one turn: a STAT tells of every route, a ROUTE ADD waits for the disk
+ANSWERS_MAX = 4096  # to one connection in one turn
 _NEWLINE = ord("\n")
 _PEER = struct.Struct("iII")  # SO_PEERCRED: process, user, group
 
 Answer = bytes | Ticket | Command
+
+
+class Wait(Enum):
+    """What a connection waits for where that is neither room on the disk nor a route."""
+
+    TURN = auto()  # it has had its share of this turn
+    REFUSAL = auto()  # its route has been busy for too long
+
+
+Cause = int | str | Wait
+"""Why nothing is read from a connection: so many bytes of room are missing, or that route is busy, or a ``Wait``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +67,53 @@ class Gate:
 
     Attributes:
         closed: no record may be taken at all; ``reject``: say so rather than let the producer wait.
-        busy: names of the routes that are inside a pipe's long line.
+        busy: names of the routes that are inside a pipe's long line; ``overdue``: they have been waited for.
+        room_bytes: how much may be written before the gate closes; infinite if it never does.
     """
 
-    closed: bool = False
-    reject: bool = False
-    busy: frozenset[str] = frozenset()
+    closed: bool
+    reject: bool
+    busy: frozenset[str]
+    room_bytes: float
+    overdue: bool = False
 
-    def pass_through(self, route: Route) -> None:
-        """
+    def require_room(self, payload_bytes: int = 0, promised_bytes: int = 0) -> None:
+        """Let ``payload_bytes`` more be written, where others may still write ``promised_bytes``.
+
         Raises:
             ProtocolError: the disk is nearly full, and the producer shall hear of it.
             Parked: the request has to wait.
         """
-        if self.closed and self.reject:
-            raise ProtocolError(Code.FULL, "the disk has less free space than free_space_min")
-        if self.closed or route.name in self.busy:
-            raise Parked
+        if self.closed or self.room_bytes < payload_bytes + promised_bytes:
+            if self.reject:
+                raise ProtocolError(Code.FULL, "the disk has less free space than free_space_min")
+            raise Parked(payload_bytes)
+
+    def pass_through(self, route: Route) -> None:
+        """
+        Raises:
+            ProtocolError: the producer shall hear that the disk is nearly full, or that its route stays busy.
+            Parked: the request has to wait.
+        """
+        self.require_room()
+        if route.name in self.busy:
+            if self.overdue:
+                raise ProtocolError(Code.BUSY, f"a pipe is inside a long line of {route.name}")
+            raise Parked(route.name)
+
+    def holds(self, cause: Cause) -> bool:
+        """Whether what a connection waits for has not come."""
+        if isinstance(cause, int):
+            return self.closed or self.room_bytes < cause
+        return cause in self.busy
 
 
 class Parked(Exception):
-    """The request has to wait."""
+    """The request has to wait, for so many bytes of room or for a route."""
+
+    def __init__(self, cause: int | str) -> None:
+        super().__init__(cause)
+        self.cause: int | str = cause
 
 
 @dataclass(slots=True)
@@ -83,7 +124,8 @@ class Connection:
         kept: bytes that were read and are no whole request yet.
         skip_bytes: of a refused payload, still to be passed over.
         answers: this turn's replies, in order; a ticket becomes bytes after the commit.
-        since: when something last arrived, on the monotonic clock.
+        waits_for: why nothing is read; None: it is.
+        since: when something last came or went, or could, on the monotonic clock.
     """
 
     socket: socket.socket
@@ -92,7 +134,7 @@ class Connection:
     kept: bytes = b""
     skip_bytes: int = 0
     spooling: Spooling | None = None
-    parked: bool = False
+    waits_for: Cause | None = None
     closing: bool = False
     unsent: bytes = b""
     answers: list[Answer] = field(default_factory=list)
@@ -105,14 +147,21 @@ class Connection:
     @property
     def unfinished(self) -> bool:
         """Whether a request has begun and its rest is awaited."""
-        return bool(self.kept or self.skip_bytes or self.spooling) and not self.parked
+        return bool(self.kept or self.skip_bytes or self.spooling) and self.waits_for is None
+
+    @property
+    def wanted_events(self) -> int:
+        """What the poller shall tell of; that the peer is gone it tells always."""
+        if self.unsent:
+            return select.EPOLLOUT
+        return select.EPOLLIN if self.waits_for is None else 0
 
 
 class Connections:
     """Everyone who is connected.
 
     Args:
-        command: carries out a request that publishes nothing and returns the reply.
+        command: carries out a user's request that publishes nothing and returns the reply.
         spool_directory: where large payloads gather; on the file system of the segments.
     """
 
@@ -121,7 +170,7 @@ class Connections:
         listener: socket.socket,
         poller: select.epoll,
         routes: Routes,
-        command: Callable[[Command], bytes],
+        command: Callable[[Command, int], bytes],
         *,
         spool_directory: Path,
         request_max_bytes: int,
@@ -135,6 +184,7 @@ class Connections:
         self._request_max_bytes = request_max_bytes
         self._connections_max = connections_max
         self._open: dict[int, Connection] = {}
+        self._waiting: dict[Cause, dict[int, Connection]] = {}  # nobody is looked at before his cause is gone
         self._answering: list[Connection] = []
         self._spooled: list[Spooling] = []
         self._kept_bytes = 0
@@ -148,17 +198,32 @@ class Connections:
         return descriptor in self._open
 
     @property
+    def listener_descriptor(self) -> int:
+        """Readable when somebody wants to be let in."""
+        return self._listener.fileno()
+
+    @property
     def waiting(self) -> bool:
-        """Whether a request has to wait."""
-        return any(connection.parked for connection in self._open.values())
+        """Whether a request waits for room on the disk."""
+        return any(isinstance(cause, int) for cause in self._waiting)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request is in hand that only waits for the next turn."""
+        return any(not each.unsent for wait in Wait for each in self._waiting.get(wait, {}).values())
+
+    @property
+    def needs_sweep(self) -> bool:
+        """Whether :meth:`expire` may have something to do."""
+        return bool(self._open) or not self._listening
 
     def accept(self, now: float) -> None:
         """Let one more in; at the limit the rest waits in the listener's queue."""
         try:
             accepted, _ = self._listener.accept()
         except OSError as error:
-            # Gone already; or no descriptor is left, and nobody is let in before the next look at those who are.
-            self._listen(error.errno not in (errno.EMFILE, errno.ENFILE) or not self._open)
+            # Gone already; or no descriptor is left, and nobody is let in before the next sweep.
+            self._listen(error.errno not in (errno.EMFILE, errno.ENFILE))
             return
         accepted.setblocking(False)
         _, user_id, _ = _PEER.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
@@ -166,13 +231,19 @@ class Connections:
         self._poller.register(accepted, select.EPOLLIN)
         self._listen(len(self._open) < self._connections_max)
 
-    def flush(self, descriptor: int) -> None:
+    def flush(self, descriptor: int, now: float) -> None:
         """Send replies that did not fit before."""
-        self._send(self._open[descriptor], b"")
+        connection = self._open[descriptor]
+        connection.since = now
+        self._send(connection, b"")
 
     def collect(self, descriptor: int, turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
         """Read from one connection and hand whole requests to ``turn``."""
         connection = self._open[descriptor]
+        if connection.waits_for is not None:  # nothing was asked for, so the peer is gone
+            if connection.waits_for is not Wait.TURN:
+                self._close(connection)
+            return
         if len(connection.unsent) > UNSENT_MAX_BYTES or arena.free < RECEIVE_BYTES + len(connection.kept):
             return  # still readable in the next turn
         start = arena.used + len(connection.kept)
@@ -189,14 +260,16 @@ class Connections:
         connection.since = now
         self._understand(connection, turn, arena, gate, start + length)
 
-    def retry_parked(self, turn: Turn, arena: Arena, gate: Gate) -> None:
-        """Look again at the requests that had to wait."""
-        for connection in [connection for connection in self._open.values() if connection.parked]:
+    def look_again(self, turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
+        """Look at the requests that had to wait for what has come since."""
+        freed = [cause for cause in self._waiting if not gate.holds(cause)]
+        for connection in [each for cause in freed for each in self._waiting[cause].values() if not each.unsent]:
             if arena.free < RECEIVE_BYTES + len(connection.kept):
                 return
-            connection.parked = False
-            self._poller.register(connection.socket, select.EPOLLOUT if connection.unsent else select.EPOLLIN)
-            self._understand(connection, turn, arena, gate, arena.used + len(connection.kept))
+            opened = replace(gate, overdue=connection.waits_for is Wait.REFUSAL)
+            connection.since = now  # the rest of a half-sent request could not come before
+            self._wait(connection, None)
+            self._understand(connection, turn, arena, opened, arena.used + len(connection.kept))
 
     def reply(self, turn: Turn) -> None:
         """After the commit: tell everyone what became durable."""
@@ -216,7 +289,7 @@ class Connections:
                 if isinstance(answer, bytes)
                 else redeem(answer)
                 if isinstance(answer, Ticket)
-                else self._command(answer)
+                else self._command(answer, connection.user_id)
                 for answer in answers
             ]
             self._send(connection, b"".join(replies))
@@ -225,9 +298,15 @@ class Connections:
         self._spooled.clear()
 
     def expire(self, now: float, timeout: float) -> None:
-        """Close the connections whose half-sent request has been left lying; let others in again if none could be."""
-        for connection in list(self._open.values()):
-            if connection.unfinished and now - connection.since > timeout:
+        """Close the connections whose half-sent request or last replies have been left lying, have those refused whose
+        route stays busy, and let others in again if none could be.
+        """
+        for connection in [each for each in self._open.values() if now - each.since > timeout]:
+            if isinstance(connection.waits_for, str):
+                self._wait(connection, Wait.REFUSAL)
+            elif connection.closing:
+                self._close(connection)
+            elif connection.unfinished:
                 self._send(connection, encode_err(Code.TIMEOUT, f"nothing more of the request came in {timeout:g} s"))
                 self._close(connection)
         self._listen(len(self._open) < self._connections_max)
@@ -250,12 +329,14 @@ class Connections:
         self._kept_bytes += len(connection.kept) - len(kept)
         if connection.answers:
             self._answering.append(connection)
-        if connection.parked:
-            self._poller.unregister(connection.socket)
 
     def _requests(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, position: int, end: int) -> int:
         """Carry out the requests between ``position`` and ``end``; returns where the first unfinished one begins."""
-        while (position < end or connection.gathered) and not (connection.closing or connection.parked):
+        commands = 0
+        while (position < end or connection.gathered) and not (connection.closing or connection.waits_for is not None):
+            if commands == COMMANDS_MAX or len(connection.answers) >= ANSWERS_MAX:
+                self._wait(connection, Wait.TURN)
+                break
             if connection.skip_bytes:
                 passed = min(connection.skip_bytes, end - position)
                 connection.skip_bytes -= passed
@@ -265,7 +346,7 @@ class Connections:
                 self._publish_gathered(connection, turn, gate)
                 continue
             if connection.spooling is not None:
-                position += self._spool(connection, arena.view[position:end])
+                position += self._spool(connection, arena.view[position:end], gate)
                 continue
             newline = arena.buffer.find(b"\n", position, min(end, position + LINE_MAX_BYTES))
             if newline < 0:
@@ -279,7 +360,9 @@ class Connections:
                 request = parse_request(bytes(arena.view[position:newline]), request_max_bytes=self._request_max_bytes)
                 if isinstance(request, Command):
                     # What asks about the log is answered after the commit of what came before it.
-                    connection.answers.append(self._command(request) if request.verb == "ROUTE" else request)
+                    at_once = request.verb == "ROUTE"
+                    connection.answers.append(self._command(request, connection.user_id) if at_once else request)
+                    commands += 1
                     position = body
                     continue
                 route = self._admit(connection, request, gate)
@@ -289,10 +372,10 @@ class Connections:
                 elif self._fits(request):
                     break
                 else:
+                    connection.spooling = self._open_spool(request, route, gate)
                     position = body
-                    connection.spooling = _open_spool(request, route, self._spool_directory)
-            except Parked:
-                connection.parked = True
+            except Parked as parked:
+                self._wait(connection, parked.cause)
             except ProtocolError as error:
                 connection.answers.append(encode_err(error.code, error.words))
                 connection.closing = error.payload_bytes is None
@@ -316,17 +399,35 @@ class Connections:
         expected = request.payload_bytes
         return expected <= RECEIVE_BYTES and self._kept_bytes + expected <= KEPT_TOTAL_MAX_BYTES
 
-    def _spool(self, connection: Connection, data: memoryview) -> int:
+    def _open_spool(self, request: Publish, route: Route, gate: Gate) -> Spooling:
+        promised_bytes = sum(each.spooling.missing_bytes for each in self._open.values() if each.spooling is not None)
+        try:
+            gate.require_room(request.payload_bytes, promised_bytes)
+            return Spooling(request, route, self._spool_directory)
+        except ProtocolError as error:
+            error.payload_bytes = request.payload_bytes
+            raise
+        except OSError as error:
+            raise ProtocolError(_no_spool(error), str(error), payload_bytes=request.payload_bytes) from error
+
+    def _spool(self, connection: Connection, data: memoryview, gate: Gate) -> int:
         spooling = connection.spooling
         assert spooling is not None
         try:
+            gate.require_room()  # again: others may have used it up since the request began
             return spooling.feed(data)
-        except OSError as error:
-            connection.spooling = None
-            connection.skip_bytes = spooling.missing_bytes
-            connection.answers.append(encode_err(_no_spool(error), str(error)))
-            spooling.close()
+        except Parked as parked:
+            self._wait(connection, parked.cause)
             return 0
+        except ProtocolError as error:
+            refusal = encode_err(error.code, error.words)
+        except OSError as error:
+            refusal = encode_err(_no_spool(error), str(error))
+        connection.spooling = None
+        connection.skip_bytes = spooling.missing_bytes
+        connection.answers.append(refusal)
+        spooling.close()
+        return 0
 
     def _publish_gathered(self, connection: Connection, turn: Turn, gate: Gate) -> None:
         spooling = connection.spooling
@@ -334,8 +435,8 @@ class Connections:
         try:
             gate.pass_through(spooling.route)  # again: a pipe may have begun a long line since the request began
             connection.answers.append(_publish_spooled(turn, spooling))
-        except Parked:
-            connection.parked = True
+        except Parked as parked:
+            self._wait(connection, parked.cause)
             return
         except ProtocolError as error:
             connection.answers.append(encode_err(error.code, error.words))
@@ -344,7 +445,7 @@ class Connections:
 
     def _send(self, connection: Connection, data: bytes) -> None:
         data = connection.unsent + data
-        had_unsent = bool(connection.unsent)
+        before = connection.wanted_events
         try:
             sent = connection.socket.send(data) if data else 0
         except BlockingIOError:
@@ -353,19 +454,34 @@ class Connections:
             self._close(connection)
             return
         connection.unsent = data[sent:]
-        if bool(connection.unsent) != had_unsent and not connection.parked:
-            events = select.EPOLLIN if not connection.unsent else select.EPOLLOUT
-            self._poller.modify(connection.socket, events)
+        self._watch(connection, before)
         if connection.closing and not connection.unsent:
             self._close(connection)
+
+    def _wait(self, connection: Connection, cause: Cause | None) -> None:
+        """Read nothing more from a connection for this cause; None: read again."""
+        before, descriptor = connection.wanted_events, connection.socket.fileno()
+        if connection.waits_for is not None:
+            others = self._waiting[connection.waits_for]
+            del others[descriptor]
+            if not others:
+                del self._waiting[connection.waits_for]
+        connection.waits_for = cause
+        if cause is not None:
+            self._waiting.setdefault(cause, {})[descriptor] = connection
+        self._watch(connection, before)
+
+    def _watch(self, connection: Connection, before: int) -> None:
+        if connection.wanted_events != before:
+            self._poller.modify(connection.socket, connection.wanted_events)
 
     def _close(self, connection: Connection) -> None:
         descriptor = connection.socket.fileno()
         if descriptor < 0:
             return
+        self._wait(connection, None)
         del self._open[descriptor]
-        if not connection.parked:
-            self._poller.unregister(connection.socket)
+        self._poller.unregister(connection.socket)
         if connection.spooling is not None:
             connection.spooling.close()
         self._kept_bytes -= len(connection.kept)
@@ -413,13 +529,6 @@ def _publish_spooled(turn: Turn, spooling: Spooling) -> Answer:
     else:
         raise ProtocolError(Code.BAD_LINES, "the payload must end in a newline")
     return _answer(turn.publish(request, spooling.route, None, count, spooling.spool()))
-
-
-def _open_spool(request: Publish, route: Route, directory: Path) -> Spooling:
-    try:
-        return Spooling(request, route, directory)
-    except OSError as error:
-        raise ProtocolError(_no_spool(error), str(error), payload_bytes=request.payload_bytes) from error
 
 
 def _no_spool(error: OSError) -> Code:

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from wald.config import Config
 from wald.daemon.arena import Arena
 from wald.daemon.lifecycle import Systemd
-from wald.daemon.pipes import Pipe, Relay, Scratch, end_of_record, open_fifo, open_stdin
+from wald.daemon.pipes import (
+    PAUSE_MAX_SECONDS,
+    Pipe,
+    Relay,
+    Scratch,
+    end_of_record,
+    held_bytes,
+    open_fifo,
+    open_stdin,
+)
 from wald.daemon.turn import Turn
 from wald.errors import InvalidInput
 from wald.format.names import Kind
@@ -29,7 +38,7 @@ from wald.store.writer import Draft, Placement, Route
 
 PIPES_MAX = 1024  # slots in the takes file; the first is stdin's
 _STDIN_SLOT = 0
-_PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.001, 1.0  # between looks at an unfinished line
+_PAUSE_SECONDS = 0.001  # before the next look at an unfinished line; then twice as long, and so on
 SOCKETS_BYTES = 1 << 20  # of a turn that pipes leave to the sockets, however much they hold
 
 
@@ -63,6 +72,8 @@ class Intake:
         self._takes = MappedFile(root.takes, PIPES_MAX * SLOT_BYTES, disk)
         self._pipes: dict[int, Pipe] = {}
         self._drafted: dict[int, Pipe] = {}
+        self._leaving: list[Pipe] = []
+        self._slot_numbers: dict[Pipe, int] = {}
         self._stdin_route = ""
         self._pause = _PAUSE_SECONDS
         self._look_at = 0.0
@@ -76,8 +87,8 @@ class Intake:
 
     @property
     def ready(self) -> bool:
-        """Whether a pipe may hold something that was not looked at."""
-        return any(pipe.ready for pipe in self._pipes.values())
+        """Whether a pipe may hold something that was not looked at, or is to be closed."""
+        return bool(self._leaving) or any(pipe.ready for pipe in self._pipes.values())
 
     @property
     def has_input(self) -> bool:
@@ -87,12 +98,21 @@ class Intake:
     @property
     def busy(self) -> frozenset[str]:
         """The routes that are inside a long line."""
-        return frozenset(pipe.route.name for pipe in self._pipes.values() if pipe.inside_record)
+        return frozenset(pipe.route.name for pipe in (*self._pipes.values(), *self._leaving) if pipe.inside_record)
 
     @property
     def stdin_ended(self) -> bool:
         """Whether stdin was read, to its end."""
-        return any(pipe.ended for pipe in self._pipes.values())
+        return any(pipe.ended for pipe in self._pipes.values() if pipe.route.name == self._stdin_route)
+
+    @property
+    def lost(self) -> list[str]:
+        """After a stop: the routes whose pipes hold something and are gone with us."""
+        return [
+            pipe.route.name
+            for pipe in self._pipes.values()
+            if (pipe.hung_up or pipe.route.name == self._stdin_route) and held_bytes(pipe.descriptor)
+        ]
 
     def open(self, stdin_route: str | None, open_records: dict[str, int]) -> tuple[list[str], list[Draft]]:
         """Open stdin and every route's FIFO.
@@ -118,25 +138,41 @@ class Intake:
             opened.insert(0, _Opened(stdin_route, descriptor, held, True, relay))
         told = [words for each in opened if each.held and (words := self._finish_take(each))]
         self._takes.view[:] = bytes(len(self._takes.view))
-        going_on = {each.route: open_records.get(each.route, 0) for each in opened if each.held}
         for each in opened:
             if self._root.retired(each.route).exists():
                 os.close(each.descriptor)
+                self._systemd.forget(each.route)
             else:
-                self._add(each, going_on.get(each.route, 0))
+                self._add(each, open_records.get(each.route, 0) if each.held else 0)
+        going_on = self.busy
         lost = [end_of_record(Route.named(name), open_records[name]) for name in open_records if name not in going_on]
         return told, lost
 
     def add(self, route: str) -> None:
-        """Open the FIFO of a route that was made while the daemon runs, unless it is open.
+        """Open the FIFO of a route that was made while the daemon runs, unless it is open; a FIFO that stood in its
+        place before is closed.
 
         Raises:
             InvalidInput: there are too many FIFOs, or stdin feeds the route.
         """
         if route == self._stdin_route:
             raise InvalidInput(f"route {route}: stdin feeds it, so its FIFO is not read", hint="use another route")
-        if all(pipe.route.name != route for pipe in self._pipes.values()):
-            self._add(self._open_fifo(route), 0)
+        status = os.stat(self._root.fifo(route))
+        for pipe in self._pipes.values():
+            if pipe.route.name == route:
+                opened = os.fstat(pipe.descriptor)
+                if (opened.st_dev, opened.st_ino) == (status.st_dev, status.st_ino):
+                    return
+        self.drop(route)
+        self._add(self._open_fifo(route), 0)
+
+    def drop(self, route: str) -> None:
+        """Stop reading the FIFO of a route: the next turn ends its record and closes it. Stdin is read on."""
+        for descriptor, pipe in list(self._pipes.items()):
+            if pipe.route.name == route != self._stdin_route:
+                self._poller.unregister(descriptor)
+                self._leaving.append(self._pipes.pop(descriptor))  # it may have a batch in this turn
+                self._systemd.forget(route)
 
     def look_again_at(self) -> float | None:
         """When :meth:`look_again` is due, on the monotonic clock."""
@@ -150,14 +186,14 @@ class Intake:
         """
         if now >= self._look_at:
             for pipe in self._pipes.values():
-                pipe.look_again()
-            self._pause = min(2 * self._pause, _PAUSE_MAX_SECONDS)
+                pipe.look_again(now)
+            self._pause = min(2 * self._pause, PAUSE_MAX_SECONDS)
             self._look_at = now + self._pause
 
     def notice(self, descriptor: int, events: int, now: float) -> None:
         """Something happened to a pipe."""
         self._pause = _PAUSE_SECONDS
-        self._look_at = now + self._pause
+        self._look_at = min(self._look_at, now + self._pause)  # a busy pipe must not put off the look at another
         pipe = self._pipes[descriptor]
         pipe.ready = True
         pipe.hung_up = pipe.hung_up or bool(events & select.EPOLLHUP)
@@ -165,6 +201,7 @@ class Intake:
     def collect(self, turn: Turn, arena: Arena) -> None:
         """Hand what the ready pipes hold to ``turn``; who came to nothing this time comes first the next."""
         self._drafted.clear()
+        self._close_leaving(turn)
         for descriptor, pipe in list(self._pipes.items()):
             if arena.free < pipe.chunk_bytes + SOCKETS_BYTES:
                 return
@@ -198,10 +235,17 @@ class Intake:
             pipe.release_writing_end()
             self._pipes[pipe.descriptor] = pipe
 
-    def close(self) -> None:
+    def look_last(self) -> bool:
+        """At a stop: whether there is still something to take."""
         for pipe in self._pipes.values():
+            pipe.look_last()
+        return self.ready
+
+    def close(self) -> None:
+        for pipe in (*self._pipes.values(), *self._leaving):
             pipe.close()
         self._pipes.clear()
+        self._leaving.clear()
         self._scratch.close()
         self._takes.close()
 
@@ -214,13 +258,28 @@ class Intake:
         self._systemd.keep(route, descriptor)
         return _Opened(route, descriptor, held)
 
+    def _close_leaving(self, turn: Turn) -> None:
+        """End the records of the pipes that are no longer read; close those whose record has ended."""
+        for pipe in list(self._leaving):
+            closing = pipe.close_record()
+            if closing is not None:
+                turn.add(closing)
+                self._drafted[id(closing)] = pipe
+            else:
+                self._leaving.remove(pipe)
+                number = self._slot_numbers.pop(pipe)
+                pipe.close()
+                self._slot(number)[:] = bytes(SLOT_BYTES)
+                self._free_slots.append(number)
+
     def _add(self, opened: _Opened, open_sequence: int) -> None:
         """Watch a pipe."""
         if not (opened.is_stdin or self._free_slots):
             os.close(opened.descriptor)
             raise InvalidInput(f"route {opened.route}: more than {PIPES_MAX - 1} FIFOs", hint="use the socket")
         number = _STDIN_SLOT if opened.is_stdin else self._free_slots.pop()
-        self._pipes[opened.descriptor] = self._make(opened, self._slot(number), open_sequence)
+        pipe = self._pipes[opened.descriptor] = self._make(opened, self._slot(number), open_sequence)
+        self._slot_numbers[pipe] = number
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _finish_take(self, opened: _Opened) -> str:

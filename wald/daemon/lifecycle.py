@@ -88,6 +88,10 @@ class Systemd:
         """Ask systemd to hold a pipe too (it does where FileDescriptorStoreMax allows), hung up or not."""
         self._send(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [descriptor])
 
+    def forget(self, name: str) -> None:
+        """Ask systemd to let go of the pipes that it holds under a name."""
+        self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
+
     def _send(self, message: str, descriptors: list[int] | None = None) -> None:
         if not self._address:
             return

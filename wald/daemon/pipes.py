@@ -19,6 +19,7 @@ import os
 import select
 import stat
 import termios
+import time
 from pathlib import Path
 
 from stringzilla import count as count_bytes
@@ -33,6 +34,8 @@ _TRASH_BYTES = 16 << 10  # consumed bytes go over and over into this, so it stay
 _SPLICE_NONBLOCK = 2
 _PIPE_SIZES = tuple(1 << shift for shift in range(20, 15, -1))  # 1 MiB is the usual limit for the unprivileged
 _NEW_PIPE_MAX_BYTES = 64 << 10
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+PAUSE_MAX_SECONDS = 1.0  # between looks at an unfinished line
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _tee = _libc.tee
@@ -65,10 +68,13 @@ def enlarge(descriptor: int) -> int:
 
 
 def survived(descriptor: int) -> bool:
-    """Whether a pipe can be one that the last life of the daemon read; enlarges it.
+    """Whether a pipe seems to be one that the last life of the daemon read; enlarges it.
 
     A pipe lives as long as somebody holds it, and then has the size that it was given; a FIFO that nobody held, and any
-    other stdin, begins with the system's size.
+    other stdin, begins with the system's size. That tells nothing where pipes could not be enlarged, then or now. One
+    that could not be then is taken for a new one if it can be now: an unfinished record ends, and what a kill left both
+    in the log and in the pipe is there twice. One that cannot be now is taken for the old one: a new line may go on an
+    unfinished record.
     """
     before = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
     return not before <= _NEW_PIPE_MAX_BYTES < enlarge(descriptor)
@@ -142,6 +148,9 @@ class Pipe:
         self._open_sequence = open_sequence
         self._open_bytes = 0
         self._seen_bytes = 0
+        self._seen_at = 0.0  # on the monotonic clock
+        self._stalled = False
+        self._left_bytes = 0  # of a stop: what is still taken if somebody else can write on
         self._holds_both_ends = holds_both_ends
         self._relay = relay
         # Half of what it holds: while one half is being written, producers fill the other.
@@ -176,20 +185,30 @@ class Pipe:
         flags = Flag.NONE
         taken = end - start if end else 0
         if not taken:
-            if length == len(into) or self.inside_record or self._is_full():
+            if length == len(into) or self.inside_record or self._stalled or self._is_full():
                 taken, flags = length, self._piece(length)
             elif self.hung_up:
                 taken, flags = length, Flag.UNTERMINATED
             else:
-                self.ready, self.waits, self._seen_bytes = False, True, length
+                self.ready, self.waits = False, True
+                if length != self._seen_bytes:  # writers that find no room call us as well
+                    self._seen_bytes, self._seen_at = length, time.monotonic()
                 return None
+        self._stalled = False
+        self._seen_bytes = 0
+        self._left_bytes -= taken
         arena.used = start + taken
         return self._draft(arena.view[start : start + taken], flags)
 
-    def look_again(self) -> None:
-        """Be ready if more has come to an unfinished line."""
-        if self.waits and held_bytes(self.descriptor) != self._seen_bytes:
+    def look_again(self, now: float) -> None:
+        """Be ready if more has come to an unfinished line, or if nothing has for long and writers may be blocked."""
+        if not self.waits:
+            return
+        held = held_bytes(self.descriptor)
+        if held != self._seen_bytes:
             self.ready = True
+        elif now - self._seen_at >= PAUSE_MAX_SECONDS and not self._holds_both_ends and self._can_be_full(held):
+            self.ready = self._stalled = True
 
     def announce(self, placed: Placed, segment: int) -> None:
         """Before the write: leave word of where the bytes that are still in the pipe will stand."""
@@ -248,14 +267,22 @@ class Pipe:
             self._relay.close()
 
     def release_writing_end(self) -> None:
-        """At a stop: hold only the reading end, so that it shows whether anybody else can still write."""
+        """At a stop: hold only the reading end, so that it shows whether anybody else can still write; be ready."""
         if self._holds_both_ends:
             reader = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.close(self.descriptor)
             self.descriptor = reader
             self._holds_both_ends = False
         self.ready = True
+        self._left_bytes = 2 * self.chunk_bytes
+
+    def look_last(self) -> None:
+        """At a stop: be ready until it is empty, or has given what a pipe holds if somebody else can write on."""
         self.hung_up = bool(_poll(self.descriptor, select.POLLIN) & select.POLLHUP)
+        if self.hung_up:
+            self.ready = True
+        if self.ended or (not self.hung_up and self._left_bytes <= 0):
+            self.ready = False
 
     def _last_of_all(self) -> Draft | None:
         self.hung_up = True
@@ -271,6 +298,10 @@ class Pipe:
     def _is_full(self) -> bool:
         """Whether writers are blocked although no newline has come (only a descriptor open for writing can tell)."""
         return self._holds_both_ends and not _poll(self.descriptor, select.POLLOUT) & select.POLLOUT
+
+    def _can_be_full(self, held: int) -> bool:
+        """Whether a pipe of which this end cannot tell may be full: splice(2) fills a page with as little as a byte."""
+        return held >= fcntl.fcntl(self.descriptor, fcntl.F_GETPIPE_SZ) // _PAGE_BYTES
 
     def _draft(self, payload: memoryview, flags: Flag) -> Draft:
         begins = int(count_bytes(payload, b"\n")) if payload else 0
@@ -321,11 +352,25 @@ class Relay:
 def open_fifo(path: Path) -> tuple[int, bool]:
     """Open a FIFO for reading and writing, so that no writer's leaving ends it.
 
+    Who holds a reading end shows in that the FIFO can be opened for writing only. Where nobody does, there may be a
+    producer that has been writing to the old pipe all along, or one that has just made a new pipe and waits for us;
+    these are told apart by :func:`survived`.
+
     Returns:
         the descriptor, and whether somebody else held the pipe (its content and an unfinished line can have survived).
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    return descriptor, survived(descriptor)
+    try:
+        writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        writer = None
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        if writer is not None:
+            os.close(writer)
+    return descriptor, survived(descriptor) or writer is not None
 
 
 def open_stdin(descriptor: int) -> tuple[int, bool, Relay | None]:

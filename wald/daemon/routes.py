@@ -36,6 +36,11 @@ class Routes:
             raise ProtocolError(Code.DENIED, f"user {user_id} may not write to {entry.route.name}")
         return entry.route
 
+    def lets_write(self, name: str, user_id: int) -> bool:
+        """Whether a user is one of those who may write to a route, retired or not."""
+        writers = self._writers.get(name)
+        return writers is None or user_id in writers
+
     def forget(self, name: str | None = None, *, writers: Mapping[str, Collection[int]] | None = None) -> None:
         """Ask the directory again: about one route that changed, or about all of them under new settings."""
         if writers is not None:

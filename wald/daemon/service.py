@@ -29,7 +29,7 @@ from wald.daemon.journal import open_journal
 from wald.daemon.lifecycle import Signals, Systemd
 from wald.daemon.routes import Routes
 from wald.daemon.turn import Turn
-from wald.errors import InvalidInput, NotFound, WaldError
+from wald.errors import DiskFailure, InvalidInput, NotFound, WaldError
 from wald.format.framing import Code, Command, encode_err, encode_ok
 from wald.format.head import encode_head
 from wald.metrics import Metrics
@@ -45,7 +45,6 @@ from wald.store.writer import Writer
 _FULL_LOOK_SECONDS = 0.25  # how often a full disk is looked at again
 _SWEEP_SECONDS = 1.0  # how often half-sent requests are looked for
 _BACKLOG = 128
-_LAST_TURNS = 64  # at a stop: enough for all that pipes hold; a producer that never ends does not hold us
 
 
 def run(
@@ -149,14 +148,17 @@ class Service:
         self._connections.close()
         if self._lock.is_ours():
             self._socket_path.unlink(missing_ok=True)
+        else:
+            self._writer.failed = True  # the active segment is another daemon's now
         self._intake.release_writing_ends()
         try:
-            for _ in range(_LAST_TURNS):
-                if not self._intake.ready:
-                    break
+            while self._intake.look_last():
                 self._collect_pipes()
         except Full as full:
-            self._journal.error("disk full: what is in pipes that nobody else holds is lost", reason=full.message)
+            if lost := self._intake.lost:
+                words = "what is in pipes that nobody else holds is lost"
+                self._journal.error(f"disk full: {words}", routes=lost, reason=full.message)
+                raise DiskFailure(f"{full.message}; {words} ({', '.join(lost)})", hint=full.hint) from full
         self._journal.info("stopped", head=self._metrics.head_sequence)
 
     # One turn.
@@ -175,9 +177,10 @@ class Service:
         if room:
             self._intake.collect(turn, self._arena)
         # After the pipes: what they have begun in this very turn keeps others off its route too.
-        gate = Gate(not room, self._config.on_full == "reject", self._intake.busy | turn.open_routes)
-        if room:
-            self._connections.retry_parked(turn, self._arena, gate)
+        minimum = self._config.free_space_min
+        room_bytes = self._metrics.free_bytes - minimum if minimum else float("inf")
+        gate = Gate(not room, self._config.on_full == "reject", self._intake.busy | turn.open_routes, room_bytes)
+        self._connections.look_again(turn, self._arena, gate, now)
         begin = self._metrics.turns % len(readable) if readable else 0  # else the first would take all the room
         for descriptor in readable[begin:] + readable[:begin]:
             self._connections.collect(descriptor, turn, self._arena, gate, now)
@@ -194,12 +197,12 @@ class Service:
                 self._intake.notice(descriptor, happened, now)
             elif descriptor in self._connections:
                 if happened & select.EPOLLOUT:
-                    self._connections.flush(descriptor)
+                    self._connections.flush(descriptor, now)
                 if happened & ~select.EPOLLOUT and descriptor in self._connections:
                     readable.append(descriptor)
             elif descriptor == self._signals.descriptor:
                 self._signals.drain()
-            else:
+            elif descriptor == self._connections.listener_descriptor:
                 self._connections.accept(now)
         return readable
 
@@ -236,13 +239,15 @@ class Service:
 
     def _timeout(self) -> float | None:
         """How long the loop may wait for something to happen, in seconds."""
+        if self._connections.ready:
+            return 0
         if self._metrics.degraded:
             return _FULL_LOOK_SECONDS
         if self._intake.ready:
             return 0
         now = time.monotonic()
         times = [at for at in (self._committer.due(), self._intake.look_again_at()) if at is not None]
-        if len(self._connections):
+        if self._connections.needs_sweep:
             times.append(now + _SWEEP_SECONDS)
         if self._systemd.watchdog_seconds:
             times.append(self._alive_at + self._systemd.watchdog_seconds)
@@ -275,7 +280,7 @@ class Service:
 
     # What can be asked over the socket.
 
-    def _command(self, command: Command) -> bytes:
+    def _command(self, command: Command, user_id: int) -> bytes:
         try:
             match command.verb, command.words:
                 case "PING", ():
@@ -289,8 +294,11 @@ class Service:
                 case "ROUTE", ("ADD", str(name), *options):
                     return self._add_route(name, options)
                 case "ROUTE", ("RETIRE", str(name)):
+                    if not self._routes.lets_write(name, user_id):
+                        return encode_err(Code.DENIED, f"user {user_id} may not write to {name}, nor retire it")
                     retire_route(self._root, self._disk, name, now=_now())
                     self._routes.forget(name)
+                    self._intake.drop(name)
                     return encode_ok(f"retired {name}")
         except InvalidInput as error:
             return encode_err(Code.BAD_ROUTE, error.message)

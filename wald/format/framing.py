@@ -40,6 +40,7 @@ class Code(StrEnum):
     GAP = "gap"
     FORGOTTEN = "forgotten"
     FULL = "full"
+    BUSY = "busy"
     TIMEOUT = "timeout"
     FAILED = "failed"
 

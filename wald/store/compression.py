@@ -167,24 +167,15 @@ class SealedFile:
                 continue
             with open(self.path, "rb", buffering=0) as file:
                 file.seek(frame.offset)
-                stream = self._decompressor.stream_reader(file, read_across_frames=False)
+                stream = self._decompressor.stream_reader(file)
+                left = frame.raw_bytes
                 try:
-                    while part := stream.read(FRAME_BYTES):
+                    while left and (part := stream.read(min(FRAME_BYTES, left))):
                         digest.update(part)
+                        left -= len(part)
                 except zstandard.ZstdError as error:
                     raise self._damaged(frame.offset, f"frame {number} does not decompress ({error})") from error
         return digest.digest()
-
-    def batch_table(self) -> BatchTable:
-        """Every batch of the segment.
-
-        Raises:
-            Damaged: that part of the index does not decode.
-        """
-        try:
-            return self.index.batch_table()
-        except BadSealed as error:
-            raise self._damaged(sum(frame.compressed_bytes for frame in self.index.frames), str(error)) from error
 
     def close(self) -> None:
         os.close(self._descriptor)

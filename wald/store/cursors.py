@@ -135,14 +135,3 @@ def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> 
     """
     groups = root.groups(route) or [DEFAULT_GROUP]
     return [read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence) for group in groups]
-
-
-def watermark(root: Root, *, log_id: bytes, head_sequence: int) -> int:
-    """Up to where every group of every route that is not retired has processed; the head if there is no such route."""
-    cursors = [
-        cursor
-        for route in root.route_names()
-        if not root.retired(route).exists()
-        for cursor in cursors_of(root, route, log_id=log_id, head_sequence=head_sequence)
-    ]
-    return min((cursor.effective for cursor in cursors), default=head_sequence)

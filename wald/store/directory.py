@@ -140,17 +140,15 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The readable segments, oldest first. A raw file beside its sealed twin is already replaced and not listed."""
+    """The segments in a directory, oldest first.
+
+    Attributes:
+        segments: the readable ones. A raw file beside its sealed twin is already replaced and not listed.
+        doomed: those that are reclaimed and wait out their grace period.
+    """
 
     segments: tuple[Segment, ...]
-
-    @property
-    def raw(self) -> tuple[Segment, ...]:
-        return tuple(segment for segment in self.segments if segment.kind is Kind.RAW)
-
-    @property
-    def sealed(self) -> tuple[Segment, ...]:
-        return tuple(segment for segment in self.segments if segment.kind is Kind.SEALED)
+    doomed: tuple[Segment, ...] = ()
 
     def covering(self, sequence: int) -> int:
         """The position in ``segments`` of the one that ``sequence`` falls into; 0 if it is older than all."""
@@ -159,15 +157,43 @@ class Listing:
 
 
 def list_segments(root: Root) -> Listing:
-    """Look at the directory."""
+    """Look at the directory.
+
+    Raises:
+        Damaged: it is not there.
+    """
     best: dict[int, Segment] = {}
-    for entry in os.scandir(root.segments):
+    doomed: dict[int, Segment] = {}
+    try:
+        entries = list(os.scandir(root.segments))
+    except (FileNotFoundError, NotADirectoryError):
+        raise Damaged(
+            f"{root.segments}: the directory of the segments is gone",
+            hint=f"ls -l {root.path}; restore it from a backup",
+        ) from None
+    for entry in entries:
         name = parse_segment_name(entry.name)
-        if name is None or name.kind not in (Kind.RAW, Kind.SEALED):
+        if name is None or name.kind is Kind.INDEX:
             continue
-        if name.base_sequence not in best or name.kind is Kind.SEALED:
-            best[name.base_sequence] = Segment(name.base_sequence, name.kind, Path(entry.path))
-    return Listing(tuple(best[base] for base in sorted(best)))
+        found = best if name.kind is not Kind.DOOMED else doomed
+        if name.base_sequence not in found or name.kind is Kind.SEALED:
+            found[name.base_sequence] = Segment(name.base_sequence, name.kind, Path(entry.path))
+    return Listing(tuple(best[base] for base in sorted(best)), tuple(doomed[base] for base in sorted(doomed)))
+
+
+def look_again(root: Root, seen: Listing, gone: FileNotFoundError) -> Listing:
+    """The segments by now, after a file of ``seen`` turned out to be ``gone``: it was sealed or reclaimed meanwhile.
+
+    Raises:
+        Damaged: nothing has changed, so it is gone for good.
+    """
+    listing = list_segments(root)
+    if listing == seen:
+        raise Damaged(
+            f"{gone.filename}: its directory lists it, and there is no such file",
+            hint=f"ls -l {root.segments}; restore the file from an archive or a backup",
+        ) from gone
+    return listing
 
 
 def read_identity(root: Root) -> Identity:

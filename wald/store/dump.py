@@ -68,20 +68,14 @@ def _raw(path: Path, *, records: bool) -> Iterator[Piece]:
     with path.open("rb", buffering=0) as file:
         raw = RawFile(file.fileno())
         yield _segment_header(raw.read(0, FIRST_BATCH), SEGMENT_MAGIC)
-        scan = raw.scan()
-        while True:
-            try:
-                found = next(scan)
-            except StopIteration as stop:
-                tail: Tail = stop.value
-                break
+        for found in raw.scan():
             if isinstance(found, Scanned):
                 payload = memoryview(raw.payload(found))
                 yield from _batch(found.offset, found.header, found.route, payload, records=records)
-            else:
+            elif isinstance(found, Gap):
                 yield _gap(found)
-        piece: Piece = {"kind": "end", "offset": tail.offset, "file_bytes": raw.limit}
-        yield piece | ({"damage": tail.reason, "garbage_bytes": tail.garbage_bytes} if tail.garbage_bytes else {})
+            else:
+                yield _end(found, raw.limit)
 
 
 def _sealed(path: Path, *, records: bool) -> Iterator[Piece]:
@@ -188,6 +182,11 @@ def _segment_header(data: bytes, magic: bytes) -> Piece:
 
 def _gap(gap: Gap) -> Piece:
     return {"kind": "gap", "offset": gap.offset, "bytes": gap.length, "damage": gap.reason or "zeros between batches"}
+
+
+def _end(tail: Tail, file_bytes: int) -> Piece:
+    piece: Piece = {"kind": "end", "offset": tail.offset, "file_bytes": file_bytes}
+    return piece | ({"damage": tail.reason, "garbage_bytes": tail.garbage_bytes} if tail.garbage_bytes else {})
 
 
 def _sparse_index(path: Path) -> Iterator[Piece]:

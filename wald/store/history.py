@@ -9,7 +9,9 @@ Ledgers can be lost, so every answer may be "unknown".
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ class History:
 
     def reclaimed(self, sequence: int) -> dict[str, Any] | None:
         """The entry of the reclaimed segment that held ``sequence``."""
-        return _holding(self._reclaimed, sequence)
+        return _segment_holding(self._reclaimed, sequence)
 
     def all_reclaimed(self, first: int, last: int) -> bool:
         """Whether the records ``first`` to ``last`` were reclaimed, every one."""
@@ -38,12 +40,12 @@ class History:
 
     def archived(self, route: str | None, sequence: int) -> dict[str, Any] | None:
         """The entry of a bundle that holds ``sequence``; of any route's range if the route is not known."""
-        entries = [entry for entry in self._archived if route is None or entry.get("route") in (route, None)]
-        return _holding(entries, sequence)
+        entries = (entry for entry in self._archived if route is None or entry.get("route") in (route, None))
+        return next((entry for entry in entries if entry["base"] <= sequence <= entry["last"]), None)
 
     def sealed(self, sequence: int) -> dict[str, Any] | None:
         """The entry of the sealed segment that held ``sequence``."""
-        return _holding(self._sealed, sequence)
+        return _segment_holding(self._sealed, sequence)
 
     def routes_between(self, first: int, last: int) -> dict[str, int] | None:
         """The routes of the sealed segments that held ``first`` to ``last``, each with its last sequence there.
@@ -76,14 +78,16 @@ class History:
 
 
 def _entries(path: Path, event: str, first: str) -> list[dict[str, Any]]:
-    """The entries of one kind that have a sane range, under ``first`` and "last"."""
+    """The entries of one kind that have a sane range, under ``first`` and "last", by where the range begins."""
     found = []
     for entry in read_ledger(path).entries:
         begin, end = entry.get(first), entry.get("last")
         if entry.get("event") == event and isinstance(begin, int) and isinstance(end, int) and begin <= end:
             found.append(entry | {"base": begin})
-    return found
+    return sorted(found, key=itemgetter("base"))
 
 
-def _holding(entries: list[dict[str, Any]], sequence: int) -> dict[str, Any] | None:
-    return next((entry for entry in entries if entry["base"] <= sequence <= entry["last"]), None)
+def _segment_holding(entries: list[dict[str, Any]], sequence: int) -> dict[str, Any] | None:
+    """Segments do not overlap, as bundles may."""
+    number = bisect_right(entries, sequence, key=itemgetter("base")) - 1
+    return entries[number] if number >= 0 and sequence <= entries[number]["last"] else None

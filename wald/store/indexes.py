@@ -1,7 +1,8 @@
-"""Sparse indexes of raw segments: written beside the segment, read as a hint, rebuilt from the segment.
+"""Sparse indexes of raw segments: written beside the segment and read as a hint.
 
 An index saves a reader from scanning a raw segment from its start. It is not synced and may be missing, short, stale or
-damaged; whoever uses it checks the batch it lands on, and may meet entries behind the durable end of the log.
+damaged: whoever uses it checks the batch it lands on, may meet entries behind the durable end of the log, and scans the
+segment where it does not help.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from wald.format.index import INTERVAL_BYTES, SparseIndex, decode_index, encode_entry, encode_index_header
 from wald.format.segment import SegmentHeader
 from wald.store.disk import PRIVATE_MODE
-from wald.store.raw import FIRST_BATCH, RawFile, Scanned
+from wald.store.raw import FIRST_BATCH
 
 
 class SparseIndexWriter:
@@ -60,20 +61,3 @@ def read_index(path: Path, log_id: bytes, base_sequence: int) -> SparseIndex | N
     except OSError:
         return None
     return decode_index(data, log_id=log_id, base_sequence=base_sequence)
-
-
-def rebuild_index(descriptor: int, *, limit: int | None = None) -> SparseIndex:
-    """The index of the raw segment open at ``descriptor``, from its batches.
-
-    Args:
-        limit: the length to look at (bytes), for a segment that is still being written.
-    """
-    index = SparseIndex()
-    indexed = FIRST_BATCH
-    for found in RawFile(descriptor, limit=limit).scan():
-        if isinstance(found, Scanned) and not found.header.is_control and found.offset - indexed >= INTERVAL_BYTES:
-            indexed = found.offset
-            index.sequences.append(found.header.base_sequence)
-            index.positions.append(found.offset)
-            index.times_ns.append(found.header.append_time_ns)
-    return index

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from enum import Enum
 
 from wald.errors import Damaged, InvalidInput
-from wald.format.names import Kind, SegmentName, parse_segment_name
+from wald.format.names import Kind, segment_name
 from wald.store.cursors import cursors_of
-from wald.store.directory import Root, Segment
+from wald.store.directory import Listing, Root, Segment, look_again
 from wald.store.head import Bound, look
 from wald.store.history import History
 from wald.store.raw import Gap
@@ -67,43 +66,40 @@ def where(root: Root, sequence: int, *, log_id: bytes) -> Whereabouts:
     if sequence < 1:
         raise InvalidInput(f"{sequence} is not a sequence", hint="the first record is number 1")
     while True:
+        bound, listing = look(root)
         try:
-            return _where(root, sequence, log_id)
-        except FileNotFoundError:
-            continue  # sealed or reclaimed since the look at the directory
+            return _where(root, sequence, log_id, bound, listing)
+        except FileNotFoundError as gone:
+            try:
+                look_again(root, listing, gone)
+            except Damaged as error:
+                return _gone(root, sequence, error.message)
 
 
-def _where(root: Root, sequence: int, log_id: bytes) -> Whereabouts:
-    bound, _ = look(root)
-    names = _all_segments(root)
-    newest = max((name.base_sequence for name in names), default=0)
+def _where(root: Root, sequence: int, log_id: bytes, bound: Bound, listing: Listing) -> Whereabouts:
+    segments = [*listing.doomed, *listing.segments]
+    newest = max((segment.base_sequence for segment in segments), default=0)
     if bound.sequence is not None and sequence > bound.sequence:
         return _beyond(sequence, bound.sequence)
-    holding = [name for name in names if name.base_sequence <= sequence]
+    holding = [segment for segment in segments if segment.base_sequence <= sequence]
     reason = ""
     if holding:
-        # The newest name at or below it; of two forms of one segment the sealed one, as readers do.
-        name = max(holding, key=lambda found: (found.base_sequence, found.kind is Kind.SEALED))
-        found = _in_segment(root, sequence, name, bound, newest, log_id)
+        # The newest at or below it; of two forms of one segment the one that is not doomed.
+        segment = max(holding, key=lambda found: (found.base_sequence, found.kind is not Kind.DOOMED))
+        found = _in_segment(root, sequence, segment, bound, newest, log_id)
         if isinstance(found, Whereabouts):
             return found
         reason = found
-    if bound.sequence is None and (not holding or name.base_sequence == newest):
+    if bound.sequence is None and (not holding or segment.base_sequence == newest):
         return _beyond(sequence, None)
     return _gone(root, sequence, reason)
 
 
-def _all_segments(root: Root) -> list[SegmentName]:
-    parsed = (parse_segment_name(entry.name) for entry in os.scandir(root.segments))
-    return [name for name in parsed if name is not None and name.kind is not Kind.INDEX]
-
-
 def _in_segment(
-    root: Root, sequence: int, name: SegmentName, bound: Bound, newest: int, log_id: bytes
+    root: Root, sequence: int, segment: Segment, bound: Bound, newest: int, log_id: bytes
 ) -> Whereabouts | str:
     """Its place in the segment that should hold it; or what is found there instead, "" for nothing."""
-    segment = Segment(name.base_sequence, name.kind, root.segment(name.base_sequence, name.kind))
-    limit = bound.limit(name.base_sequence)
+    limit = bound.limit(segment.base_sequence)
     try:
         opened = open_segment(segment, log_id)
     except Damaged as error:
@@ -116,7 +112,7 @@ def _in_segment(
             elif isinstance(met, Whole) and met.header.count and met.header.base_sequence <= sequence:
                 gap = None
                 if sequence < met.header.end_sequence:
-                    return _placed(root, sequence, name, met, newest, log_id, bound)
+                    return _placed(root, sequence, segment, met, newest, log_id, bound)
             elif isinstance(met, Whole) and met.header.base_sequence > sequence:
                 break
     finally:
@@ -130,11 +126,11 @@ def _in_segment(
 
 
 def _placed(
-    root: Root, sequence: int, name: SegmentName, met: Whole, newest: int, log_id: bytes, bound: Bound
+    root: Root, sequence: int, segment: Segment, met: Whole, newest: int, log_id: bytes, bound: Bound
 ) -> Whereabouts:
     states = {Kind.SEALED: State.SEALED, Kind.DOOMED: State.DOOMED}
-    state = states.get(name.kind, State.ACTIVE if name.base_sequence == newest else State.CUT)
-    place = f"in {name} at {met.position}, route {met.route}"
+    state = states.get(segment.kind, State.ACTIVE if segment.base_sequence == newest else State.CUT)
+    place = f"in {segment.path.name} at {met.position}, route {met.route}"
     if state is State.DOOMED:
         place = f"reclaimed; still {place}"
     head_sequence = bound.sequence if bound.sequence is not None else met.header.end_sequence - 1
@@ -147,7 +143,7 @@ def _placed(
         state,
         place,
         durable=True,
-        segment=str(name),
+        segment=segment.path.name,
         route=met.route,
         append_time_ns=met.header.append_time_ns,
         position=met.position,
@@ -164,7 +160,7 @@ def _gone(root: Root, sequence: int, reason: str) -> Whereabouts:
     """Issued, and in no segment that can be read."""
     history = History(root)
     sealed = history.sealed(sequence)
-    segment = str(SegmentName(int(sealed["base"]), Kind.SEALED)) if sealed else None
+    segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
     archived, reclaimed = history.archived(None, sequence), history.reclaimed(sequence)
     if reason:
         return Whereabouts(sequence, State.QUARANTINED, reason, segment=segment)

@@ -8,7 +8,7 @@ from wald.errors import Damaged
 from wald.format.batch import payload_of
 from wald.format.control import BadControl, decode
 from wald.store.cursors import Cursor, cursors_of
-from wald.store.directory import Root
+from wald.store.directory import Root, look_again
 from wald.store.head import look
 from wald.store.raw import FIRST_BATCH
 from wald.store.routes import has_fifo
@@ -59,9 +59,11 @@ def _last_sequences(root: Root, log_id: bytes) -> dict[str, int] | None:
             return {}
         found: dict[str, int] = {}
         try:
-            newest = open_segment(readable[-1], log_id)
-        except FileNotFoundError:
-            continue  # sealed since the look at the directory
+            try:
+                newest = open_segment(readable[-1], log_id)
+            except FileNotFoundError as gone:
+                look_again(root, listing, gone)
+                continue
         except Damaged:
             return None
         try:

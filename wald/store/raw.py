@@ -7,7 +7,7 @@ follow (damage); and the tail, which is where the good batches end (zeros, the e
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,7 +70,7 @@ class Tail:
     garbage_bytes: int
 
 
-Scan = Generator[Scanned | Gap, None, Tail]
+Scan = Iterator[Scanned | Gap | Tail]
 
 
 class RawFile:
@@ -112,7 +112,7 @@ class RawFile:
         return self.read(batch.offset + batch.header.payload_offset, batch.header.payload_bytes)
 
     def scan(self, *, start: int = FIRST_BATCH, next_sequence: int = 0) -> Scan:
-        """Every batch from ``start`` on; returns the tail.
+        """Every batch from ``start`` on, and every gap between them; the last item is the tail.
 
         Args:
             next_sequence: after damage, only batches at or above it are believed.
@@ -134,7 +134,8 @@ class RawFile:
             behind = offset + (1 if header is None else header.total_bytes)
             resumed = self._search(behind, next_sequence, last, offset)
             if resumed is None:
-                return Tail(offset, found.outcome, found.reason, self._garbage(offset))
+                yield Tail(offset, found.outcome, found.reason, self._garbage(offset))
+                return
             yield Gap(offset, resumed - offset, found.reason or "zeros between batches")
             offset = resumed
 

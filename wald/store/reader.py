@@ -20,7 +20,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from wald.errors import Damaged, InvalidInput, NotFound
@@ -28,7 +28,7 @@ from wald.format.head import Head
 from wald.format.names import DEFAULT_GROUP
 from wald.store.batches import Batch, Broken, Joiner
 from wald.store.cursors import CursorState, read_cursor
-from wald.store.directory import Listing, Root
+from wald.store.directory import Listing, Root, look_again
 from wald.store.head import Bound, look, read_head
 from wald.store.history import History
 from wald.store.segments import Passed, SealedSegment, Whole, open_segment
@@ -70,28 +70,18 @@ def read_batches(
     root: Root,
     *,
     log_id: bytes,
-    route: str | None = None,
-    start: Place = "earliest",
-    stop: int | datetime | None = None,
-    group: str = DEFAULT_GROUP,
-    limit: int | None = None,
-    follow: bool = False,
-    cancel: threading.Event | None = None,
-    on_damage: Callable[[Damaged], None] | None = None,
+    route: str | None,
+    start: Place,
+    stop: int | datetime | None,
+    group: str,
+    limit: int | None,
+    follow: bool,
+    cancel: threading.Event | None,
+    on_damage: Callable[[Damaged], None] | None,
 ) -> Iterator[Batch]:
     """Batches of whole records, from ``start`` on; without ``follow`` up to the head as it is now.
 
-    Args:
-        route: None: all of them, in the order of the log, except that a record in several pieces comes when it is
-            complete.
-        limit: how many records.
-        follow: whether to wait for more at the end, until ``cancel`` is set.
-        on_damage: called with what cannot be read, instead of raising it.
-
-    Raises:
-        InvalidInput: a start or stop that can never be right.
-        NotFound: no such route, a record that was never issued, or reclaimed records that the group has not processed.
-        Damaged: bytes or segments that should be there are not, or the cursor cannot be trusted.
+    Arguments and errors are those of :meth:`wald.log.Log.batches`.
     """
     selection = _select(root, log_id, route, start, stop, group)
     if limit is not None and limit < 0:
@@ -103,18 +93,22 @@ def read_batches(
 
 def end_sequence(root: Root, log_id: bytes) -> int:
     """The number that the next record gets, as far as the durable log tells."""
-    bound, listing = look(root)
-    return _end(bound, listing, log_id)
+    return _looked(root, lambda bound, listing: _end(bound, listing, log_id))
 
 
 def sequence_at(root: Root, log_id: bytes, time_ns: int) -> int:
     """The first record appended at ``time_ns`` or later; the number after the last record if there is none yet."""
+    return _looked(root, lambda bound, listing: _sequence_at(bound, listing, log_id, time_ns))
+
+
+def _looked(root: Root, answer: Callable[[Bound, Listing], int]) -> int:
+    """What a look at the log answers; another look, if a segment was sealed or reclaimed meanwhile."""
     while True:
         bound, listing = look(root)
         try:
-            return _sequence_at(bound, listing, log_id, time_ns)
-        except FileNotFoundError:
-            continue  # sealed or reclaimed since the look at the directory
+            return answer(bound, listing)
+        except FileNotFoundError as gone:
+            look_again(root, listing, gone)
 
 
 class _Reading:
@@ -254,22 +248,9 @@ def _select(
     if route is not None:
         root.require_route(route)
     routes = None if route is None else frozenset([route])
-    last, until_ns = _NO_SEQUENCE, (1 << 63) - 1
-    if isinstance(stop, datetime):
-        until_ns = nanoseconds(stop)
-    elif stop is not None:
-        last = _positive(stop)
-    chosen = _begin(root, log_id, routes, start, group)
-    return Selection(
-        routes,
-        chosen.first,
-        chosen.floors,
-        last,
-        chosen.from_ns,
-        until_ns,
-        chosen.earliest,
-        group,
-    )
+    last = _positive(stop) if isinstance(stop, int) else _NO_SEQUENCE
+    selection = replace(_begin(root, log_id, routes, start, group), last=last, group=group)
+    return replace(selection, until_ns=nanoseconds(stop)) if isinstance(stop, datetime) else selection
 
 
 def _begin(root: Root, log_id: bytes, routes: frozenset[str] | None, start: Place, group: str) -> Selection:

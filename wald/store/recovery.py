@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -29,7 +28,7 @@ from wald.format.segment import BadHeader, NewerVersion
 from wald.store.compression import SealedFile
 from wald.store.directory import TEMPORARY, Listing, Root, Segment, list_segments
 from wald.store.disk import Disk
-from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scan, Scanned, Tail
+from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
 
 REPORTS_KEPT = 32
 
@@ -211,32 +210,25 @@ def _scan(
         replay = _Replay(control.State(next_sequence=segment.base_sequence))
         gaps: list[Gap] = []
 
-        def take_in(found: Scanned | Gap) -> None:
+        tail: Tail | None = None
+        for found in raw.scan(next_sequence=segment.base_sequence):
+            if isinstance(found, Tail):
+                tail = found
+                continue
             torn_turn.add(found)
             if isinstance(found, Scanned):
                 replay.add(found.header, found.route, raw.payload(found) if found.header.is_control else b"")
-                return
+                continue
             gaps.append(found)
             if found.offset == FIRST_BATCH:  # the control batch is gone: its state has to come from further back
                 replay.state = _replayed(Listing(listing.segments[:-1]), report)
-
-        tail = _exhaust(raw.scan(next_sequence=segment.base_sequence), take_in)
+        assert tail is not None, "a scan ends with its tail"
     content = Content.CONTROL if replay.batches else Content.NOTHING
     if replay.state.next_sequence > segment.base_sequence:
         content = Content.RECORDS
     elif replay.pieces:
         content = Content.PIECES
     return _Examined(segment, header, replay.state, content, gaps, tail, replay.batches, reason)
-
-
-def _exhaust(scan: Scan, take_in: Callable[[Scanned | Gap], None]) -> Tail:
-    while True:
-        try:
-            found = next(scan)
-        except StopIteration as end:
-            tail: Tail = end.value
-            return tail
-        take_in(found)
 
 
 def _header_fact(raw: RawFile, log_id: bytes) -> tuple[Header, str]:

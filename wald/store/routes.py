@@ -36,7 +36,8 @@ def add_route(root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: in
 def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
     """Let a route no longer gate RECLAIM; its records and cursors stay.
 
-    Nothing more is taken for it over the socket; a FIFO that a daemon has open is read until that daemon stops.
+    A daemon that is asked to do it (ROUTE RETIRE) also takes nothing more over the socket and closes the FIFO, ending
+    an unfinished record; what the FIFO still holds is not read. A stdin that feeds the route is read on.
 
     Raises:
         NotFound: no such route.

@@ -146,12 +146,7 @@ class RawSegment:
     @staticmethod
     def _judge(raw: RawFile, position: int, next_sequence: int) -> Scanned | Gap | Tail:
         """What stands where no whole batch does."""
-        scan = raw.scan(start=position, next_sequence=next_sequence)
-        try:
-            return next(scan)
-        except StopIteration as stop:
-            tail: Tail = stop.value
-            return tail
+        return next(raw.scan(start=position, next_sequence=next_sequence))
 
     def _header_at(self, position: int) -> BatchHeader | None:
         return decode_header(RawFile(self._descriptor).read(position, HEADER.size))

@@ -3,7 +3,7 @@
 Checked are the checksums of every batch and frame, the digests in indexes and ledgers, that sequences and append times
 go on without a gap or a step back within and between segments, that indexes, control batches, the head and the cursors
 agree with what the segments hold, and the chains of the ledgers. The daemon may run meanwhile: what stands behind the
-head as it was at the beginning is not judged, and a segment that is sealed meanwhile is read in its new form.
+head as it was at the beginning is not read, and a segment that is sealed meanwhile is read in its new form.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,12 +26,12 @@ from wald.format.sealed import BadSealed, BatchTable, SealedIndex
 from wald.format.segment import BadHeader
 from wald.store.compression import SealedFile
 from wald.store.cursors import CursorState, cursors_of
-from wald.store.directory import Root, Segment, list_segments, read_identity
+from wald.store.directory import Root, Segment, list_segments, look_again, read_identity
 from wald.store.head import read_head
 from wald.store.history import History
 from wald.store.indexes import read_index
 from wald.store.ledger import read_ledger
-from wald.store.raw import FIRST_BATCH, Gap, RawFile, Tail
+from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
 
 LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl")
 
@@ -108,18 +109,7 @@ class _Verification:
         yield from self._identity()
         yield from self._read_head()
         yield from self._strangers()
-        done = 0
-        while True:
-            segments = [s for s in list_segments(self._root).segments if s.base_sequence > done]
-            if not segments:
-                break
-            segment = segments[0]
-            try:
-                found = list(self._segment(segment, newest=len(segments) == 1))
-            except FileNotFoundError:
-                continue  # sealed or reclaimed meanwhile: the directory says which
-            done = segment.base_sequence
-            yield from found
+        yield from self._segments()
         yield from self._head_agrees()
         for name in LEDGERS:
             yield from self._ledger(self._root.ledger / name)
@@ -142,12 +132,39 @@ class _Verification:
 
     def _strangers(self) -> Iterator[Finding]:
         """Files in ``segments/`` that are no segments to read."""
+        if not self._root.segments.is_dir():
+            return  # told of where they are listed
         for entry in sorted(os.scandir(self._root.segments), key=lambda entry: entry.name):
             name = parse_segment_name(entry.name)
             if name is not None and name.kind is Kind.DOOMED:
                 yield Finding(Level.INFO, Path(entry.path), 0, "reclaimed; waits out its grace period")
             elif name is None and not entry.name.endswith(".tmp"):
                 yield Finding(Level.INFO, Path(entry.path), 0, "not a file of the log")
+
+    def _segments(self) -> Iterator[Finding]:
+        """Every segment as far as the head that was read before."""
+        try:
+            listing = list_segments(self._root)
+        except Damaged as error:
+            yield Finding(Level.ERROR, self._root.segments, 0, error.message)
+            return
+        waiting = deque(listing.segments)
+        while waiting:
+            segment = waiting.popleft()
+            if self._head is not None and segment.base_sequence > self._head.segment:
+                yield Finding(Level.INFO, segment.path, 0, "behind the head; not read")
+                continue
+            try:
+                try:
+                    found = list(self._segment(segment, newest=not waiting))
+                except FileNotFoundError as gone:
+                    listing = look_again(self._root, listing, gone)
+                    self._history = History(self._root)
+                    waiting = deque(s for s in listing.segments if s.base_sequence >= segment.base_sequence)
+                    continue
+            except Damaged as error:
+                found = [Finding(Level.ERROR, segment.path, 0, error.message)]
+            yield from found
 
     def _segment(self, segment: Segment, *, newest: bool) -> Iterator[Finding]:
         """One segment, and whether it follows the one before it."""
@@ -187,46 +204,47 @@ class _Verification:
         path = segment.path
         durable = self._durable(segment)
         with path.open("rb", buffering=0) as file:
-            raw = RawFile(file.fileno())
+            whole = RawFile(file.fileno())
+            raw = whole if durable is None else RawFile(file.fileno(), limit=min(durable, whole.limit))
             try:
                 header = raw.header()
             except BadHeader as error:
                 yield Finding(Level.ERROR, path, 0, str(error))
             else:
                 yield from self._belongs(path, header.log_id, header.base_sequence, segment.base_sequence)
-            scan = raw.scan(next_sequence=segment.base_sequence)
-            while True:
-                try:
-                    found = next(scan)
-                except StopIteration as stop:
-                    tail: Tail = stop.value
-                    break
-                if isinstance(found, Gap):
-                    behind = durable is not None and found.offset >= durable
-                    level = Level.INFO if behind else Level.ERROR
-                    yield Finding(level, path, found.offset, f"{found.length} bytes are no batch: {found.reason}")
+            for found in raw.scan(next_sequence=segment.base_sequence):
+                if isinstance(found, Tail):
+                    yield from self._tail(path, found, durable, newest=newest)
+                elif isinstance(found, Gap):
+                    words = f"{found.length} bytes are no batch: {found.reason}"
+                    yield Finding(Level.ERROR, path, found.offset, words)
                 else:
                     payload = memoryview(raw.payload(found))
                     yield from self._batch(path, found.offset, found.header, found.route, payload, contents)
-        yield from self._tail(path, tail, durable, newest=newest)
+            if durable is not None:
+                yield from self._behind(path, next(whole.scan(start=durable)))
         yield from self._sparse_index(segment, contents)
         yield Finding(Level.OK, path, 0, f"{contents.batches} batches, {contents.records} records")
 
     def _durable(self, segment: Segment) -> int | None:
-        """Where what a running daemon may just be writing begins in a segment, which is not judged; None: nowhere."""
-        if self._head is None or segment.base_sequence < self._head.segment:
-            return None
-        return self._head.position if segment.base_sequence == self._head.segment else 0
+        """Where the head stands in a segment; None: not in this one."""
+        head = self._head
+        return head.position if head is not None and head.segment == segment.base_sequence else None
 
     def _tail(self, path: Path, tail: Tail, durable: int | None, *, newest: bool) -> Iterator[Finding]:
         if durable is not None and tail.offset < durable:
             yield Finding(Level.ERROR, path, tail.offset, f"good batches end before the head, at {durable}")
-        elif tail.garbage_bytes and (newest or durable is not None):
-            words = f"{tail.garbage_bytes} bytes of an unfinished write; the next start cuts them ({tail.reason})"
-            yield Finding(Level.INFO, path, tail.offset, words)
+        elif self._head is None and newest:
+            yield from self._behind(path, tail)
         elif tail.garbage_bytes:
             words = f"{tail.garbage_bytes} bytes behind the last batch of a complete segment ({tail.reason})"
             yield Finding(Level.ERROR, path, tail.offset, words)
+
+    def _behind(self, path: Path, found: Scanned | Gap | Tail) -> Iterator[Finding]:
+        """What stands where nothing is durable: what a running daemon writes, or what the last one has left."""
+        if isinstance(found, Tail) and found.garbage_bytes:
+            words = f"{found.garbage_bytes} bytes of an unfinished write; the next start cuts them ({found.reason})"
+            yield Finding(Level.INFO, path, found.offset, words)
 
     def _sparse_index(self, segment: Segment, contents: _Contents) -> Iterator[Finding]:
         path = segment.path.with_name(segment_name(segment.base_sequence, Kind.INDEX))
@@ -306,8 +324,6 @@ class _Verification:
         """Index and ledger against what the frames hold."""
         if digest != index.sha256:
             yield Finding(Level.ERROR, path, 0, f"the sha256 is {digest.hex()}, the index says {index.sha256.hex()}")
-        if self._history.sealed(index.base_sequence) is None:
-            self._history = History(self._root)  # it may have been sealed since the ledger was read
         told = self._history.sealed(index.base_sequence)
         if told is None:
             yield Finding(Level.INFO, path, 0, "the ledger does not tell of it")
@@ -398,17 +414,23 @@ class _Verification:
             yield Finding(Level.INFO, path, decoded.whole_bytes, "an unfinished line; its owner cuts it")
 
     def _cursors(self) -> Iterator[Finding]:
-        # The head has moved on since the beginning, and so may cursors have.
-        head = self._head
-        with contextlib.suppress(Damaged):  # told of at the beginning
-            head = read_head(self._root) or head
-        last = head.sequence if head is not None else max(self._expected - 1, 0)
         for route in self._root.route_names():
-            for cursor in cursors_of(self._root, route, log_id=self._log_id or b"", head_sequence=last):
+            cursors = cursors_of(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
+            if any(cursor.state is CursorState.BEYOND for cursor in cursors):
+                # The head may have moved on since it was read, and a cursor after it.
+                cursors = cursors_of(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
+            for cursor in cursors:
                 if cursor.state is CursorState.VALID:
                     yield Finding(Level.OK, cursor.path, 0, f"record {cursor.sequence}")
                 elif cursor.state is not CursorState.ABSENT:
                     yield Finding(Level.ERROR, cursor.path, 0, f"{cursor.message}; it counts as 0")
+
+    def _last(self) -> int:
+        """The last durable record by now."""
+        head = self._head
+        with contextlib.suppress(Damaged):  # told of at the beginning
+            head = read_head(self._root) or head
+        return head.sequence if head is not None else max(self._expected - 1, 0)
 
 
 def _payload_wrong(header: BatchHeader, payload: memoryview) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wald.errors import Damaged
-from wald.store.directory import Listing, Root, Segment, list_segments
+from wald.store.directory import Listing, Root, Segment, list_segments, look_again
 from wald.store.head import Bound
 from wald.store.raw import FIRST_BATCH, Gap
 from wald.store.segments import OpenSegment, Passed, Whole, open_segment
@@ -97,10 +97,11 @@ class Walk:
                     yield Hole(self._due, following.base_sequence - 1, front)
                     self._expected = following.base_sequence
                 try:
-                    self._enter(following, bound)
-                except FileNotFoundError:
-                    listing = list_segments(self._root)
-                    continue
+                    try:
+                        self._enter(following, bound)
+                    except FileNotFoundError as gone:
+                        listing = look_again(self._root, listing, gone)
+                        continue
                 except Damaged as error:
                     yield self._unreadable(following, error, listing, bound)
                     continue

@@ -1,0 +1,52 @@
+"""Verifying a log that a daemon writes on: good, whatever is cut and sealed meanwhile."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from contents import errors
+from running import Client, Daemon, eventually, output_of
+
+from wald.format.names import Kind
+from wald.store.directory import Root, list_segments
+
+Start = Callable[..., Daemon]
+SEALED_AT_LEAST = 100
+
+
+def test_verifying_under_load_never_tells_of_damage(root: Path, start: Start) -> None:
+    """Batches over the socket and records in pieces out of a FIFO, in segments that last for some milliseconds."""
+    daemon = start(segment_max_bytes="256KiB")
+    output_of("route", "add", "web", "--root", root)
+    output_of("route", "add", "long", "--fifo", "--root", root)
+    done = threading.Event()
+
+    def publish() -> None:
+        with Client(daemon.socket_path) as client:
+            while not done.is_set():
+                client.publish("web", (b"q" * 59 + b"\n") * 100)
+                assert client.reply().startswith("OK")
+
+    def write() -> None:
+        fifo = os.open(root / "routes" / "long" / "in", os.O_WRONLY)
+        while not done.is_set():
+            os.write(fifo, b"z" * 200_000 + b"\n")
+        os.close(fifo)
+
+    writers = [threading.Thread(target=target, daemon=True) for target in (publish, write)]
+    for writer in writers:
+        writer.start()
+    found: list[str] = []
+
+    def enough() -> bool:
+        found.extend(errors(root))
+        return bool(found) or sum(s.kind is Kind.SEALED for s in list_segments(Root(root)).segments) >= SEALED_AT_LEAST
+
+    eventually(enough)
+    done.set()
+    for writer in writers:
+        writer.join()
+    assert found == []
