@@ -136,4 +136,4 @@ def test_without_ledgers_and_head_every_number_has_an_answer(built: Built) -> No
     states = [built.log.where(sequence).state for sequence in range(1, 13)]
     assert states[:2] == [State.UNKNOWN] * 2
     assert states[4:8] == [State.SEALED] * 2 + [State.CUT] * 2
-    assert states[8:] == [State.NEVER_ISSUED] * 4
+    assert states[8:] == [State.UNKNOWN] * 4

@@ -285,15 +285,21 @@ class TestDurability:
         assert values(built) == [b"1"]
 
     @pytest.mark.parametrize("head", [None, bytes(160), b"rubbish" * 30])
-    def test_without_a_head_everything_but_the_newest_raw_segment_is_read(
+    def test_without_a_head_everything_but_the_newest_raw_segment_is_read_and_that_is_told(
         self, built: Built, head: bytes | None
     ) -> None:
         three_forms(built)
         built.root.head.unlink()
         if head is not None:
             built.root.head.write_bytes(head)
-        assert values(built) == [b"a1", b"b2", b"a3", b"b4"]
-        assert values(built, start="end") == []
+        told: list[Damaged] = []
+        assert [r.value for r in built.log.read(on_damage=told.append)] == [b"a1", b"b2", b"a3", b"b4"]
+        assert "no readable head" in told[0].message
+        with pytest.raises(Damaged, match="no readable head"):
+            values(built)
+        with pytest.raises(Damaged, match="no readable head"):
+            values(built, start=6)
+        assert values(built, stop=4) == [b"a1", b"b2", b"a3", b"b4"]
 
     def test_sealed_segments_alone_are_a_log(self, built: Built) -> None:
         """As they are when they were copied elsewhere."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from itertools import islice
 
 from wald.errors import Damaged
 from wald.format.head import LINE_BYTES, Head, decode_head
 from wald.format.names import Kind
-from wald.store.directory import Listing, Root, list_segments
+from wald.store.directory import Listing, Root, Segment, list_segments
+from wald.store.raw import RawFile, Scanned
 
 _AT_ONCE = 100  # a line is torn for the nanoseconds in which it is rewritten, …
 _PAUSES, _PAUSE_SECONDS = 250, 0.001  # … or for as long as the kernel runs somebody else in the middle of that
@@ -24,11 +26,13 @@ class Bound:
         segment: base sequence of the last readable segment; every older one is readable to its end.
         position: where the readable bytes of that segment end.
         sequence: the last readable record; None where only reading can tell.
+        lost: whether there is no readable head and so records may be durable behind the bound, which nobody can tell.
     """
 
     segment: int
     position: int
     sequence: int | None
+    lost: bool = False
 
     def limit(self, base_sequence: int) -> int | None:
         """Where the readable bytes of a segment end; None: at its own end."""
@@ -61,6 +65,14 @@ def read_head(root: Root) -> Head | None:
     )
 
 
+def lost_head(root: Root, bound: Bound) -> Damaged:
+    """The error for what may be behind a bound without a head."""
+    return Damaged(
+        f"{root.head}: there is no readable head, so what is durable behind record {bound.sequence} cannot be told",
+        hint=f"send a record to the running daemon, or start it: wald run --root {root.path}",
+    )
+
+
 def look(root: Root) -> tuple[Bound, Listing]:
     """How far the log may be read, and its segments, which reach at least that far.
 
@@ -75,5 +87,15 @@ def look(root: Root) -> tuple[Bound, Listing]:
         return Bound(head.segment, head.position, head.sequence), listing
     newest = listing.segments[-1] if listing.segments else None
     if newest is not None and newest.kind is Kind.RAW:
-        return Bound(newest.base_sequence, 0, newest.base_sequence - 1), listing
+        return Bound(newest.base_sequence, 0, newest.base_sequence - 1, lost=_holds_a_batch(newest)), listing
     return Bound(_EVERYWHERE, _EVERYWHERE, None), listing
+
+
+def _holds_a_batch(segment: Segment) -> bool:
+    """Whether a raw segment has more in it than its control batch; one that is gone meanwhile counts as empty."""
+    try:
+        with segment.path.open("rb") as file:
+            scan = RawFile(file.fileno()).scan()
+            return any(isinstance(found, Scanned) and not found.header.is_control for found in islice(scan, 2))
+    except FileNotFoundError:
+        return False

@@ -9,7 +9,7 @@ from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind, segment_name
 from wald.store.cursors import cursors_of
 from wald.store.directory import Listing, Root, Segment, look_again
-from wald.store.head import Bound, look
+from wald.store.head import Bound, look, lost_head
 from wald.store.history import History
 from wald.store.raw import Gap
 from wald.store.segments import Whole, open_segment
@@ -79,6 +79,8 @@ def where(root: Root, sequence: int, *, log_id: bytes) -> Whereabouts:
 def _where(root: Root, sequence: int, log_id: bytes, bound: Bound, listing: Listing) -> Whereabouts:
     segments = [*listing.doomed, *listing.segments]
     newest = max((segment.base_sequence for segment in segments), default=0)
+    if bound.lost and sequence > (bound.sequence or 0):
+        return Whereabouts(sequence, State.UNKNOWN, lost_head(root, bound).message)
     if bound.sequence is not None and sequence > bound.sequence:
         return _beyond(sequence, bound.sequence)
     holding = [segment for segment in segments if segment.base_sequence <= sequence]

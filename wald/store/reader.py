@@ -29,7 +29,7 @@ from wald.format.names import DEFAULT_GROUP
 from wald.store.batches import Batch, Broken, Joiner
 from wald.store.cursors import CursorState, read_cursor
 from wald.store.directory import Listing, Root, look_again
-from wald.store.head import Bound, look, read_head
+from wald.store.head import Bound, look, lost_head, read_head
 from wald.store.history import History
 from wald.store.segments import Passed, SealedSegment, Whole, open_segment
 from wald.store.walk import Hole, Lost, Walk
@@ -144,6 +144,8 @@ class _Reading:
                         self._tell_lost(met)
                     else:
                         self._tell_hole(met)
+                if not follow and bound.lost and selection.last > (bound.sequence or 0):
+                    self._report(lost_head(self._root, bound))
                 if not follow or not self._await_change(bound, cancel):
                     return
                 bound, listing = look(self._root)
@@ -216,7 +218,9 @@ class _Reading:
         return False
 
     def _tell(self, message: str) -> None:
-        error = Damaged(message, hint=f"wald --root {self._root.path} verify lists all damage")
+        self._report(Damaged(message, hint=f"wald --root {self._root.path} verify lists all damage"))
+
+    def _report(self, error: Damaged) -> None:
         if self._on_damage is None:
             raise error
         self._on_damage(error)
@@ -270,6 +274,8 @@ def _begin(root: Root, log_id: bytes, routes: frozenset[str] | None, start: Plac
         raise InvalidInput(f"no such start: {start!r}", hint="earliest, end, cursor, a sequence or a time")
     end = end_sequence(root, log_id)
     if _positive(start) > end:
+        if (bound := look(root)[0]).lost:
+            raise lost_head(root, bound)
         raise NotFound(
             f"{root.path}: record {start} was never issued; the last one is {end - 1}",
             hint=f"wald --root {root.path} read --from end --follow waits for the next",
