@@ -292,3 +292,10 @@ def test_a_head_file_that_was_harmed_is_made_anew_at_the_next_commit(start: Star
             other.rename(head)
         assert client.ask(b"PUB r 2\nb\n") == "OK 2 2"
     assert b"seq=00000000000000000002 " in head.read_bytes()
+
+
+def test_a_start_without_room_for_its_segment_says_what_to_do(start: Start, small_disk: Path) -> None:
+    daemon = start(at=small_disk / "log", ready=False, free_space_min=0)
+    assert daemon.wait() == 7
+    assert "the daemon cannot start" in daemon.log
+    assert "WALD_SEGMENT_MAX_BYTES" in daemon.log

@@ -64,7 +64,13 @@ def run(
         WaldError: it cannot start, or the disk took the log away from under it.
     """
     with contextlib.ExitStack() as closers:
-        service = Service(path, config, closers, stdin_route=stdin_route, reload=reload)
+        try:
+            service = Service(path, config, closers, stdin_route=stdin_route, reload=reload)
+        except OSError as error:
+            raise DiskFailure(
+                f"{error.filename or path}: {error.strerror}: the daemon cannot start",
+                hint=f"df -h {path}; ls -ld {path}; two segments must fit: WALD_SEGMENT_MAX_BYTES=4MiB is small",
+            ) from error
         service.loop()
         service.stop()
     return 0
@@ -406,7 +412,7 @@ class Service:
             listener.close()
             raise InvalidInput(
                 f"{path}: cannot listen ({error})",
-                hint="a socket's path may have 107 bytes: set WALD_SOCKET to a shorter one",
+                hint=f"ls -ld {path.parent}; a socket's path may have 107 bytes: WALD_SOCKET sets another",
             ) from error
         return Connections(
             listener,

@@ -125,6 +125,8 @@ def recover(root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int) -
         OSError: the disk does not let it.
     """
     started = time.monotonic()
+    for left_over in (*root.recovery.glob(f"*{TEMPORARY}"), *root.quarantine.glob(f"*{TEMPORARY}")):
+        disk.unlink(left_over)
     report = Report(epoch, now_ns)
     listing = list_segments(root)
     newest = listing.segments[-1] if listing.segments else None
