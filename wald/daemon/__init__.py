@@ -1,11 +1,16 @@
 """The process: one loop that takes what has arrived, makes it durable, and only then says so.
 
-pipes, connections ──drafts──▶ turn ──▶ store.writer ──▶ segment, head
-▲                       │
-└── take, reply ◀───────┘        the only backward step, one hop, after the sync
+    pipes, connections ──drafts──▶ turn ──▶ store.writer ──▶ segment, head
+            ▲                       │
+            └── take, reply ◀───────┘        the only backward step, one hop, after the sync
 
-arena       the memory of one turn          background  sealing, next to the turn
-pipes       FIFOs and stdin                 lifecycle   signals, systemd
-connections the socket                      endpoint    metrics and health
-turn        drafts, commit, tickets         service     wires everything and runs the loop
+    arena       the memory of one turn          background  sealing, next to the turn
+    pipes       FIFOs and stdin                 intake      all pipes, in turn
+    connections the socket                      gate        what keeps a request waiting
+    publishing  payloads, checked               spooling    payloads too large for memory
+    turn        drafts and tickets              committer   write, sync, head; and when the disk fails
+    routes      who may be written to           endpoint    metrics and health
+    lifecycle   signals, systemd                journal     what the daemon says of itself
+
+The service wires them, runs the loop, and is the only one that knows everybody.
 """

@@ -15,19 +15,15 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
 from pathlib import Path
 
-from stringzilla import count as count_bytes
-
 from wald.daemon.arena import Arena
+from wald.daemon.gate import Cause, Gate, Parked, Wait
+from wald.daemon.publishing import Answer, ok, publish_spooled, publish_whole
 from wald.daemon.routes import Routes
 from wald.daemon.spooling import Spooling
 from wald.daemon.turn import Ticket, Turn
 from wald.errors import InvalidInput
-from wald.format.columns import BadColumns
-from wald.format.columns import decode as decode_columns
-from wald.format.control import Written
 from wald.format.framing import (
     LINE_MAX_BYTES,
     Code,
@@ -44,76 +40,7 @@ KEPT_TOTAL_MAX_BYTES = 16 << 20  # of unfinished requests in memory; beyond it e
 UNSENT_MAX_BYTES = 1 << 20  # replies nobody reads; beyond it no more requests are read
 COMMANDS_MAX = 32  # of one connection in one turn: a STAT tells of every route, a ROUTE ADD waits for the disk
 ANSWERS_MAX = 4096  # to one connection in one turn
-_NEWLINE = ord("\n")
 _PEER = struct.Struct("iII")  # SO_PEERCRED: process, user, group
-
-Answer = bytes | Ticket | Command
-
-
-class Wait(Enum):
-    """What a connection waits for where that is neither room on the disk nor a route."""
-
-    TURN = auto()  # it has had its share of this turn
-    REFUSAL = auto()  # its route has been busy for too long
-
-
-Cause = int | str | Wait
-"""Why nothing is read from a connection: so many bytes of room are missing, or that route is busy, or a ``Wait``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """What keeps requests from being taken now.
-
-    Attributes:
-        closed: no record may be taken at all; ``reject``: say so rather than let the producer wait.
-        busy: names of the routes that are inside a pipe's long line; ``overdue``: they have been waited for.
-        room_bytes: how much may be written before the gate closes; infinite if it never does.
-    """
-
-    closed: bool
-    reject: bool
-    busy: frozenset[str]
-    room_bytes: float
-    overdue: bool = False
-
-    def require_room(self, payload_bytes: int = 0, promised_bytes: int = 0) -> None:
-        """Let ``payload_bytes`` more be written, where others may still write ``promised_bytes``.
-
-        Raises:
-            ProtocolError: the disk is nearly full, and the producer shall hear of it.
-            Parked: the request has to wait.
-        """
-        if self.closed or self.room_bytes < payload_bytes + promised_bytes:
-            if self.reject:
-                raise ProtocolError(Code.FULL, "the disk has less free space than free_space_min")
-            raise Parked(payload_bytes)
-
-    def pass_through(self, route: Route) -> None:
-        """
-        Raises:
-            ProtocolError: the producer shall hear that the disk is nearly full, or that its route stays busy.
-            Parked: the request has to wait.
-        """
-        self.require_room()
-        if route.name in self.busy:
-            if self.overdue:
-                raise ProtocolError(Code.BUSY, f"a pipe is inside a long line of {route.name}")
-            raise Parked(route.name)
-
-    def holds(self, cause: Cause) -> bool:
-        """Whether what a connection waits for has not come."""
-        if isinstance(cause, int):
-            return self.closed or self.room_bytes < cause
-        return cause in self.busy
-
-
-class Parked(Exception):
-    """The request has to wait, for so many bytes of room or for a route."""
-
-    def __init__(self, cause: int | str) -> None:
-        super().__init__(cause)
-        self.cause: int | str = cause
 
 
 @dataclass(slots=True)
@@ -137,7 +64,7 @@ class Connection:
     waits_for: Cause | None = None
     closing: bool = False
     unsent: bytes = b""
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Answer | Command] = field(default_factory=list)
 
     @property
     def gathered(self) -> bool:
@@ -273,7 +200,7 @@ class Connections:
 
     def reply(self, turn: Turn) -> None:
         """After the commit: tell everyone what became durable."""
-        self._answer(lambda ticket: _ok(*turn.sequences(ticket)))
+        self._answer(lambda ticket: ok(*turn.sequences(ticket)))
 
     def refuse(self, code: Code, words: str) -> None:
         """The turn could not be committed: say so to everyone whose records were in it."""
@@ -368,7 +295,7 @@ class Connections:
                 route = self._admit(connection, request, gate)
                 if body + request.payload_bytes <= end:
                     position = body + request.payload_bytes
-                    connection.answers.append(_publish(turn, arena, route, request, body))
+                    connection.answers.append(publish_whole(turn, arena, route, request, body))
                 elif self._fits(request):
                     break
                 else:
@@ -434,7 +361,7 @@ class Connections:
         assert spooling is not None
         try:
             gate.pass_through(spooling.route)  # again: a pipe may have begun a long line since the request began
-            connection.answers.append(_publish_spooled(turn, spooling))
+            connection.answers.append(publish_spooled(turn, spooling))
         except Parked as parked:
             self._wait(connection, parked.cause)
             return
@@ -494,52 +421,5 @@ class Connections:
             self._poller.modify(self._listener, select.EPOLLIN if wanted else 0)
 
 
-def _ok(first: int, last: int) -> bytes:
-    return b"OK %d %d\n" % (first, last)
-
-
-def _publish(turn: Turn, arena: Arena, route: Route, request: Publish, body: int) -> Answer:
-    """Hand a whole payload to the turn."""
-    end = body + request.payload_bytes
-    payload = arena.view[body:end]
-    try:
-        if request.columns:
-            return _answer(turn.publish(request, route, payload, _records(decode_columns(payload).count)))
-        if not payload or payload[-1] != _NEWLINE:
-            raise ProtocolError(Code.BAD_LINES, "the payload must end in a newline")
-        count = int(count_bytes(payload, b"\n"))
-        if request.producer_id:
-            return _answer(turn.publish(request, route, payload, count))
-        return turn.publish_lines(route, payload, count)
-    except BadColumns as error:
-        return encode_err(Code.BAD_COLUMNS, str(error))
-    except ProtocolError as error:  # the payload has been read: nothing to pass over
-        return encode_err(error.code, error.words)
-
-
-def _publish_spooled(turn: Turn, spooling: Spooling) -> Answer:
-    request = spooling.request
-    if request.columns:
-        try:
-            count = _records(spooling.columns_count())
-        except BadColumns as error:
-            raise ProtocolError(Code.BAD_COLUMNS, str(error)) from None
-    elif spooling.ends_in_newline:
-        count = spooling.newlines
-    else:
-        raise ProtocolError(Code.BAD_LINES, "the payload must end in a newline")
-    return _answer(turn.publish(request, spooling.route, None, count, spooling.spool()))
-
-
 def _no_spool(error: OSError) -> Code:
     return Code.FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Code.FAILED
-
-
-def _records(count: int) -> int:
-    if count == 0:
-        raise BadColumns("no record")
-    return count
-
-
-def _answer(result: Ticket | Written) -> Answer:
-    return result if isinstance(result, Ticket) else _ok(result.first, result.last)

@@ -22,8 +22,9 @@ from wald.config import Config, RouteConfig
 from wald.daemon.arena import Arena
 from wald.daemon.background import Background, Failure
 from wald.daemon.committer import Committer, Full
-from wald.daemon.connections import Connections, Gate
+from wald.daemon.connections import Connections
 from wald.daemon.endpoint import Endpoint
+from wald.daemon.gate import Gate
 from wald.daemon.intake import Intake
 from wald.daemon.journal import open_journal
 from wald.daemon.lifecycle import Signals, Systemd
