@@ -37,12 +37,24 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "wald", *map(str, arguments)]
 
 
+def sidecar(name: str, *arguments: object) -> list[str]:
+    """The command line of ``wald-NAME ARGUMENTS`` under this interpreter."""
+    return [sys.executable, "-m", f"sidecars.{name}", *map(str, arguments)]
+
+
 def wald(
     *arguments: object, stdin: bytes = b"", env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command to its end; neither the exit code nor stderr is judged."""
+    return run(command(*arguments), stdin=stdin, env=env)
+
+
+def run(
+    line: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command line of ours to its end."""
     return subprocess.run(
-        command(*arguments),
+        line,
         input=stdin,
         env=_BARE | dict(env or {}),
         capture_output=True,
@@ -60,8 +72,12 @@ def output_of(*arguments: object, stdin: bytes = b"", env: Mapping[str, str] | N
 
 def refusal_of(*arguments: object, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
     """Exit code, message and hint of a command that fails as every command has to: one line, one hint, no traceback."""
-    done = wald(*arguments, stdin=stdin, env=env)
-    match = re.fullmatch(r"wald: (.+)\n  hint: (.+)\n", done.stderr.decode())
+    return refused(wald(*arguments, stdin=stdin, env=env))
+
+
+def refused(done: subprocess.CompletedProcess[bytes]) -> tuple[int, str, str]:
+    """Exit code, message and hint of a command that has failed as every command of ours has to."""
+    match = re.fullmatch(r"wald[a-z-]*: (.+)\n  hint: (.+)\n", done.stderr.decode())
     assert match, done.stderr.decode()
     assert done.returncode != 0
     return done.returncode, match[1], match[2]

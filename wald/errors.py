@@ -37,7 +37,7 @@ class Damaged(WaldError):
 
 
 class Locked(WaldError):
-    """Another daemon holds this root."""
+    """Another process does this work already: a daemon on this root, a reclaim or an archive beside it."""
 
     exit_code = 5
 

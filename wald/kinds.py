@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
@@ -196,6 +197,34 @@ class Mode:
 
     def bounds(self) -> str:
         return "0o0 to 0o777"
+
+
+def bytes_in_words(count: float) -> str:
+    """About so many bytes, for a person.
+
+    >>> bytes_in_words(1_500_000), bytes_in_words(12)
+    ('1.4 MiB', '12 B')
+    """
+    for unit, suffix in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {suffix}"
+    return f"{count:.0f} B"
+
+
+def seconds_in_words(seconds: float) -> str:
+    """About so long, for a person.
+
+    >>> seconds_in_words(93_784), seconds_in_words(0.25)
+    ('1 d 2 h', '0.2 s')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    units = [("d", 86400), ("h", 3600), ("min", 60), ("s", 1)]
+    for (name, length), (smaller, part) in pairwise(units):
+        if seconds >= length:
+            rest = int(seconds % length // part)
+            return f"{int(seconds // length)} {name}" + (f" {rest} {smaller}" if rest else "")
+    return f"{seconds:.0f} s"
 
 
 def _is_one_of(value: object, *types: type) -> bool:

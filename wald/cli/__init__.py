@@ -1,27 +1,18 @@
-"""The command line: arguments in, one line of error and its exit code out; the only place that prints and exits.
+"""The command line: arguments in, words out; the only place that prints and exits.
 
 Commands are imported when they are called, because what a command needs to start is a budget (``wald append``: 150 ms).
-
-Exit codes: 0 done; 1 a bug, or an error of the operating system; 2 wrong usage or input; 3 not found; 4 damage;
-5 another daemon holds the root; 6 the daemon does not answer; 7 the disk is full or fails; 8 the root is of a newer
-wald; 9 refused, because it would break a promise; 130 interrupted; 141 whoever read the output has left.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from pathlib import Path
 
 import click
 
 import wald
-from wald.errors import WaldError
-
-INTERRUPTED = 130
-OUTPUT_CLOSED = 141
-_COMPLETE = "_WALD_COMPLETE"  # eval "$(_WALD_COMPLETE=bash_source wald)" completes in bash
+from wald.cli.entry import run
 
 # name → (module, function, what it does)
 _COMMANDS = {
@@ -69,45 +60,4 @@ def cli(ctx: click.Context, root: Path | None) -> None:
 
 def main() -> None:
     """The console script."""
-    sys.exit(_run(sys.argv[1:]))
-
-
-def _run(arguments: list[str]) -> int:
-    if completing := os.environ.get(_COMPLETE):
-        from click.shell_completion import shell_complete
-
-        return shell_complete(cli, {}, "wald", _COMPLETE, completing)
-    try:
-        with cli.make_context("wald", arguments) as context:
-            code = cli.invoke(context)
-        sys.stdout.flush()
-    except click.exceptions.Exit as left:  # after --help and --version
-        return left.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message(), file=sys.stderr)
-        return error.exit_code
-    except click.ClickException as error:
-        return _fail(error.format_message(), _help_hint(error), error.exit_code)
-    except WaldError as error:
-        return _fail(error.message, error.hint, error.exit_code)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at its exit
-        return OUTPUT_CLOSED
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror or error}", "", 1)
-    return code if isinstance(code, int) else 0
-
-
-def _fail(message: str, hint: str, code: int) -> int:
-    print(f"wald: {' '.join(message.split())}", file=sys.stderr)
-    if hint:
-        print(f"  hint: {hint}", file=sys.stderr)
-    return code
-
-
-def _help_hint(error: click.ClickException) -> str:
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    return f"{context.command_path if context else 'wald'} --help"
+    sys.exit(run(cli, "wald", sys.argv[1:]))

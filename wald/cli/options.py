@@ -11,12 +11,12 @@ import click
 
 from wald.errors import InvalidInput
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
-from wald.kinds import Duration
+from wald.kinds import TIB, Duration, Kind, Size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 GROUP_HELP = f"The consumer group; without it: {DEFAULT_GROUP}."
-_RETRY = Duration(0, 86400)
+_DAY = 86400
 
 
 def root_option(function: F) -> F:
@@ -55,9 +55,25 @@ def socket_option(function: F) -> F:
     )(function)
 
 
-def duration_option(name: str, default: str, words: str) -> Callable[[F], F]:
-    """An option that takes seconds, or "10s", "5m", "1h"."""
-    return click.option(name, default=default, show_default=True, callback=_duration, help=words)
+def duration_option(name: str, default: str | None, words: str, *, days_max: int = 1) -> Callable[[F], F]:
+    """An option that takes seconds, or "10s", "5m", "1h", "7d"; None where it has no default and is not given."""
+    return _kind_option(name, Duration(0, days_max * _DAY), default, words, "30s")
+
+
+def size_option(name: str, default: str | None, words: str) -> Callable[[F], F]:
+    """An option that takes bytes, or "64KiB", "1GiB"; None where it has no default and is not given."""
+    return _kind_option(name, Size(0, 1024 * TIB), default, words, "64MiB")
+
+
+def _kind_option(name: str, kind: Kind, default: str | None, words: str, example: str) -> Callable[[F], F]:
+    def parsed(_: click.Context, __: click.Parameter, given: str | None) -> Any:  # the type is the kind's
+        try:
+            return None if given is None else kind.parse(given)
+        except ValueError as error:
+            raise InvalidInput(f"{name} must be {error}", hint=f"{name} {example}") from None
+
+    metavar = {"seconds": "DURATION", "bytes": "SIZE"}[kind.unit]
+    return click.option(name, default=default, show_default=True, metavar=metavar, callback=parsed, help=words)
 
 
 def _root(ctx: click.Context, _: click.Parameter, given: Path | None) -> Path:
@@ -73,10 +89,3 @@ def _route(_: click.Context, __: click.Parameter, name: str | None) -> str | Non
 
 def _group(_: click.Context, __: click.Parameter, name: str) -> str:
     return check_group(name)
-
-
-def _duration(_: click.Context, parameter: click.Parameter, words: str) -> float:
-    try:
-        return _RETRY.parse(words)
-    except ValueError as error:
-        raise InvalidInput(f"{parameter.opts[0]} must be {error}", hint=f"{parameter.opts[0]} 30s") from None

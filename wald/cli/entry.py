@@ -1,0 +1,64 @@
+"""From a command line to an exit code: every error as one line and a hint, whichever program it is.
+
+Exit codes: 0 done; 1 a bug, or an error of the operating system; 2 wrong usage or input; 3 not found; 4 damage;
+5 somebody else does this work already; 6 the daemon does not answer; 7 the disk is full or fails; 8 the root is of a
+newer wald; 9 refused, because it would break a promise; 130 interrupted; 141 whoever read the output has left.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from wald.errors import WaldError
+
+INTERRUPTED = 130
+OUTPUT_CLOSED = 141
+
+
+def run(command: click.Command, program: str, arguments: list[str]) -> int:
+    """Run ``command`` and return the exit code of the process.
+
+    ``eval "$(_WALD_COMPLETE=bash_source wald)"`` completes in bash; for ``wald-archive`` it is _WALD_ARCHIVE_COMPLETE.
+    """
+    complete = f"_{program.upper().replace('-', '_')}_COMPLETE"
+    if completing := os.environ.get(complete):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(command, {}, program, complete, completing)
+    try:
+        with command.make_context(program, arguments) as context:
+            code = command.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as left:  # after --help and --version
+        return left.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return error.exit_code
+    except click.ClickException as error:
+        return _fail(program, error.format_message(), _help_hint(error, program), error.exit_code)
+    except WaldError as error:
+        return _fail(program, error.message, error.hint, error.exit_code)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at its exit
+        return OUTPUT_CLOSED
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(program, f"{where}{error.strerror or error}", "", 1)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(program: str, message: str, hint: str, code: int) -> int:
+    print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
+    if hint:
+        print(f"  hint: {hint}", file=sys.stderr)
+    return code
+
+
+def _help_hint(error: click.ClickException, program: str) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"{context.command_path if context else program} --help"
