@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from faults import TracingDisk
 
+from wald.errors import Locked
 from wald.format.batch import Buffer
 from wald.store.disk import Disk
-from wald.store.ledger import Ledger, read_ledger
+from wald.store.ledger import Ledger, entries_of, read_ledger
 
 
 class FailingDisk(Disk):
@@ -153,3 +155,40 @@ def test_an_entry_is_synced_before_append_returns(path: Path) -> None:
 
     assert synced == [path.read_bytes()]
     ledger.close()
+
+
+def test_several_entries_are_there_when_append_returns_with_one_sync(tmp_path: Path) -> None:
+    disk = TracingDisk()
+    ledger = Ledger(tmp_path / "l.jsonl", disk)
+    disk.steps.clear()
+    ledger.append({"n": 1}, {"n": 2}, {"n": 3})
+    ledger.append({"n": 4})
+    ledger.close()
+
+    assert [name for name, _ in disk.steps] == ["write", "sync", "write", "sync"]
+    told = read_ledger(tmp_path / "l.jsonl")
+    assert ([entry["n"] for entry in told.entries], told.broken) == ([1, 2, 3, 4], [])
+
+
+def test_a_ledger_with_an_owner_is_open_once(tmp_path: Path) -> None:
+    first = Ledger(tmp_path / "l.jsonl", Disk(), owner="wald-reclaim")
+    with pytest.raises(Locked, match="another wald-reclaim is at work"):
+        Ledger(tmp_path / "l.jsonl", Disk(), owner="wald-reclaim")
+    first.append({"n": 1})
+    first.close()
+    second = Ledger(tmp_path / "l.jsonl", Disk(), owner="wald-reclaim")
+    second.append({"n": 2})
+    second.close()
+
+    assert read_ledger(tmp_path / "l.jsonl").broken == []
+
+
+def test_lines_are_read_one_at_a_time_and_what_is_none_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    assert list(entries_of(path)) == []
+    ledger = Ledger(path, Disk())
+    ledger.append({"n": 1}, {"n": 2})
+    ledger.close()
+    path.write_bytes(b"7\n[]\n{}\nnot json\n" + path.read_bytes() + b'{"n": 3, "prev": "torn')
+
+    assert [entry["n"] for entry in entries_of(path)] == [1, 2]

@@ -108,12 +108,61 @@ def test_without_the_segments_directory_it_says_so(built: Built) -> None:
         built.log.where(1)
 
 
-def test_a_bundle_is_told_when_the_segment_is_gone(built: Built) -> None:
+def archive(built: Built, *entries: dict[str, object]) -> None:
     ledger = Ledger(built.root.ledger / "archive.jsonl", built.disk)
-    ledger.append({"event": "archived", "route": "a", "first": 1, "last": 2, "bundle": "a-1-2.tar"})
+    ledger.append(*({"event": "archived", "dest": "/tape/7", "bag": "x/1-4", "after": 0} | entry for entry in entries))
     ledger.close()
-    assert built.log.where(1).state is State.ARCHIVED
-    assert "a-1-2.tar" in built.log.where(1).words
+
+
+def test_a_bundle_and_the_member_in_it_are_told_when_the_segment_is_gone(built: Built) -> None:
+    """Records of two routes took turns, so their bundles span the same numbers."""
+    archive(
+        built,
+        {"route": "a", "first": 1, "last": 3, "bundle": "a.tar", "runs": [0, 1, 1, 1], "parts": [1, 3]},
+        {"route": "b", "first": 2, "last": 4, "bundle": "b.tar", "runs": [1, 1, 1, 1], "parts": [2]},
+    )
+    found = [built.log.where(sequence) for sequence in (1, 2)]
+
+    assert [each.state for each in found] == [State.ARCHIVED] * 2
+    assert [each.route for each in found] == ["a", "b"]
+    assert found[1].bundle == "/tape/7/x/1-4/data/b.tar"
+    assert found[1].member == "records/00000000000000000002"
+    assert "/tape/7/x/1-4/data/b.tar" in found[1].words
+    assert found[0].reclaimed is not None
+
+
+def test_a_record_that_is_still_in_the_log_says_in_which_bundle_it_is_too(built: Built) -> None:
+    archive(built, {"route": "b", "first": 6, "last": 6, "bundle": "b.tar", "after": 5, "parts": [6]})
+    found = built.log.where(6)
+
+    assert (found.state, found.bundle, found.reclaimed) == (State.SEALED, "/tape/7/x/1-4/data/b.tar", None)
+
+
+def test_a_reclaimed_record_says_when_by_which_rule_and_under_which_cursors(built: Built) -> None:
+    ledger = Ledger(built.root.ledger / "reclaim.jsonl", built.disk)
+    routes = [
+        {"route": "a", "first": 1, "last": 1, "cursors": {"processed": 7}},
+        {"route": "b", "first": 2, "last": 2, "cursors": {"processed": 3, "audit": 2}},
+    ]
+    ledger.append({"event": "reclaimed", "base": 1, "last": 2, "at": START_NS, "rule": "max_age", "routes": routes})
+    ledger.close()
+    found = built.log.where(2)
+
+    assert found.state is State.RECLAIMED
+    assert found.words == (
+        "reclaimed at 2023-11-14T22:13:20+00:00 by the rule 'max_age'; cursors: b/processed at 3, b/audit at 2"
+    )
+    assert found.reclaimed is not None
+    assert found.reclaimed["rule"] == "max_age"
+
+
+def test_a_ledger_with_lines_that_make_no_sense_still_gives_an_answer(built: Built) -> None:
+    archive(built, {"route": 7, "first": 1, "last": 2, "bundle": None, "runs": 3, "parts": "x"})
+    ledger = Ledger(built.root.ledger / "reclaim.jsonl", built.disk)
+    ledger.append({"event": "reclaimed", "base": 3, "last": 4, "at": "soon", "routes": [7, {"route": "a"}], "rule": []})
+    ledger.close()
+
+    assert [built.log.where(sequence).state for sequence in (1, 3)] == [State.ARCHIVED, State.DOOMED]
 
 
 def test_what_no_ledger_explains_is_unknown(built: Built) -> None:

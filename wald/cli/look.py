@@ -57,6 +57,8 @@ def where(root: Path, sequence: int, as_json: bool) -> int:
         if found.append_time_ns is not None:
             lines.append(f"  appended {moment(found.append_time_ns)}, {'durable' if found.durable else 'not durable'}")
         lines += [f"  {group}: {'processed' if done else 'not processed'}" for group, done in found.processed.items()]
+        if found.bundle is not None and found.state is not State.ARCHIVED:
+            lines.append(f"  also in bundle {found.bundle}, member {found.member or 'not told'}")
         click.echo("\n".join(lines))
         return _EXITS.get(found.state, 0)
     told = {
@@ -69,6 +71,9 @@ def where(root: Path, sequence: int, as_json: bool) -> int:
         "append_time_ns": found.append_time_ns,
         "position": found.position,
         "processed": found.processed,
+        "bundle": found.bundle,
+        "member": found.member,
+        "reclaimed": found.reclaimed,
     }
     click.echo(json.dumps(told))
     return _EXITS.get(found.state, 0)

@@ -50,14 +50,21 @@ def decode_ledger(data: bytes) -> Decoded:
     broken: list[tuple[int, str]] = []
     tip = GENESIS
     for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
-        try:
-            entry = json.loads(line)
-            prev = entry.pop("prev")
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        entry = decode_line(line + b"\n")
+        if entry is None:
             broken.append((number, "not a ledger line"))
         else:
-            if prev != tip:
+            if entry.pop("prev") != tip:
                 broken.append((number, "does not follow the line before it"))
             entries.append(entry)
         tip = digest(line)
     return Decoded(entries, whole, broken, tip)
+
+
+def decode_line(line: bytes) -> dict[str, Any] | None:
+    """One line with its newline, ``prev`` still in it; None for a torn one, and for what is no ledger line."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if line.endswith(b"\n") and isinstance(entry, dict) and "prev" in entry else None

@@ -19,6 +19,7 @@ _SEGMENT = re.compile(r"([0-9]{20})\.wal(|\.idx|\.zst|\.zst\.doomed)")
 SEQUENCE_MAX = (1 << 64) - 1
 
 DEFAULT_GROUP = "processed"  # so that the default cursor file is processed.cursor
+CURSOR_SUFFIX = ".cursor"
 
 
 class Kind(Enum):
@@ -93,10 +94,10 @@ def _check(name: str, what: str) -> str:
 
 def cursor_name(group: str) -> str:
     """The file name of a group's cursor."""
-    return f"{group}.cursor"
+    return group + CURSOR_SUFFIX
 
 
 def parse_cursor_name(name: str) -> str | None:
     """The group whose cursor ``name`` is; None if it is none."""
-    group, dot, suffix = name.rpartition(".")
-    return group if dot and suffix == "cursor" and _ROUTE.fullmatch(group) else None
+    group = name.removesuffix(CURSOR_SUFFIX)
+    return group if group != name and _ROUTE.fullmatch(group) else None

@@ -6,12 +6,15 @@ the head) counts as if nothing had been processed: it pins what RECLAIM might de
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from wald.errors import InvalidInput, Refused
-from wald.format.cursor import BadCursor, CursorLines, decode_cursor, encode_cursor
+from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
 from wald.format.head import Head
 from wald.format.names import DEFAULT_GROUP, check_group
 from wald.store.directory import Root, read_identity
@@ -69,7 +72,7 @@ def read_cursor(root: Root, route: str, group: str = DEFAULT_GROUP, *, log_id: b
         return Cursor(route, group, path, state, sequence, message and f"{path}: {message}")
 
     try:
-        lines = decode_cursor(path.read_bytes())
+        lines = decode_cursor(_read(path))
     except FileNotFoundError:
         return judged(CursorState.ABSENT, message="no cursor yet")
     except OSError as error:
@@ -130,8 +133,38 @@ def set_cursor(
 def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> list[Cursor]:
     """Every cursor of a route; the default group's, absent, if there is none at all.
 
+    What looks like a cursor and is none (no group has such a name), or cannot even be looked for, counts as one that
+    is unreadable: somebody may mean it.
+
     Raises:
         NotFound: no such route.
     """
-    groups = root.groups(route) or [DEFAULT_GROUP]
-    return [read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence) for group in groups]
+    try:
+        groups = root.groups(route)
+        strange = root.strange_cursors(route)
+    except OSError as error:
+        where = root.routes / route
+        message = f"{where}: {error.strerror or error}"
+        return [Cursor(route, DEFAULT_GROUP, where, CursorState.UNREADABLE, 0, message)]
+    if not groups and not strange:
+        groups = [DEFAULT_GROUP]
+    cursors = [read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence) for group in groups]
+    for path in strange:
+        message = f"{path}: no group can have this name; rename the file, or remove it"
+        cursors.append(Cursor(route, path.stem, path, CursorState.UNREADABLE, 0, message))
+    return cursors
+
+
+def _read(path: Path) -> bytes:
+    """What is in a cursor file, one byte more than a cursor may have at most; never waits, whatever stands there.
+
+    Raises:
+        OSError: it is not a file, or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return os.read(descriptor, CURSOR_MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)

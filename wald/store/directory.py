@@ -15,6 +15,7 @@ from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound, UnsupportedFormat
 from wald.format.names import (
+    CURSOR_SUFFIX,
     Kind,
     check_route,
     cursor_name,
@@ -107,6 +108,13 @@ class Root:
         self.require_route(route)
         found = (parse_cursor_name(entry.name) for entry in os.scandir(self.route(route)))
         return sorted(group for group in found if group is not None)
+
+    def strange_cursors(self, route: str) -> list[Path]:
+        """Files of ``route`` named like a cursor whose group no group can be."""
+        entries = (Path(entry.path) for entry in os.scandir(self.route(route)))
+        return sorted(
+            path for path in entries if path.name.endswith(CURSOR_SUFFIX) and parse_cursor_name(path.name) is None
+        )
 
     def require_route(self, route: str) -> None:
         """

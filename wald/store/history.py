@@ -1,33 +1,42 @@
-"""What the ledgers tell of segments that are not there any more.
+"""What the ledgers tell of segments that are not there any more, and of bundles.
 
     segments.jsonl   {"event": "sealed", "base": 1, "last": 250, "routes": …}          written by the daemon
     reclaim.jsonl    {"event": "reclaimed", "base": 1, "last": 250, …}                 before each deletion
+                     {"event": "kept", "base": 1}                                      that deletion was not carried out
     archive.jsonl    {"event": "archived", "route": …, "first": 1, "last": 250, …}     for each bundle
 
-Ledgers can be lost, so every answer may be "unknown".
+Ledgers can be lost, so every answer may be "unknown". A ledger that has grown is read again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from functools import cached_property
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from wald.store.directory import Root
-from wald.store.ledger import read_ledger
+from wald.store.ledger import entries_of
+
+Entry = dict[str, Any]
+"""A line of a ledger; ``Any``: it is JSON."""
 
 
 class History:
-    """The ledgers of a root, read when they are first asked about."""
+    """The ledgers of a root, read when they are asked about."""
 
     def __init__(self, root: Root) -> None:
-        self._root = root
+        self._sealed = _Ledger(root.ledger / "segments.jsonl", "base")
+        self._reclaimed = _Ledger(root.ledger / "reclaim.jsonl", "base")
+        self._archived = _Ledger(root.ledger / "archive.jsonl", "first")
+        self._covered: dict[str, list[tuple[int, int]]] = {}
+        self._covered_by: list[Entry] = []
 
-    def reclaimed(self, sequence: int) -> dict[str, Any] | None:
+    def reclaimed(self, sequence: int) -> Entry | None:
         """The entry of the reclaimed segment that held ``sequence``."""
-        return _segment_holding(self._reclaimed, sequence)
+        return _segment_holding(self._reclaimed.entries("reclaimed", undone_by="kept"), sequence)
 
     def all_reclaimed(self, first: int, last: int) -> bool:
         """Whether the records ``first`` to ``last`` were reclaimed, every one."""
@@ -38,14 +47,24 @@ class History:
             first = int(entry["last"]) + 1
         return True
 
-    def archived(self, route: str | None, sequence: int) -> dict[str, Any] | None:
-        """The entry of a bundle that holds ``sequence``; of any route's range if the route is not known."""
-        entries = (entry for entry in self._archived if route is None or entry.get("route") in (route, None))
-        return next((entry for entry in entries if entry["base"] <= sequence <= entry["last"]), None)
+    def archived(self, sequence: int) -> Entry | None:
+        """The entry of the bundle that holds ``sequence``; of several, the last one made."""
+        entries = self._archived.entries("archived")
+        holding = (entry for entry in entries if entry["first"] <= sequence <= entry["last"])
+        return max((entry for entry in holding if _in_runs(entry, sequence)), key=_made, default=None)
 
-    def sealed(self, sequence: int) -> dict[str, Any] | None:
+    def all_archived(self, route: str, first: int, last: int) -> bool:
+        """Whether every record of ``route`` numbered ``first`` to ``last`` is in a bundle."""
+        entries = self._archived.entries("archived")
+        if self._covered_by is not entries:
+            self._covered_by, self._covered = entries, _covered(entries)
+        spans = self._covered.get(route, [])
+        number = bisect_right(spans, first, key=itemgetter(0)) - 1
+        return number >= 0 and last <= spans[number][1]
+
+    def sealed(self, sequence: int) -> Entry | None:
         """The entry of the sealed segment that held ``sequence``."""
-        return _segment_holding(self._sealed, sequence)
+        return _segment_holding(self._sealed.entries("sealed"), sequence)
 
     def routes_between(self, first: int, last: int) -> dict[str, int] | None:
         """The routes of the sealed segments that held ``first`` to ``last``, each with its last sequence there.
@@ -64,30 +83,93 @@ class History:
             first = int(entry["last"]) + 1
         return routes
 
-    @cached_property
-    def _sealed(self) -> list[dict[str, Any]]:
-        return _entries(self._root.ledger / "segments.jsonl", "sealed", "base")
 
-    @cached_property
-    def _reclaimed(self) -> list[dict[str, Any]]:
-        return _entries(self._root.ledger / "reclaim.jsonl", "reclaimed", "base")
+def runs_of(entry: Entry) -> Iterator[tuple[int, int]]:
+    """The sequences in the bundle of an "archived" entry, as (first, last) of each run; [first, last] if it tells none.
 
-    @cached_property
-    def _archived(self) -> list[dict[str, Any]]:
-        return _entries(self._root.ledger / "archive.jsonl", "archived", "first")
-
-
-def _entries(path: Path, event: str, first: str) -> list[dict[str, Any]]:
-    """The entries of one kind that have a sane range, under ``first`` and "last", by where the range begins."""
-    found = []
-    for entry in read_ledger(path).entries:
-        begin, end = entry.get(first), entry.get("last")
-        if entry.get("event") == event and isinstance(begin, int) and isinstance(end, int) and begin <= end:
-            found.append(entry | {"base": begin})
-    return sorted(found, key=itemgetter("base"))
+    ``runs`` counts from ``after``: so many sequences of other routes, so many of this one, and so on.
+    """
+    runs = entry.get("runs")
+    if not isinstance(runs, list):
+        yield entry["first"], entry["last"]
+        return
+    at = int(entry["after"])
+    for gap, count in zip(runs[::2], runs[1::2], strict=True):
+        yield at + gap + 1, at + gap + count
+        at += gap + count
 
 
-def _segment_holding(entries: list[dict[str, Any]], sequence: int) -> dict[str, Any] | None:
+def part_of(entry: Entry, sequence: int) -> int | None:
+    """The first sequence of the part of the bundle that holds ``sequence``; None if the entry does not tell."""
+    parts = entry.get("parts")
+    firsts = parts if isinstance(parts, list) else []
+    return max((first for first in firsts if isinstance(first, int) and first <= sequence), default=None)
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """The entries of one file that have a sane range, sorted by its beginning; read anew when the file has grown.
+
+    Attributes:
+        first: the key under which an entry has the beginning of its range; the end is under "last".
+    """
+
+    path: Path
+    first: str
+    _seen: tuple[int, int] | None = None
+    _entries: list[Entry] = field(default_factory=list)
+
+    def entries(self, event: str, *, undone_by: str = "") -> list[Entry]:
+        """The entries of one kind, oldest range first."""
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return []
+        seen = (status.st_size, status.st_mtime_ns)
+        if seen != self._seen:
+            found: dict[object, Entry] = {}
+            for number, entry in enumerate(entries_of(self.path)):
+                begin, end = entry.get(self.first), entry.get("last")
+                key = begin if undone_by else number
+                if entry.get("event") == event and isinstance(begin, int) and isinstance(end, int) and begin <= end:
+                    found[key] = entry
+                elif undone_by and entry.get("event") == undone_by:
+                    found.pop(key, None)
+            self._entries, self._seen = sorted(found.values(), key=itemgetter(self.first)), seen
+        return self._entries
+
+
+def _segment_holding(entries: list[Entry], sequence: int) -> Entry | None:
     """Segments do not overlap, as bundles may."""
     number = bisect_right(entries, sequence, key=itemgetter("base")) - 1
     return entries[number] if number >= 0 and sequence <= entries[number]["last"] else None
+
+
+def _covered(entries: list[Entry]) -> dict[str, list[tuple[int, int]]]:
+    """Per route the sequences, (first, last), between which no record is missing in the bundles; by ``after``, sorted.
+
+    A bundle holds every record of its route behind ``after``, so it joins the one that ends there.
+    """
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for entry in entries:
+        of_route = spans.setdefault(str(entry.get("route")), [])
+        after = entry.get("after")
+        begin = after + 1 if isinstance(after, int) else entry["first"]
+        if of_route and begin <= of_route[-1][1] + 1:
+            begin, end = of_route[-1]
+            of_route[-1] = begin, max(end, entry["last"])
+        else:
+            of_route.append((begin, entry["last"]))
+    return spans
+
+
+def _in_runs(entry: Entry, sequence: int) -> bool:
+    try:
+        return any(first <= sequence <= last for first, last in runs_of(entry))
+    except (KeyError, TypeError, ValueError):
+        return True  # the range holds it, and the ledger does not tell more
+
+
+def _made(entry: Entry) -> int:
+    at = entry.get("at")
+    return at if isinstance(at, int) else 0

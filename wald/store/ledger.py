@@ -4,48 +4,63 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wald.format.ledger import GENESIS, Decoded, decode_ledger, digest, encode_line
+from wald.errors import Locked
+from wald.format.ledger import GENESIS, Decoded, decode_ledger, decode_line, digest, encode_line
 from wald.store.disk import Disk
 
 _TAIL_BYTES = 64 << 10  # more than any line but that of a segment with a thousand routes
 
 
 class Ledger:
-    """The appending side. Opening cuts a torn last line; a broken chain is kept and told by :func:`read_ledger`."""
+    """The appending side. Opening cuts a torn last line; a broken chain is kept and told by :func:`read_ledger`.
 
-    def __init__(self, path: Path, disk: Disk) -> None:
+    Args:
+        owner: whose ledger it is, where several of them might be started; one at a time gets it, until it is closed.
+
+    Raises:
+        Locked: another of these owners has it.
+    """
+
+    def __init__(self, path: Path, disk: Disk, *, owner: str = "") -> None:
         self._path = path
         self._disk = disk
         self._mutex = threading.Lock()
         self._descriptor: int | None = None
+        self._lock: int | None = None
         self._end = 0
         self._prev = ""
+        if owner:
+            self._take(owner)
         with self._mutex:
             self._open(known_bytes=None)
         disk.sync_directory(path.parent)
 
-    def append(self, entry: dict[str, Any]) -> None:
-        """Write one line and return when it is on disk.
+    def append(self, *entries: dict[str, Any]) -> None:
+        """Write a line for each entry, and return when they are on disk. A crash may leave the first few of them.
 
         Raises:
-            OSError: it is not; the descriptor is given up, and the next append opens the file anew and cuts away
+            OSError: they are not; the descriptor is given up, and the next append opens the file anew and cuts away
                 what this one may have left.
         """
         with self._mutex:
             descriptor = self._open(known_bytes=self._end) if self._descriptor is None else self._descriptor
-            line = encode_line(entry, self._prev)
+            lines, prev = [], self._prev
+            for entry in entries:
+                lines.append(encode_line(entry, prev))
+                prev = digest(lines[-1])
             try:
-                self._disk.write(descriptor, [line], self._end)
+                written = self._disk.write(descriptor, lines, self._end)
                 self._disk.sync(descriptor)
             except OSError:
                 self._descriptor = None  # a descriptor whose sync failed may claim success the next time
                 self._disk.close(descriptor)
                 raise
-            self._end += len(line)
-            self._prev = digest(line)
+            self._end += written
+            self._prev = prev
 
     def entries(self) -> list[dict[str, Any]]:
         """What the ledger says; a line whose append failed is not among it, whatever the file holds."""
@@ -54,9 +69,21 @@ class Ledger:
 
     def close(self) -> None:
         with self._mutex:
-            if self._descriptor is not None:
-                self._disk.close(self._descriptor)
-                self._descriptor = None
+            for descriptor in (self._descriptor, self._lock):
+                if descriptor is not None:
+                    self._disk.close(descriptor)
+            self._descriptor = self._lock = None
+
+    def _take(self, owner: str) -> None:
+        """Lock the file, through a descriptor of its own: the one that is written to may have to be given up."""
+        descriptor = self._disk.open_append(self._path)
+        if not self._disk.lock(descriptor):
+            self._disk.close(descriptor)
+            raise Locked(
+                f"{self._path}: another {owner} is at work on this root",
+                hint=f"wait until it is done, or look for it: fuser {self._path}",
+            )
+        self._lock = descriptor
 
     def _open(self, *, known_bytes: int | None) -> int:
         """Open at the end of the last whole line, or at ``known_bytes`` where what follows was never acknowledged."""
@@ -92,3 +119,16 @@ def read_ledger(path: Path) -> Decoded:
         return decode_ledger(path.read_bytes())
     except FileNotFoundError:
         return decode_ledger(b"")
+
+
+def entries_of(path: Path) -> Iterator[dict[str, Any]]:
+    """The well-formed lines of the ledger at ``path``, one at a time, the chain unchecked; an absent one is empty."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            entry = decode_line(line)
+            if entry is not None:
+                yield entry

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import Enum
 
 from wald.errors import Damaged, InvalidInput
-from wald.format.names import Kind, segment_name
+from wald.format.names import DIGITS, Kind, segment_name
 from wald.store.cursors import cursors_of
 from wald.store.directory import Listing, Root, Segment, look_again
 from wald.store.head import Bound, look, lost_head
-from wald.store.history import History
+from wald.store.history import Entry, History, part_of
 from wald.store.raw import Gap
 from wald.store.segments import Whole, open_segment
 
@@ -43,6 +44,9 @@ class Whereabouts:
         segment: file name of the segment that holds it, or held it last.
         position: of its batch in the raw segment, bytes.
         processed: per group of its route, whether the group has processed it.
+        bundle, member: the archive bundle that holds it (path or address), and the file in that tar; also of a record
+            that is still in the log.
+        reclaimed: when, by which rule and under which cursors its segment was, as the ledger has it.
         words: the answer for a person.
     """
 
@@ -55,6 +59,9 @@ class Whereabouts:
     append_time_ns: int | None = None
     position: int | None = None
     processed: dict[str, bool] = field(default_factory=dict)
+    bundle: str | None = None
+    member: str | None = None
+    reclaimed: Entry | None = None
 
 
 def where(root: Root, sequence: int, *, log_id: bytes) -> Whereabouts:
@@ -65,18 +72,29 @@ def where(root: Root, sequence: int, *, log_id: bytes) -> Whereabouts:
     """
     if sequence < 1:
         raise InvalidInput(f"{sequence} is not a sequence", hint="the first record is number 1")
+    history = History(root)
     while True:
         bound, listing = look(root)
         try:
-            return _where(root, sequence, log_id, bound, listing)
+            found = _where(root, sequence, log_id, bound, listing, history)
+            break
         except FileNotFoundError as gone:
             try:
                 look_again(root, listing, gone)
             except Damaged as error:
-                return _gone(root, sequence, error.message)
+                found = _gone(sequence, error.message, history)
+                break
+    if found.state is State.NEVER_ISSUED:
+        return found
+    bundled, reclaimed = history.archived(sequence), history.reclaimed(sequence)
+    if found.durable and found.state is not State.DOOMED:
+        reclaimed = None  # decided, and not carried out
+    if bundled is not None:
+        found = replace(found, bundle=_bundle(bundled), member=_member(bundled, sequence))
+    return replace(found, reclaimed=reclaimed)
 
 
-def _where(root: Root, sequence: int, log_id: bytes, bound: Bound, listing: Listing) -> Whereabouts:
+def _where(root: Root, sequence: int, log_id: bytes, bound: Bound, listing: Listing, history: History) -> Whereabouts:
     segments = [*listing.doomed, *listing.segments]
     newest = max((segment.base_sequence for segment in segments), default=0)
     if bound.lost and sequence > (bound.sequence or 0):
@@ -94,7 +112,7 @@ def _where(root: Root, sequence: int, log_id: bytes, bound: Bound, listing: List
         reason = found
     if bound.sequence is None and (not holding or segment.base_sequence == newest):
         return _beyond(sequence, None)
-    return _gone(root, sequence, reason)
+    return _gone(sequence, reason, history)
 
 
 def _in_segment(
@@ -158,19 +176,42 @@ def _beyond(sequence: int, last: int | None) -> Whereabouts:
     return Whereabouts(sequence, State.NEVER_ISSUED, f"never issued: {known}")
 
 
-def _gone(root: Root, sequence: int, reason: str) -> Whereabouts:
+def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
     """Issued, and in no segment that can be read."""
-    history = History(root)
     sealed = history.sealed(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
-    archived, reclaimed = history.archived(None, sequence), history.reclaimed(sequence)
+    archived, reclaimed = history.archived(sequence), history.reclaimed(sequence)
     if reason:
         return Whereabouts(sequence, State.QUARANTINED, reason, segment=segment)
     if archived is not None:
-        return Whereabouts(sequence, State.ARCHIVED, f"in bundle {archived.get('bundle', 'unnamed')}", segment=segment)
+        words = f"in bundle {_bundle(archived)}, member {_member(archived, sequence) or 'not told'}"
+        return Whereabouts(sequence, State.ARCHIVED, words, segment=segment, route=archived.get("route"))
     if reclaimed is not None:
-        return Whereabouts(
-            sequence, State.RECLAIMED, f"reclaimed at {reclaimed.get('at', 'an unknown time')}", segment=segment
-        )
+        return Whereabouts(sequence, State.RECLAIMED, _reclaimed(reclaimed, sequence), segment=segment)
     words = "it was issued, no segment holds it, and no ledger says why"
     return Whereabouts(sequence, State.UNKNOWN, words, segment=segment)
+
+
+def _bundle(entry: Entry) -> str:
+    """Where the bundle is, as its archivist has left it: destination, bag, payload directory, file."""
+    place = [entry.get("dest"), entry.get("bag"), "data" if entry.get("bag") else None, entry.get("bundle", "unnamed")]
+    return "/".join(str(part).rstrip("/") for part in place if part)
+
+
+def _member(entry: Entry, sequence: int) -> str | None:
+    """The file in the tar; its name ends in .txt or .jsonl, by what the records are."""
+    first = part_of(entry, sequence)
+    return None if first is None else f"records/{first:0{DIGITS}d}"
+
+
+def _reclaimed(entry: Entry, sequence: int) -> str:
+    """When, by which rule, and how far everybody was that has read it."""
+    at = entry.get("at")
+    when = datetime.fromtimestamp(at // 10**9, UTC).isoformat() if isinstance(at, int) else "an unknown time"
+    words = f"reclaimed at {when} by the rule {str(entry.get('rule', 'not told'))!r}"
+    cursors = []
+    for route in entry.get("routes", ()):
+        if isinstance(route, dict) and route.get("first", 0) <= sequence <= route.get("last", 0):
+            told = route.get("cursors") or {}
+            cursors += [f"{route.get('route')}/{group} at {at}" for group, at in told.items()]
+    return f"{words}; cursors: {', '.join(cursors)}" if cursors else words

@@ -159,7 +159,6 @@ class _Verification:
                     found = list(self._segment(segment, newest=not waiting))
                 except FileNotFoundError as gone:
                     listing = look_again(self._root, listing, gone)
-                    self._history = History(self._root)
                     waiting = deque(s for s in listing.segments if s.base_sequence >= segment.base_sequence)
                     continue
             except Damaged as error:

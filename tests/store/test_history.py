@@ -1,0 +1,120 @@
+"""What the ledgers say of segments and bundles that are elsewhere by now, however they have been written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logs import Unsynced
+
+from wald.store.directory import Root
+from wald.store.history import History, part_of, runs_of
+from wald.store.ledger import Ledger
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    (tmp_path / "ledger").mkdir()
+    return Root(tmp_path)
+
+
+def tell(root: Root, name: str, *entries: dict[str, Any]) -> None:
+    ledger = Ledger(root.ledger / name, Unsynced())
+    ledger.append(*entries)
+    ledger.close()
+
+
+def reclaimed(base: int, last: int) -> dict[str, Any]:
+    return {"event": "reclaimed", "base": base, "last": last}
+
+
+def archived(route: str, first: int, last: int, **more: Any) -> dict[str, Any]:
+    return {"event": "archived", "route": route, "first": first, "last": last} | more
+
+
+def test_a_deletion_that_was_taken_back_is_none(root: Root) -> None:
+    tell(root, "reclaim.jsonl", reclaimed(1, 2), reclaimed(3, 4), {"event": "kept", "base": 3})
+
+    assert History(root).all_reclaimed(1, 2)
+    assert not History(root).all_reclaimed(1, 4)
+    tell(root, "reclaim.jsonl", reclaimed(3, 4))
+    assert History(root).all_reclaimed(1, 4)
+
+
+def test_a_ledger_that_has_grown_is_read_again(root: Root) -> None:
+    history = History(root)
+    assert history.reclaimed(1) is None
+    tell(root, "reclaim.jsonl", reclaimed(1, 2))
+    assert history.reclaimed(1) is not None
+    tell(root, "reclaim.jsonl", reclaimed(3, 4))
+    assert history.reclaimed(4) is not None
+
+
+def test_the_bundle_of_a_record_is_the_one_whose_runs_hold_it(root: Root) -> None:
+    """Ranges of routes overlap: only the runs say which record is whose."""
+    tell(
+        root,
+        "archive.jsonl",
+        archived("a", 1, 9, after=0, runs=[0, 2, 3, 1, 2, 1], bundle="a"),
+        archived("b", 3, 8, after=0, runs=[2, 3, 1, 2], bundle="b"),
+    )
+    history = History(root)
+
+    found = [entry and entry["bundle"] for entry in map(history.archived, range(1, 11))]
+    assert found == ["a", "a", "b", "b", "b", "a", "b", "b", "a", None]
+
+
+def test_of_two_copies_the_last_one_made_is_told(root: Root) -> None:
+    tell(root, "archive.jsonl", archived("a", 1, 5, bundle="tape", at=2), archived("a", 1, 5, bundle="disk", at=1))
+
+    entry = History(root).archived(3)
+    assert entry is not None
+    assert entry["bundle"] == "tape"
+
+
+@pytest.mark.parametrize(
+    ("route", "first", "last", "archived_wholly"),
+    [
+        ("a", 1, 4, True),
+        ("a", 3, 9, True),
+        ("a", 3, 10, False),
+        ("a", 10, 10, False),
+        ("a", 20, 25, True),
+        ("a", 18, 25, True),
+        ("a", 15, 25, False),
+        ("b", 1, 1, False),
+    ],
+)
+def test_bundles_that_follow_one_another_leave_no_gap(
+    root: Root, route: str, first: int, last: int, archived_wholly: bool
+) -> None:
+    """The second begins at 7, behind 4: what lies between are other routes' records. 10 to 17 are in none."""
+    tell(
+        root,
+        "archive.jsonl",
+        archived("a", 1, 4, after=0),
+        archived("a", 7, 9, after=4),
+        archived("a", 20, 25, after=17),
+    )
+
+    assert History(root).all_archived(route, first, last) == archived_wholly
+
+
+def test_runs_count_from_where_the_bundle_before_ended() -> None:
+    assert list(runs_of(archived("a", 6, 12, after=4, runs=[1, 2, 3, 2]))) == [(6, 7), (11, 12)]
+    assert list(runs_of(archived("a", 6, 12))) == [(6, 12)]
+
+
+@pytest.mark.parametrize(("sequence", "part"), [(1, 1), (5, 1), (6, 6), (99, 6), (0, None)])
+def test_the_part_of_a_record_is_the_last_that_begins_before_it(sequence: int, part: int | None) -> None:
+    assert part_of({"parts": [1, 6]}, sequence) == part
+    assert part_of({}, sequence) is part_of({"parts": ["6"]}, sequence) is None
+
+
+@pytest.mark.parametrize("runs", [[0, "x"], "much", [None], [0]])
+def test_runs_that_are_no_runs_are_not_believed(root: Root, runs: object) -> None:
+    """The range is all there is then."""
+    tell(root, "archive.jsonl", archived("a", 1, 5, after=0, runs=runs))
+
+    assert History(root).archived(3) is not None

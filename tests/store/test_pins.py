@@ -1,0 +1,249 @@
+"""Who holds back a segment: exactly the cursors that have not reached the last record of their route in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from logs import Built
+
+from wald.errors import Damaged
+from wald.format.cursor import CursorLines, encode_cursor
+from wald.format.names import Kind
+from wald.store.cursors import CursorState
+from wald.store.directory import Segment
+from wald.store.pins import Claims, Pin, read_claims, sealed_index
+from wald.store.routes import retire_route
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """One sealed segment: records 1 to 3 of route a, 4 and 5 of route b; record 6 of a is in the active one."""
+    built = Built(tmp_path / "root")
+    built.lines("a", [b"x"] * 3)
+    built.lines("b", [b"y"] * 2)
+    built.cut()
+    built.seal()
+    built.lines("a", [b"z"])
+    return built
+
+
+def claims(built: Built) -> Claims:
+    return read_claims(built.root, log_id=built.log_id)
+
+
+def pins(built: Built) -> list[tuple[str, str, int, int]]:
+    index = sealed_index(Segment(1, Kind.SEALED, built.path(1, Kind.SEALED)), built.log_id)
+    return [(pin.route, pin.group, pin.at, pin.needs) for pin in claims(built).pins(index.routes)]
+
+
+def test_a_route_without_a_cursor_holds_back_what_it_received(built: Built) -> None:
+    built.log.set_cursor("b", 5)
+
+    assert pins(built) == [("a", "processed", 0, 3)]
+
+
+def test_every_group_of_every_route_in_it_has_a_say(built: Built) -> None:
+    built.log.set_cursor("a", 3)
+    built.log.set_cursor("a", 2, "slow")
+    built.log.set_cursor("b", 4)
+
+    assert pins(built) == [("a", "slow", 2, 3), ("b", "processed", 4, 5)]
+
+
+def test_an_idle_route_that_has_read_all_it_got_holds_back_nothing(built: Built) -> None:
+    """Route a stands at 3 and the log goes on to 6: the segment that ends with 5 is free all the same."""
+    built.log.set_cursor("a", 3)
+    built.log.set_cursor("b", 5)
+
+    assert pins(built) == []
+
+
+def test_a_route_that_is_not_in_the_segment_has_no_say(built: Built) -> None:
+    built.log.set_cursor("a", 6)
+    built.log.set_cursor("b", 5)
+    built.lines("late", [b"x"])
+
+    assert pins(built) == []
+
+
+def test_a_retired_route_holds_back_nothing(built: Built) -> None:
+    built.log.set_cursor("b", 5)
+    retire_route(built.root, built.disk, "a", now="")
+
+    assert pins(built) == []
+
+
+def test_a_route_whose_directory_is_gone_holds_back_everything(built: Built) -> None:
+    built.log.set_cursor("a", 3)
+    built.log.set_cursor("b", 5)
+    shutil.rmtree(built.root.route("a"))
+
+    assert pins(built) == [("a", "processed", 0, 3)]
+
+
+def test_a_group_that_comes_late_holds_back_from_then_on(built: Built) -> None:
+    built.log.set_cursor("a", 3)
+    built.log.set_cursor("b", 5)
+    built.root.cursor("a", "audit").write_text("0\n")
+
+    assert pins(built) == [("a", "audit", 0, 3)]
+
+
+def directory(path: Path) -> None:
+    path.mkdir()
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def content(data: bytes) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.write_bytes(data)
+
+    return make
+
+
+OTHER = encode_cursor(CursorLines(3, b"another log 0123"))
+
+
+@pytest.mark.parametrize(
+    ("make", "state", "frees"),
+    [
+        (content(b""), CursorState.UNREADABLE, False),
+        (content(b"\0" * 4096), CursorState.UNREADABLE, False),
+        (content(b"three\n"), CursorState.UNREADABLE, False),
+        (content(b'3\n{"log": "00'), CursorState.UNREADABLE, False),
+        (content(OTHER), CursorState.FOREIGN, False),
+        (content(b"7\n"), CursorState.BEYOND, False),
+        (content(b"18446744073709551615\n"), CursorState.BEYOND, False),
+        (content(b"3" * 5000), CursorState.UNREADABLE, False),
+        (directory, CursorState.UNREADABLE, False),
+        (fifo, CursorState.UNREADABLE, False),
+        (loop, CursorState.UNREADABLE, False),
+        (content(b"2\n"), CursorState.VALID, False),
+        (content(b"3\n"), CursorState.VALID, True),
+        (content(b"3"), CursorState.VALID, True),
+        (content(b"  3 \n\n"), CursorState.VALID, True),
+    ],
+    ids=lambda value: getattr(value, "value", getattr(value, "__name__", None)),
+)
+def test_whatever_stands_where_a_cursor_belongs_is_accepted_or_holds_back_with_a_message(
+    built: Built, make: Callable[[Path], None], state: CursorState, frees: bool
+) -> None:
+    """Nothing that is not certainly a cursor at 3 or behind it lets the segment go."""
+    built.log.set_cursor("b", 5)
+    make(built.root.cursor("a", "processed"))
+    (cursor,) = claims(built).cursors["a"]
+
+    assert cursor.state is state
+    assert bool(cursor.message) == (state is not CursorState.VALID)
+    assert pins(built) == ([] if frees else [("a", "processed", cursor.effective, 3)])
+
+
+def test_a_cursor_file_that_no_group_can_have_holds_back_with_a_message(built: Built) -> None:
+    """Somebody means it; so it is not passed over."""
+    built.log.set_cursor("a", 3)
+    built.log.set_cursor("b", 5)
+    (built.root.route("a") / "my group.cursor").write_text("3\n")
+
+    assert pins(built) == [("a", "my group", 0, 3)]
+    assert "my group.cursor" in claims(built).cursors["a"][-1].message
+
+
+def test_a_valid_cursor_that_was_half_written_is_the_number_it_shows_or_nothing(built: Built) -> None:
+    """However much of its bytes a power cut leaves, it never frees more than the whole of it."""
+    built.log.set_cursor("b", 5)
+    built.log.set_cursor("a", 3)
+    path = built.root.cursor("a", "processed")
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        (cursor,) = claims(built).cursors["a"]
+        assert cursor.effective in (0, 3)
+
+
+@pytest.fixture
+def unlocked() -> Iterator[Path]:
+    """A directory that another user may look into, which those of pytest are not."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("hidden", ["processed.cursor", "."])
+def test_a_cursor_that_may_not_be_read_holds_back(unlocked: Path, hidden: str) -> None:
+    """Mode 000, of the file or of the route's directory, seen by somebody who is not root."""
+    built = Built(unlocked / "root")
+    built.lines("a", [b"x"] * 3)
+    built.cut()
+    built.log.set_cursor("a", 3)
+    for path in (built.root.path, *built.root.path.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (built.root.route("a") / hidden).chmod(0)
+    script = (
+        "import os, sys; from wald.log import Log; from wald.store.pins import read_claims\n"
+        "os.getuid() or (os.setgid(65534), os.setuid(65534))\n"
+        "log = Log(sys.argv[1]); claims = read_claims(log.root, log_id=log.identity.log_id)\n"
+        "(cursor,) = claims.cursors['a']; print(cursor.state.value, cursor.effective, cursor.message)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, built.root.path], capture_output=True, text=True, check=False)
+    built.root.route("a").chmod(0o755)
+
+    assert done.stdout.startswith("unreadable 0 "), done.stderr
+    assert "Permission denied" in done.stdout
+
+
+def test_a_cursor_that_moves_beyond_a_head_read_before_it_counts(built: Built) -> None:
+    """The head is read first; a cursor that seems beyond it is judged once more with the head of by then."""
+    built.log.set_cursor("b", 5)
+    built.log.set_cursor("a", 6)
+    (cursor,) = claims(built).cursors["a"]
+
+    assert (cursor.state, cursor.effective) == (CursorState.VALID, 6)
+
+
+def test_without_a_head_what_is_sealed_tells_how_far_cursors_may_be(built: Built) -> None:
+    built.log.set_cursor("a", 3)
+    built.log.set_cursor("b", 5)
+    built.root.head.unlink()
+
+    assert pins(built) == []
+
+
+@pytest.mark.parametrize(
+    ("pin", "still"),
+    [
+        (Pin("a", "processed", 0, 3), False),
+        (Pin("a", "processed", 0, 4), True),
+        (Pin("a", "removed", 0, 3), False),
+        (Pin("b", "processed", 0, 5), False),
+        (Pin("gone", "processed", 0, 1), True),
+    ],
+)
+def test_a_pin_holds_until_its_cursor_has_come_or_its_claim_is_given_up(built: Built, pin: Pin, still: bool) -> None:
+    built.log.set_cursor("a", 3)
+    retire_route(built.root, built.disk, "b", now="")
+
+    assert claims(built).still(pin) == still
+
+
+def test_a_segment_that_is_not_what_its_name_says_is_told(built: Built) -> None:
+    path = built.path(2, Kind.SEALED)
+    shutil.copy(built.path(1, Kind.SEALED), path)
+    with pytest.raises(Damaged, match="it holds segment 1"):
+        sealed_index(Segment(2, Kind.SEALED, path), built.log_id)
+    with pytest.raises(Damaged, match="belongs to log"):
+        sealed_index(Segment(1, Kind.SEALED, built.path(1, Kind.SEALED)), b"0123456789abcdef")

@@ -1,0 +1,121 @@
+"""Who holds back which segment: the rule of RECLAIM, as facts.
+
+A segment may go when every cursor of every route that has records in it has reached the route's last record in it. So
+an idle route that has read all it got holds back nothing, and a stuck one holds back just the segments it still needs.
+
+    a retired route                        holds back nothing
+    a route without a cursor               holds back all it ever received: nobody has said to have read it
+    a cursor that cannot be trusted        the same (unreadable, of another log, beyond the head)
+    a route whose directory is gone        the same: its cursors are lost, not moved
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from wald.errors import Damaged, NotFound
+from wald.format.names import DEFAULT_GROUP
+from wald.format.sealed import RouteEntry, SealedIndex
+from wald.store.compression import SealedFile
+from wald.store.cursors import Cursor, CursorState, cursors_of
+from wald.store.directory import Root, Segment
+from wald.store.reader import end_sequence
+from wald.store.segments import foreign
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One group that holds back one segment: it has processed ``route`` up to ``at``, and needs ``needs`` to let go.
+
+    Attributes:
+        message: what is wrong with its cursor, for a person; "" if it is just behind.
+    """
+
+    route: str
+    group: str
+    at: int
+    needs: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """How far every group of every route has got, as read at one moment.
+
+    Attributes:
+        cursors: of each route that has a directory; never empty, but for a retired route.
+        retired: the routes that hold back nothing.
+    """
+
+    cursors: dict[str, tuple[Cursor, ...]] = field(default_factory=dict)
+    retired: frozenset[str] = frozenset()
+
+    def pins(self, routes: Iterable[RouteEntry]) -> Iterator[Pin]:
+        """Who holds back a segment that has ``routes`` in it; nothing comes out if it may go."""
+        for entry in routes:
+            if entry.route in self.retired:
+                continue
+            cursors = self.cursors.get(entry.route)
+            if cursors is None:
+                message = f"the directory of route {entry.route} is gone, and its cursors with it"
+                yield Pin(entry.route, DEFAULT_GROUP, 0, entry.last, message)
+                continue
+            for cursor in cursors:
+                if cursor.effective < entry.last:
+                    yield Pin(entry.route, cursor.group, cursor.effective, entry.last, cursor.message)
+
+    def still(self, pin: Pin) -> bool:
+        """Whether ``pin``, found under earlier claims, holds back its segment under these."""
+        if pin.route in self.retired:
+            return False
+        cursors = self.cursors.get(pin.route)
+        return cursors is None or any(c.group == pin.group and c.effective < pin.needs for c in cursors)
+
+    def vector(self, route: str) -> dict[str, int]:
+        """The cursor of each group of ``route``, as far as it counts."""
+        return {cursor.group: cursor.effective for cursor in self.cursors.get(route, ())}
+
+
+def read_claims(root: Root, *, log_id: bytes) -> Claims:
+    """The claims as they are now.
+
+    Raises:
+        Damaged: the end of the log cannot be told, so neither can which cursors are beyond it.
+    """
+    head_sequence = end_sequence(root, log_id) - 1
+    cursors: dict[str, tuple[Cursor, ...]] = {}
+    retired = set()
+    for route in root.route_names():
+        if os.path.exists(root.retired(route)):  # False where it may not be looked for: the route is not retired then
+            retired.add(route)
+        try:
+            found = cursors_of(root, route, log_id=log_id, head_sequence=head_sequence)
+            if any(cursor.state is CursorState.BEYOND for cursor in found):
+                # The head may have moved on since it was read, and a cursor after it.
+                head_sequence = end_sequence(root, log_id) - 1
+                found = cursors_of(root, route, log_id=log_id, head_sequence=head_sequence)
+        except NotFound:
+            continue  # removed this moment: without a directory it holds back everything
+        cursors[route] = tuple(found)
+    return Claims(cursors, frozenset(retired))
+
+
+def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
+    """What a sealed segment says to hold.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        Damaged: that cannot be read, or it belongs to another log; either way nobody can say that it was read.
+    """
+    with SealedFile(segment.path) as sealed:
+        index = sealed.index
+    if index.log_id != log_id:
+        raise foreign(segment, index.log_id)
+    if index.base_sequence != segment.base_sequence:
+        raise Damaged(
+            f"{segment.path}: offset 0: it holds segment {index.base_sequence}, not what its name says",
+            hint=f"mv {segment.path} to where it belongs",
+        )
+    return index
