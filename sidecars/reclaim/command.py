@@ -1,0 +1,159 @@
+"""``wald-reclaim``: once, or whenever a cursor has moved or a segment was sealed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+import click
+
+import wald
+from sidecars.loop import stop_on_signals, wakes
+from sidecars.reclaim.apply import doom, unlink
+from sidecars.reclaim.plan import Planner
+from sidecars.reclaim.policy import Limits
+from sidecars.reclaim.report import Report
+from wald.cli.entry import run
+from wald.cli.options import duration_option, json_option, root_option, size_option
+from wald.errors import DiskFailure, InvalidInput, WaldError
+from wald.format.names import CURSOR_SUFFIX, Kind
+from wald.log import Log
+from wald.store.directory import Root
+from wald.store.disk import Disk
+from wald.store.ledger import Ledger
+
+PERIOD_SECONDS = 15.0  # between two looks that nothing has asked for
+_CENTURY = 36_600  # days
+
+
+@click.command()
+@root_option
+@click.option("--once", is_flag=True, help="One look, then end; the default.")
+@click.option("--watch", is_flag=True, help="Look again when a cursor moves or a segment is sealed, until SIGTERM.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@duration_option("--min-age", None, "Keep what is younger than this.", days_max=_CENTURY)
+@size_option("--keep-bytes", None, "Keep at least so much, the newest.")
+@click.option("--require-archived", is_flag=True, help="Keep what wald-archive has not put into a bundle.")
+@duration_option("--max-age", None, "What was read goes when older, whatever the two above say.", days_max=_CENTURY)
+@size_option("--max-bytes", None, "What was read goes when the sealed segments are more than this.")
+@click.option("--max-records", type=click.IntRange(min=0), metavar="N", help="The same, counting their records.")
+@click.option(
+    "--unread",
+    type=click.Choice(["keep", "expire"]),
+    default="keep",
+    show_default=True,
+    help="expire: what is beyond --max-age, --max-bytes or --max-records goes even if nobody has read it. LOSES DATA.",
+)
+@duration_option("--grace", "60s", "How long a reclaimed segment stays, for readers about to open it.", days_max=366)
+@json_option
+@click.version_option(wald.__version__, message="%(prog)s %(version)s")
+def command(
+    root: Path,
+    once: bool,
+    watch: bool,
+    dry_run: bool,
+    min_age: float | None,
+    keep_bytes: int | None,
+    require_archived: bool,
+    max_age: float | None,
+    max_bytes: int | None,
+    max_records: int | None,
+    unread: str,
+    grace: float,
+    as_json: bool,
+) -> None:
+    """Delete the sealed segments that everybody has read.
+
+    A segment goes when, for every route that has records in it and is not retired, every cursor has reached the route's
+    last record in it. `wald explain` says who holds back what. Each deletion is in ledger/reclaim.jsonl before it
+    happens, with the cursors that made it legal. One wald-reclaim works on a root at a time.
+    """
+    if watch and (once or dry_run):
+        raise InvalidInput("--watch excludes --once and --dry-run", hint="wald-reclaim --help")
+    limits = Limits(
+        min_age_ns=None if min_age is None else _nanoseconds(min_age),
+        keep_bytes=keep_bytes,
+        require_archived=require_archived,
+        max_age_ns=None if max_age is None else _nanoseconds(max_age),
+        max_bytes=max_bytes,
+        max_records=max_records,
+        expire=unread == "expire",
+    )
+    if limits.expire and max_age is None and max_bytes is None and max_records is None:
+        raise InvalidInput("--unread expire needs a limit that says when", hint="--max-bytes 10GiB, or --max-age 30d")
+    log = Log(root)
+    report = Report(as_json, intended=dry_run, watching=watch)
+    planner = Planner(log.root, limits, log_id=log.identity.log_id)
+    if dry_run:
+        now_ns = time.time_ns()
+        for decision in planner.decisions(now_ns=now_ns):
+            report.decision(decision)
+        report.end(planner.doomed(now_ns=now_ns, grace_ns=_nanoseconds(grace)), planner.troubles)
+        return
+    try:
+        ledger = Ledger(log.root.ledger / "reclaim.jsonl", Disk(), owner="wald-reclaim")
+        try:
+            with stop_on_signals() as stop:
+                work = Work(log.root, Disk(), ledger, planner, _nanoseconds(grace), stop)
+                if watch:
+                    _watch(work, report)
+                else:
+                    work.look(report, now_ns=time.time_ns())
+        finally:
+            ledger.close()
+    except OSError as error:
+        raise DiskFailure(
+            f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next look goes on",
+            hint=f"df -h {log.root.path}; then wald-reclaim --root {log.root.path} --once",
+        ) from error
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(command, "wald-reclaim", sys.argv[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a look needs."""
+
+    root: Root
+    disk: Disk
+    ledger: Ledger
+    planner: Planner
+    grace_ns: int
+    stop: threading.Event
+
+    def look(self, report: Report, *, now_ns: int) -> None:
+        """Look once, and carry out what follows; stopped, it ends where the next look can go on."""
+        decisions = takewhile(lambda _: not self.stop.is_set(), self.planner.decisions(now_ns=now_ns))
+        for decision in doom(self.root, self.disk, self.ledger, self.planner, decisions):
+            report.decision(decision)
+        waited = self.planner.doomed(now_ns=now_ns, grace_ns=self.grace_ns)
+        unlink(self.root, self.disk, self.ledger, self.planner, waited, now_ns=now_ns)
+        report.end(waited, self.planner.troubles)
+
+
+def _watch(work: Work, report: Report) -> None:
+    """Look until a signal comes; what goes wrong is told, and tried again at the next look."""
+    directories = (work.root.routes, work.root.segments, work.root.ledger)
+    for _ in wakes(directories, _matters, period_seconds=PERIOD_SECONDS, stop=work.stop):
+        try:
+            work.look(report, now_ns=time.time_ns())
+        except (OSError, WaldError) as error:
+            report.trouble(str(error))
+
+
+def _matters(path: Path) -> bool:
+    """Whether a change of ``path`` may free something; the active segment's, which come all the time, do not."""
+    if path.suffix == Kind.RAW.value:
+        return not path.exists()  # sealed: the sealer removes the raw form last
+    return path.name.endswith(CURSOR_SUFFIX) or path.name in ("retired", "archive.jsonl")
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,231 @@
+"""What is to be deleted now: a look at the directory, the cursors and the ledgers; nothing is changed.
+
+A planner may look again and again. It keeps of each segment what never changes, and one group that held it back: as
+long as that one does, the segment need not be opened, so a look costs little however many segments wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sidecars.reclaim.policy import Facts, Limits, Verdict, judge
+from wald.errors import Damaged
+from wald.format.names import Kind
+from wald.format.sealed import SealedIndex
+from wald.store.cursors import CursorState
+from wald.store.directory import Root, Segment, list_segments
+from wald.store.history import Entry, History
+from wald.store.ledger import entries_of
+from wald.store.pins import Claims, Pin, read_claims, sealed_index
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """About one sealed segment.
+
+    Attributes:
+        pin: of those who hold it back, one.
+        entry: what the ledger has to be told before anything is done; None: nothing, or it has been told already.
+        told: whether the ledger says by now that the segment is reclaimed.
+        message: why it cannot be read; "" if it can.
+    """
+
+    segment: Segment
+    verdict: Verdict
+    stored_bytes: int
+    pin: Pin | None = None
+    entry: Entry | None = None
+    told: bool = False
+    message: str = ""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is kept of a segment between two looks."""
+
+    stored_bytes: int
+    records: int
+    latest_ns: int
+    pin: Pin | None = None
+    problem: str = ""
+
+
+class Planner:
+    """Looks at ``root`` for one process.
+
+    Attributes:
+        told: the segments still there of which the ledger says that they are reclaimed.
+        troubles: what is wrong with cursors, as of the last look.
+    """
+
+    def __init__(self, root: Root, limits: Limits, *, log_id: bytes) -> None:
+        self._root = root
+        self._limits = limits
+        self._log_id = log_id
+        self._history = History(root)
+        self._known: dict[int, _Known] = {}
+        self.troubles: list[str] = []
+        self.told: set[int] = set()
+        listing = list_segments(root)
+        there = {segment.base_sequence for segment in (*listing.segments, *listing.doomed)}
+        for entry in entries_of(root.ledger / "reclaim.jsonl"):
+            if entry.get("base") in there:
+                change = self.told.add if entry.get("event") == "reclaimed" else self.told.discard
+                change(entry["base"])
+
+    def doomed(self, *, now_ns: int, grace_ns: int) -> list[Segment]:
+        """The segments that have waited long enough; a clock that was set back does not make them wait for ever."""
+        return [
+            segment
+            for segment in list_segments(self._root).doomed
+            if abs(now_ns - segment.path.stat().st_ctime_ns) >= grace_ns  # renaming is the last change of it
+        ]
+
+    def decisions(self, *, now_ns: int) -> Iterator[Decision]:
+        """One about every sealed segment, oldest first.
+
+        Raises:
+            Damaged: the directory or the end of the log cannot be read.
+        """
+        listing = list_segments(self._root)
+        claims = read_claims(self._root, log_id=self._log_id)
+        self.troubles = _troubles(claims)
+        sealed = [segment for segment in listing.segments if segment.kind is Kind.SEALED]
+        bases = {segment.base_sequence for segment in sealed}
+        self._known = {base: known for base, known in self._known.items() if base in bases}
+        waiting: list[tuple[Segment, _Known, int, int]] = []
+        newer_bytes = newer_records = 0
+        for segment in reversed(sealed):
+            known = self._learn(segment)
+            if known is None:
+                continue  # gone meanwhile
+            waiting.append((segment, known, newer_bytes, newer_records))
+            newer_bytes += known.stored_bytes
+            newer_records += known.records
+        while waiting:
+            segment, known, newer_bytes, newer_records = waiting.pop()
+            facts = Facts(
+                age_ns=now_ns - known.latest_ns,
+                stored_bytes=known.stored_bytes,
+                records=known.records,
+                newer_bytes=newer_bytes,
+                newer_records=newer_records,
+                read=True,
+                archived=True,
+                newest=segment is listing.segments[-1],
+                raw_twin=self._root.segment(segment.base_sequence, Kind.RAW).exists(),
+                readable=not known.problem,
+            )
+            yield self._decide(segment, known, facts, claims, now_ns)
+
+    def unexplained(self, segment: Segment, *, now_ns: int) -> Entry:
+        """The ledger's line about a doomed segment of which it does not tell."""
+        try:
+            index = sealed_index(segment, self._log_id)
+        except Damaged:
+            last = segment.base_sequence
+        else:
+            last = index.next_sequence - 1
+        base = segment.base_sequence
+        return {"event": "reclaimed", "base": base, "last": last, "at": now_ns, "rule": "found doomed, not told why"}
+
+    def _decide(self, segment: Segment, known: _Known, facts: Facts, claims: Claims, now_ns: int) -> Decision:
+        told = segment.base_sequence in self.told
+        verdict = judge(facts, self._limits)
+        pin: Pin | None = None
+        entry: Entry | None = None
+        if verdict.goes:  # as far as can be told without opening it
+            index = None
+            if known.pin is None or not claims.still(known.pin):
+                index = sealed_index(segment, self._log_id)
+                known.pin = next(claims.pins(index.routes), None)
+            pin = known.pin
+            facts = replace(facts, read=pin is None, archived=self._archived(segment, index, claims))
+            verdict = judge(facts, self._limits)
+            if verdict.goes and not told:
+                index = index or sealed_index(segment, self._log_id)
+                entry = _reclaimed(index, claims, verdict, known.stored_bytes, now_ns)
+        if told and not verdict.goes:
+            entry = {"event": "kept", "base": segment.base_sequence, "why": verdict.value, "at": now_ns}
+        return Decision(segment, verdict, known.stored_bytes, pin, entry, told, known.problem)
+
+    def _archived(self, segment: Segment, index: SealedIndex | None, claims: Claims) -> bool:
+        if not self._limits.require_archived:
+            return True
+        routes = (index or sealed_index(segment, self._log_id)).routes
+        return all(
+            self._history.all_archived(entry.route, entry.first, entry.last)
+            for entry in routes
+            if entry.route not in claims.retired
+        )
+
+    def _learn(self, segment: Segment) -> _Known | None:
+        """What never changes of a segment; one that could not be read is tried again each time."""
+        known = self._known.get(segment.base_sequence)
+        if known is not None and not known.problem:
+            return known
+        try:
+            stored_bytes = segment.path.stat().st_size
+            try:
+                index = sealed_index(segment, self._log_id)
+            except Damaged as error:
+                known = _Known(stored_bytes, 0, 0, problem=error.message)
+            else:
+                latest_ns = max((frame.latest_ns for frame in index.frames), default=0)
+                known = _Known(stored_bytes, index.next_sequence - index.base_sequence, latest_ns)
+        except FileNotFoundError:
+            return None
+        self._known[segment.base_sequence] = known
+        return known
+
+
+def _reclaimed(index: SealedIndex, claims: Claims, verdict: Verdict, stored_bytes: int, now_ns: int) -> Entry:
+    """The ledger's line: what is deleted, by which rule, and how far everybody was that it concerns."""
+    routes: list[Entry] = []
+    for entry in index.routes:
+        told: Entry = {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last}
+        retired = entry.route in claims.retired
+        routes.append(told | ({"retired": True} if retired else {"cursors": claims.vector(entry.route)}))
+    line: Entry = {
+        "event": "reclaimed",
+        "base": index.base_sequence,
+        "last": index.next_sequence - 1,
+        "at": now_ns,
+        "rule": verdict.value,
+        "bytes": stored_bytes,
+        "sha256": index.sha256.hex(),
+        "routes": routes,
+    }
+    if lost := _lost(index, claims):
+        line["lost"] = lost
+    if index.damage:
+        line["damaged_bytes"] = sum(length for _, length in index.damage)
+    return line
+
+
+def _lost(index: SealedIndex, claims: Claims) -> dict[str, int]:
+    """Per route the records that the slowest group has not read."""
+    slowest: dict[int, int] = {}
+    for pin in claims.pins(index.routes):
+        number = next(i for i, entry in enumerate(index.routes) if entry.route == pin.route)
+        slowest[number] = min(pin.at, slowest.get(number, pin.at))
+    if not slowest:
+        return {}
+    lost = dict.fromkeys((index.routes[number].route for number in slowest), 0)
+    table = index.batch_table()
+    for route, base, count in zip(table.routes, table.bases, table.counts, strict=True):
+        if route in slowest:
+            lost[index.routes[route].route] += max(0, min(count, base + count - 1 - slowest[route]))
+    return lost
+
+
+def _troubles(claims: Claims) -> list[str]:
+    """What is wrong with cursors that gate; an absent one is a choice."""
+    return [
+        cursor.message
+        for route, cursors in claims.cursors.items()
+        if route not in claims.retired
+        for cursor in cursors
+        if cursor.state not in (CursorState.VALID, CursorState.ABSENT)
+    ]

@@ -1,0 +1,65 @@
+"""A look of ``wald-reclaim`` in process, on a disk that a test has chosen."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from logs import Built
+
+from sidecars.reclaim.command import Work
+from sidecars.reclaim.plan import Planner
+from sidecars.reclaim.policy import Limits
+from sidecars.reclaim.report import Report
+from wald.format.names import Kind
+from wald.store.directory import Root, list_segments, read_identity
+from wald.store.disk import Disk
+from wald.store.ledger import Ledger, read_ledger
+
+ANYTHING_READ = Limits()
+
+
+@dataclass
+class Reclaimer:
+    """One process: what it has learned stays from look to look."""
+
+    root: Root
+    disk: Disk
+    limits: Limits = ANYTHING_READ
+    grace_ns: int = 0
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.planner = Planner(self.root, self.limits, log_id=read_identity(self.root).log_id)
+        self.ledger = Ledger(self.root.ledger / "reclaim.jsonl", self.disk, owner="wald-reclaim")
+
+    def look(self, *, now_ns: int) -> None:
+        work = Work(self.root, self.disk, self.ledger, self.planner, self.grace_ns, self.stop)
+        with contextlib.redirect_stdout(io.StringIO()):
+            work.look(Report(as_json=True, intended=False, watching=False), now_ns=now_ns)
+
+
+def reclaim(built: Built, limits: Limits = ANYTHING_READ, *, disk: Disk | None = None, grace_ns: int = 0) -> None:
+    """``wald-reclaim --once``, as a process of its own."""
+    reclaimer = Reclaimer(built.root, disk or built.disk, limits, grace_ns)
+    try:
+        reclaimer.look(now_ns=built.now_ns)
+    finally:
+        reclaimer.ledger.close()
+
+
+def bases(root: Root, kind: Kind = Kind.SEALED) -> list[int]:
+    """The segments there are of one kind."""
+    listing = list_segments(root)
+    return [s.base_sequence for s in (*listing.segments, *listing.doomed) if s.kind is kind]
+
+
+def ledger(root: Path) -> list[dict[str, Any]]:
+    """What reclaim.jsonl says; its chain must be whole."""
+    decoded = read_ledger(root / "ledger/reclaim.jsonl")
+    assert decoded.broken == []
+    return decoded.entries

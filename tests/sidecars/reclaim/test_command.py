@@ -1,0 +1,182 @@
+"""``wald-reclaim`` as a process beside a daemon: signals, kills, two at once, and what it says."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contents import errors
+from reclaiming import ledger
+from running import Daemon, eventually, output_of, refused, run, sidecar, wald
+
+from wald.errors import InvalidInput, Locked, NotFound
+from wald.store.lookup import State
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def daemon(root: Path) -> Iterator[Daemon]:
+    """A running daemon with routes a and b."""
+    with Daemon(root) as running:
+        for route in ("a", "b"):
+            output_of("route", "add", route, "--root", root)
+        yield running
+
+
+def sealed(root: Path) -> list[str]:
+    return sorted(path.name[:20].lstrip("0") for path in (root / "segments").glob("*.wal.zst"))
+
+
+def grow(root: Path, route: str, lines: int = 2) -> None:
+    """A sealed segment more, with so many records."""
+    before = len(list((root / "ledger").glob("segments.jsonl")) and sealed(root))
+    output_of("append", route, "--root", root, stdin=b"x\n" * lines)
+    output_of("cut", "--root", root)
+    eventually(lambda: len(sealed(root)) == before + 1 and len(list((root / "segments").glob("*.wal"))) == 1)
+
+
+def reclaim(root: Path, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+    return run(sidecar("reclaim", "--root", root, *arguments))
+
+
+@contextmanager
+def watching(root: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """``wald-reclaim --watch``, which has looked once."""
+    line = sidecar("reclaim", "--root", root, "--watch", "--json", *arguments)
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        looked = process.stdout.readline()
+        assert json.loads(looked)["event"] == "look", looked
+        yield process
+        if process.poll() is None:
+            process.kill()
+
+
+def test_it_says_what_goes_and_why_the_rest_stays(daemon: Daemon, root: Path) -> None:
+    grow(root, "a")
+    grow(root, "b")
+    output_of("cursor", "set", "a", 2, "--root", root)
+    dry = reclaim(root, "--dry-run")
+
+    assert (
+        dry.stdout.decode().splitlines()[0].startswith("would reclaim 00000000000000000001.wal.zst: records 1 to 2, ")
+    )
+    assert sealed(root) == ["1", "3"]
+    assert not (root / "ledger/reclaim.jsonl").exists()
+
+    done = reclaim(root, "--grace", "0")
+    assert done.returncode == 0
+    assert done.stdout.decode().splitlines()[0].startswith("reclaimed 00000000000000000001.wal.zst: records 1 to 2, ")
+    assert "1 kept" in done.stdout.decode()
+    assert "1 because somebody has not read it" in done.stdout.decode()
+    assert sealed(root) == ["3"]
+    assert errors(root) == []
+
+
+def test_json_is_an_object_a_line(daemon: Daemon, root: Path) -> None:
+    grow(root, "a")
+    output_of("cursor", "set", "a", 2, "--root", root)
+    done = [json.loads(line) for line in reclaim(root, "--json", "--grace", "0").stdout.splitlines()]
+
+    assert [each["event"] for each in done] == ["reclaimed", "look"]
+    assert (done[0]["base"], done[0]["rule"], done[0]["routes"][0]["cursors"]) == (1, "read", {"processed": 2})
+    assert (done[1]["reclaimed"], done[1]["unlinked"]) == (1, 1)
+
+
+def test_a_cursor_that_cannot_be_trusted_is_told(daemon: Daemon, root: Path) -> None:
+    grow(root, "a")
+    (root / "routes/a/processed.cursor").write_text("99\n")
+    done = reclaim(root)
+
+    assert sealed(root) == ["1"]
+    assert done.returncode == 0
+    assert done.stderr.decode().count("processed.cursor: 99 is beyond the head") == 1
+
+
+def test_watching_it_wakes_when_a_cursor_moves_and_when_a_segment_is_sealed(daemon: Daemon, root: Path) -> None:
+    """Well before its next look is due."""
+    grow(root, "a")
+    with watching(root, "--grace", "0") as process:
+        (root / "routes/a/processed.cursor").write_text("2\n")
+        eventually(lambda: sealed(root) == [])
+        output_of("append", "b", "--root", root, stdin=b"x\n")
+        output_of("cursor", "set", "b", 3, "--root", root)
+        output_of("cut", "--root", root)
+        eventually(lambda: len(ledger(root)) == 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+    assert errors(root) == []
+
+
+def test_a_stuck_route_never_stops_the_cut_and_costs_appends_nothing(daemon: Daemon, root: Path) -> None:
+    """Twenty segments pile up, all of them readable; when the cursor moves, they go, and nothing else does."""
+    with watching(root, "--grace", "0"):
+        for _ in range(20):
+            grow(root, "a", lines=1)
+        assert len(sealed(root)) == 20
+        assert output_of("read", "a", "--root", root).count(b"\n") == 20
+        output_of("cursor", "set", "a", 15, "--root", root)
+        eventually(lambda: len(sealed(root)) == 5)
+    assert output_of("read", "a", "--from", "cursor", "--root", root).count(b"\n") == 5
+    assert errors(root) == []
+
+
+def test_killed_again_and_again_it_finishes_what_it_began(daemon: Daemon, root: Path) -> None:
+    for number in range(1, 9):
+        grow(root, "a", lines=1)
+        output_of("cursor", "set", "a", number, "--root", root)
+    for _ in range(5):
+        process = subprocess.Popen(sidecar("reclaim", "--root", root, "--grace", "0"), stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.read(1)  # it has carried something out
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        assert errors(root) == []
+    reclaim(root, "--grace", "0")
+
+    assert sealed(root) == []
+    assert sorted(entry["base"] for entry in ledger(root) if entry["event"] == "reclaimed") == list(range(1, 9))
+    assert [json.loads(wald("where", n, "--root", root, "--json").stdout)["state"] for n in (1, 8)] == [
+        State.RECLAIMED.value
+    ] * 2
+
+
+def test_a_second_one_is_told_that_there_is_a_first(daemon: Daemon, root: Path) -> None:
+    with watching(root):
+        code, message, hint = refused(reclaim(root))
+
+    assert code == Locked.exit_code
+    assert "another wald-reclaim is at work" in message
+    assert "reclaim.jsonl" in hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--watch", "--once"], InvalidInput.exit_code, "--watch excludes"),
+        (["--unread", "expire"], InvalidInput.exit_code, "needs a limit"),
+        (["--min-age", "soon"], InvalidInput.exit_code, "--min-age must be a duration"),
+        (["--keep-bytes", "much"], InvalidInput.exit_code, "--keep-bytes must be a size"),
+        (["--unread", "delete"], 2, "'delete' is not one of"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(daemon: Daemon, root: Path, arguments: Any, code: int, words: str) -> None:
+    refusal = refused(reclaim(root, *arguments))
+
+    assert refusal[0] == code
+    assert words in refusal[1]
+
+
+def test_without_a_log_it_says_so(tmp_path: Path) -> None:
+    assert refused(reclaim(tmp_path))[0] == NotFound.exit_code

@@ -1,0 +1,378 @@
+"""RECLAIM deletes exactly what everybody has read, tells the ledger first, and can be interrupted anywhere."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from contents import errors, records
+from faults import Died, DyingDisk, FailingDisk, TracingDisk, until_it_survives
+from logs import SECOND_NS, Built
+from reclaiming import Reclaimer, bases, ledger, reclaim
+
+from sidecars.reclaim.policy import Limits
+from wald.errors import Locked
+from wald.format.names import Kind
+from wald.store.ledger import Ledger
+from wald.store.lookup import State
+from wald.store.routes import retire_route
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Sealed segments 1, 3, 5 and 7, each a record of route a and one of route b; then an active one."""
+    return make(tmp_path / "root")
+
+
+def make(path: Path) -> Built:
+    built = Built(path)
+    for _ in range(4):
+        built.lines("a", [b"x"])
+        built.lines("b", [b"y"])
+        built.cut()
+    built.seal()
+    return built
+
+
+def read_all(built: Built, *, a: int = 8, b: int = 8) -> None:
+    built.log.set_cursor("a", a, rewind=True)
+    built.log.set_cursor("b", b, rewind=True)
+
+
+def test_what_everybody_has_read_goes_and_nothing_else(built: Built) -> None:
+    read_all(built, a=5, b=4)
+    reclaim(built)
+
+    assert bases(built.root) == [5, 7]
+    assert [record.sequence for record in records(built.root.path)] == [5, 6, 7, 8]
+    assert errors(built.root.path) == []
+
+
+def test_when_a_stuck_cursor_moves_exactly_what_it_held_back_goes(built: Built) -> None:
+    read_all(built, b=0)
+    reclaim(built)
+    assert bases(built.root) == [1, 3, 5, 7]
+
+    built.log.set_cursor("b", 4)
+    reclaim(built)
+    assert bases(built.root) == [5, 7]
+
+    built.log.set_cursor("b", 8)
+    reclaim(built)
+    assert bases(built.root) == []
+    assert errors(built.root.path) == []
+
+
+def test_one_route_may_free_segments_between_those_another_one_needs(tmp_path: Path) -> None:
+    """An idle route holds back the one segment it is in, not everything behind it."""
+    built = Built(tmp_path / "root")
+    for route in ("idle", "busy", "busy"):
+        built.lines(route, [b"x"])
+        built.cut()
+    built.seal()
+    built.log.set_cursor("busy", 3)
+    reclaim(built)
+
+    assert bases(built.root) == [1]
+    assert [record.value for record in built.log.read("idle", "cursor")] == [b"x"]
+    assert errors(built.root.path) == []
+
+
+def test_the_ledger_says_by_which_rule_and_under_which_cursors(built: Built) -> None:
+    read_all(built, a=2)
+    built.log.set_cursor("b", 7, "audit")
+    reclaim(built)
+    (entry,) = ledger(built.root.path)
+
+    assert (entry["event"], entry["base"], entry["last"], entry["rule"]) == ("reclaimed", 1, 2, "read")
+    assert entry["routes"] == [
+        {"route": "a", "count": 1, "first": 1, "last": 1, "cursors": {"processed": 2}},
+        {"route": "b", "count": 1, "first": 2, "last": 2, "cursors": {"audit": 7, "processed": 8}},
+    ]
+    assert built.log.where(2).state is State.RECLAIMED
+    assert "'read'" in built.log.where(2).words
+    assert "b/audit at 7" in built.log.where(2).words
+
+
+def test_a_retired_route_is_told_as_such(built: Built) -> None:
+    built.log.set_cursor("b", 8)
+    retire_route(built.root, built.disk, "a", now="")
+    reclaim(built)
+
+    assert bases(built.root) == []
+    assert ledger(built.root.path)[0]["routes"][0] == {"route": "a", "count": 1, "first": 1, "last": 1, "retired": True}
+
+
+def test_a_route_made_after_a_reclaim_is_no_error(built: Built) -> None:
+    read_all(built)
+    reclaim(built)
+    built.lines("late", [b"z"])
+    built.cut()
+    built.seal()
+    reclaim(built)
+
+    assert [record.value for record in built.log.read("late", "cursor")] == [b"z"]
+    assert bases(built.root) == [9]
+
+
+def test_the_newest_segment_stays_even_if_it_is_sealed_and_read(built: Built) -> None:
+    """It says where the next start goes on; without it, numbers would be given out again."""
+    read_all(built)
+    built.path(9, Kind.RAW).unlink()
+    reclaim(built)
+
+    assert bases(built.root) == [7]
+
+
+def test_a_segment_whose_raw_form_is_still_there_waits_for_the_sealer(built: Built) -> None:
+    read_all(built)
+    built.path(3, Kind.RAW).write_bytes(b"")
+    reclaim(built)
+
+    assert bases(built.root, Kind.SEALED) == [3]
+
+
+def test_a_segment_that_cannot_be_read_is_never_deleted(built: Built) -> None:
+    """Not even by a limit: nobody can say whose records are in it."""
+    read_all(built)
+    path = built.path(3, Kind.SEALED)
+    path.write_bytes(path.read_bytes()[:-1])
+    reclaim(built, Limits(max_age_ns=0, expire=True))
+
+    assert bases(built.root) == [3]
+
+
+def test_a_doomed_segment_waits_out_its_grace_period(built: Built) -> None:
+    read_all(built)
+    built.now_ns = built.path(1, Kind.SEALED).stat().st_ctime_ns  # renaming is told by the real clock
+    reclaim(built, grace_ns=3600 * SECOND_NS)
+    built.now_ns = built.path(1, Kind.DOOMED).stat().st_ctime_ns
+    assert bases(built.root, Kind.DOOMED) == [1, 3, 5, 7]
+    assert built.log.where(1).state is State.DOOMED
+
+    built.now_ns += 3599 * SECOND_NS
+    reclaim(built, grace_ns=3600 * SECOND_NS)
+    assert bases(built.root, Kind.DOOMED) == [1, 3, 5, 7]
+
+    built.now_ns += 2 * SECOND_NS
+    reclaim(built, grace_ns=3600 * SECOND_NS)
+    assert bases(built.root, Kind.DOOMED) == []
+    assert built.log.where(1).state is State.RECLAIMED
+
+
+def test_a_clock_that_was_set_back_does_not_keep_doomed_segments_for_ever(built: Built) -> None:
+    read_all(built)
+    reclaim(built, grace_ns=SECOND_NS)
+    built.now_ns = 0
+    reclaim(built, grace_ns=SECOND_NS)
+
+    assert bases(built.root, Kind.DOOMED) == []
+
+
+def test_a_reader_that_holds_a_segment_reads_on_when_it_is_deleted(built: Built) -> None:
+    reading = built.log.read()
+    first = [next(reading), next(reading), next(reading)]  # it holds segment 3 by now
+    read_all(built)
+    reclaim(built)
+
+    assert bases(built.root) == []
+    assert [record.sequence for record in first] == [1, 2, 3]
+    assert [record.sequence for record in reading] == [4]
+
+
+def test_reading_from_a_cursor_passes_over_what_was_reclaimed_again_and_again(built: Built) -> None:
+    """A reader that follows meets holes that came after the first one it asked the ledger about."""
+    for base in (3, 5, 7):
+        built.lines("idle", [b"i"])  # so that every second segment stays
+        built.lines("a", [b"x"])
+        built.cut()
+        built.seal()
+        read_all(built, a=built.last, b=8)
+        reclaim(built)
+        assert [record.value for record in built.log.read("idle", "cursor")] == [b"i"] * ((base - 1) // 2)
+    assert errors(built.root.path) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        (Limits(min_age_ns=6 * SECOND_NS), [5, 7]),
+        (Limits(min_age_ns=6 * SECOND_NS, max_records=2), [7]),
+        (Limits(keep_bytes=1), [7]),
+        (Limits(keep_bytes=1 << 30), [1, 3, 5, 7]),
+        (Limits(keep_bytes=1 << 30, max_age_ns=6 * SECOND_NS - 1), [5, 7]),
+        (Limits(max_records=0), []),
+        (Limits(require_archived=True), [1, 3, 5, 7]),
+        (Limits(require_archived=True, max_bytes=0), [1, 3, 5, 7]),
+    ],
+)
+def test_limits_hold_back_and_let_go_what_was_read(built: Built, limits: Limits, left: list[int]) -> None:
+    """Records were appended a second apart, the last of them two seconds ago."""
+    read_all(built)
+    built.now_ns += 2 * SECOND_NS
+    reclaim(built, limits)
+
+    assert bases(built.root) == left
+
+
+@pytest.mark.parametrize("limits", [Limits(max_age_ns=0), Limits(max_bytes=0), Limits(max_records=0)])
+def test_limits_never_free_what_was_not_read_unless_told_to(built: Built, limits: Limits) -> None:
+    read_all(built, a=2, b=0)
+    built.now_ns += SECOND_NS
+    reclaim(built, limits)
+    assert bases(built.root) == [1, 3, 5, 7]
+
+
+def test_unread_data_that_expires_is_counted_and_recorded_as_loss(built: Built) -> None:
+    read_all(built, a=4, b=8)
+    built.log.set_cursor("b", 2, "slow")
+    reclaim(built, Limits(max_records=2, expire=True))
+
+    assert bases(built.root) == [7]
+    assert [(entry["base"], entry["rule"], entry.get("lost")) for entry in ledger(built.root.path)] == [
+        (1, "max_records", None),
+        (3, "max_records", {"b": 1}),
+        (5, "max_records", {"a": 1, "b": 1}),
+    ]
+
+
+def test_archived_means_every_record_of_every_route_that_gates(built: Built) -> None:
+    read_all(built)
+    archive = Ledger(built.root.ledger / "archive.jsonl", built.disk)
+    archive.append({"event": "archived", "route": "a", "first": 1, "last": 5, "after": 0, "bundle": "a"})
+    archive.append({"event": "archived", "route": "b", "first": 2, "last": 2, "after": 0, "bundle": "b1"})
+    reclaimer = Reclaimer(built.root, built.disk, Limits(require_archived=True))
+    reclaimer.look(now_ns=built.now_ns)
+    assert bases(built.root) == [3, 5, 7]
+
+    archive.append({"event": "archived", "route": "b", "first": 4, "last": 8, "after": 2, "bundle": "b2"})
+    reclaimer.look(now_ns=built.now_ns)
+    assert bases(built.root) == [7]
+
+    retire_route(built.root, built.disk, "a", now="")
+    reclaimer.look(now_ns=built.now_ns)
+    assert bases(built.root) == []
+
+
+def test_what_has_once_held_a_segment_back_is_asked_first_and_then_the_others(built: Built) -> None:
+    """One process, many looks: what it remembers never frees too much and never holds back for ever."""
+    reclaimer = Reclaimer(built.root, built.disk)
+    for a, b, left in [(0, 0, [1, 3, 5, 7]), (8, 2, [3, 5, 7]), (2, 8, [3, 5, 7]), (4, 8, [5, 7]), (8, 8, [])]:
+        read_all(built, a=a, b=b)
+        reclaimer.look(now_ns=built.now_ns)
+        assert bases(built.root) == left
+
+
+def test_the_ledger_is_durable_before_a_name_changes_and_the_name_before_a_file_goes(built: Built) -> None:
+    read_all(built, b=2)
+    disk = TracingDisk()
+    reclaim(built, disk=disk)
+
+    assert [step for step in disk.steps if step[1] != "ledger"] == [
+        ("write", "reclaim.jsonl"),
+        ("sync", "reclaim.jsonl"),
+        ("rename", "00000000000000000001.wal.zst.doomed"),
+        ("sync_directory", "segments"),
+        ("unlink", "00000000000000000001.wal.zst.doomed"),
+        ("sync_directory", "segments"),
+    ]
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5])
+def test_a_crash_at_any_step_is_finished_by_the_next_run(tmp_path: Path, part: float) -> None:
+    for number, disk in enumerate(until_it_survives(lambda last: DyingDisk(last, part=part))):
+        built = make(tmp_path / str(number))
+        read_all(built, b=6)
+        try:
+            reclaim(built, disk=disk)
+            survived = True
+        except Died:
+            disk.abandon()  # type: ignore[attr-defined]
+            survived = False
+        assert errors(built.root.path) == []
+        reclaim(built)
+        assert bases(built.root) == [7]
+        assert bases(built.root, Kind.DOOMED) == []
+        assert [entry["base"] for entry in ledger(built.root.path)] == [1, 3, 5]
+        assert errors(built.root.path) == []
+        if survived:
+            break
+    assert number > 8
+
+
+def test_a_decision_that_was_not_carried_out_is_taken_back_if_somebody_needs_the_segment_by_now(built: Built) -> None:
+    """The crash came after the ledger's line; then a group was rewound. What can still be kept is kept."""
+    read_all(built)
+    disk = FailingDisk(3, more=99, number=errno.EIO)  # the third change after the ledger is there: the first rename
+    with pytest.raises(OSError, match="error"):
+        reclaim(built, disk=disk)
+    assert bases(built.root) == [1, 3, 5, 7]
+    read_all(built, a=2)
+    reclaim(built)
+
+    assert bases(built.root) == [3, 5, 7]
+    events = [(entry["event"], entry["base"]) for entry in ledger(built.root.path)]
+    assert events == [*(("reclaimed", base) for base in (1, 3, 5, 7)), *(("kept", base) for base in (3, 5, 7))]
+    assert built.log.where(3).state is State.SEALED
+    assert built.log.where(3).reclaimed is None
+
+    read_all(built)
+    reclaim(built)
+    assert [(entry["event"], entry["base"]) for entry in ledger(built.root.path)][7:] == [
+        ("reclaimed", base) for base in (3, 5, 7)
+    ]
+
+
+def test_a_full_disk_at_any_step_loses_nothing_and_the_same_process_goes_on(tmp_path: Path) -> None:
+    for number, disk in enumerate(until_it_survives(lambda bad: FailingDisk(bad, part=0.5))):
+        built = make(tmp_path / str(number))
+        read_all(built)
+        try:
+            reclaimer = Reclaimer(built.root, disk)
+        except OSError:
+            continue
+        try:
+            reclaimer.look(now_ns=built.now_ns)
+            survived = True
+        except OSError:
+            survived = False
+        reclaimer.look(now_ns=built.now_ns)
+        reclaimer.ledger.close()
+        assert bases(built.root) == []
+        assert bases(built.root, Kind.DOOMED) == []
+        assert [entry["base"] for entry in ledger(built.root.path)] == [1, 3, 5, 7]
+        if survived:
+            break
+    assert number > 8
+
+
+def test_a_doomed_segment_that_the_ledger_does_not_know_is_told_before_it_goes(built: Built) -> None:
+    """The ledger was lost, or somebody renamed the file by hand; either way there is an answer afterwards."""
+    os.rename(built.path(1, Kind.SEALED), built.path(1, Kind.DOOMED))
+    reclaim(built)
+
+    assert bases(built.root, Kind.DOOMED) == []
+    assert [(entry["base"], entry["last"]) for entry in ledger(built.root.path)] == [(1, 2)]
+    assert built.log.where(2).state is State.RECLAIMED
+
+
+def test_a_stop_ends_where_the_next_run_goes_on(built: Built) -> None:
+    read_all(built)
+    reclaimer = Reclaimer(built.root, built.disk)
+    reclaimer.stop.set()
+    reclaimer.look(now_ns=built.now_ns)
+    reclaimer.ledger.close()
+    assert bases(built.root) == [1, 3, 5, 7]
+
+    reclaim(built)
+    assert bases(built.root) == []
+
+
+def test_there_is_one_reclaimer_at_a_time(built: Built) -> None:
+    first = Reclaimer(built.root, built.disk)
+    with pytest.raises(Locked, match="another wald-reclaim"):
+        Reclaimer(built.root, built.disk)
+    first.ledger.close()
+    Reclaimer(built.root, built.disk).ledger.close()

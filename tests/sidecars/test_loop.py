@@ -1,0 +1,73 @@
+"""Whoever watches is woken by what is wanted, by time, and by nothing else; and stops when told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+from sidecars.loop import stop_on_signals, wakes
+
+NEVER_SECONDS = 3600.0
+
+
+def wanted(path: Path) -> bool:
+    return path.suffix == ".wanted"
+
+
+def test_the_first_look_waits_for_nothing(tmp_path: Path) -> None:
+    assert next(wakes([tmp_path], wanted, period_seconds=NEVER_SECONDS, stop=threading.Event())) is None
+
+
+def test_a_wanted_change_wakes_also_in_a_directory_that_is_new(tmp_path: Path) -> None:
+    looks = wakes([tmp_path], wanted, period_seconds=NEVER_SECONDS, stop=threading.Event())
+    next(looks)
+    writing = _repeatedly(
+        lambda: ((tmp_path / "new").mkdir(exist_ok=True), (tmp_path / "new/x.wanted").write_text("1"))
+    )
+    next(looks)
+    writing.set()
+
+
+def test_what_is_not_wanted_does_not_wake_and_does_not_put_off_what_is_due(tmp_path: Path) -> None:
+    """However much else changes, the next look comes when its time has come."""
+    looks = wakes([tmp_path], wanted, period_seconds=0.3, stop=threading.Event())
+    next(looks)
+    writing = _repeatedly(lambda: (tmp_path / "x.other").write_text("1"))
+    next(looks)
+    writing.set()
+
+
+def test_a_directory_that_is_missing_is_looked_for_every_period(tmp_path: Path) -> None:
+    looks = wakes([tmp_path / "missing"], wanted, period_seconds=0.01, stop=threading.Event())
+    assert [next(looks) for _ in range(3)] == [None] * 3
+
+
+def test_it_ends_when_told_to(tmp_path: Path) -> None:
+    stop = threading.Event()
+    looks = wakes([tmp_path], wanted, period_seconds=NEVER_SECONDS, stop=stop)
+    next(looks)
+    stop.set()
+    assert list(looks) == []
+
+
+def test_a_signal_sets_the_event_and_afterwards_means_what_it_meant() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(5)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def _repeatedly(change: object) -> threading.Event:
+    """Make a change again and again until the event is set: no watch is there from the very first moment."""
+    assert callable(change)
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.wait(0.05):
+            change()
+
+    threading.Thread(target=run, daemon=True).start()
+    return done
