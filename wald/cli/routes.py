@@ -11,6 +11,7 @@ import click
 import wald
 from wald.cli.options import json_option, root_option, route_argument, socket_option
 from wald.cli.producing import daemon_at, runs
+from wald.cli.tables import aligned
 from wald.errors import InvalidInput
 from wald.kinds import Mode
 from wald.store.cursors import CursorState
@@ -37,14 +38,7 @@ def routes(root: Path, as_json: bool) -> None:
         click.echo(json.dumps([_told(route) for route in every]))
         return
     rows = [_COLUMNS, *(row for route in every for row in _rows(route))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    numeric = (1, 3, 4)
-    for row in rows:
-        cells = (
-            cell.rjust(width) if number in numeric else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        click.echo("  ".join(cells).rstrip())
+    click.echo("\n".join(aligned(rows, numeric=(1, 3, 4))))
 
 
 @click.group()

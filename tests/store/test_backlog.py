@@ -1,0 +1,143 @@
+"""What the log holds, who needs it and how fast it grows, against numbers counted by hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from logs import SECOND_NS, START_NS, Built
+
+from wald.format.names import Kind
+from wald.store.backlog import Backlog, Form, Hold
+from wald.store.routes import retire_route
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Doomed 1; sealed 2 (a: 2–4, b: 5), sealed 6 (a: 6), cut 7 (b: 7–8), active (a: 9–10)."""
+    built = Built(tmp_path / "root")
+    built.lines("b", [b"0"])
+    built.cut()
+    built.lines("a", [b"1", b"2", b"3"])
+    built.lines("b", [b"4"])
+    built.cut()
+    built.lines("a", [b"5"])
+    built.cut()
+    built.seal()
+    built.reclaim(1, keep=True)
+    built.lines("b", [b"6", b"7"])
+    built.cut()
+    built.lines("a", [b"8", b"9"])
+    return built
+
+
+def look(built: Built) -> tuple[Backlog, list[tuple[str, int, list[str]]]]:
+    """The backlog, and of each segment its form, its base and who holds it back."""
+    backlog = Backlog(built.root, log_id=built.log_id)
+    return backlog, [
+        (standing.form.value, standing.segment.base_sequence, [f"{pin.route}/{pin.group}" for pin in standing.pins])
+        for standing in backlog.segments()
+    ]
+
+
+def hold(built: Built, route: str, group: str = "processed") -> Hold:
+    return look(built)[0].holds[route, group]
+
+
+def size(built: Built, *bases: int) -> int:
+    return sum(built.path(base, Kind.SEALED).stat().st_size for base in bases)
+
+
+def test_every_segment_is_told_with_its_state_and_who_holds_it_back(built: Built) -> None:
+    built.log.set_cursor("b", 8)
+    assert look(built)[1] == [
+        ("doomed", 1, []),
+        ("sealed", 2, ["a/processed"]),
+        ("sealed", 6, ["a/processed"]),
+        ("cut", 7, []),
+        ("active", 9, []),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cursor", "lag", "oldest"),
+    [(0, 6, 2), (2, 5, 2), (3, 4, 2), (4, 3, 4), (5, 3, 4), (6, 2, 6), (9, 1, 6), (10, 0, 0)],
+)
+def test_the_lag_counts_records_of_the_route_and_the_oldest_tells_how_long(
+    built: Built, cursor: int, lag: int, oldest: int
+) -> None:
+    """Wherever the cursor stands; ``oldest``: the append that brought the first record behind it."""
+    built.log.set_cursor("a", cursor)
+    found = hold(built, "a")
+
+    assert found.lag_records == lag
+    assert found.oldest_ns == (START_NS + oldest * SECOND_NS if lag else None)
+    assert found.lag_seconds(START_NS + 10 * SECOND_NS) == (10 - oldest if lag else 0)
+
+
+def test_bytes_are_those_held_back_and_those_that_would_go_if_this_one_moved(built: Built) -> None:
+    built.log.set_cursor("a", 0)
+    assert (hold(built, "a").pinned_segments, hold(built, "a").pinned_bytes) == (2, size(built, 2, 6))
+    assert hold(built, "a").alone_bytes == size(built, 6)  # the other one is held back by b too
+    assert (hold(built, "b").pinned_bytes, hold(built, "b").alone_bytes) == (size(built, 2), 0)
+
+    built.log.set_cursor("b", 5)
+    assert hold(built, "a").alone_bytes == size(built, 2, 6)
+    assert hold(built, "b").pinned_bytes == 0
+
+
+def test_a_retired_route_holds_back_nothing_and_still_has_a_lag(built: Built) -> None:
+    retire_route(built.root, built.disk, "a", now="")
+    found = hold(built, "a")
+
+    assert (found.retired, found.pinned_bytes, found.lag_records) == (True, 0, 6)
+
+
+def test_growth_is_what_came_on_disk_since_the_oldest_of_the_newest_segments(built: Built) -> None:
+    backlog, _ = look(built)
+    growth = backlog.growth(now_ns=START_NS + 12 * SECOND_NS)
+
+    assert growth is not None
+    payloads = 4 + 4  # of the two raw segments
+    assert growth.bytes_per_second == pytest.approx((size(built, 2, 6) + payloads) / 10)
+    assert sum(growth.routes.values()) == pytest.approx(growth.bytes_per_second)
+    assert growth.routes["b"] == pytest.approx((size(built, 2) * 2 / 8 + 4) / 10)
+    assert growth.seconds_until(1000) == pytest.approx(1000 / growth.bytes_per_second)
+
+
+def test_growth_is_not_known_of_an_empty_log_or_with_a_clock_that_was_set_back(built: Built, tmp_path: Path) -> None:
+    assert look(built)[0].growth(now_ns=START_NS) is None
+    assert look(Built(tmp_path / "empty"))[0].growth(now_ns=START_NS) is None
+
+
+def test_a_segment_that_cannot_be_read_is_told_and_the_rest_is_counted(built: Built) -> None:
+    path = built.path(2, Kind.SEALED)
+    path.write_bytes(path.read_bytes()[:-1])
+    backlog = Backlog(built.root, log_id=built.log_id)
+    standings = list(backlog.segments())
+
+    assert [bool(standing.problem) for standing in standings] == [False, True, False, False, False]
+    assert str(path) in standings[1].problem
+    assert backlog.holds["a", "processed"].lag_records == 3
+
+
+def test_a_segment_that_is_sealed_or_reclaimed_meanwhile_is_told_once(built: Built) -> None:
+    backlog = Backlog(built.root, log_id=built.log_id)
+    seen = []
+    for standing in backlog.segments():
+        seen.append(standing.segment.base_sequence)
+        if standing.segment.base_sequence == 2:
+            built.seal()  # 7 has another name by now
+            os.unlink(built.path(6, Kind.SEALED))
+
+    assert seen == [1, 2, 7, 9]
+    assert backlog.holds["b", "processed"].lag_records == 3
+
+
+def test_the_newest_segment_is_held_back_by_nobody_but_itself(built: Built) -> None:
+    built.seal()
+    built.path(9, Kind.RAW).unlink()
+    backlog = Backlog(built.root, log_id=built.log_id)
+
+    assert [(s.form, s.pins) for s in backlog.segments()][-1] == (Form.SEALED, ())

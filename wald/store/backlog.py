@@ -1,0 +1,257 @@
+"""What the log holds, who still needs it, and how fast it grows: the facts behind ``wald explain`` and ``wald top``.
+
+Every sealed segment's index is read, every raw segment's headers are; nothing is decompressed. Memory does not grow
+with the number of segments: they come one by one, and what they add up to is kept per group.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from wald.errors import Damaged
+from wald.format.names import Kind
+from wald.format.sealed import BadSealed, BatchTable, RouteEntry, SealedIndex
+from wald.store.cursors import Cursor, CursorState
+from wald.store.directory import Root, Segment, look_again
+from wald.store.disk import free_bytes
+from wald.store.head import Bound, look
+from wald.store.pins import Claims, Pin, read_claims, sealed_index
+from wald.store.raw import FIRST_BATCH
+from wald.store.segments import Whole, open_segment
+
+RECENT_SEGMENTS = 16  # over which growth is measured
+
+
+class Form(Enum):
+    """How far a segment has come."""
+
+    ACTIVE = "active"
+    CUT = "cut"
+    SEALED = "sealed"
+    DOOMED = "doomed"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One segment.
+
+    Attributes:
+        last_sequence: of the records in it; None if it cannot be told.
+        stored_bytes: of its file.
+        pins: who holds it back; only of a sealed one, for only those can be reclaimed.
+        problem: why it cannot be read; "" if it can.
+    """
+
+    segment: Segment
+    form: Form
+    last_sequence: int | None
+    stored_bytes: int
+    pins: tuple[Pin, ...] = ()
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class Hold:
+    """One group of one route, and what it holds back.
+
+    Attributes:
+        lag_records: records of the route that it has not processed; those in unreadable segments are not counted.
+        oldest_ns: append time of the first of them; None if there is none.
+        pinned_segments, pinned_bytes: sealed ones that it holds back, alone or with others.
+        alone_bytes: of those, what nobody else holds back: it goes when this cursor reaches the head.
+    """
+
+    cursor: Cursor
+    retired: bool
+    lag_records: int = 0
+    oldest_ns: int | None = None
+    pinned_segments: int = 0
+    pinned_bytes: int = 0
+    alone_bytes: int = 0
+
+    def lag_seconds(self, now_ns: int) -> float:
+        """How long the oldest record that it has not processed has been waiting."""
+        return 0.0 if self.oldest_ns is None else max(0.0, (now_ns - self.oldest_ns) / 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recent:
+    """What the growth is measured on: one segment, and the payload bytes of each route in it."""
+
+    earliest_ns: int
+    stored_bytes: int
+    payload_bytes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Bytes a second, on disk.
+
+    Attributes:
+        routes: shares of it, by payload.
+    """
+
+    bytes_per_second: float
+    routes: dict[str, float]
+
+    def seconds_until(self, free: int) -> float | None:
+        """Until ``free`` bytes are used up, if nothing is reclaimed; None if nothing grows."""
+        return free / self.bytes_per_second if self.bytes_per_second > 0 else None
+
+
+class Backlog:
+    """One look at ``root``; :meth:`segments` is to be gone through first, the rest is known afterwards.
+
+    Args:
+        since: the last record of an earlier look, to learn what has come since; None: nobody asks.
+
+    Attributes:
+        holds: by (route, group).
+        free_bytes: left on the file system.
+
+    Raises:
+        Damaged: the directory or the end of the log cannot be read.
+    """
+
+    def __init__(self, root: Root, *, log_id: bytes, since: int | None = None) -> None:
+        self._root = root
+        self._log_id = log_id
+        self._since = since
+        self._observers: dict[str, Hold] = {}
+        self._claims: Claims = read_claims(root, log_id=log_id)
+        self._recent: deque[_Recent] = deque(maxlen=RECENT_SEGMENTS)
+        self.free_bytes = free_bytes(root.path)
+        self.holds = {
+            (route, cursor.group): Hold(cursor, route in self._claims.retired)
+            for route, cursors in self._claims.cursors.items()
+            for cursor in cursors
+        }
+
+    def segments(self) -> Iterator[Standing]:
+        """Every segment, oldest first, the doomed ones before all others."""
+        bound, listing = look(self._root)
+        for segment in listing.doomed:
+            yield Standing(segment, Form.DOOMED, None, _stored_bytes(segment))
+        done = -1
+        while True:
+            try:
+                for segment in listing.segments:
+                    if segment.base_sequence > done:
+                        yield self._stand(segment, bound, newest=segment is listing.segments[-1])
+                        done = segment.base_sequence
+                return
+            except FileNotFoundError as gone:
+                bound, listing = look(self._root)[0], look_again(self._root, listing, gone)
+
+    def growth(self, *, now_ns: int) -> Growth | None:
+        """How fast the log grows, over its newest segments; None if it is too young to tell, or the clock is wrong."""
+        if not self._recent or now_ns <= self._recent[0].earliest_ns:
+            return None
+        seconds = (now_ns - self._recent[0].earliest_ns) / 1e9
+        shares: dict[str, float] = {}
+        for recent in self._recent:
+            total = sum(recent.payload_bytes.values())
+            for route, payload_bytes in recent.payload_bytes.items():
+                share = recent.stored_bytes * payload_bytes / total / seconds if total else 0.0
+                shares[route] = shares.get(route, 0.0) + share
+        return Growth(sum(recent.stored_bytes for recent in self._recent) / seconds, shares)
+
+    def received(self) -> dict[str, int]:
+        """Records of each route above ``since``; a route that is not in it has received none."""
+        return {route: observer.lag_records for route, observer in self._observers.items()}
+
+    def _stand(self, segment: Segment, bound: Bound, *, newest: bool) -> Standing:
+        stored_bytes = _stored_bytes(segment)
+        if segment.kind is Kind.RAW:
+            form = Form.ACTIVE if newest else Form.CUT
+            try:
+                return Standing(segment, form, self._raw(segment, bound), stored_bytes)
+            except Damaged as error:
+                return Standing(segment, form, None, stored_bytes, problem=error.message)
+        try:
+            index = sealed_index(segment, self._log_id)
+            self._sealed(index, stored_bytes)
+        except Damaged as error:
+            return Standing(segment, Form.SEALED, None, stored_bytes, problem=error.message)
+        except BadSealed as error:
+            problem = f"{segment.path}: its batches cannot be told: {error}"
+            return Standing(segment, Form.SEALED, None, stored_bytes, problem=problem)
+        pins = () if newest else tuple(self._claims.pins(index.routes))
+        for pin in pins:
+            hold = self.holds.get((pin.route, pin.group))
+            if hold is not None:
+                hold.pinned_segments += 1
+                hold.pinned_bytes += stored_bytes
+                hold.alone_bytes += stored_bytes if len(pins) == 1 else 0
+        return Standing(segment, Form.SEALED, index.next_sequence - 1, stored_bytes, pins)
+
+    def _sealed(self, index: SealedIndex, stored_bytes: int) -> None:
+        """Add what a sealed segment holds to the lags and the growth."""
+        earliest_ns = min((frame.earliest_ns for frame in index.frames), default=0)
+        payload_bytes = {entry.route: entry.payload_bytes for entry in index.routes}
+        self._recent.append(_Recent(earliest_ns, stored_bytes, payload_bytes))
+        table: BatchTable | None = None
+        for number, entry in enumerate(index.routes):
+            for hold in self._behind(entry):
+                if hold.oldest_ns is not None and hold.cursor.effective < entry.first:
+                    hold.lag_records += entry.count
+                    continue
+                table = table or index.batch_table()
+                columns = zip(table.routes, table.bases, table.counts, table.times_ns, strict=True)
+                for route, base, count, time_ns in columns:
+                    if route == number:
+                        _add(hold, base, count, time_ns)
+
+    def _behind(self, entry: RouteEntry) -> Iterator[Hold]:
+        """The groups of a route that have not processed all of ``entry``."""
+        return (hold for hold in self._counting(entry.route) if hold.cursor.effective < entry.last)
+
+    def _counting(self, route: str) -> Iterator[Hold]:
+        """Every group of a route; and, as if it were one, who had processed everything up to ``since``."""
+        for cursor in self._claims.cursors.get(route, ()):
+            yield self.holds[route, cursor.group]
+        if self._since is not None:
+            if route not in self._observers:
+                observed = Cursor(route, "", self._root.path, CursorState.VALID, self._since)
+                self._observers[route] = Hold(observed, retired=False)
+            yield self._observers[route]
+
+    def _raw(self, segment: Segment, bound: Bound) -> int:
+        """Add what a raw segment holds; returns its last sequence."""
+        last = segment.base_sequence - 1
+        earliest_ns: int | None = None
+        payload_bytes: dict[str, int] = {}
+        opened = open_segment(segment, self._log_id)
+        try:
+            for met in opened.batches(FIRST_BATCH, bound.limit(segment.base_sequence)):
+                if not isinstance(met, Whole) or met.header.is_control:
+                    continue
+                header = met.header
+                earliest_ns = header.append_time_ns if earliest_ns is None else earliest_ns
+                last = max(last, header.end_sequence - 1)
+                payload_bytes[met.route] = payload_bytes.get(met.route, 0) + header.payload_bytes
+                for hold in self._counting(met.route):
+                    _add(hold, header.base_sequence, header.count, header.append_time_ns)
+        finally:
+            opened.close()
+        if earliest_ns is not None:
+            self._recent.append(_Recent(earliest_ns, sum(payload_bytes.values()), payload_bytes))
+        return last
+
+
+def _add(hold: Hold, base: int, count: int, time_ns: int) -> None:
+    """Count the records of one batch that the group has not processed."""
+    unread = min(count, base + count - 1 - hold.cursor.effective)
+    if unread > 0:
+        hold.lag_records += unread
+        if hold.oldest_ns is None:
+            hold.oldest_ns = time_ns
+
+
+def _stored_bytes(segment: Segment) -> int:
+    """On disk: a raw segment takes what is allocated for it."""
+    status = segment.path.stat()
+    return status.st_blocks * 512 if segment.kind is Kind.RAW else status.st_size
