@@ -178,8 +178,13 @@ class Daemon:
 
     def peak_bytes(self) -> int:
         """The most memory it has had resident."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
+        return peak_bytes(self.process.pid)
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process has had resident since it began to run its program; 0 when it has ended."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM")), 0)
 
 
 @contextmanager

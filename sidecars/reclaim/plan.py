@@ -97,7 +97,7 @@ class Planner:
         waiting: list[tuple[Segment, _Known, int, int]] = []
         newer_bytes = newer_records = 0
         for segment in reversed(sealed):
-            known = self._learn(segment)
+            known = self._learn(segment, claims)
             if known is None:
                 continue  # gone meanwhile
             waiting.append((segment, known, newer_bytes, newer_records))
@@ -160,8 +160,8 @@ class Planner:
             if entry.route not in claims.retired
         )
 
-    def _learn(self, segment: Segment) -> _Known | None:
-        """What never changes of a segment; one that could not be read is tried again each time."""
+    def _learn(self, segment: Segment, claims: Claims) -> _Known | None:
+        """What is kept of a segment; one that could not be read is tried again each time."""
         known = self._known.get(segment.base_sequence)
         if known is not None and not known.problem:
             return known
@@ -173,7 +173,8 @@ class Planner:
                 known = _Known(stored_bytes, 0, 0, problem=error.message)
             else:
                 latest_ns = max((frame.latest_ns for frame in index.frames), default=0)
-                known = _Known(stored_bytes, index.next_sequence - index.base_sequence, latest_ns)
+                pin = next(claims.pins(index.routes), None)
+                known = _Known(stored_bytes, index.next_sequence - index.base_sequence, latest_ns, pin)
         except FileNotFoundError:
             return None
         self._known[segment.base_sequence] = known

@@ -30,6 +30,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import zstandard
 from crc32c import crc32c
@@ -82,12 +83,14 @@ class Frame:
     routes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RouteEntry:
-    """What a segment holds of one route; ``last`` counts a record of which it holds any piece."""
+class RouteEntry(NamedTuple):
+    """What a segment holds of one route; ``last`` counts a record of which it holds any piece.
+
+    A tuple, because a segment may have a thousand of them, and a backlog ten thousand segments.
+    """
 
     route: str
-    count: int
+    count: int  # type: ignore[assignment]  # tuples have a method of that name
     first: int
     last: int
     payload_bytes: int
@@ -166,11 +169,10 @@ def encode_index(index: SealedIndex, batches: BatchTable) -> bytes:
         ids,
     ]
     batch_columns = [batches.positions, batches.bases, batches.counts, batches.routes, batches.times_ns]
-    table = [[r.route, r.count, r.first, r.last, r.payload_bytes] for r in index.routes]
     sections: dict[str, Sequence[bytes | array[int]]] = {
         "frames": [struct.pack("<I", len(frames)), *frame_columns],
         "batches": batch_columns,
-        "routes": [json.dumps(table, separators=(",", ":")).encode()],
+        "routes": [json.dumps(index.routes, separators=(",", ":")).encode()],
         "sha256": [index.sha256],
     }
     if index.damage:
@@ -220,10 +222,10 @@ def decode_index(frame: bytes) -> SealedIndex:
     route_table = _section(sections, "routes")
     damage_table = _section(sections, "damage") if "damage" in sections else b"[]"
     try:
-        routes = [
-            RouteEntry(str(route), int(number), int(first), int(last), int(payload_bytes))
-            for route, number, first, last, payload_bytes in json.loads(route_table)
-        ]
+        routes = list(map(RouteEntry._make, json.loads(route_table)))
+        names, *numbers = zip(*routes, strict=True) if routes else [()]
+        if set(map(type, names)) - {str} or any(set(map(type, column)) - {int} for column in numbers):
+            raise TypeError("not what a sealer writes")
         damage = [(int(position), int(length)) for position, length in json.loads(damage_table)]
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise BadSealed(f"the table of routes or of damage does not decode: {error}") from error

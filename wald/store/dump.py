@@ -99,7 +99,7 @@ def _sealed(path: Path, *, records: bool) -> Iterator[Piece]:
             "raw_bytes": index.raw_bytes,
             "epoch": index.epoch,
             "sha256": index.sha256.hex(),
-            "routes": [asdict(entry) for entry in index.routes],
+            "routes": [entry._asdict() for entry in index.routes],
             "damaged": [list(span) for span in index.damage],
         }
 

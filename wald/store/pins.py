@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from wald.errors import Damaged, NotFound
 from wald.format.names import DEFAULT_GROUP
@@ -25,8 +26,7 @@ from wald.store.reader import end_sequence
 from wald.store.segments import foreign
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(NamedTuple):
     """One group that holds back one segment: it has processed ``route`` up to ``at``, and needs ``needs`` to let go.
 
     Attributes:
@@ -45,37 +45,38 @@ class Claims:
     """How far every group of every route has got, as read at one moment.
 
     Attributes:
-        cursors: of each route that has a directory; never empty, but for a retired route.
+        cursors: of each route that has a directory; never empty.
         retired: the routes that hold back nothing.
     """
 
     cursors: dict[str, tuple[Cursor, ...]] = field(default_factory=dict)
     retired: frozenset[str] = frozenset()
+    _gating: dict[str, list[tuple[str, int, str]]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        gating = {
+            route: [] if route in self.retired else [(c.group, c.effective, c.message) for c in cursors]
+            for route, cursors in self.cursors.items()
+        }
+        object.__setattr__(self, "_gating", gating)
 
     def pins(self, routes: Iterable[RouteEntry]) -> Iterator[Pin]:
         """Who holds back a segment that has ``routes`` in it; nothing comes out if it may go."""
-        for entry in routes:
-            if entry.route in self.retired:
-                continue
-            cursors = self.cursors.get(entry.route)
-            if cursors is None:
-                message = f"the directory of route {entry.route} is gone, and its cursors with it"
-                yield Pin(entry.route, DEFAULT_GROUP, 0, entry.last, message)
-                continue
-            for cursor in cursors:
-                if cursor.effective < entry.last:
-                    yield Pin(entry.route, cursor.group, cursor.effective, entry.last, cursor.message)
+        for route, _, _, last, _ in routes:
+            for group, at, message in self._gating.get(route, _LOST):
+                if at < last:
+                    yield Pin(route, group, at, last, message)
 
     def still(self, pin: Pin) -> bool:
         """Whether ``pin``, found under earlier claims, holds back its segment under these."""
-        if pin.route in self.retired:
-            return False
-        cursors = self.cursors.get(pin.route)
-        return cursors is None or any(c.group == pin.group and c.effective < pin.needs for c in cursors)
+        return any(group == pin.group and at < pin.needs for group, at, _ in self._gating.get(pin.route, _LOST))
 
     def vector(self, route: str) -> dict[str, int]:
         """The cursor of each group of ``route``, as far as it counts."""
-        return {cursor.group: cursor.effective for cursor in self.cursors.get(route, ())}
+        return {group: at for group, at, _ in self._gating.get(route, [])}
+
+
+_LOST = [(DEFAULT_GROUP, 0, "the directory of the route is gone, and its cursors with it")]
 
 
 def read_claims(root: Root, *, log_id: bytes) -> Claims:

@@ -1,0 +1,104 @@
+"""A long backlog, 10,000 sealed segments with 1,000 routes in each: one look of wald-reclaim and of wald explain.
+
+The segments are made without a daemon: real indexes, with a batch of one record for each route, over a frame that
+nobody reads.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from array import array
+from pathlib import Path
+
+import zstandard
+
+from benchmarks.report import Goal, Row
+from benchmarks.stage import Stage, environment, peak_bytes
+from wald.format.head import Head, encode_head
+from wald.format.names import Kind
+from wald.format.sealed import BatchTable, Frame, RouteEntry, SealedIndex, encode_index, encode_seek_table
+from wald.store.directory import Root, create_root, read_identity
+from wald.store.disk import Disk
+from wald.store.routes import add_route
+
+_SECONDS, _MIB = Goal(20, at_most=True), Goal(128, at_most=True)
+
+
+def measure(stage: Stage) -> tuple[list[Row], list[str]]:
+    rows = []
+    segments, routes = (500, 50) if stage.quick else (10_000, 1_000)
+    for count in (segments // 10, segments):
+        root = _backlog(stage.fresh(stage.fast), count, routes)
+        group = f"{count:,} sealed segments, {routes:,} routes in each"
+        looks = {
+            "wald explain": ["wald", "explain", "--json"],
+            "wald-reclaim, all held back": ["sidecars.reclaim", "--once"],
+        }
+        for what, command in looks.items():
+            rows += _rows(group, what, root, command)
+        for route in range(routes):
+            root.cursor(f"r{route}", "processed").write_text(f"{count * routes}\n")
+        rows += _rows(group, "wald-reclaim, all of it read", root, ["sidecars.reclaim", "--once", "--grace", "0"])
+        left = sum(1 for _ in root.segments.glob("*.wal.zst"))
+        assert left == 1, f"{left} segments are left"  # the newest one stays
+    return rows, []
+
+
+def _rows(group: str, what: str, root: Root, command: list[str]) -> list[Row]:
+    module, *words = command
+    line = [sys.executable, "-m", module, *words, "--root", root.path]
+    peak = 0
+    began = time.perf_counter()
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, env=environment()) as process:
+        while process.poll() is None:
+            peak = max(peak, peak_bytes(process.pid))
+            time.sleep(0.005)
+    seconds = time.perf_counter() - began
+    assert process.returncode == 0, f"{what}: exit {process.returncode}"
+    return [
+        Row(group, what, "s", seconds, goal=_SECONDS),
+        Row(group, what, "MiB, max", peak / 2**20, goal=_MIB),
+    ]
+
+
+def _backlog(path: Path, segments: int, routes: int) -> Root:
+    """A root with so many segments, each of ``routes`` records, and a cursor at 0 of each route."""
+    disk = Disk()
+    root = create_root(path, disk, now="2026-11-21T10:00:00Z")
+    log_id = read_identity(root).log_id
+    for route in range(routes):
+        add_route(root, disk, f"r{route}")
+        root.cursor(f"r{route}", "processed").write_text("0\n")
+    stored = zstandard.ZstdCompressor().compress(bytes(1 << 16))
+    for number in range(segments):
+        base = 1 + number * routes
+        (root.segment(base, Kind.SEALED)).write_bytes(_sealed(log_id, base, routes, number, stored))
+    last = segments * routes
+    root.head.write_bytes(encode_head(Head(last, 1 + (segments - 1) * routes, 1 << 16, 1, segments)))
+    return root
+
+
+def _sealed(log_id: bytes, base: int, routes: int, time_ns: int, stored: bytes) -> bytes:
+    ids = range(routes)
+    index = SealedIndex(
+        log_id=log_id,
+        base_sequence=base,
+        next_sequence=base + routes,
+        raw_bytes=1 << 16,
+        epoch=1,
+        frames=[Frame(0, len(stored), 0, 1 << 16, base, base + routes, time_ns, time_ns, tuple(ids))],
+        routes=[RouteEntry(f"r{i}", 1, base + i, base + i, 64) for i in ids],
+        sha256=bytes(32),
+        damage=[],
+    )
+    table = BatchTable(
+        array("Q", [64 + i for i in ids]),
+        array("Q", [base + i for i in ids]),
+        array("I", [1] * routes),
+        array("I", ids),
+        array("q", [time_ns] * routes),
+    )
+    frame = encode_index(index, table)
+    return stored + frame + encode_seek_table([(len(stored), 1 << 16), (len(frame), 0)])
