@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
+LIBRARIES = [path for path in SOURCES if "cli" not in path.parts and path.stem != "command"]
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted(path for path in (ROOT / "scripts").rglob("*") if path.is_file() and path.suffix != ".pyc")
 OTHERS = [ROOT / name for name in ("Makefile", "pyproject.toml", "requirements.lock", "README.md", ".ci/run")]
@@ -42,7 +43,7 @@ def test_module_has_a_home(path: Path) -> None:
     assert path.stem not in HOMELESS
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if "cli" not in path.parts and path.stem != "command"], ids=shown)
+@pytest.mark.parametrize("path", LIBRARIES, ids=shown)
 def test_only_commands_print_and_exit(path: Path) -> None:
     """Libraries return values; the command line prints and exits."""
     calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]

@@ -24,6 +24,8 @@ _COMMANDS = {
     "routes": ("routes", "routes", "List routes, their cursors and their lag."),
     "route": ("routes", "route", "Add or retire a route."),
     "cursor": ("cursors", "cursor", "Show or move a consumer group's cursor."),
+    "explain": ("explain", "explain", "Say who holds back which segments, and when the disk is full."),
+    "top": ("top", "top", "Watch the log live: segments, routes, rates, lag, disk."),
     "cut": ("service", "cut", "Ask the daemon to cut the active segment."),
     "dump": ("inspect", "dump", "Print what is in a file of the log, and what does not fit."),
     "verify": ("inspect", "verify", "Read everything, change nothing, report damage."),

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from wald.errors import Damaged
 from wald.format.names import Kind
-from wald.format.sealed import BadSealed, BatchTable, RouteEntry, SealedIndex
+from wald.format.sealed import BadSealed, BatchTable, SealedIndex
 from wald.store.cursors import Cursor, CursorState
 from wald.store.directory import Root, Segment, look_again
 from wald.store.disk import free_bytes
@@ -62,6 +62,7 @@ class Hold:
         oldest_ns: append time of the first of them; None if there is none.
         pinned_segments, pinned_bytes: sealed ones that it holds back, alone or with others.
         alone_bytes: of those, what nobody else holds back: it goes when this cursor reaches the head.
+        at: the cursor, as far as it counts.
     """
 
     cursor: Cursor
@@ -71,6 +72,10 @@ class Hold:
     pinned_segments: int = 0
     pinned_bytes: int = 0
     alone_bytes: int = 0
+    at: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.at = self.cursor.effective
 
     def lag_seconds(self, now_ns: int) -> float:
         """How long the oldest record that it has not processed has been waiting."""
@@ -121,6 +126,7 @@ class Backlog:
         self._log_id = log_id
         self._since = since
         self._observers: dict[str, Hold] = {}
+        self._of_route: dict[str, list[Hold]] = {}
         self._claims: Claims = read_claims(root, log_id=log_id)
         self._recent: deque[_Recent] = deque(maxlen=RECENT_SEGMENTS)
         self.free_bytes = free_bytes(root.path)
@@ -195,8 +201,10 @@ class Backlog:
         self._recent.append(_Recent(earliest_ns, stored_bytes, payload_bytes))
         table: BatchTable | None = None
         for number, entry in enumerate(index.routes):
-            for hold in self._behind(entry):
-                if hold.oldest_ns is not None and hold.cursor.effective < entry.first:
+            for hold in self._counting(entry.route):
+                if hold.at >= entry.last:
+                    continue
+                if hold.oldest_ns is not None and hold.at < entry.first:
                     hold.lag_records += entry.count
                     continue
                 table = table or index.batch_table()
@@ -205,19 +213,17 @@ class Backlog:
                     if route == number:
                         _add(hold, base, count, time_ns)
 
-    def _behind(self, entry: RouteEntry) -> Iterator[Hold]:
-        """The groups of a route that have not processed all of ``entry``."""
-        return (hold for hold in self._counting(entry.route) if hold.cursor.effective < entry.last)
-
-    def _counting(self, route: str) -> Iterator[Hold]:
+    def _counting(self, route: str) -> list[Hold]:
         """Every group of a route; and, as if it were one, who had processed everything up to ``since``."""
-        for cursor in self._claims.cursors.get(route, ()):
-            yield self.holds[route, cursor.group]
-        if self._since is not None:
-            if route not in self._observers:
+        found = self._of_route.get(route)
+        if found is None:
+            cursors = self._claims.cursors.get(route, ())
+            found = self._of_route[route] = [self.holds[route, cursor.group] for cursor in cursors]
+            if self._since is not None:
                 observed = Cursor(route, "", self._root.path, CursorState.VALID, self._since)
                 self._observers[route] = Hold(observed, retired=False)
-            yield self._observers[route]
+                found.append(self._observers[route])
+        return found
 
     def _raw(self, segment: Segment, bound: Bound) -> int:
         """Add what a raw segment holds; returns its last sequence."""
@@ -244,7 +250,7 @@ class Backlog:
 
 def _add(hold: Hold, base: int, count: int, time_ns: int) -> None:
     """Count the records of one batch that the group has not processed."""
-    unread = min(count, base + count - 1 - hold.cursor.effective)
+    unread = min(count, base + count - 1 - hold.at)
     if unread > 0:
         hold.lag_records += unread
         if hold.oldest_ns is None:

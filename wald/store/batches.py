@@ -19,6 +19,8 @@ from wald.store.segments import Whole
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_WINDOW_BYTES = 64 << 10  # looked at for newlines at once, so that cutting a batch up takes linear time
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -111,8 +113,16 @@ class Batch:
 
 
 def _behind_lines(payload: memoryview, count: int) -> int:
-    """The offset behind the ``count``-th newline."""
-    return len(payload) - len(bytes(payload).split(b"\n", count)[-1])
+    """The offset behind the ``count``-th newline; what lies behind it is hardly looked at."""
+    offset = 0
+    while True:
+        window = bytes(payload[offset : offset + _WINDOW_BYTES])
+        assert window or not count, "fewer lines than the header says"
+        newlines = window.count(b"\n")
+        if newlines >= count:
+            return offset + len(window) - len(window.split(b"\n", count)[-1])
+        count -= newlines
+        offset += len(window)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Errors are the operating system's own, with the path where there is one.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -15,6 +16,9 @@ from pathlib import Path
 from wald.format.batch import Buffer
 
 _IOV_MAX = 1024  # what Linux takes in one gather-write
+_KEEP_SIZE = 1
+_fallocate = ctypes.CDLL(None).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 PRIVATE_MODE = 0o640
 
@@ -46,6 +50,13 @@ class Disk:
                 raise
             return False
         return True
+
+    def reserve(self, descriptor: int, offset: int, length: int) -> None:
+        """Make sure that ``length`` bytes at ``offset`` can be written on a full disk; where that cannot be, nothing.
+
+        The file does not grow: fallocate(2) with FALLOC_FL_KEEP_SIZE, which the standard library does not have.
+        """
+        _fallocate(descriptor, _KEEP_SIZE, offset, length)
 
     def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write all of ``buffers`` at ``offset``; returns how many bytes."""

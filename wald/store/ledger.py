@@ -20,14 +20,16 @@ class Ledger:
 
     Args:
         owner: whose ledger it is, where several of them might be started; one at a time gets it, until it is closed.
+        reserve_bytes: kept allocated for lines to come, for an owner who has to write them on a full disk.
 
     Raises:
         Locked: another of these owners has it.
     """
 
-    def __init__(self, path: Path, disk: Disk, *, owner: str = "") -> None:
+    def __init__(self, path: Path, disk: Disk, *, owner: str = "", reserve_bytes: int = 0) -> None:
         self._path = path
         self._disk = disk
+        self._reserve_bytes = reserve_bytes
         self._mutex = threading.Lock()
         self._descriptor: int | None = None
         self._lock: int | None = None
@@ -61,6 +63,8 @@ class Ledger:
                 raise
             self._end += written
             self._prev = prev
+            if self._reserve_bytes:
+                self._disk.reserve(descriptor, self._end, self._reserve_bytes)
 
     def entries(self) -> list[dict[str, Any]]:
         """What the ledger says; a line whose append failed is not among it, whatever the file holds."""
@@ -93,6 +97,8 @@ class Ledger:
             line, end = _last_line(descriptor, length if known_bytes is None else min(known_bytes, length))
             if length > end:
                 self._disk.truncate(descriptor, end)
+            if self._reserve_bytes:
+                self._disk.reserve(descriptor, end, self._reserve_bytes)
         except OSError:
             self._disk.close(descriptor)
             raise

@@ -25,6 +25,8 @@ from wald.store.directory import Root, Segment
 from wald.store.reader import end_sequence
 from wald.store.segments import foreign
 
+DIRECTORY_GONE = "the directory of the route is gone, and its cursors with it"
+
 
 class Pin(NamedTuple):
     """One group that holds back one segment: it has processed ``route`` up to ``at``, and needs ``needs`` to let go.
@@ -76,7 +78,7 @@ class Claims:
         return {group: at for group, at, _ in self._gating.get(route, [])}
 
 
-_LOST = [(DEFAULT_GROUP, 0, "the directory of the route is gone, and its cursors with it")]
+_LOST = [(DEFAULT_GROUP, 0, DIRECTORY_GONE)]
 
 
 def read_claims(root: Root, *, log_id: bytes) -> Claims:

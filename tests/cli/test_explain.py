@@ -1,0 +1,113 @@
+"""``wald explain`` says in words and numbers what keeps the disk from being freed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logs import Built
+from running import output_of
+
+from wald.format.names import Kind
+from wald.store.routes import retire_route
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Three sealed segments of routes a and b, and an active one."""
+    built = Built(tmp_path / "root")
+    for _ in range(3):
+        built.lines("a", [b"x"] * 5)
+        built.lines("b", [b"y"])
+        built.cut()
+    built.seal()
+    return built
+
+
+def explain(built: Built) -> str:
+    return output_of("explain", "--root", built.root.path).decode()
+
+
+def told(built: Built) -> dict[str, list[dict[str, Any]]]:
+    lines = [json.loads(line) for line in output_of("explain", "--json", "--root", built.root.path).splitlines()]
+    kinds: dict[str, list[dict[str, Any]]] = {"segment": [], "group": [], "log": []}
+    for line in lines:
+        kinds[line["kind"]].append(line)
+    return kinds
+
+
+def test_a_route_without_a_cursor_is_explained_in_words(built: Built) -> None:
+    """It is a choice, not an error: the exit code is 0 and stderr is empty, which output_of asserts."""
+    built.log.set_cursor("a", 17)
+    text = explain(built)
+
+    assert "Without a cursor: b. Nobody has said to have read them" in text
+    assert f"wald --root {built.root.path} cursor set b SEQUENCE" in text
+    assert f"wald --root {built.root.path} route retire b" in text
+
+
+def test_segments_that_are_alike_are_told_in_one_line(built: Built) -> None:
+    built.log.set_cursor("a", 17)
+    built.log.set_cursor("b", 6)
+    lines = explain(built).splitlines()
+
+    assert lines[1].startswith("  records 1 to 6 (")
+    assert lines[1].endswith(": everybody has read it; wald-reclaim may delete it")
+    assert lines[2].startswith("  records 7 to 18 (2 segments, ")
+    assert lines[2].endswith(": held back by b/processed (at 6, needs 18)")
+    assert lines[3].startswith("  from record 19 on (")
+    assert lines[3].endswith(": being written; wald cut completes it")
+
+
+def test_each_group_is_told_with_its_lag_and_what_it_costs(built: Built) -> None:
+    built.log.set_cursor("a", 3)
+    built.log.set_cursor("b", 18)
+    row = next(line.split() for line in explain(built).splitlines() if line.startswith("a "))
+    sealed = sum(built.path(base, Kind.SEALED).stat().st_size for base in (1, 7, 13))
+
+    assert row[:4] == ["a", "processed", "3", "12"]
+    assert f"{sealed / 1024:.1f} KiB" in " ".join(row)
+    assert "1 more group has read everything and holds back nothing." in explain(built)
+
+
+def test_a_cursor_that_cannot_be_trusted_and_a_retired_route_are_told(built: Built) -> None:
+    built.root.cursor("a", "audit").write_text("999\n")
+    built.log.set_cursor("a", 17)
+    retire_route(built.root, built.disk, "b", now="")
+    text = explain(built)
+
+    assert "Retired: b. Nothing is held back for them" in text
+    assert "audit.cursor: 999 is beyond the head, 18." in text
+    assert "cursor set a SEQUENCE --group audit --rewind" in text
+
+
+def test_a_segment_that_cannot_be_read_is_told(built: Built) -> None:
+    path = built.path(7, Kind.SEALED)
+    path.write_bytes(b"")
+    assert f"{path}: offset 0: " in explain(built)
+
+
+def test_json_has_every_segment_every_group_and_the_whole(built: Built) -> None:
+    built.log.set_cursor("a", 17)
+    built.log.set_cursor("b", 6)
+    kinds = told(built)
+
+    assert [(s["first"], s["last"], s["form"], s["free"]) for s in kinds["segment"]] == [
+        (1, 6, "sealed", True),
+        (7, 12, "sealed", False),
+        (13, 18, "sealed", False),
+        (19, 18, "active", False),
+    ]
+    assert kinds["segment"][1]["pins"] == [{"route": "b", "group": "processed", "at": 6, "needs": 12, "message": ""}]
+    b = kinds["group"][1]
+    assert (b["route"], b["lag_records"], b["pinned_segments"], b["state"]) == ("b", 2, 2, "valid")
+    assert b["frees_bytes"] == b["pinned_bytes"] == kinds["segment"][1]["bytes"] + kinds["segment"][2]["bytes"]
+    (log,) = kinds["log"]
+    assert log["segments"] == {"free": 1, "held back": 2, "active": 1}
+    assert log["free_bytes"] > 0
+
+
+def test_a_log_without_records_is_explained_too(tmp_path: Path) -> None:
+    assert "how fast the log grows cannot be told yet" in explain(Built(tmp_path / "empty"))

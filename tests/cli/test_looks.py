@@ -1,0 +1,239 @@
+"""The looks of ``wald top`` at real logs: exact counts, through cuts, seals and damage, and no look that disturbs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from damage import flipped
+from hypothesis import given
+from hypothesis import strategies as st
+from logs import Built
+
+from wald.cli.looks import Pulses, Surveys, Watch, rest_seconds
+from wald.cli.snapshot import Amount, State, Survey, stock
+from wald.errors import Damaged
+from wald.format.names import Kind
+from wald.log import Log
+from wald.store.lock import Lock
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    return Built(tmp_path / "log")
+
+
+def counts(survey: Survey) -> dict[State, int]:
+    return {state: amount.segments for state, amount in survey.states.items()}
+
+
+def lags(survey: Survey) -> dict[str, int]:
+    return {hold.cursor.route: hold.lag_records for hold in survey.holds}
+
+
+@given(took=st.floats(0, 1e6), interval=st.floats(0.1, 1e5))
+def test_a_look_takes_a_tenth_of_a_core_at_most_and_comes_no_sooner_than_asked(took: float, interval: float) -> None:
+    period = took + rest_seconds(took, interval)
+
+    assert took <= period / 10 * 1.000001
+    assert period >= interval * 0.999999
+
+
+def test_what_each_route_received_is_counted_to_the_record(built: Built) -> None:
+    """Their sequences are mixed; that segments are cut and sealed between two looks makes no difference."""
+    surveys = Surveys(built.log)
+    built.lines("a", [b"x"] * 10)
+    first = surveys.look(1.0)
+    built.lines("a", [b"x"] * 3)
+    built.lines("b", [b"x"] * 500)
+    built.cut()
+    built.lines("a", [b"x"] * 4)
+    built.cut()
+    built.seal(keep=1)
+    built.lines("b", [b"x"])
+    second, third = surveys.look(2.0), surveys.look(3.0)
+
+    assert first.received is None
+    assert second.received == {"a": 7, "b": 501}
+    assert not any((third.received or {}).values())
+    assert second.last_sequences == {"a": 517, "b": 518}
+
+
+def test_what_a_group_processed_is_counted_to_the_record(built: Built) -> None:
+    """A cursor that moves over the records of other routes has processed its own ones only."""
+    built.lines("a", [b"x"] * 10)
+    built.lines("b", [b"x"] * 500)
+    built.lines("a", [b"x"] * 10)
+    surveys = Surveys(built.log)
+    first = surveys.look(1.0)
+    built.log.set_cursor("a", 515)
+    built.lines("a", [b"x"] * 2)
+    second = surveys.look(2.0)
+    found = stock((first, second), now=2.0, now_ns=built.now_ns)
+
+    assert (lags(first)["a"], lags(second)["a"]) == (20, 7)
+    assert found is not None
+    rates = {row.route: (row.received_per_second, row.processed_per_second) for row in found.rows}
+    assert rates == {"a": (2.0, 15.0), "b": (0.0, 0.0)}
+
+
+def test_segments_are_counted_by_state(built: Built) -> None:
+    for route in ("old", "read", "pinned", "waits"):
+        built.lines(route, [b"x"])
+        built.cut()
+    built.seal(keep=1)
+    built.log.set_cursor("old", 1)
+    built.log.set_cursor("read", 2)
+    built.reclaim(1, keep=True)
+    built.lines("pinned", [b"x"])
+    survey = Surveys(built.log).look(1.0)
+
+    assert counts(survey) == {state: 1 for state in State if state is not State.UNREADABLE}
+    assert survey.states[State.FREE].stored_bytes == built.path(2, Kind.SEALED).stat().st_size
+    assert 0 < survey.free_bytes <= survey.total_bytes
+
+
+def test_a_sealed_segment_that_does_not_tell_its_batches_is_unreadable(built: Built) -> None:
+    """Wherever in the file a bit has flipped, there is an answer."""
+    built.lines("a", [b"x"] * 20)
+    built.lines("a", [b"y"] * 20)
+    built.cut()
+    built.seal()
+    built.lines("a", [b"z"])
+    path = built.path(1, Kind.SEALED)
+    data = path.read_bytes()
+    seen = set()
+    for bit in range(0, 8 * len(data), 7):
+        path.write_bytes(flipped(data, bit))
+        survey = Surveys(built.log).look(1.0)
+        state = next(state for state in survey.states if state is not State.ACTIVE)
+        assert survey.states[state] == Amount(1, len(data))
+        seen.add(state)
+
+    assert seen == {State.HELD_BACK, State.UNREADABLE}
+
+
+def test_what_was_written_is_told_by_the_head_through_cuts_and_seals(built: Built) -> None:
+    pulses = Pulses(built.log)
+    assert pulses.look(0.0).written_bytes == built.writer.position
+    raw_bytes = 0
+    for _ in range(3):
+        built.lines("a", [b"x" * 1000] * 5)
+        raw_bytes += built.writer.position
+        built.cut()
+    before = pulses.look(1.0)
+    built.seal()
+    after = pulses.look(2.0)
+
+    assert before.written_bytes == after.written_bytes == raw_bytes + built.writer.position
+    assert (before.sequence, before.durable_ns) == (15, built.now_ns)
+
+
+def test_sealing_counts_from_the_first_look_on(built: Built) -> None:
+    """Also a segment that is cut, sealed and reclaimed before the next one, and one that waited already."""
+    for _ in range(3):
+        built.lines("a", [b"x" * 100])
+        built.cut()
+    built.seal(keep=2)
+    lengths = [built.path(base, Kind.RAW).stat().st_size for base in (2, 3)]
+    pulses = Pulses(built.log)
+    first = pulses.look(0.0)
+    built.seal(keep=1)
+    second = pulses.look(1.0)
+    built.seal()
+    built.reclaim(2)
+    third = pulses.look(2.0)
+
+    assert [(p.waiting_segments, p.sealed_segments, p.sealed_bytes) for p in (first, second, third)] == [
+        (2, 0, 0),
+        (1, 1, lengths[0]),
+        (0, 2, sum(lengths)),
+    ]
+
+
+def test_a_fresh_root_has_nothing_to_tell(built: Built) -> None:
+    built.root.head.unlink()
+    pulse, survey = Pulses(built.log).look(1.0), Surveys(built.log).look(1.0)
+
+    assert (pulse.sequence, pulse.durable_ns, pulse.waiting_segments, pulse.daemon) == (0, 0, 0, "")
+    assert (survey.holds, counts(survey)) == ((), {State.ACTIVE: 1})
+
+
+def test_asking_for_the_daemon_does_not_get_in_its_way(built: Built) -> None:
+    """A root without one is not asked again before its lock file changes: to ask is to hold the lock for a moment."""
+    Lock(built.root, built.disk, now="before").release()
+    pulses = Pulses(built.log)
+
+    assert pulses.look(0.0).daemon == ""
+    descriptor = os.open(built.root.lock, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # held, and the file is as it was
+    assert pulses.look(1.0).daemon == ""
+    os.close(descriptor)
+    lock = Lock(built.root, built.disk, now="again")
+    assert pulses.look(2.0).daemon.startswith(f"pid {os.getpid()} ")
+    lock.release()
+    assert pulses.look(3.0).daemon == ""
+
+
+def test_a_look_that_fails_is_told_until_one_succeeds(built: Built) -> None:
+    """What was seen before is not shown as if it were still so."""
+    built.lines("a", [b"x"])
+    told = built.root.head.read_bytes()
+    watch = Watch(Pulses(built.log).look)
+    watch.take()
+    watch.take()
+    assert (len(watch.seen), watch.trouble) == (2, "")
+
+    built.root.head.write_bytes(b"nonsense" * 20)
+    watch.take()
+    assert (watch.seen, watch.trouble) == ((), f"{built.root.head}: not a head line (offset 0)")
+
+    built.root.head.write_bytes(told)
+    watch.take()
+    assert ([pulse.sequence for pulse in watch.seen], watch.trouble) == ([1], "")
+
+
+def test_a_survey_goes_on_without_a_head(built: Built) -> None:
+    built.lines("a", [b"x"])
+    built.cut()
+    built.seal()
+    built.root.head.write_bytes(b"nonsense" * 20)
+
+    assert counts(Surveys(built.log).look(1.0))[State.HELD_BACK] == 1
+
+
+def test_a_root_that_vanishes_is_trouble(built: Built) -> None:
+    built.lines("a", [b"x"])
+    log = Log(built.root.path)
+    watches = (Watch(Pulses(log).look), Watch(Surveys(log).look))
+    shutil.rmtree(built.root.path)
+    for watch in watches:
+        watch.take()
+
+    assert [watch.trouble for watch in watches] == [f"{log.root.segments}: the directory of the segments is gone"] * 2
+
+
+def test_what_the_operating_system_says_is_trouble() -> None:
+    def look(_now: float) -> object:
+        raise PermissionError(13, "Permission denied", "the/head")
+
+    watch = Watch(look)
+    watch.take()
+
+    assert watch.trouble == "the/head: Permission denied"
+
+
+def test_rates_begin_anew_after_a_look_that_failed(built: Built) -> None:
+    built.lines("a", [b"x"])
+    surveys = Surveys(built.log)
+    surveys.look(1.0)
+    hidden = built.root.segments.rename(built.root.path / "hidden")
+    with pytest.raises(Damaged):
+        surveys.look(2.0)
+    hidden.rename(built.root.segments)
+
+    assert surveys.look(3.0).received is None
+    assert surveys.look(4.0).received == {"a": 0}

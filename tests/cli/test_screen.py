@@ -1,0 +1,177 @@
+"""The screen of ``wald top`` fits whatever terminal there is, and tells what it leaves out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wald.cli.screen import cells, lines, plain
+from wald.cli.snapshot import Amount, Flow, Row, Snapshot, State, Stock
+from wald.kinds import GIB, MIB
+from wald.store.cursors import CursorState
+
+ROW = Row(
+    route="access",
+    last_sequence=1_234_567,
+    received_per_second=1500.0,
+    group="processed",
+    cursor=1_200_000,
+    state=CursorState.VALID,
+    retired=False,
+    lag_records=34_567,
+    oldest_seconds=93_784.0,
+    processed_per_second=2.5,
+    held_bytes=0,
+)
+FLOW = Flow(1_234_567, 0.4, 1500.0, 1.5 * MIB, 2, 14, None, "pid 42 on host")
+STOCK = Stock(
+    age_seconds=0.2,
+    states={State.FREE: Amount(20, GIB), State.HELD_BACK: Amount(80, 4 * GIB), State.ACTIVE: Amount(1, 64 * MIB)},
+    rows=(ROW,),
+    free_bytes=120 * GIB,
+    total_bytes=400 * GIB,
+    growth_bytes_per_second=GIB / 86400,
+    seconds_until_full=120 * 86400.0,
+)
+SNAPSHOT = Snapshot("logs/one", FLOW, STOCK)
+HEADINGS = ["ROUTE", "LAST", "IN/S", "GROUP", "CURSOR", "LAG", "OLDEST", "OUT/S", "HOLDS", "BACK"]
+
+
+def with_rows(*rows: Row) -> Snapshot:
+    return replace(SNAPSHOT, stock=replace(STOCK, rows=rows))
+
+
+def table(snapshot: Snapshot, *, width: int, height: int) -> list[str]:
+    """The headings and what is below them."""
+    shown = [line.plain for line in lines(snapshot, width=width, height=height)]
+    return shown[next(number for number, line in enumerate(shown) if line.startswith("ROUTE")) :]
+
+
+def test_everything_is_told() -> None:
+    assert plain(SNAPSHOT, width=120).splitlines() == [
+        "daemon    pid 42 on host",
+        "head      1,234,567   1,500 records/s   1.5 MiB/s   last commit 0.4 s ago",
+        "segments  101 segments, 5.1 GiB",
+        "          " + "░" * 12 + "█" * 46 + "▓" * 2,
+        "          ░ free 20, 1.0 GiB   █ held back 80, 4.0 GiB   ▓ active 1, 64.0 MiB",
+        "sealing   2 waiting   14 sealed since this began   - B/s",
+        "disk      " + "█" * 42 + "░" * 18,
+        "          120.0 GiB free of 400.0 GiB   grows 1.0 GiB a day   full in 120 d if nothing is reclaimed",
+        "",
+        "ROUTE        LAST   IN/S  GROUP         CURSOR     LAG   OLDEST  OUT/S  HOLDS BACK",
+        "access  1,234,567  1,500  processed  1,200,000  34,567  1 d 2 h    2.5         0 B",
+    ]
+
+
+@pytest.mark.parametrize(("state", "word"), [(s, s.value) for s in CursorState if s is not CursorState.VALID])
+def test_a_cursor_that_counts_as_nothing_processed_is_a_word(state: CursorState, word: str) -> None:
+    shown = plain(with_rows(replace(ROW, state=state)), width=120)
+
+    assert ("no cursor" if state is CursorState.ABSENT else word) in shown
+    assert "1,200,000" not in shown
+
+
+def test_a_retired_route_holds_nothing_back() -> None:
+    assert plain(with_rows(replace(ROW, retired=True)), width=120).endswith("retired")
+
+
+def test_what_is_not_known_is_not_zero() -> None:
+    nothing = plain(Snapshot("logs/one", None, None, ("it is gone",)), width=120)
+    unknown = replace(ROW, last_sequence=None, received_per_second=None, processed_per_second=None)
+
+    assert nothing.splitlines() == ["it is gone", "head      -", "segments  -"]
+    assert plain(with_rows(unknown), width=120).splitlines()[-1].split()[:4] == ["access", "?", "-", "processed"]
+
+
+def test_without_a_daemon_before_the_first_record_the_screen_says_so() -> None:
+    empty = replace(STOCK, states={}, rows=(), growth_bytes_per_second=None, seconds_until_full=None)
+    fresh = Snapshot("logs/one", replace(FLOW, sequence=0, durable_seconds=None, daemon=""), empty)
+    shown = plain(fresh, width=120)
+
+    assert all(words in shown for words in ("none runs", "nothing is durable yet", "no routes yet", "told yet"))
+
+
+def test_numbers_that_took_long_tell_their_age() -> None:
+    ages = [plain(replace(SNAPSHOT, stock=replace(STOCK, age_seconds=age)), width=120) for age in (1.0, 30.0)]
+
+    assert ["as of 30 s ago" in shown for shown in ages] == [False, True]
+
+
+def test_what_does_not_fit_is_summed_up() -> None:
+    rows = [replace(ROW, route="big", held_bytes=GIB), *(replace(ROW, route=f"r{n:03}") for n in range(999))]
+    shown = table(with_rows(*rows), width=80, height=22)
+
+    assert [line.split()[0] for line in shown[:3]] == ["ROUTE", "big", "r000"]
+    assert shown[-1] == f"and {1000 - (len(shown) - 2)} more routes, holding back nothing"
+
+
+def test_hidden_rows_tell_the_most_that_one_of_them_holds_back() -> None:
+    """Two groups may hold back the same segment: what all of them hold back is no sum."""
+    rows = [replace(ROW, group=group, held_bytes=GIB) for group in "abcdefghijklm"]
+    shown = table(with_rows(*rows), width=80, height=16)
+
+    assert shown[-1] == f"and {13 - (len(shown) - 2)} more groups of 1 route, holding back 1.0 GiB or less each"
+
+
+def test_rows_that_fit_exactly_are_all_shown() -> None:
+    snapshot = with_rows(*(replace(ROW, route=f"r{n}") for n in range(5)))
+    height = len(lines(snapshot, width=120, height=None))
+
+    assert len(table(snapshot, width=120, height=height)) == 6
+    assert table(snapshot, width=120, height=height - 1)[-1] == "and 2 more routes, holding back nothing"
+
+
+def test_narrow_screens_lose_columns_and_keep_who_holds_back_what() -> None:
+    headings = [table(SNAPSHOT, width=width, height=40)[0].split() for width in (120, 60, 40)]
+
+    assert headings[0] == HEADINGS
+    assert headings[2] == ["ROUTE", "GROUP", "LAG", "HOLDS", "BACK"]
+    assert set(headings[2]) < set(headings[1]) < set(headings[0])
+
+
+def test_long_names_are_shortened_before_columns_go() -> None:
+    snapshot = with_rows(replace(ROW, route="r" * 127, group="g" * 127))
+    heading, row = table(snapshot, width=100, height=40)
+
+    assert heading.split() == HEADINGS
+    assert "…" in row
+    assert len(row) <= 100
+
+
+@given(
+    width=st.integers(1, 200),
+    height=st.integers(0, 60),
+    rows=st.integers(0, 40),
+    held=st.integers(0, GIB),
+    route=st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=127),
+)
+def test_the_screen_fits_every_terminal(width: int, height: int, rows: int, held: int, route: str) -> None:
+    row = replace(ROW, route=route, held_bytes=held)
+    snapshot = replace(with_rows(*[row] * rows), troubles=("a trouble of many words " * 5,))
+
+    assert len(lines(snapshot, width=width, height=height)) <= height
+    assert all(len(line) <= width for line in plain(snapshot, width=width).splitlines())
+
+
+def test_names_cannot_move_the_cursor() -> None:
+    """A file in a route's directory may be called anything."""
+    snapshot = replace(with_rows(replace(ROW, group="\x1b[2J\n\udcff")), root="\x1b[31m", troubles=("\x1b]0;x\x07",))
+    shown = plain(snapshot, width=120)
+
+    assert "\x1b" not in shown
+    assert "?[2J??" in shown
+
+
+@given(amounts=st.lists(st.integers(0, 1 << 50), max_size=6), width=st.integers(6, 200))
+def test_a_bar_is_full_and_shows_all_there_is(amounts: list[int], width: int) -> None:
+    counts = cells(amounts, width)
+
+    assert sum(counts) == (width if any(amounts) else 0)
+    assert [count > 0 for count in counts] == [amount > 0 for amount in amounts]
+
+
+def test_a_bar_is_in_proportion() -> None:
+    assert cells([0, 50, 25, 25], 43) == [0, 21, 11, 11]

@@ -1,0 +1,248 @@
+"""``wald top`` as a person uses it: in a terminal, live; and printed once for whoever has none."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+from logs import Built
+from running import Daemon, command, eventually, output_of, refusal_of, refused, run
+
+from wald.errors import InvalidInput, NotFound
+from wald.store.routes import add_route
+
+_HOME = b"\x1b[H"
+_CONTROL = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]")
+_ALTERNATE, _BACK = b"\x1b[?1049h", b"\x1b[?1049l"
+
+
+class Terminal:
+    """``wald top`` in a terminal of its own."""
+
+    def __init__(self, *arguments: object, columns: int = 80, rows: int = 24) -> None:
+        self._keyboard, terminal = pty.openpty()
+        self._terminal = terminal
+        self.resize(columns, rows)
+        self.modes = termios.tcgetattr(terminal)
+        self.written = b""
+        self.process = subprocess.Popen(
+            command("top", *arguments),
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            env=os.environ | {"TERM": "xterm-256color"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - no test here has threads
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._terminal)
+        os.close(self._keyboard)
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._keyboard, keys)
+
+    def screen(self) -> list[str]:
+        """The lines of the last screen that was drawn to its end."""
+        while select.select([self._keyboard], [], [], 0)[0]:
+            self.written += os.read(self._keyboard, 1 << 16)
+        frames = self.written.split(_HOME)
+        return _CONTROL.sub(b"", frames[-2]).decode().split("\r\n") if len(frames) > 2 else []
+
+    def shows(self, pattern: str) -> bool:
+        assert self.process.poll() is None, self.written.decode()
+        return any(re.search(pattern, line) for line in self.screen())
+
+    def fills(self, columns: int, rows: int) -> bool:
+        """Whether the last screen has this size."""
+        shown = self.screen()
+        return (len(shown), {len(line) for line in shown}) == (rows, {columns})
+
+    def leave(self) -> int:
+        """The exit code, once it ends."""
+        eventually(lambda: (self.screen(), self.process.poll() is not None)[1])
+        self.screen()
+        return self.process.wait()
+
+    def is_restored(self) -> bool:
+        """Whether it is as it was: its modes, the page it shows, the cursor."""
+        modes = termios.tcgetattr(self._terminal)
+        left = self.written.rpartition(_ALTERNATE)[2]
+        return modes == self.modes and _BACK in left and left.rfind(b"\x1b[?25h") > left.rfind(b"\x1b[?25l")
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """A log of a thousand routes, one of which holds something back."""
+    built = Built(tmp_path / "many")
+    for number in range(1000):
+        add_route(built.root, built.disk, f"route-{number:04}")
+    built.lines("route-0500", [b"x"] * 3)
+    built.cut()
+    built.seal()
+    built.lines("route-0500", [b"x"])
+    return built.root.path
+
+
+@pytest.fixture
+def live(daemon: Daemon, root: Path) -> Iterator[Terminal]:
+    with Terminal("--root", root, "--interval", "100ms") as terminal:
+        eventually(lambda: terminal.shows("^daemon +pid "))
+        yield terminal
+
+
+def test_the_screen_follows_the_log_until_q(live: Terminal, root: Path) -> None:
+    assert live.shows("^head +nothing is durable yet") or live.shows("^head +0 ")
+    output_of("append", "a", "--root", root, stdin=b"x\n" * 1234)
+    eventually(lambda: live.shows("^head +1,234 "))
+    eventually(lambda: live.shows(r"^a .*no cursor +1,234 "))
+    output_of("append", "a", "--root", root, stdin=b"x\n" * 1000)
+    output_of("cursor", "set", "a", "2000", "--root", root)
+    eventually(lambda: live.shows("^head +2,234 "))
+    eventually(lambda: live.shows(r"^a .* 2,000 +234 "))
+    assert termios.tcgetattr(live._terminal) != live.modes
+
+    live.press(b"q")
+
+    assert live.leave() == 0
+    assert live.is_restored()
+
+
+@pytest.mark.parametrize("way", ["Ctrl-C", "SIGTERM"])
+def test_other_ways_to_leave_restore_the_terminal_too(live: Terminal, way: str) -> None:
+    if way == "Ctrl-C":
+        live.press(b"\x03")
+    else:
+        live.process.send_signal(signal.SIGTERM)
+
+    assert live.leave() == 0
+    assert live.is_restored()
+
+
+def test_a_screen_that_was_suspended_comes_back(live: Terminal) -> None:
+    """Nobody does job control here, so the kernel goes on at once where a shell would wait for ``fg``."""
+    live.press(b"\x1a")
+    eventually(lambda: live.shows("^head ") and live.written.count(_ALTERNATE) == 2)
+
+    assert live.written.count(_BACK) == 1
+    live.press(b"q")
+    assert live.leave() == 0
+    assert live.is_restored()
+
+
+def test_a_resize_is_followed_and_nothing_is_wider(live: Terminal) -> None:
+    eventually(lambda: live.shows("^ROUTE +LAST +IN/S"))
+    for columns, rows in ((40, 24), (120, 40), (1, 1), (80, 24)):
+        live.resize(columns, rows)
+        eventually(partial(live.fills, columns, rows))
+
+
+def test_a_daemon_that_goes_and_comes_back_is_told(live: Terminal, daemon: Daemon) -> None:
+    daemon.stop()
+    eventually(lambda: live.shows("^daemon +none runs"))
+    daemon.start_again()
+    eventually(lambda: live.shows(f"^daemon +pid {daemon.process.pid} "))
+
+
+@pytest.mark.slow
+def test_a_damaged_head_and_a_root_that_vanishes_are_a_line_on_the_screen(many: Path) -> None:
+    head = many / "head"
+    told = head.read_bytes()
+    with Terminal("--root", many, "--interval", "100ms", columns=200) as terminal:
+        eventually(lambda: terminal.shows("^head +4 "))
+        head.write_bytes(b"nonsense" * 20)
+        eventually(lambda: terminal.shows("head: not a head line"))
+        head.write_bytes(told)
+        eventually(lambda: terminal.shows("^head +4 ") and not terminal.shows("not a head line"))
+        many.rename(many.with_name("elsewhere"))
+        eventually(lambda: terminal.shows("the directory of the segments is gone"))
+        many.with_name("elsewhere").rename(many)
+        eventually(lambda: terminal.shows("^head +4 ") and terminal.shows("^route-0500 "))
+        terminal.press(b"q")
+
+        assert terminal.leave() == 0
+
+
+def test_a_narrow_terminal_sums_up_a_thousand_routes(many: Path) -> None:
+    with Terminal("--root", many, "--interval", "100ms", columns=40) as terminal:
+        eventually(lambda: terminal.shows(r"^and \d{3} more routes, holding"))
+        assert terminal.shows("^route-0500 ")
+        terminal.press(b"q")
+
+        assert terminal.leave() == 0
+
+
+def test_once_prints_plain_text(daemon: Daemon, root: Path) -> None:
+    output_of("append", "a", "--root", root, stdin=b"x\n" * 1500)
+    told = output_of("top", "--once", "--interval", "100ms", "--root", root).decode()
+
+    assert re.search(rf"^daemon +pid {daemon.process.pid} ", told, re.MULTILINE)
+    assert re.search(r"^head +1,500   0 records/s   0 B/s ", told, re.MULTILINE)
+    assert re.search(r"^a +1,500 +0 +processed +no cursor +1,500 ", told, re.MULTILINE)
+    assert "\x1b" not in told
+
+
+def test_without_a_terminal_every_route_is_printed_once(many: Path) -> None:
+    told = output_of("top", "--interval", "100ms", "--root", many).decode().splitlines()
+
+    assert sum(line.startswith("route-") for line in told) == 1000
+    assert re.match("route-0500 +4 .* B$", next(line for line in told if line.startswith("route-")))
+
+
+def test_a_bar_that_the_encoding_does_not_have_is_no_error(many: Path) -> None:
+    told = output_of("top", "--interval", "100ms", "--root", many, env={"PYTHONIOENCODING": "latin-1"})
+
+    assert b"\n          ???" in told
+
+
+def test_once_tells_what_is_wrong_and_goes_on(many: Path) -> None:
+    (many / "head").write_bytes(b"nonsense" * 20)
+    told = output_of("top", "--once", "--interval", "100ms", "--root", many).decode().splitlines()
+
+    assert told[0] == f"{many / 'head'}: not a head line (offset 0)"
+    assert told[1] == "head      -"
+    assert any(line.startswith("route-0500 ") for line in told)
+
+
+def test_no_root_is_no_screen(tmp_path: Path) -> None:
+    code, message, _ = refusal_of("top", "--root", tmp_path / "none")
+
+    assert (code, message) == (NotFound.exit_code, f"{tmp_path / 'none'}: there is no log here")
+
+
+def test_an_interval_that_nobody_can_read(many: Path) -> None:
+    code, message, hint = refusal_of("top", "--interval", "0", "--root", many)
+
+    assert (code, message, hint) == (2, "--interval must be 0.1 s or more", "wald top --interval 1s")
+
+
+def test_without_rich_it_says_what_to_install(many: Path) -> None:
+    script = "import sys; sys.modules['rich'] = None; from wald.cli import main; main()"
+    code, message, hint = refused(run([sys.executable, "-c", script, "top", "--root", str(many)]))
+
+    assert (code, hint) == (InvalidInput.exit_code, "pip install 'wald[ui]'")
+    assert message == "wald top draws with rich, which is not installed"

@@ -1,0 +1,222 @@
+"""``wald explain``: which route and group holds back which bytes, how fast that grows, and when the disk is full."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+import click
+
+import wald
+from wald.cli.look import moment
+from wald.cli.options import json_option, root_option
+from wald.cli.tables import aligned
+from wald.kinds import bytes_in_words, seconds_in_words
+from wald.log import Log
+from wald.store.backlog import Backlog, Form, Growth, Hold, Standing
+from wald.store.cursors import CursorState
+from wald.store.pins import DIRECTORY_GONE, Pin
+
+_NAMED = 3  # groups told of one segment; --json tells all
+_HEADINGS = ("ROUTE", "GROUP", "CURSOR", "LAG", "OLDEST", "HOLDS BACK", "FREES", "GROWS A DAY")
+_NUMERIC = (2, 3, 4, 5, 6, 7)
+_DAY = 86400
+
+
+@click.command()
+@root_option
+@json_option
+def explain(root: Path, as_json: bool) -> None:
+    """Say what keeps each sealed segment from being reclaimed, and what each route costs.
+
+    LAG is in records of the route; OLDEST is how long the first of them has been waiting. FREES is what would go if
+    this one cursor reached the head. Limits of wald-reclaim (--min-age and the like) are not known here: its --dry-run
+    says what it would do. With --json, one object a line: every segment, then every group, then the whole.
+    """
+    log = wald.open(root)
+    backlog = Backlog(log.root, log_id=log.identity.log_id)
+    now_ns = time.time_ns()
+    if as_json:
+        for told in _objects(backlog, now_ns):
+            click.echo(json.dumps(told))
+        return
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    standings = _counted(backlog.segments(), counts, sizes)
+    lines = [_segments_line(list(run)) for _, run in groupby(standings, key=_likeness)]
+    growth = backlog.growth(now_ns=now_ns)
+    click.echo(_headline(counts, sizes))
+    click.echo("\n".join(f"  {line}" for line in lines))
+    holds = [hold for hold in backlog.holds.values() if hold.pinned_segments or hold.lag_records or hold.cursor.message]
+    if holds:
+        click.echo("\n" + "\n".join(aligned([_HEADINGS, *(_row(hold, growth, now_ns) for hold in holds)], _NUMERIC)))
+    if idle := len(backlog.holds) - len(holds):
+        who = (
+            "1 more group has read everything and holds" if idle == 1 else f"{idle} more have read everything and hold"
+        )
+        click.echo(f"{who} back nothing.")
+    for words in _advice(log, holds):
+        click.echo(f"\n{words}")
+    click.echo(f"\n{_outlook(growth, backlog.free_bytes)}")
+
+
+def _counted(standings: Iterable[Standing], counts: Counter[str], sizes: Counter[str]) -> Iterator[Standing]:
+    for standing in standings:
+        state = _state(standing)
+        counts[state] += 1
+        sizes[state] += standing.stored_bytes
+        yield standing
+
+
+def _state(standing: Standing) -> str:
+    if standing.problem:
+        return "unreadable"
+    if standing.form is Form.SEALED:
+        return "held back" if standing.pins else "free"
+    return str(standing.form.value)
+
+
+def _likeness(standing: Standing) -> tuple[object, ...]:
+    """Consecutive segments that are alike in this are told of in one line."""
+    return _state(standing), frozenset((pin.route, pin.group) for pin in standing.pins), standing.problem
+
+
+def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
+    parts = ", ".join(f"{count} {state} ({bytes_in_words(sizes[state])})" for state, count in counts.items())
+    return f"{counts.total()} segments, {bytes_in_words(sizes.total())}: {parts}"
+
+
+def _segments_line(run: list[Standing]) -> str:
+    first, last = run[0], run[-1]
+    size = bytes_in_words(sum(standing.stored_bytes for standing in run))
+    count = f"{len(run)} segments, " if len(run) > 1 else ""
+    begin, end = first.segment.base_sequence, last.last_sequence
+    records = f"from record {begin} on" if end is None or end < begin else f"records {begin} to {end}"
+    place = f"{records} ({count}{size})"
+    if first.problem:
+        return f"{place}: {first.problem}; wald-reclaim leaves it alone"
+    match first.form:
+        case Form.DOOMED:
+            return f"{place}: reclaimed, and deleted after the grace period"
+        case Form.ACTIVE:
+            return f"{place}: being written; wald cut completes it"
+        case Form.CUT:
+            return f"{place}: complete, waits to be sealed"
+    if not last.pins:
+        return f"{place}: everybody has read it; wald-reclaim may delete it"
+    return f"{place}: held back by {_pinned_by(last.pins)}"
+
+
+def _pinned_by(pins: tuple[Pin, ...]) -> str:
+    told = [
+        f"{pin.route} ({pin.message}: wald route add {pin.route})"
+        if pin.message == DIRECTORY_GONE
+        else f"{pin.route}/{pin.group} (at {pin.at}, needs {pin.needs})"
+        for pin in pins[:_NAMED]
+    ]
+    more = [f"{len(pins) - _NAMED} more"] if len(pins) > _NAMED else []
+    return " and ".join([", ".join(told), *more])
+
+
+def _row(hold: Hold, growth: Growth | None, now_ns: int) -> tuple[str, ...]:
+    cursor = hold.cursor
+    rate = growth.routes.get(cursor.route, 0.0) * _DAY if growth else 0.0
+    return (
+        cursor.route,
+        cursor.group,
+        "-" if cursor.state is CursorState.ABSENT else str(cursor.sequence),
+        str(hold.lag_records),
+        seconds_in_words(hold.lag_seconds(now_ns)) if hold.lag_records else "-",
+        "-" if hold.retired else bytes_in_words(hold.pinned_bytes),
+        "-" if hold.retired else bytes_in_words(hold.alone_bytes),
+        bytes_in_words(rate),
+    )
+
+
+def _advice(log: Log, holds: list[Hold]) -> Iterator[str]:
+    """A paragraph for what needs words."""
+    wald_ = f"wald --root {log.root.path}"
+    retired = sorted({hold.cursor.route for hold in holds if hold.retired})
+    if retired:
+        yield f"Retired: {_names(retired)}. Nothing is held back for them, and what was not read may go."
+    gating = [hold.cursor for hold in holds if not hold.retired]
+    absent = [cursor.route for cursor in gating if cursor.state is CursorState.ABSENT]
+    if absent:
+        yield (
+            f"Without a cursor: {_names(absent)}. Nobody has said to have read them, so everything they ever received\n"
+            "is kept. That is how a route waits for a reader who comes late. When one has read it, or if nobody will:\n"
+            f"  {wald_} cursor set {absent[0]} SEQUENCE\n"
+            f"  {wald_} route retire {absent[0]}"
+        )
+    for cursor in gating:
+        if cursor.state not in (CursorState.VALID, CursorState.ABSENT):
+            yield (
+                f"{cursor.message}.\n"
+                f"It counts as nothing processed, so everything {cursor.route} ever received is kept. To say how far "
+                f"{cursor.group} has got:\n"
+                f"  {wald_} cursor set {cursor.route} SEQUENCE --group {cursor.group} --rewind"
+            )
+
+
+def _names(routes: list[str]) -> str:
+    more = f" and {len(routes) - _NAMED} more" if len(routes) > _NAMED else ""
+    return ", ".join(routes[:_NAMED]) + more
+
+
+def _outlook(growth: Growth | None, free: int) -> str:
+    left = f"{bytes_in_words(free)} are free"
+    seconds = growth.seconds_until(free) if growth else None
+    if growth is None or seconds is None:
+        return f"{left}; how fast the log grows cannot be told yet."
+    rate = bytes_in_words(growth.bytes_per_second * _DAY)
+    return f"{left}; the log grows by {rate} a day: full in {seconds_in_words(seconds)} if nothing is reclaimed."
+
+
+def _objects(backlog: Backlog, now_ns: int) -> Iterator[dict[str, object]]:
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for standing in _counted(backlog.segments(), counts, sizes):
+        yield {
+            "kind": "segment",
+            "segment": standing.segment.path.name,
+            "form": standing.form.value,
+            "first": standing.segment.base_sequence,
+            "last": standing.last_sequence,
+            "bytes": standing.stored_bytes,
+            "free": _state(standing) == "free",
+            "problem": standing.problem,
+            "pins": [
+                {"route": pin.route, "group": pin.group, "at": pin.at, "needs": pin.needs, "message": pin.message}
+                for pin in standing.pins
+            ],
+        }
+    growth = backlog.growth(now_ns=now_ns)
+    for hold in backlog.holds.values():
+        yield {
+            "kind": "group",
+            "route": hold.cursor.route,
+            "group": hold.cursor.group,
+            "retired": hold.retired,
+            "state": hold.cursor.state.value,
+            "message": hold.cursor.message,
+            "sequence": hold.cursor.sequence,
+            "lag_records": hold.lag_records,
+            "lag_seconds": round(hold.lag_seconds(now_ns), 3),
+            "oldest": None if hold.oldest_ns is None else moment(hold.oldest_ns),
+            "pinned_segments": hold.pinned_segments,
+            "pinned_bytes": hold.pinned_bytes,
+            "frees_bytes": hold.alone_bytes,
+            "bytes_per_second": growth.routes.get(hold.cursor.route, 0.0) if growth else None,
+        }
+    yield {
+        "kind": "log",
+        "segments": dict(counts),
+        "bytes": dict(sizes),
+        "free_bytes": backlog.free_bytes,
+        "bytes_per_second": growth.bytes_per_second if growth else None,
+        "seconds_until_full": growth.seconds_until(backlog.free_bytes) if growth else None,
+    }

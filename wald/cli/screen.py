@@ -1,0 +1,283 @@
+"""A snapshot as lines of a given width, coloured and cut to the height there is; it knows no terminal.
+
+    wald top  /var/spool/wald                                      q leaves
+    daemon    who writes
+    head      how far, how fast
+    segments  a bar from the oldest to the newest, and its legend
+    sealing   what waits, what is done
+    disk      a bar, how much is free, and for how long
+
+    ROUTE … GROUP … HOLDS BACK      most first; a line in the end sums up what does not fit
+
+Every state has a texture of its own beside its colour: a bar can be read where there are no colours.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
+from itertools import accumulate
+
+from rich.console import Console, Group
+from rich.text import Text
+
+from wald.cli.snapshot import Flow, Row, Snapshot, State, Stock
+from wald.kinds import bytes_in_words, seconds_in_words
+from wald.store.cursors import CursorState
+
+_LABEL_CELLS = 10
+_BAR_CELLS_MAX = 60
+_GAP = "   "  # between the pieces of a line
+_NAME_CELLS_MIN = 12  # what a long name is shortened to before a column goes
+_OLD_SECONDS = 5.0  # younger numbers are now, to a person
+_DAY = 86400
+_TEXTURES = {
+    State.DOOMED: ("·", "bright_black"),
+    State.FREE: ("░", "green"),
+    State.HELD_BACK: ("█", "yellow"),
+    State.UNREADABLE: ("X", "red"),
+    State.WAITING: ("▒", "blue"),
+    State.ACTIVE: ("▓", "cyan"),
+}
+_CURSOR_WORDS = {
+    CursorState.ABSENT: ("no cursor", "yellow"),
+    CursorState.UNREADABLE: ("unreadable", "red"),
+    CursorState.FOREIGN: ("foreign", "red"),
+    CursorState.BEYOND: ("beyond", "red"),
+}
+_HEADINGS = ("ROUTE", "LAST", "IN/S", "GROUP", "CURSOR", "LAG", "OLDEST", "OUT/S", "HOLDS BACK")
+_NAMES = (0, 3)
+_LEAST_FIRST = (1, 6, 4, 7, 2, 3, 5)  # columns, in the order in which they go where the screen is narrow
+
+Cell = tuple[str, str]
+"""Words, and their style."""
+
+
+def drawn(snapshot: Snapshot, *, width: int, height: int) -> Group:
+    """The screen of a terminal."""
+    return Group(_title(snapshot.root, width), *lines(snapshot, width=width, height=height - 1))
+
+
+def plain(snapshot: Snapshot, *, width: int) -> str:
+    """Everything, without colours, for a file or a pipe."""
+    console = Console(file=StringIO(), width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(Group(*lines(snapshot, width=width, height=None)))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def lines(snapshot: Snapshot, *, width: int, height: int | None) -> list[Text]:
+    """What is below the title; at most ``height`` lines where it is not None."""
+    shown: list[Text] = []
+    for trouble in snapshot.troubles:
+        shown += [Text(line, "bold red") for line in textwrap.wrap(_printable(trouble), width)]
+    shown += _flow(snapshot.flow, width)
+    shown += _stock(snapshot.stock, width)
+    if snapshot.flow is not None:
+        shown += _packed("sealing", _sealing(snapshot.flow), width)
+    if snapshot.stock is not None:
+        shown += _disk(snapshot.stock, width)
+        shown.append(Text())
+        room = None if height is None else max(1, height - len(shown))
+        shown += _table(snapshot.stock.rows, width, room)
+    return shown if height is None else shown[: max(0, height)]
+
+
+def cells(amounts: Sequence[int], width: int) -> list[int]:
+    """How many of ``width`` cells each amount gets: its share, and one at least, if there is anything of it."""
+    total = sum(amounts)
+    if not total:
+        return [0] * len(amounts)
+    least = [1 if amount else 0 for amount in amounts]
+    spare = max(0, width - sum(least))
+    ends = [round(end * spare / total) for end in accumulate(amounts, initial=0)]
+    return [one + end - start for one, start, end in zip(least, ends, ends[1:], strict=False)]
+
+
+def _title(root: str, width: int) -> Text:
+    left = Text.assemble(("wald top", "bold"), "  ", _printable(root))
+    left.truncate(max(0, width - 10), overflow="ellipsis", pad=True)
+    return _line(Text.assemble(left, ("  q leaves", "bright_black")))
+
+
+def _flow(flow: Flow | None, width: int) -> Iterator[Text]:
+    if flow is None:
+        yield from _packed("head", [("-", "")], width)
+        return
+    daemon = (_printable(flow.daemon), "") if flow.daemon else ("none runs", "bold yellow")
+    yield from _packed("daemon", [daemon], width)
+    if flow.durable_seconds is None:
+        yield from _packed("head", [("nothing is durable yet", "")], width)
+        return
+    pieces = [
+        (f"{flow.sequence:,}", "bold"),
+        (f"{_rate(flow.records_per_second)} records/s", ""),
+        (_bytes_rate(flow.bytes_per_second), ""),
+        (f"last commit {seconds_in_words(flow.durable_seconds)} ago", "bright_black"),
+    ]
+    yield from _packed("head", pieces, width)
+
+
+def _stock(stock: Stock | None, width: int) -> Iterator[Text]:
+    if stock is None:
+        yield from _packed("segments", [("-", "")], width)
+        return
+    states = [state for state in State if state in stock.states]
+    amounts = [stock.states[state] for state in states]
+    bar = Text()
+    for state, count in zip(states, cells([a.stored_bytes for a in amounts], _bar_cells(width)), strict=True):
+        glyph, style = _TEXTURES[state]
+        bar.append(glyph * count, style)
+    total = bytes_in_words(sum(amount.stored_bytes for amount in amounts))
+    pieces = [(f"{sum(amount.segments for amount in amounts):,} segments, {total}", "bold")]
+    if stock.age_seconds >= _OLD_SECONDS:
+        pieces.append((f"as of {seconds_in_words(stock.age_seconds)} ago", "bright_black"))
+    yield from _packed("segments", pieces, width)
+    yield _labelled("", bar)
+    legend: list[Cell] = []
+    for state, amount in zip(states, amounts, strict=True):
+        glyph, style = _TEXTURES[state]
+        legend.append((f"{glyph} {state.value} {amount.segments:,}, {bytes_in_words(amount.stored_bytes)}", style))
+    yield from _packed("", legend, width)
+
+
+def _sealing(flow: Flow) -> list[Cell]:
+    return [
+        (f"{flow.waiting_segments:,} waiting", "blue" if flow.waiting_segments else ""),
+        (f"{flow.sealed_segments:,} sealed since this began", ""),
+        (_bytes_rate(flow.sealed_bytes_per_second), ""),
+    ]
+
+
+def _disk(stock: Stock, width: int) -> Iterator[Text]:
+    used, free = cells([stock.total_bytes - stock.free_bytes, stock.free_bytes], _bar_cells(width))
+    style = _urgency(stock)
+    yield _labelled("disk", Text.assemble(("█" * used, style), ("░" * free, "bright_black")))
+    pieces = [(f"{bytes_in_words(stock.free_bytes)} free of {bytes_in_words(stock.total_bytes)}", "bold")]
+    if stock.growth_bytes_per_second is None:
+        pieces.append(("how fast it fills cannot be told yet", "bright_black"))
+    else:
+        pieces.append((f"grows {bytes_in_words(stock.growth_bytes_per_second * _DAY)} a day", ""))
+        if stock.seconds_until_full is not None:
+            pieces.append((f"full in {seconds_in_words(stock.seconds_until_full)} if nothing is reclaimed", style))
+    yield from _packed("", pieces, width)
+
+
+def _urgency(stock: Stock) -> str:
+    """The colour of a disk: red with a tenth left or a day, yellow with a quarter or a week."""
+    share = stock.free_bytes / stock.total_bytes if stock.total_bytes else 0.0
+    days = float("inf") if stock.seconds_until_full is None else stock.seconds_until_full / _DAY
+    if share < 0.1 or days < 1:
+        return "red"
+    return "yellow" if share < 0.25 or days < 7 else "green"
+
+
+def _table(rows: Sequence[Row], width: int, room: int | None) -> Iterator[Text]:
+    """The headings and as many rows as there is room for; the last line tells of the others."""
+    if not rows:
+        yield _line(Text("no routes yet: wald route add NAME makes one", "bright_black"))
+        return
+    count = len(rows) if room is None or len(rows) < room else max(0, room - 2)
+    grid = [[(heading, "bright_black") for heading in _HEADINGS], *map(_cells_of, rows[:count])]
+    widths = _widths(grid, width)
+    for row in grid:
+        shown = [_fitted(row[number], column_width, number in _NAMES) for number, column_width in widths.items()]
+        yield _line(Text("  ").join(shown))
+    if count < len(rows):
+        yield _line(Text(_summed_up(rows[count:]), "bright_black"))
+
+
+def _fitted(cell: Cell, width: int, is_name: bool) -> Text:
+    """Names to the left, cut where they are too long; numbers to the right."""
+    text = Text(*cell)
+    if is_name:
+        text.truncate(width, overflow="ellipsis", pad=True)
+    else:
+        text.pad_left(width - text.cell_len)
+    return text
+
+
+def _cells_of(row: Row) -> list[Cell]:
+    pale = "bright_black"
+    cursor = (f"{row.cursor:,}", "") if row.state is CursorState.VALID else _CURSOR_WORDS[row.state]
+    held = (bytes_in_words(row.held_bytes), "bold yellow" if row.held_bytes else pale)
+    return [
+        (row.route, pale if row.retired else "bold"),
+        ("?" if row.last_sequence is None else f"{row.last_sequence:,}", ""),
+        (_rate(row.received_per_second), ""),
+        (_printable(row.group), ""),
+        cursor,
+        (f"{row.lag_records:,}", "" if row.lag_records else pale),
+        ("-" if row.oldest_seconds is None else seconds_in_words(row.oldest_seconds), ""),
+        (_rate(row.processed_per_second), ""),
+        ("retired", pale) if row.retired else held,
+    ]
+
+
+def _widths(grid: Sequence[Sequence[Cell]], width: int) -> dict[int, int]:
+    """The columns that fit, and how wide: long names are shortened first, then the least important columns go."""
+    widths = {number: max(Text(row[number][0]).cell_len for row in grid) for number in range(len(_HEADINGS))}
+    least = widths | {name: min(_NAME_CELLS_MIN, widths[name]) for name in _NAMES}
+    for column in _LEAST_FIRST:
+        if _row_cells(least) <= width:
+            break
+        del widths[column], least[column]
+    for name in sorted(widths.keys() & _NAMES, key=lambda name: -widths[name]):
+        widths[name] = max(least[name], widths[name] - max(0, _row_cells(widths) - width))
+    return widths
+
+
+def _row_cells(widths: Mapping[int, int]) -> int:
+    return sum(widths.values()) + 2 * (len(widths) - 1)
+
+
+def _summed_up(rows: Sequence[Row]) -> str:
+    routes = len({row.route for row in rows})
+    what = f"{routes:,} more route{'s' * (routes != 1)}"
+    if len(rows) > routes:
+        what = f"{len(rows):,} more groups of {routes:,} route{'s' * (routes != 1)}"
+    most = max(row.held_bytes for row in rows)
+    return f"and {what}, holding back {f'{bytes_in_words(most)} or less each' if most else 'nothing'}"
+
+
+def _packed(label: str, pieces: Sequence[Cell], width: int) -> Iterator[Text]:
+    """Pieces behind a label, in as many lines as they need; none is broken."""
+    room = max(1, width - _LABEL_CELLS)
+    line = Text()
+    for words, style in pieces:
+        piece = Text(words, style)
+        if line and line.cell_len + len(_GAP) + piece.cell_len > room:
+            yield _labelled(label, line)
+            label, line = "", Text()
+        line = Text.assemble(line, _GAP if line else "", piece)
+    yield _labelled(label, line)
+
+
+def _labelled(label: str, line: Text) -> Text:
+    return _line(Text.assemble((label.ljust(_LABEL_CELLS), "bright_black"), line))
+
+
+def _line(line: Text) -> Text:
+    """Never more than one."""
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
+
+
+def _bar_cells(width: int) -> int:
+    return max(1, min(_BAR_CELLS_MAX, width - _LABEL_CELLS))
+
+
+def _rate(per_second: float | None) -> str:
+    if per_second is None:
+        return "-"
+    return f"{per_second:.1f}" if 0 < per_second < 10 else f"{per_second:,.0f}"
+
+
+def _bytes_rate(per_second: float | None) -> str:
+    return "- B/s" if per_second is None else f"{bytes_in_words(per_second)}/s"
+
+
+def _printable(words: str) -> str:
+    """What a file name may hold can move the cursor of a terminal, or not be text at all."""
+    return "".join(character if character.isprintable() else "?" for character in words)
