@@ -20,7 +20,8 @@ def stop_on_signals() -> Iterator[threading.Event]:
     stop = threading.Event()
 
     def handle(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
+        # Not here: the handler may have interrupted somebody in this thread who holds the event's lock.
+        threading.Thread(target=stop.set).start()
 
     before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:

@@ -27,6 +27,7 @@ from wald.store.disk import Disk
 from wald.store.ledger import Ledger
 
 PERIOD_SECONDS = 15.0  # between two looks that nothing has asked for
+_RESERVE_BYTES = 64 << 10  # on a full disk, room is made by whoever can still write that it will be
 _CENTURY = 36_600  # days
 
 
@@ -87,24 +88,12 @@ def command(
         raise InvalidInput("--unread expire needs a limit that says when", hint="--max-bytes 10GiB, or --max-age 30d")
     log = Log(root)
     report = Report(as_json, intended=dry_run, watching=watch)
-    planner = Planner(log.root, limits, log_id=log.identity.log_id)
-    if dry_run:
-        now_ns = time.time_ns()
-        for decision in planner.decisions(now_ns=now_ns):
-            report.decision(decision)
-        report.end(planner.doomed(now_ns=now_ns, grace_ns=_nanoseconds(grace)), planner.troubles)
-        return
     try:
-        ledger = Ledger(log.root.ledger / "reclaim.jsonl", Disk(), owner="wald-reclaim")
-        try:
-            with stop_on_signals() as stop:
-                work = Work(log.root, Disk(), ledger, planner, _nanoseconds(grace), stop)
-                if watch:
-                    _watch(work, report)
-                else:
-                    work.look(report, now_ns=time.time_ns())
-        finally:
-            ledger.close()
+        planner = Planner(log.root, limits, log_id=log.identity.log_id)
+        if dry_run:
+            _tell(planner, report, _nanoseconds(grace))
+        else:
+            _work(log.root, planner, report, _nanoseconds(grace), watch=watch)
     except OSError as error:
         raise DiskFailure(
             f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next look goes on",
@@ -136,6 +125,30 @@ class Work:
         waited = self.planner.doomed(now_ns=now_ns, grace_ns=self.grace_ns)
         unlink(self.root, self.disk, self.ledger, self.planner, waited, now_ns=now_ns)
         report.end(waited, self.planner.troubles)
+
+
+def _tell(planner: Planner, report: Report, grace_ns: int) -> None:
+    """What a look would do."""
+    now_ns = time.time_ns()
+    for decision in planner.decisions(now_ns=now_ns):
+        report.decision(decision)
+    report.end(planner.doomed(now_ns=now_ns, grace_ns=grace_ns), planner.troubles)
+
+
+def _work(root: Root, planner: Planner, report: Report, grace_ns: int, *, watch: bool) -> None:
+    """Look and carry out, once or until a signal comes."""
+    disk = Disk()
+    path = root.ledger / "reclaim.jsonl"
+    ledger = Ledger(path, disk, owner="wald-reclaim", reserve_bytes=_RESERVE_BYTES)
+    try:
+        with stop_on_signals() as stop:
+            work = Work(root, disk, ledger, planner, grace_ns, stop)
+            if watch:
+                _watch(work, report)
+            else:
+                work.look(report, now_ns=time.time_ns())
+    finally:
+        ledger.close()
 
 
 def _watch(work: Work, report: Report) -> None:

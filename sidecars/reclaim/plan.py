@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sidecars.reclaim.policy import Facts, Limits, Verdict, judge
 from wald.errors import Damaged
 from wald.format.names import Kind
-from wald.format.sealed import SealedIndex
+from wald.format.sealed import BadSealed, SealedIndex
 from wald.store.cursors import CursorState
 from wald.store.directory import Root, Segment, list_segments
 from wald.store.history import Entry, History
@@ -145,7 +145,11 @@ class Planner:
             verdict = judge(facts, self._limits)
             if verdict.goes and not told:
                 index = index or sealed_index(segment, self._log_id)
-                entry = _reclaimed(index, claims, verdict, known.stored_bytes, now_ns)
+                try:
+                    entry = _reclaimed(index, claims, verdict, known.stored_bytes, now_ns)
+                except BadSealed as error:  # what is lost could not be counted
+                    known.problem = f"{segment.path}: {error}"
+                    verdict = Verdict.UNREADABLE
         if told and not verdict.goes:
             entry = {"event": "kept", "base": segment.base_sequence, "why": verdict.value, "at": now_ns}
         return Decision(segment, verdict, known.stored_bytes, pin, entry, told, known.problem)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import select
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from contents import assert_sound, records, values
+from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually
 from tracing import descriptor_of, hangs_in, traced
 
@@ -165,29 +165,9 @@ def test_a_failed_interval_sync_is_not_repeated(start: Start, root: Path, tmp_pa
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 24 MB; root, or the right to make a user namespace, is needed, and its lack is a failure."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "wald-test", path], capture_output=True, check=False
-    )
-    assert mounted.returncode == 0, f"needs root, or unshare -rm pytest: {mounted.stderr.decode()}"
-    yield path
-    subprocess.run(["umount", "--lazy", path], check=True)
-
-
-def fill(path: Path) -> None:
-    """Take all the room there is."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
-    for block in (bytes(1 << 20), bytes(1 << 12)):
-        with pytest.raises(OSError, match="No space left"):
-            write_without_end(descriptor, block)
-    os.close(descriptor)
-
-
-def write_without_end(descriptor: int, block: bytes) -> None:
-    while True:
-        os.write(descriptor, block)
+    """A file system of 24 MB."""
+    with small_file_system(tmp_path / "disk", SMALL_DISK_BYTES) as path:
+        yield path
 
 
 @pytest.mark.parametrize("minimum", ["8MiB", 0], ids=["guarded", "to-the-last-byte"])

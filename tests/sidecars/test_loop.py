@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from sidecars.loop import stop_on_signals, wakes
@@ -34,7 +35,12 @@ def test_what_is_not_wanted_does_not_wake_and_does_not_put_off_what_is_due(tmp_p
     """However much else changes, the next look comes when its time has come."""
     looks = wakes([tmp_path], wanted, period_seconds=0.3, stop=threading.Event())
     next(looks)
-    writing = _repeatedly(lambda: (tmp_path / "x.other").write_text("1"))
+
+    def change() -> None:
+        (tmp_path / "new").mkdir(exist_ok=True)
+        (tmp_path / "new/x.wanted").write_text("1")
+
+    writing = _repeatedly(change)
     next(looks)
     writing.set()
 
@@ -60,9 +66,8 @@ def test_a_signal_sets_the_event_and_afterwards_means_what_it_meant() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def _repeatedly(change: object) -> threading.Event:
+def _repeatedly(change: Callable[[], object]) -> threading.Event:
     """Make a change again and again until the event is set: no watch is there from the very first moment."""
-    assert callable(change)
     done = threading.Event()
 
     def run() -> None:

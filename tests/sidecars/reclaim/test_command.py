@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from contents import errors
+from full_disk import fill, small_file_system
 from reclaiming import ledger
 from running import Daemon, eventually, output_of, refused, run, sidecar, wald
 
-from wald.errors import InvalidInput, Locked, NotFound
+from wald.errors import DiskFailure, InvalidInput, Locked, NotFound
 from wald.store.lookup import State
 
 
@@ -180,3 +181,35 @@ def test_what_makes_no_sense_is_refused(daemon: Daemon, root: Path, arguments: A
 
 def test_without_a_log_it_says_so(tmp_path: Path) -> None:
     assert refused(reclaim(tmp_path))[0] == NotFound.exit_code
+
+
+def test_on_a_disk_without_a_byte_left_it_makes_room(tmp_path: Path) -> None:
+    """Its ledger's next lines have their place already, so what was read can go when that matters most."""
+    with small_file_system(tmp_path / "disk", 24 << 20) as disk:
+        root = disk / "log"
+        with Daemon(root, env={"WALD_SEGMENT_MAX_BYTES": "1MiB", "WALD_FREE_SPACE_MIN": "0"}):
+            output_of("route", "add", "a", "--root", root)
+            for _ in range(3):
+                grow(root, "a")
+            reclaim(root)
+            output_of("cursor", "set", "a", 4, "--root", root)
+            fill(disk / "filler")
+            done = reclaim(root, "--grace", "0")
+
+            assert done.returncode == 0, done.stderr
+            assert sealed(root) == ["5"]
+            assert [entry["base"] for entry in ledger(root)] == [1, 3]
+            assert errors(root) == []
+
+
+def test_a_failing_disk_is_told_with_what_to_do(daemon: Daemon, root: Path) -> None:
+    """The ledger cannot be opened; nothing has changed."""
+    grow(root, "a")
+    output_of("cursor", "set", "a", 2, "--root", root)
+    (root / "ledger/reclaim.jsonl").mkdir()
+    code, message, hint = refused(reclaim(root))
+
+    assert code == DiskFailure.exit_code
+    assert "reclaim.jsonl: Is a directory; nothing is lost" in message
+    assert "df -h" in hint
+    assert sealed(root) == ["1"]
