@@ -1,0 +1,5 @@
+"""``python -m sidecars.drain`` is ``wald-drain``."""
+
+from sidecars.drain.command import main
+
+main()

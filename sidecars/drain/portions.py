@@ -1,0 +1,57 @@
+"""What one run of the command gets: some records of a route, in order, as bytes for its stdin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from wald.format.record import Record
+
+PORTION_MAX_BYTES = 8 << 20  # of values; with N of any size a portion could outgrow the memory
+
+
+class Form(StrEnum):
+    """How records are written."""
+
+    RAW = "raw"  # each value and a newline
+    JSON = "json"  # an object a line, as ``wald read --format json``
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Records of one route, at least one."""
+
+    records: Sequence[Record]
+
+    @property
+    def first(self) -> int:
+        return self.records[0].sequence
+
+    @property
+    def last(self) -> int:
+        return self.records[-1].sequence
+
+    @property
+    def count(self) -> int:
+        return len(self.records)
+
+    def encoded(self, form: Form) -> bytes:
+        """All of it, as the command is to read it."""
+        if form is Form.RAW:
+            return b"".join(record.value + b"\n" for record in self.records)
+        return "".join(record.to_json() + "\n" for record in self.records).encode()
+
+
+def portions(records: Iterable[Record], *, records_max: int, bytes_max: int = PORTION_MAX_BYTES) -> Iterator[Portion]:
+    """All of ``records``: each portion ends at ``records_max`` of them, or with the one that reaches ``bytes_max``."""
+    taken: list[Record] = []
+    taken_bytes = 0
+    for record in records:
+        taken.append(record)
+        taken_bytes += len(record.value)
+        if len(taken) == records_max or taken_bytes >= bytes_max:
+            yield Portion(taken)
+            taken, taken_bytes = [], 0
+    if taken:
+        yield Portion(taken)

@@ -1,0 +1,93 @@
+"""Wald-drain, as a process that a test runs or starts, and inside this one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from running import TIMEOUT_SECONDS
+
+import wald
+from sidecars.drain.feed import Drain, Job
+from sidecars.drain.portions import Form
+from wald.errors import Damaged
+from wald.store.disk import Disk
+
+NOW_NS = 1_795_255_200_000_000_000
+
+
+def drain_command(*arguments: object) -> list[str]:
+    """The command line of ``wald-drain ARGUMENTS`` under this interpreter."""
+    return [sys.executable, "-m", "sidecars.drain", *map(str, arguments)]
+
+
+def drain(*arguments: object) -> subprocess.CompletedProcess[bytes]:
+    """Run it to its end; neither the exit code nor stderr is judged."""
+    return subprocess.run(drain_command(*arguments), capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
+
+
+def drain_refusal(*arguments: object) -> tuple[int, str, str]:
+    """Exit code, message and hint of one that fails; what it told of its work before that is passed over."""
+    done = drain(*arguments)
+    match = re.search(r"^wald-drain: (.+)\n  hint: (.+)\n\Z", done.stderr.decode(), re.MULTILINE)
+    assert match, done.stderr.decode()
+    assert done.returncode != 0
+    return done.returncode, match[1], match[2]
+
+
+class InProcess:
+    """A drain in this process, and what it told."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.stop = threading.Event()
+        self.told: list[str] = []
+        self.damaged: list[Damaged] = []
+
+    def tell(self, line: str) -> None:
+        self.told.append(line)
+
+    def run(self, *words: object, disk: Disk | None = None, now_ns: int = NOW_NS, **options: Any) -> None:
+        """Run a job on route ``a`` to its end; the options are fields of a job."""
+        # Any: they are of many types.
+        job: dict[str, Any] = {
+            "route": "a",
+            "group": "processed",
+            "command": tuple(map(str, words)),
+            "form": Form.RAW,
+            "records_max": 1000,
+            "tries": 1,
+            "dead_letter": "dead_letter",
+            "daemon": self.root,
+            "exit_at_end": True,
+        }
+        Drain(
+            wald.open(self.root),
+            Job(**(job | options)),
+            disk=disk or Disk(),
+            stop=self.stop,
+            tell=self.tell,
+            on_damage=self.damaged.append,
+            now_ns=lambda: now_ns,
+        ).run()
+
+
+class Gate:
+    """A FIFO by which a command says that it has come to a place, or waits there until a test lets it go on."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = path
+
+    def await_writer(self) -> bytes:
+        """Return what somebody has written, once it is done."""
+        return self.path.read_bytes()
+
+    def let_reader_go(self) -> None:
+        """Return once somebody reads."""
+        self.path.write_bytes(b"go\n")

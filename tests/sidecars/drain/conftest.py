@@ -1,0 +1,38 @@
+"""A root with a daemon on it, and drains that do not outlive their test."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from draining import drain_command
+from running import Daemon
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Where a log is, or will be."""
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def daemon(root: Path) -> Iterator[Daemon]:
+    """A running daemon."""
+    with Daemon(root) as running:
+        yield running
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start a wald-drain; its stderr is a pipe."""
+    with ExitStack() as running:
+
+        def started(*arguments: object) -> subprocess.Popen[bytes]:
+            process = running.enter_context(subprocess.Popen(drain_command(*arguments), stderr=subprocess.PIPE))
+            running.callback(process.kill)
+            return process
+
+        yield started

@@ -1,0 +1,317 @@
+"""``wald-drain`` as a user runs it: a real daemon, real commands, real signals, exit codes and messages."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from contents import assert_sound, records, values
+from draining import Gate, drain, drain_refusal
+from logs import Built
+from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
+
+import wald
+from sidecars.drain.command import command
+from wald.cli.entry import run
+from wald.format.names import Kind
+from wald.producer import Producer
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+class Stream:
+    """A route of its own on a running daemon."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root = root
+        self.name = name
+        with Producer(root) as producer:
+            producer.command("ROUTE", "ADD", name)
+
+    def append(self, *lines: str) -> None:
+        with Producer(self.root) as producer:
+            producer.publish(self.name, "".join(f"{line}\n" for line in lines).encode())
+            producer.flush()
+
+    def drain(self, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+        """Run wald-drain on it to its end."""
+        return drain("--root", self.root, self.name, "--exit-at-end", *arguments)
+
+    @property
+    def sequences(self) -> list[int]:
+        return [record.sequence for record in records(self.root, self.name)]
+
+    @property
+    def cursor(self) -> int:
+        return wald.open(self.root).cursor(self.name).effective
+
+    def is_processed(self) -> bool:
+        return self.cursor == self.sequences[-1]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One daemon for all tests that do not stop it."""
+    with Daemon(tmp_path_factory.mktemp("shared") / "log") as running:
+        yield running
+
+
+@pytest.fixture
+def stream(shared: Daemon, tmp_path: Path) -> Stream:
+    return Stream(shared.root, tmp_path.name)
+
+
+@pytest.fixture
+def own(daemon: Daemon) -> Stream:
+    """A stream on a daemon that a test may stop."""
+    return Stream(daemon.root, "a")
+
+
+@pytest.fixture
+def got(tmp_path: Path) -> Path:
+    """Where commands put what they get."""
+    return tmp_path / "got"
+
+
+def test_success_says_nothing(stream: Stream, got: Path) -> None:
+    stream.append("one", "two")
+    done = stream.drain("--", "sh", "-c", f"cat > {got}; echo to stdout")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"to stdout\n", b"")
+    assert got.read_bytes() == b"one\ntwo\n"
+    assert stream.is_processed()
+
+
+def test_an_empty_route_is_at_its_end(stream: Stream) -> None:
+    done = stream.drain("--", "false")
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_follows_two_dashes_is_the_commands(stream: Stream, got: Path) -> None:
+    stream.append("one")
+    script = 'printf "%s\\n" "$@" > ' + str(got)
+    done = stream.drain("--", "sh", "-c", script, "sh", "--group", "--", "-x")
+
+    assert done.returncode == 0
+    assert got.read_text().splitlines() == ["--group", "--", "-x"]
+
+
+def test_what_is_given_up_is_in_the_dead_letter_route(own: Stream) -> None:
+    """In order, with key, time and headers as they were, and the cursor is behind it."""
+    lines = b'{"key": "k", "value": "one", "time": 5, "headers": {"h": "1"}}\n{"value": "two"}\n'
+    output_of("append", "a", "--jsonl", "--root", own.root, stdin=lines)
+    own.append("three")
+    done = own.drain("--tries", 2, "--group", "g", "--", "sh", "-c", "exit 3")
+
+    assert done.returncode == 0
+    assert done.stderr.decode().splitlines() == [
+        "wald-drain: a 1 to 3: exit 3, try 1 of 2, again in 0.1 s",
+        "wald-drain: a 1 to 3: exit 3, try 2 of 2",
+        "wald-drain: a 1 to 3: given up: exit 3 after 2 tries; 3 records sent to dead_letter as 4 to 6",
+    ]
+    dead = records(own.root, "dead_letter")
+    assert [(record.key, record.value, record.event_time_ns) for record in dead] == [
+        (b"k", b"one", 5),
+        (None, b"two", None),
+        (None, b"three", None),
+    ]
+    headers = [json.loads(record.headers or b"") for record in dead]
+    assert headers[0]["h"] == "1"
+    assert [told["wald.origin.sequence"] for told in headers] == ["1", "2", "3"]
+    for told in headers:
+        assert told["wald.origin.route"] == "a"
+        assert told["wald.origin.log"] == wald.open(own.root).identity.log_id.hex()
+        assert (told["wald.group"], told["wald.tries"], told["wald.reason"]) == ("g", "2", "exit 3 after 2 tries")
+    assert wald.open(own.root).cursor("a", "g").effective == 3
+    assert_sound(own.root)
+
+
+def test_only_the_batch_that_fails_is_given_up(stream: Stream, got: Path) -> None:
+    stream.append("one", "bad", "three")
+    script = f"grep -v bad >> {got} || kill -SEGV $$"
+    done = stream.drain("--batch-records", 1, "--tries", 1, "--dead-letter", "bin", "--", "sh", "-c", script)
+
+    assert done.returncode == 0
+    assert got.read_bytes() == b"one\nthree\n"
+    (dead,) = records(stream.root, "bin")
+    assert dead.value == b"bad"
+    assert json.loads(dead.headers or b"")["wald.reason"] == "killed by SIGSEGV after 1 try"
+
+
+def test_a_daemon_that_is_away_leaves_the_cursor(own: Stream, daemon: Daemon, got: Path) -> None:
+    own.append("one")
+    daemon.stop()
+    code, message, hint = drain_refusal("a", "--tries", 1, "--exit-at-end", "--root", own.root, "--", "false")
+
+    assert code == 6
+    assert message.startswith(f"{daemon.socket_path}: no daemon answers")
+    assert hint == f"wald run --root {own.root}"
+    assert own.cursor == 0
+    done = own.drain("--", "sh", "-c", f"cat > {got}")  # success needs no daemon
+    assert done.returncode == 0
+    assert got.read_bytes() == b"one\n"
+    assert own.is_processed()
+
+
+def test_it_follows_until_it_is_told_to_stop(stream: Stream, got: Path, start: Start) -> None:
+    process = start(stream.name, "--root", stream.root, "--", "sh", "-c", f"cat >> {got}")
+    for line in ("one", "two", "three"):
+        stream.append(line)
+        eventually(stream.is_processed)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert got.read_bytes() == b"one\ntwo\nthree\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_command_finish_and_starts_no_other(
+    stream: Stream, got: Path, tmp_path: Path, start: Start, number: signal.Signals
+) -> None:
+    """A second signal does not cut it short either."""
+    stream.append("one", "two")
+    begun, done = Gate(tmp_path / "begun"), Gate(tmp_path / "done")
+    script = f"cat >> {got}; echo > {begun.path}; read go < {done.path}"
+    process = start(stream.name, "--batch-records", 1, "--root", stream.root, "--", "sh", "-c", script)
+    begun.await_writer()
+    process.send_signal(number)
+    process.send_signal(number)
+    done.let_reader_go()
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert got.read_bytes() == b"one\n"
+    assert stream.cursor == stream.sequences[0]
+
+
+def test_a_batch_that_fails_while_stopping_stays(stream: Stream, start: Start) -> None:
+    stream.append("one")
+    words = ("--tries", 1, "--dead-letter", "unwanted", "--", "sh", "-c", "kill -TERM $PPID; exit 1")
+    process = start(stream.name, "--root", stream.root, *words)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert stream.cursor == 0
+    assert "unwanted" not in wald.open(stream.root).routes()
+
+
+def test_a_pause_is_not_sat_out(stream: Stream, start: Start) -> None:
+    stream.append("one")
+    process = start(stream.name, "--tries", 1000, "--root", stream.root, "--", "false")
+    assert process.stderr is not None
+    tells = iter(process.stderr.readline, b"")
+    next(itertools.dropwhile(lambda line: b"again in 1.6 s" not in line, tells))
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert list(tells) == []
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_killed_with_its_command_at_work_it_hands_the_records_out_again(
+    stream: Stream, got: Path, exit_code: int
+) -> None:
+    """Whatever the command would have said, nobody was there to hear it."""
+    stream.append("one", "two")
+    script = f"cat >> {got}; kill -KILL $PPID; exit {exit_code}"
+    assert stream.drain("--tries", 1, "--", "sh", "-c", script).returncode == -signal.SIGKILL
+    assert stream.cursor == 0
+
+    stream.drain("--", "sh", "-c", f"cat >> {got}")
+    assert got.read_bytes() == b"one\ntwo\n" * 2
+    assert stream.is_processed()
+
+
+def test_two_drains_do_not_share_batches(stream: Stream, got: Path, tmp_path: Path, start: Start) -> None:
+    """The second is told where to look for the first; for another group it may work."""
+    stream.append("one")
+    begun, done = Gate(tmp_path / "begun"), Gate(tmp_path / "done")
+    script = f"echo > {begun.path}; read go < {done.path}"
+    process = start(stream.name, "--exit-at-end", "--root", stream.root, "--", "sh", "-c", script)
+    begun.await_writer()
+    code, message, hint = drain_refusal(stream.name, "--exit-at-end", "--root", stream.root, "--", "touch", got)
+
+    assert code == 5
+    assert f"another wald-drain is at work on route {stream.name} for group processed" in message
+    assert hint.endswith(f"fuser {stream.root / 'routes' / stream.name / 'processed.drain'}")
+    assert not got.exists()
+    assert stream.drain("--group", "g", "--", "touch", got).returncode == 0
+    assert got.exists()
+    done.let_reader_go()
+    assert process.wait(TIMEOUT_SECONDS) == 0
+
+
+def test_a_command_that_reads_one_line_is_judged_by_its_exit_code(stream: Stream, got: Path) -> None:
+    stream.append(*("x" * 1000 for _ in range(1000)))
+    done = stream.drain("--", "sh", "-c", f"head -1 > {got}")
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert stream.is_processed()
+
+
+def test_damage_makes_the_exit_code_4(tmp_path: Path, got: Path) -> None:
+    built = Built(tmp_path / "log")
+    for line in (b"one", b"two", b"three"):
+        built.lines("a", [line])
+    segment = built.path(1, Kind.RAW)
+    segment.write_bytes(segment.read_bytes().replace(b"two\n", b"twx\n"))
+    done = drain("a", "--exit-at-end", "--root", built.root.path, "--", "sh", "-c", f"cat > {got}")
+
+    assert done.returncode == 4
+    assert got.read_bytes() == b"one\nthree\n"
+    assert built.log.cursor("a").effective == 3
+    told = done.stderr.decode()
+    assert told.count("record 2 cannot be read") == 1
+    assert f"hint: wald --root {built.root.path} verify" in told
+
+
+def test_draining_leaves_a_cursor_and_a_lock_file(stream: Stream) -> None:
+    """And the records as they were."""
+    stream.append("one", "two")
+    stream.drain("--", "true")
+
+    assert values(stream.root, stream.name) == [b"one", b"two"]
+    files = (stream.root / "routes" / stream.name).iterdir()
+    assert sorted(path.name for path in files) == ["processed.cursor", "processed.drain"]
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log that refusals leave as it is."""
+    built = Built(tmp_path_factory.mktemp("refusals") / "log")
+    built.lines("a", [b"one"])
+    built.lines("dead_letter", [b"two"])
+    return built.root.path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["a", "--", "nosuch-command"], 2, "nosuch-command: cannot be run: No such file or directory"),
+        (["a", "--dead-letter", "a", "--", "true"], 2, "route a: cannot be its own dead-letter route"),
+        (["dead_letter", "--", "true"], 2, "route dead_letter: cannot be its own dead-letter route"),
+        (["a", "--dead-letter", "../b", "--", "true"], 2, "illegal route name '../b'"),
+        (["a", "--group", "", "--", "true"], 2, "illegal group name ''"),
+        (["a", "--batch-records", "0", "--", "true"], 2, "Invalid value for '--batch-records'"),
+        (["a", "--tries", "0", "--", "true"], 2, "Invalid value for '--tries'"),
+        (["a", "--format", "xml", "--", "true"], 2, "Invalid value for '--format'"),
+        (["a"], 2, "Missing argument"),
+        (["nosuch", "--", "true"], 3, "there is no route 'nosuch'"),
+        (["a", "--root", "nosuch", "--", "true"], 3, "nosuch: there is no log here"),
+    ],
+)
+def test_refusals_start_no_command(
+    untouched: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+) -> None:
+    """One line, one hint, and the cursor is where it was."""
+    assert run(command, "wald-drain", ["--root", str(untouched), *arguments]) == code
+
+    message, hint = capfd.readouterr().err.splitlines()
+    assert message.startswith("wald-drain: ")
+    assert words in message
+    assert hint.startswith("  hint: ")
+    assert wald.open(untouched).cursor("a").effective == 0

@@ -1,0 +1,244 @@
+"""Drain dies at every step it takes: the command gets every record, and a dead letter is there once.
+
+Its steps are what it does to the disk; between two of them are the command and the dead letters.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from contents import records, values
+from draining import InProcess
+from faults import Died, DyingDisk, FailingDisk, SteppingDisk, TracingDisk
+from running import Daemon
+
+import wald
+from wald.errors import Damaged, DiskFailure
+from wald.producer import Producer
+
+ORIGINALS = [b"one", b"two", b"three"]
+LATER = b"later"
+ENOUGH_STEPS = 40
+
+
+class Case:
+    """A route of its own, on a daemon that several cases share."""
+
+    def __init__(self, root: Path, got: Path, name: str) -> None:
+        self.root = root
+        self.route = name
+        self.dead_route = f"dead.{name}"
+        self.got = got
+        self.got.touch()
+        with Producer(root) as producer:
+            producer.command("ROUTE", "ADD", name)
+        self.append(*ORIGINALS)
+
+    def append(self, *lines: bytes) -> None:
+        with Producer(self.root) as producer:
+            producer.publish(self.route, b"".join(line + b"\n" for line in lines))
+            producer.flush()
+
+    def drain(
+        self, exit_code: int, *, disk: SteppingDisk | None = None, now_ns: int = 7, records_max: int = 10
+    ) -> None:
+        """Run drain once, with a command that keeps what it gets and then exits so."""
+        script = f"cat >> {self.got}; exit {exit_code}"
+        InProcess(self.root).run(
+            "sh",
+            "-c",
+            script,
+            route=self.route,
+            dead_letter=self.dead_route,
+            disk=disk,
+            now_ns=now_ns,
+            records_max=records_max,
+        )
+
+    @property
+    def commanded(self) -> list[bytes]:
+        """What the command got, over all its runs."""
+        return self.got.read_bytes().splitlines()
+
+    @property
+    def dead(self) -> list[bytes]:
+        """What is in the dead-letter route."""
+        log = wald.open(self.root)
+        return values(self.root, self.dead_route) if self.dead_route in log.routes() else []
+
+    @property
+    def is_processed(self) -> bool:
+        last = records(self.root, self.route)[-1].sequence
+        return wald.open(self.root).cursor(self.route).effective == last
+
+
+NewCase = Callable[[], Case]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("crashes") / "log") as running:
+        yield running
+
+
+@pytest.fixture
+def new_case(shared: Daemon, tmp_path: Path) -> NewCase:
+    """Make a case."""
+    names = (f"{tmp_path.name}.{number}" for number in itertools.count())
+
+    def made() -> Case:
+        name = next(names)
+        return Case(shared.root, tmp_path / name, name)
+
+    return made
+
+
+def dying(case: Case, disk: SteppingDisk, exit_code: int) -> bool:
+    """Drain with a disk that ends it; False if it came to its end."""
+    try:
+        case.drain(exit_code, disk=disk)
+    except Died:
+        disk.abandon()
+        return True
+    return False
+
+
+def test_the_steps_are_the_ones_that_crashes_are_tried_at(new_case: NewCase) -> None:
+    """First the file tells what is handed over, then the cursor moves, then the file is cleared."""
+    case, disk = new_case(), TracingDisk()
+    case.drain(1, disk=disk)
+
+    cursor = [("create", ""), ("write", ""), ("sync", ""), ("rename", "processed.cursor"), ("sync_directory", "")]
+    named = [(name, path if path.endswith(".cursor") else "") for name, path in disk.steps]
+    file = [("truncate", ""), ("write", ""), ("sync", "")]
+    assert named == [("sync_directory", ""), *file, *cursor, ("truncate", ""), ("sync", "")]
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
+def test_a_crash_after_success_hands_the_records_out_again(new_case: NewCase, part: float) -> None:
+    for step in range(ENOUGH_STEPS):
+        case = new_case()
+        died = dying(case, DyingDisk(step, part=part), 0)
+        case.append(LATER)
+        case.drain(0)
+
+        assert case.is_processed
+        assert set(case.commanded) == {*ORIGINALS, LATER}
+        assert case.commanded[-1] == LATER
+        assert case.dead == []
+        if not died:
+            assert case.commanded == [*ORIGINALS, LATER]
+            break
+    assert step > 5
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("mended", [False, True], ids=["fails-again", "mended"])
+def test_a_crash_while_giving_up_doubles_no_dead_letter(new_case: NewCase, part: float, mended: bool) -> None:
+    """Whatever has arrived since, and in whatever batches it is drained now."""
+    for step in range(ENOUGH_STEPS):
+        case = new_case()
+        died = dying(case, DyingDisk(step, part=part), 1)
+        given_up = bool(case.dead)
+        case.append(LATER)
+        case.drain(0 if mended else 1, now_ns=8, records_max=2)
+
+        assert case.is_processed
+        assert set(case.commanded) == {*ORIGINALS, LATER}
+        if not mended:
+            assert case.dead == [*ORIGINALS, LATER]
+        elif given_up or not died:
+            assert case.dead == ORIGINALS
+        else:
+            assert case.dead in ([], ORIGINALS)
+        if not died:
+            break
+    assert step > 8
+
+
+def test_a_crash_while_a_handover_is_finished_doubles_none_either(new_case: NewCase) -> None:
+    """Killed in every step of the second start too."""
+    for step in range(ENOUGH_STEPS):
+        case = new_case()
+        assert dying(case, DyingDisk(4), 1)
+        case.append(LATER)
+        died = dying(case, DyingDisk(step), 0)
+        case.drain(0)
+
+        assert case.is_processed
+        assert case.dead == ORIGINALS
+        assert set(case.commanded[len(ORIGINALS) :]) == {LATER}
+        if not died:
+            break
+    assert step > 8
+
+
+def test_records_given_up_again_after_a_rewind_are_dead_letters_again(new_case: NewCase) -> None:
+    case = new_case()
+    case.drain(1)
+    wald.open(case.root).set_cursor(case.route, 0, rewind=True)
+    case.drain(1, now_ns=8)
+
+    assert case.dead == ORIGINALS * 2
+
+
+def test_a_handover_is_not_finished_once_somebody_has_moved_the_cursor(new_case: NewCase) -> None:
+    """What lies behind the cursor now is what counts; nothing in front of it is passed over."""
+    case = new_case()
+    assert dying(case, DyingDisk(4), 1)
+    first = records(case.root, case.route)[0].sequence
+    wald.open(case.root).set_cursor(case.route, first)
+    case.drain(0)
+
+    assert case.commanded[len(ORIGINALS) :] == ORIGINALS[1:]
+    assert case.is_processed
+
+
+def test_a_handover_waits_for_a_cursor_that_can_be_trusted(new_case: NewCase) -> None:
+    case = new_case()
+    assert dying(case, DyingDisk(4), 1)
+    cursor = wald.open(case.root).root.cursor(case.route, "processed")
+    cursor.write_text("not a number\n")
+    with pytest.raises(Damaged):
+        case.drain(0)
+    cursor.unlink()
+    case.drain(0)
+
+    assert case.commanded == ORIGINALS
+    assert case.dead == ORIGINALS
+    assert case.is_processed
+
+
+def test_a_handover_goes_where_it_was_begun(new_case: NewCase) -> None:
+    """Other options given now are for what comes after it."""
+    case = new_case()
+    assert dying(case, DyingDisk(4), 1)
+    begun, case.dead_route = case.dead_route, f"other.{case.route}"
+    case.append(LATER)
+    case.drain(1, now_ns=8)
+
+    assert values(case.root, begun) == ORIGINALS
+    assert case.dead == [LATER]
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_a_full_disk_ends_it_and_a_rerun_goes_on(new_case: NewCase, exit_code: int) -> None:
+    for step in range(ENOUGH_STEPS):
+        case = new_case()
+        failed = False
+        try:
+            case.drain(exit_code, disk=FailingDisk(step, number=errno.ENOSPC))
+        except DiskFailure:
+            failed = True
+        case.drain(exit_code)
+
+        assert case.is_processed
+        assert set(case.commanded) == set(ORIGINALS)
+        assert case.dead == (ORIGINALS if exit_code else [])
+        if not failed:
+            break
+    assert step > 5

@@ -1,0 +1,203 @@
+"""Dead letters: what a record was is kept, where it comes from is told, and what was sent is not sent twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from contents import records as records_of
+from hypothesis import given
+from hypothesis import strategies as st
+from running import Daemon, output_of
+
+from sidecars.drain.deadletters import (
+    PAYLOAD_MAX_BYTES,
+    Origin,
+    headers_of,
+    payloads,
+    prepare,
+    producer_id,
+    seed_of,
+    send,
+)
+from sidecars.drain.handover import Handover
+from wald.errors import InvalidInput
+from wald.format.columns import decode
+from wald.format.control import WINDOW
+from wald.format.record import Record
+from wald.producer import Producer
+from wald.store.directory import Root
+
+ORIGIN = Origin(bytes(range(16)), "orders", "billing")
+HANDOVER = Handover(10, 11, 20, "exit 3 after 5 tries", 5, "dead_letter", 7)
+HEADERS = headers_of(HANDOVER, ORIGIN)
+SEED = seed_of(HANDOVER, ORIGIN)
+
+some_records = st.lists(
+    st.builds(
+        Record,
+        route=st.just("orders"),
+        sequence=st.integers(1, 1 << 40),
+        value=st.binary(max_size=30) | st.just(b"x" * 60_000),
+        append_time_ns=st.integers(0, 1 << 60),
+        key=st.none() | st.binary(max_size=5),
+        event_time_ns=st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
+        headers=st.none() | st.binary(max_size=10) | st.just(b'{"a":"b"}'),
+    ),
+    max_size=20,
+)
+
+
+def letter(record: Record) -> Record:
+    """The dead letter of one record, as a reader gets it."""
+    (payload,) = payloads([record], HEADERS)
+    columns = decode(payload)
+    return Record(
+        "dead_letter",
+        1,
+        columns.values.to_list()[0] or b"",
+        0,
+        columns.keys.to_list()[0] if columns.keys else None,
+        columns.times.cast("q")[0] if columns.times else None,
+        columns.headers.to_list()[0] if columns.headers else None,
+    )
+
+
+def headers(record: Record) -> dict[str, str]:
+    told: dict[str, str] = json.loads(letter(record).headers or b"")
+    return told
+
+
+def test_headers_say_where_and_why() -> None:
+    assert headers(Record("orders", 12, b"x", 1_795_255_200_000_000_001)) == {
+        "wald.origin.log": "000102030405060708090a0b0c0d0e0f",
+        "wald.origin.route": "orders",
+        "wald.origin.sequence": "12",
+        "wald.origin.append_time_ns": "1795255200000000001",
+        "wald.group": "billing",
+        "wald.reason": "exit 3 after 5 tries",
+        "wald.tries": "5",
+    }
+
+
+def test_value_key_and_event_time_are_kept() -> None:
+    kept = letter(Record("orders", 12, b"\xff\n\0", 5, key=b"\xfe", event_time_ns=-3))
+
+    assert (kept.value, kept.key, kept.event_time_ns) == (b"\xff\n\0", b"\xfe", -3)
+
+
+def test_no_key_and_no_event_time_stay_none() -> None:
+    kept = letter(Record("orders", 12, b"x", 5))
+
+    assert (kept.key, kept.event_time_ns) == (None, None)
+
+
+def test_own_headers_are_kept_beside_ours() -> None:
+    told = headers(Record("orders", 12, b"x", 5, headers='{"trace":"ж","wald.tries":"9"}'.encode()))
+
+    assert told["trace"] == "ж"
+    assert told["wald.tries"] == "5"
+
+
+@pytest.mark.parametrize("odd", [b"\xff", b"[1]", b'{"a":1}', b'{"a":"\\ud800"}', b"", b"[" * 5000])
+def test_odd_headers_are_kept_in_hexadecimal(odd: bytes) -> None:
+    told = headers(Record("orders", 12, b"x", 5, headers=odd))
+
+    assert bytes.fromhex(told["wald.origin.headers"]) == odd
+    assert told["wald.origin.sequence"] == "12"
+
+
+@given(some_records)
+def test_payloads_are_all_records_in_order_and_small_enough(given_records: list[Record]) -> None:
+    found: list[tuple[bytes | None, bytes | None, int | None]] = []
+    for payload in payloads(given_records, HEADERS):
+        columns = decode(payload)
+        keys = columns.keys.to_list() if columns.keys else [None] * columns.count
+        times = columns.times.cast("q").tolist() if columns.times else [None] * columns.count
+        found += zip(columns.values.to_list(), keys, times, strict=True)
+        assert len(payload) <= PAYLOAD_MAX_BYTES
+
+    assert found == [(record.value, record.key, record.event_time_ns) for record in given_records]
+
+
+def test_payloads_are_as_large_as_they_may_be() -> None:
+    """Short records without key and time, of which the size is guessed worst, fill it to nine tenths."""
+    sizes = [len(payload) for payload in payloads([Record("a", 1, b"x", 5)] * 5000, HEADERS)]
+
+    assert all(size > 0.9 * PAYLOAD_MAX_BYTES for size in sizes[:-1])
+    assert len(sizes) > 2
+
+
+def test_a_window_has_the_id_of_its_content() -> None:
+    window = [b"one", b"two"]
+
+    assert producer_id(SEED, window) == producer_id(SEED, window) > 0
+    others = [producer_id(SEED, [b"one"]), producer_id(SEED, [b"one", b"twp"]), producer_id(b"", window)]
+    assert producer_id(SEED, window) not in others
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (HANDOVER, Origin(bytes(16), "orders", "billing")),
+        (HANDOVER, Origin(ORIGIN.log_id, "order", "billing")),
+        (HANDOVER, Origin(ORIGIN.log_id, "orders", "b")),
+        (Handover(10, 11, 20, "exit 3 after 5 tries", 5, "dead_letter", 8), ORIGIN),
+        (Handover(10, 11, 21, "exit 3 after 5 tries", 5, "dead_letter", 7), ORIGIN),
+        (Handover(10, 12, 20, "exit 3 after 5 tries", 5, "dead_letter", 7), ORIGIN),
+    ],
+)
+def test_another_handover_has_another_seed(other: tuple[Handover, Origin]) -> None:
+    """The same records, given up once more after a rewind, are sent once more."""
+    assert seed_of(*other) != SEED
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One for all tests here; each has a route of its own."""
+    with Daemon(tmp_path_factory.mktemp("letters") / "log", env={"WALD_REQUEST_MAX_BYTES": "128KiB"}) as running:
+        yield running
+
+
+MANY = [Record("orders", number, b"%d " % number + b"x" * 100_000, 5) for number in range(1, 2 * WINDOW + 4)]
+
+
+@pytest.mark.parametrize("sent", [0, 1, 7, WINDOW, WINDOW + 1, 2 * WINDOW, 2 * WINDOW + 3])
+def test_what_was_sent_before_a_crash_is_not_doubled(daemon: Daemon, sent: int) -> None:
+    """Three windows of requests, interrupted after any number of them, are there once and in order in the end."""
+    route, seed = f"sent.{sent}", SEED + bytes([sent])
+    prepare(daemon.root, Root(daemon.root), route)
+    letters = list(payloads(MANY, HEADERS))
+    assert len(letters) == len(MANY)
+    for start in range(0, sent, WINDOW):
+        window = letters[start : start + WINDOW]
+        with Producer(daemon.root, producer_id=producer_id(seed, window)) as producer:
+            for payload in window[: sent - start]:
+                producer.publish(route, payload, columns=True)
+            producer.flush()
+
+    durable = send(daemon.root, route, iter(letters), seed=seed)
+
+    assert [record.value for record in records_of(daemon.root, route)] == [record.value for record in MANY]
+    assert sum(last - first + 1 for first, last in durable) == len(MANY)
+
+
+def test_a_missing_route_is_made_and_an_old_one_left_alone(daemon: Daemon) -> None:
+    root = Root(daemon.root)
+    prepare(daemon.root, root, "made")
+    assert "made" in root.route_names()
+    output_of("route", "retire", "made", "--root", daemon.root)
+    prepare(daemon.root, root, "made")
+
+    assert root.retired("made").exists()
+
+
+def test_a_record_above_the_daemons_limit_is_refused(daemon: Daemon) -> None:
+    """Better no end than a record that is gone: the operator raises the limit, and drain goes on."""
+    prepare(daemon.root, Root(daemon.root), "large")
+    large = Record("orders", 1, b"x" * 200_000, 5)
+
+    with pytest.raises(InvalidInput, match="the limit is 131072"):
+        send(daemon.root, "large", payloads([large], HEADERS), seed=SEED)
+    assert records_of(daemon.root, "large") == []

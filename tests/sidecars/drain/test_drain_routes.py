@@ -1,0 +1,71 @@
+"""scripts/drain-routes.sh acknowledges what there is, on the routes that were meant."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from running import TIMEOUT_SECONDS, Daemon
+
+import wald
+from wald.producer import Producer
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "drain-routes.sh"
+
+
+def drain_routes(*arguments: object, root: Path | None = None) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = os.environ | {"PATH": path} | ({} if root is None else {"WALD_ROOT": str(root)})
+    line = [str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(line, env=env, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+
+
+def fill(root: Path) -> None:
+    """Records 1 to 4, one a route; the route idle has none, and old is retired."""
+    with Producer(root) as producer:
+        for route in ("a", "b", "dead_letter", "old"):
+            producer.command("ROUTE", "ADD", route)
+            producer.publish(route, b"one\n")
+        producer.command("ROUTE", "ADD", "idle")
+        producer.command("ROUTE", "RETIRE", "old")
+
+
+def cursors(root: Path) -> dict[str, int]:
+    log = wald.open(root)
+    return {route: log.cursor(route).effective for route in log.routes()}
+
+
+def test_all_routes_but_the_retired_and_the_dead_letters(daemon: Daemon) -> None:
+    fill(daemon.root)
+    done = drain_routes("--root", daemon.root)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["a 1", "b 2", "idle 0"]
+    assert cursors(daemon.root) == {"a": 1, "b": 2, "dead_letter": 0, "idle": 0, "old": 0}
+
+
+def test_only_the_routes_that_are_named(daemon: Daemon) -> None:
+    """Dead letters too, if somebody asks for them."""
+    fill(daemon.root)
+    done = drain_routes("b", "dead_letter", root=daemon.root)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "b 2\ndead_letter 3\n", "")
+    assert cursors(daemon.root) == {"a": 0, "b": 2, "dead_letter": 3, "idle": 0, "old": 0}
+
+
+def test_what_fails_ends_it(daemon: Daemon) -> None:
+    done = drain_routes("--root", daemon.root, "nosuch", "a")
+
+    assert done.returncode == 3
+    assert "there is no route 'nosuch'" in done.stderr
+    assert done.stdout == ""
+
+
+def test_help_is_its_first_comment() -> None:
+    done = drain_routes("--help")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Acknowledge routes in full")
+    assert "scripts/drain-routes.sh [--root DIR] [ROUTE...]" in done.stdout

@@ -1,0 +1,205 @@
+"""Feeding a command: which records it gets, how often, and where the cursor is afterwards; no daemon runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from damage import peak_bytes
+from draining import InProcess
+from logs import Built
+
+from sidecars.drain.portions import PORTION_MAX_BYTES, Form
+from wald.errors import Damaged, NotFound, Refused
+from wald.format.names import Kind
+
+
+@pytest.fixture
+def built(root: Path) -> Built:
+    """Records 1 to 10 on route a, with one of route b in between."""
+    log = Built(root)
+    log.lines("a", [b"1", b"2", b"3"])
+    log.lines("b", [b"other"])
+    log.lines("a", [b"5", b"6", b"7", b"8", b"9", b"10"])
+    return log
+
+
+class Keeping:
+    """A command that keeps what it gets and what it is told, run by run, and exits as it is to."""
+
+    def __init__(self, folder: Path, exits: str = "exit 0") -> None:
+        self.got = folder / "got"
+        self.got.mkdir()
+        script = 'n=$(ls "$0" | wc -l); cat > "$0/$n"; echo "$WALD_ROUTE $WALD_GROUP $WALD_FIRST-$WALD_LAST '
+        script += '$WALD_COUNT $WALD_TRY" >> "$0.told"; ' + exits
+        self.words = ("sh", "-c", script, self.got)
+
+    @property
+    def runs(self) -> list[bytes]:
+        return [(self.got / name).read_bytes() for name in sorted(os.listdir(self.got), key=int)]
+
+    @property
+    def told(self) -> list[str]:
+        return self.got.with_suffix(".told").read_text().splitlines()
+
+
+def cursor(built: Built, group: str = "processed") -> int:
+    return built.log.cursor("a", group).effective
+
+
+def test_success_moves_the_cursor_to_the_end(built: Built, tmp_path: Path) -> None:
+    command, inside = Keeping(tmp_path), InProcess(built.root.path)
+    inside.run(*command.words)
+
+    assert command.runs == [b"1\n2\n3\n5\n6\n7\n8\n9\n10\n"]
+    assert command.told == ["a processed 1-10 9 1"]
+    assert cursor(built) == 10
+    assert inside.told == []
+
+
+def test_batches_have_at_most_so_many_records(built: Built, tmp_path: Path) -> None:
+    command = Keeping(tmp_path)
+    InProcess(built.root.path).run(*command.words, records_max=4, group="g")
+
+    assert command.runs == [b"1\n2\n3\n5\n", b"6\n7\n8\n9\n", b"10\n"]
+    assert command.told == ["a g 1-5 4 1", "a g 6-9 4 1", "a g 10-10 1 1"]
+    assert (cursor(built, "g"), cursor(built)) == (10, 0)
+
+
+def test_it_begins_behind_the_cursor(built: Built, tmp_path: Path) -> None:
+    built.log.set_cursor("a", 6)
+    command = Keeping(tmp_path)
+    InProcess(built.root.path).run(*command.words)
+
+    assert command.runs == [b"7\n8\n9\n10\n"]
+
+
+def test_nothing_to_do_starts_no_command(built: Built, tmp_path: Path) -> None:
+    built.log.set_cursor("a", 10)
+    command = Keeping(tmp_path)
+    InProcess(built.root.path).run(*command.words)
+
+    assert command.runs == []
+
+
+def test_failure_gets_the_very_same_batch_again(built: Built, tmp_path: Path) -> None:
+    command, inside = Keeping(tmp_path, "test $WALD_TRY = 3 || exit 7"), InProcess(built.root.path)
+    inside.run(*command.words, tries=5, records_max=6)
+
+    assert command.runs == [b"1\n2\n3\n5\n6\n7\n"] * 3 + [b"8\n9\n10\n"] * 3
+    assert command.told[:3] == ["a processed 1-7 6 1", "a processed 1-7 6 2", "a processed 1-7 6 3"]
+    assert inside.told[:2] == [
+        "a 1 to 7: exit 7, try 1 of 5, again in 0.1 s",
+        "a 1 to 7: exit 7, try 2 of 5, again in 0.2 s",
+    ]
+    assert cursor(built) == 10
+
+
+def test_what_arrives_between_two_tries_is_not_added(built: Built, tmp_path: Path) -> None:
+    class Arriving(InProcess):
+        def tell(self, line: str) -> None:
+            built.lines("a", [b"late"])
+
+    command = Keeping(tmp_path, "test $WALD_TRY = 2")
+    Arriving(built.root.path).run(*command.words, tries=2)
+
+    assert command.runs[0] == command.runs[1]
+    assert cursor(built) == 10
+
+
+def test_json_has_keys_times_headers_and_binary_values(built: Built, tmp_path: Path) -> None:
+    built.columns("a", [b"v", b"\xff"], keys=[b"k", None], times_ns=[5, 6], headers=[b'{"h":"1"}', None])
+    built.log.set_cursor("a", 10)
+    command = Keeping(tmp_path)
+    InProcess(built.root.path).run(*command.words, form=Form.JSON)
+
+    (run,) = command.runs
+    told = [json.loads(line) for line in run.splitlines()]
+    assert told == [json.loads(record.to_json()) for record in built.log.read("a", 11)]
+    assert (told[0]["key"], told[0]["event_time_ns"], told[0]["headers"]) == ("k", 5, {"h": "1"})
+    assert told[1]["value_hex"] == "ff"
+
+
+def test_stop_before_a_batch_leaves_it(built: Built, tmp_path: Path) -> None:
+    command, inside = Keeping(tmp_path), InProcess(built.root.path)
+    inside.stop.set()
+    inside.run(*command.words, exit_at_end=False)
+
+    assert command.runs == []
+
+
+def test_stop_in_a_pause_ends_it_at_once(built: Built, tmp_path: Path) -> None:
+    class Stopping(InProcess):
+        def tell(self, line: str) -> None:
+            self.stop.set()
+
+    command = Keeping(tmp_path, "exit 1")
+    Stopping(built.root.path).run(*command.words, tries=5, exit_at_end=False)
+
+    assert len(command.runs) == 1
+    assert cursor(built) == 0
+
+
+def test_damage_is_told_and_passed_over(root: Path, tmp_path: Path) -> None:
+    built = Built(root)
+    built.lines("a", [b"1", b"2"])
+    begin = built.writer.position
+    built.lines("a", [b"3", b"4"])
+    built.lines("a", [b"5"])
+    raw = built.path(1, Kind.RAW)
+    data = bytearray(raw.read_bytes())
+    data[begin + 72] ^= 1  # behind the header and the name of the route
+    raw.write_bytes(data)
+    command, inside = Keeping(tmp_path), InProcess(root)
+    inside.run(*command.words)
+
+    assert command.runs == [b"1\n2\n5\n"]
+    assert cursor(built) == 5
+    assert [error.message for error in inside.damaged if "records 3 to 4" in error.message]
+
+
+def test_a_cursor_that_cannot_be_trusted_stops_it(built: Built, tmp_path: Path) -> None:
+    path = built.root.cursor("a", "processed")
+    path.write_text("not a number\n")
+    command = Keeping(tmp_path)
+    with pytest.raises(Damaged, match="what was processed is not known"):
+        InProcess(built.root.path).run(*command.words)
+
+    assert command.runs == []
+    assert path.read_text() == "not a number\n"
+
+
+def test_records_reclaimed_unread_stop_it(root: Path, tmp_path: Path) -> None:
+    """Only what somebody has set to expire can be gone; drain does not go on as if it had never been."""
+    built = Built(root)
+    built.lines("a", [b"1"])
+    built.cut()
+    built.lines("a", [b"2"])
+    built.seal()
+    built.log.set_cursor("a", 0)
+    built.reclaim(1)
+    command = Keeping(tmp_path)
+    with pytest.raises(NotFound, match="RECLAIM has removed record 1"):
+        InProcess(root).run(*command.words)
+
+    assert command.runs == []
+
+
+def test_a_cursor_that_somebody_moved_ahead_meanwhile_is_not_moved_back(built: Built, tmp_path: Path) -> None:
+    command = ("sh", "-c", 'echo 9 > "$0"', built.root.cursor("a", "processed"))
+    with pytest.raises(Refused, match="backwards from 9"):
+        InProcess(built.root.path).run(*command, records_max=2)
+
+    assert cursor(built) == 9
+
+
+def test_memory_is_that_of_a_batch(root: Path) -> None:
+    """However much there is, and however many records were asked for: 64 MiB go by, 8 MiB at a time."""
+    built = Built(root, segment_max_bytes=16 << 20)
+    for _ in range(64):
+        built.lines("a", [b"x" * 1023] * 1024)
+
+    assert peak_bytes(lambda: InProcess(root).run("true", records_max=1_000_000)) < 4 * PORTION_MAX_BYTES
+    assert cursor(built) == built.last
