@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 
 from sidecars.reclaim.plan import Decision, Planner
 from wald.format.names import Kind
@@ -11,7 +10,9 @@ from wald.store.directory import Root, Segment
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger
 
-_AT_ONCE = 64  # segments told with one sync of the ledger, and renamed with one of the directory
+# Told with one sync of the ledger, and renamed with one of the directory:
+_SEGMENTS_AT_ONCE = 64
+_ROUTES_AT_ONCE = 2048  # in all of them; so that a thousand in each take no more memory than a few
 
 
 def doom(root: Root, disk: Disk, ledger: Ledger, planner: Planner, decisions: Iterable[Decision]) -> Iterator[Decision]:
@@ -20,8 +21,7 @@ def doom(root: Root, disk: Disk, ledger: Ledger, planner: Planner, decisions: It
     Raises:
         OSError: a step failed. What the ledger has been told stays to be done, or to be taken back, at the next look.
     """
-    each = iter(decisions)
-    while group := list(islice(each, _AT_ONCE)):
+    for group in _groups(decisions):
         if entries := [decision.entry for decision in group if decision.entry is not None]:
             ledger.append(*entries)
         going = [decision.segment for decision in group if decision.verdict.goes]
@@ -51,3 +51,17 @@ def unlink(root: Root, disk: Disk, ledger: Ledger, planner: Planner, doomed: Ite
         unlinked = True
     if unlinked:
         disk.sync_directory(root.segments)
+
+
+def _groups(decisions: Iterable[Decision]) -> Iterator[list[Decision]]:
+    """All of them, as many at a time as are worth a sync."""
+    group: list[Decision] = []
+    routes = 0
+    for decision in decisions:
+        group.append(decision)
+        routes += len(decision.entry.get("routes", ())) if decision.entry else 0
+        if len(group) == _SEGMENTS_AT_ONCE or routes >= _ROUTES_AT_ONCE:
+            yield group
+            group, routes = [], 0
+    if group:
+        yield group

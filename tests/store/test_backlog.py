@@ -9,7 +9,7 @@ import pytest
 from logs import SECOND_NS, START_NS, Built
 
 from wald.format.names import Kind
-from wald.store.backlog import Backlog, Form, Hold
+from wald.store.backlog import Backlog, Hold
 from wald.store.routes import retire_route
 
 
@@ -135,9 +135,9 @@ def test_a_segment_that_is_sealed_or_reclaimed_meanwhile_is_told_once(built: Bui
     assert backlog.holds["b", "processed"].lag_records == 3
 
 
-def test_the_newest_segment_is_held_back_by_nobody_but_itself(built: Built) -> None:
+def test_the_newest_segment_is_told_as_such(built: Built) -> None:
     built.seal()
     built.path(9, Kind.RAW).unlink()
     backlog = Backlog(built.root, log_id=built.log_id)
 
-    assert [(s.form, s.pins) for s in backlog.segments()][-1] == (Form.SEALED, ())
+    assert [standing.newest for standing in backlog.segments()] == [False, False, False, True]

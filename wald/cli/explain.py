@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import groupby
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -47,7 +47,7 @@ def explain(root: Path, as_json: bool) -> None:
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     standings = _counted(backlog.segments(), counts, sizes)
-    lines = [_segments_line(list(run)) for _, run in groupby(standings, key=_likeness)]
+    lines = [_segments_line(run) for run in _runs(standings)]
     growth = backlog.growth(now_ns=now_ns)
     click.echo(_headline(counts, sizes))
     click.echo("\n".join(f"  {line}" for line in lines))
@@ -76,13 +76,39 @@ def _state(standing: Standing) -> str:
     if standing.problem:
         return "unreadable"
     if standing.form is Form.SEALED:
-        return "held back" if standing.pins else "free"
+        return "held back" if standing.pins else "newest" if standing.newest else "free"
     return str(standing.form.value)
 
 
-def _likeness(standing: Standing) -> tuple[object, ...]:
-    """Consecutive segments that are alike in this are told of in one line."""
-    return _state(standing), frozenset((pin.route, pin.group) for pin in standing.pins), standing.problem
+@dataclass(slots=True)
+class _Run:
+    """Consecutive segments that are alike, and are told of in one line."""
+
+    first: Standing
+    last: Standing
+    count: int = 0
+    stored_bytes: int = 0
+
+
+def _runs(standings: Iterable[Standing]) -> Iterator[_Run]:
+    """Only the ends of a run are kept: there may be thousands of segments, and in each thousands of pins."""
+    run: _Run | None = None
+    for standing in standings:
+        if run is None or not _alike(run.last, standing):
+            if run is not None:
+                yield run
+            run = _Run(standing, standing)
+        run.last = standing
+        run.count += 1
+        run.stored_bytes += standing.stored_bytes
+    if run is not None:
+        yield run
+
+
+def _alike(one: Standing, other: Standing) -> bool:
+    return (_state(one), one.problem, len(one.pins)) == (_state(other), other.problem, len(other.pins)) and {
+        (pin.route, pin.group) for pin in one.pins
+    } == {(pin.route, pin.group) for pin in other.pins}
 
 
 def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
@@ -90,10 +116,10 @@ def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
     return f"{counts.total()} segments, {bytes_in_words(sizes.total())}: {parts}"
 
 
-def _segments_line(run: list[Standing]) -> str:
-    first, last = run[0], run[-1]
-    size = bytes_in_words(sum(standing.stored_bytes for standing in run))
-    count = f"{len(run)} segments, " if len(run) > 1 else ""
+def _segments_line(run: _Run) -> str:
+    first, last = run.first, run.last
+    size = bytes_in_words(run.stored_bytes)
+    count = f"{run.count} segments, " if run.count > 1 else ""
     begin, end = first.segment.base_sequence, last.last_sequence
     records = f"from record {begin} on" if end is None or end < begin else f"records {begin} to {end}"
     place = f"{records} ({count}{size})"
@@ -106,6 +132,8 @@ def _segments_line(run: list[Standing]) -> str:
             return f"{place}: being written; wald cut completes it"
         case Form.CUT:
             return f"{place}: complete, waits to be sealed"
+    if last.newest and not last.pins:
+        return f"{place}: everybody has read it; it stays, because it is the newest"
     if not last.pins:
         return f"{place}: everybody has read it; wald-reclaim may delete it"
     return f"{place}: held back by {_pinned_by(last.pins)}"

@@ -42,6 +42,7 @@ class Standing:
         last_sequence: of the records in it; None if it cannot be told.
         stored_bytes: of its file.
         pins: who holds it back; only of a sealed one, for only those can be reclaimed.
+        newest: of all; RECLAIM leaves it, because it tells the next start where to go on.
         problem: why it cannot be read; "" if it can.
     """
 
@@ -51,6 +52,7 @@ class Standing:
     stored_bytes: int
     pins: tuple[Pin, ...] = ()
     problem: str = ""
+    newest: bool = False
 
 
 @dataclass(slots=True)
@@ -185,14 +187,14 @@ class Backlog:
         except BadSealed as error:
             problem = f"{segment.path}: its batches cannot be told: {error}"
             return Standing(segment, Form.SEALED, None, stored_bytes, problem=problem)
-        pins = () if newest else tuple(self._claims.pins(index.routes))
+        pins = tuple(self._claims.pins(index.routes))
         for pin in pins:
             hold = self.holds.get((pin.route, pin.group))
             if hold is not None:
                 hold.pinned_segments += 1
                 hold.pinned_bytes += stored_bytes
                 hold.alone_bytes += stored_bytes if len(pins) == 1 else 0
-        return Standing(segment, Form.SEALED, index.next_sequence - 1, stored_bytes, pins)
+        return Standing(segment, Form.SEALED, index.next_sequence - 1, stored_bytes, pins, newest=newest)
 
     def _sealed(self, index: SealedIndex, stored_bytes: int) -> None:
         """Add what a sealed segment holds to the lags and the growth."""
