@@ -89,11 +89,10 @@ def command(
     log = Log(root)
     report = Report(as_json, intended=dry_run, watching=watch)
     try:
-        planner = Planner(log.root, limits, log_id=log.identity.log_id)
         if dry_run:
-            _tell(planner, report, _nanoseconds(grace))
+            _tell(log, limits, report, _nanoseconds(grace))
         else:
-            _work(log.root, planner, report, _nanoseconds(grace), watch=watch)
+            _work(log, limits, report, _nanoseconds(grace), watch=watch)
     except OSError as error:
         raise DiskFailure(
             f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next look goes on",
@@ -127,22 +126,25 @@ class Work:
         report.end(waited, self.planner.troubles)
 
 
-def _tell(planner: Planner, report: Report, grace_ns: int) -> None:
+def _tell(log: Log, limits: Limits, report: Report, grace_ns: int) -> None:
     """What a look would do."""
+    planner = Planner(log.root, limits, log_id=log.identity.log_id)
     now_ns = time.time_ns()
     for decision in planner.decisions(now_ns=now_ns):
         report.decision(decision)
     report.end(planner.doomed(now_ns=now_ns, grace_ns=grace_ns), planner.troubles)
 
 
-def _work(root: Root, planner: Planner, report: Report, grace_ns: int, *, watch: bool) -> None:
+def _work(log: Log, limits: Limits, report: Report, grace_ns: int, *, watch: bool) -> None:
     """Look and carry out, once or until a signal comes."""
     disk = Disk()
-    path = root.ledger / "reclaim.jsonl"
+    path = log.root.ledger / "reclaim.jsonl"
     ledger = Ledger(path, disk, owner="wald-reclaim", reserve_bytes=_RESERVE_BYTES)
     try:
+        # Not before the ledger is ours: until then another one may be writing what the planner reads in it.
+        planner = Planner(log.root, limits, log_id=log.identity.log_id)
         with stop_on_signals() as stop:
-            work = Work(root, disk, ledger, planner, grace_ns, stop)
+            work = Work(log.root, disk, ledger, planner, grace_ns, stop)
             if watch:
                 _watch(work, report)
             else:

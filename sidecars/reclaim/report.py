@@ -89,8 +89,9 @@ class Report:
     def _summary(self, unlinked: int) -> str:
         done = "would be reclaimed" if self.intended else "reclaimed"
         deleted = "would be deleted" if self.intended else "deleted"
+        segments = f"{self._gone} segment{'' if self._gone == 1 else 's'}"
         words = [
-            f"{self._gone} segments {done}, {bytes_in_words(self._gone_bytes)}",
+            f"{segments} {done}, {bytes_in_words(self._gone_bytes)}",
             f"{unlinked} doomed ones {deleted}",
         ]
         kept = ", ".join(f"{count} because {verdict.value}" for verdict, count in self._kept.items())
