@@ -34,8 +34,8 @@ fix: $(READY) ## mend what a tool can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: $(READY) ## every test
-	$(BIN)/pytest
+test: $(READY) ## every test, one process a core
+	$(BIN)/pytest -n auto --dist loadfile
 
 test-fast: $(READY) ## the tests that take no more than a few seconds
 	$(BIN)/pytest -q -m 'not slow'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -81,6 +82,13 @@ def refused(done: subprocess.CompletedProcess[bytes]) -> tuple[int, str, str]:
     assert match, done.stderr.decode()
     assert done.returncode != 0
     return done.returncode, match[1], match[2]
+
+
+def readable(descriptor: int) -> bool:
+    """Whether there is something to read; poll(2), because descriptors may be above 1024 in a long run."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 class Daemon:

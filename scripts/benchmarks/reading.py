@@ -16,7 +16,7 @@ _SMALL_BYTES = 10_000_000
 
 def measure(stage: Stage) -> tuple[list[Row], list[str]]:
     missing = [name for name in ("zstd",) if not shutil.which(name)]
-    whole = _sealed(stage, stage.data, stage.lines)
+    whole = sealed_root(stage, stage.data, stage.lines)
     rows = []
     if not missing:
         segments = sorted(whole.glob("segments/*.wal.zst"))
@@ -44,7 +44,7 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
     with stage.data.open("rb") as file:
         lines = file.readlines(_SMALL_BYTES)
     small_data.write_bytes(b"".join(lines))
-    small = _sealed(stage, small_data, len(lines))
+    small = sealed_root(stage, small_data, len(lines))
     for place in ("sequence", "time"):
         for root, length in ((whole, stage.data_bytes), (small, _SMALL_BYTES)):
             what = f"from any {place}, {length / 1e6:.0f} MB of log"
@@ -53,7 +53,7 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
     return rows, missing
 
 
-def _sealed(stage: Stage, data: Path, lines: int) -> Path:
+def sealed_root(stage: Stage, data: Path, lines: int) -> Path:
     """A root in which all of ``data`` is sealed, and no daemon runs any more."""
     root = stage.fresh(stage.fast)
     with Daemon(root) as daemon:

@@ -6,7 +6,6 @@ import fcntl
 import os
 import pty
 import re
-import select
 import signal
 import struct
 import subprocess
@@ -68,7 +67,7 @@ class Terminal:
 
     def screen(self) -> list[str]:
         """The lines of the last screen that was drawn to its end."""
-        while select.select([self._keyboard], [], [], 0)[0]:
+        while readable(self._keyboard):
             self.written += os.read(self._keyboard, 1 << 16)
         frames = self.written.split(_HOME)
         return _CONTROL.sub(b"", frames[-2]).decode().split("\r\n") if len(frames) > 2 else []

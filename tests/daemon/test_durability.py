@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from contents import assert_sound, records, values
 from full_disk import fill, small_file_system
-from running import Client, Daemon, eventually
+from running import Client, Daemon, eventually, readable
 from tracing import descriptor_of, hangs_in, traced
 
 import wald
@@ -20,10 +19,6 @@ Start = Callable[..., Daemon]
 
 FDATASYNC = 75  # its number on x86-64; where it is another, the test below waits in vain and says so
 SMALL_DISK_BYTES = 24 << 20
-
-
-def readable(client: Client) -> bool:
-    return bool(select.select([client.socket], [], [], 0)[0])
 
 
 def test_nothing_is_visible_before_it_is_durable(start: Start, root: Path, tmp_path: Path) -> None:
@@ -40,7 +35,7 @@ def test_nothing_is_visible_before_it_is_durable(start: Start, root: Path, tmp_p
             assert b"second" in (root / "segments/00000000000000000001.wal").read_bytes()
             assert wald.open(root).head() == before
             assert values(root) == [b"first"]
-            assert not readable(client)
+            assert not readable(client.socket.fileno())
             trace.release()
             assert client.reply() == "OK 2 2"
         assert values(root) == [b"first", b"second"]
@@ -185,7 +180,7 @@ def test_a_full_disk_makes_producers_wait_and_loses_nothing(start: Start, small_
             with suppress(BlockingIOError):
                 sent += os.write(fifo, b"%07d\n" % (sent // 8))
         client.publish("a", b"waits\n")
-        assert not readable(client)
+        assert not readable(client.socket.fileno())
         (small_disk / "filler").unlink()
         assert client.reply().startswith("OK ")
     eventually(lambda: len(values(root, "pipe")) == sent // 8)

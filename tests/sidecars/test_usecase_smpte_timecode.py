@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,10 @@ FRAMES = [b"10:00:%02d:%02d" % divmod(frame, FRAMES_A_SECOND) for frame in range
 
 
 @pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    """Where the script makes what it needs."""
-    (tmp_path / "scratch").mkdir()
-    return tmp_path / "scratch"
+def scratch() -> Iterator[Path]:
+    """Where the script makes what it needs; a short path, as that of a socket has to be."""
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
 
 
 @pytest.fixture

@@ -106,10 +106,17 @@ def test_runs_count_from_where_the_bundle_before_ended() -> None:
     assert list(runs_of(archived("a", 6, 12))) == [(6, 12)]
 
 
-@pytest.mark.parametrize(("sequence", "part"), [(1, 1), (5, 1), (6, 6), (99, 6), (0, None)])
-def test_the_part_of_a_record_is_the_last_that_begins_before_it(sequence: int, part: int | None) -> None:
-    assert part_of({"parts": [1, 6]}, sequence) == part
-    assert part_of({}, sequence) is part_of({"parts": ["6"]}, sequence) is None
+@pytest.mark.parametrize(("sequence", "part"), [(1, "1.txt"), (5, "1.txt"), (6, "6.jsonl"), (99, "6.jsonl"), (0, None)])
+def test_the_part_of_a_record_is_the_last_that_begins_before_it(sequence: int, part: str | None) -> None:
+    parts = [f"{1:020d}.txt", f"{6:020d}.jsonl"]
+    found = part_of({"bundle": "a-1.tar.gz", "parts": parts}, sequence)
+
+    assert found == (part and f"a-1/records/{part.rjust(len(part) + 19, '0')}")
+
+
+@pytest.mark.parametrize("parts", [None, 7, [], [1], ["x"], [None]])
+def test_parts_that_are_none_are_not_believed(parts: object) -> None:
+    assert part_of({"bundle": "a-1.tar.gz", "parts": parts}, 6) is None
 
 
 @pytest.mark.parametrize("runs", [[0, "x"], "much", [None], [0]])

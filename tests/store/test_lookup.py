@@ -118,21 +118,28 @@ def test_a_bundle_and_the_member_in_it_are_told_when_the_segment_is_gone(built: 
     """Records of two routes took turns, so their bundles span the same numbers."""
     archive(
         built,
-        {"route": "a", "first": 1, "last": 3, "bundle": "a.tar", "runs": [0, 1, 1, 1], "parts": [1, 3]},
-        {"route": "b", "first": 2, "last": 4, "bundle": "b.tar", "runs": [1, 1, 1, 1], "parts": [2]},
+        {
+            "route": "a",
+            "first": 1,
+            "last": 3,
+            "bundle": "a.tar",
+            "runs": [0, 1, 1, 1],
+            "parts": [f"{1:020d}.txt", f"{3:020d}.txt"],
+        },
+        {"route": "b", "first": 2, "last": 4, "bundle": "b.tar", "runs": [1, 1, 1, 1], "parts": [f"{2:020d}.txt"]},
     )
     found = [built.log.where(sequence) for sequence in (1, 2)]
 
     assert [each.state for each in found] == [State.ARCHIVED] * 2
     assert [each.route for each in found] == ["a", "b"]
     assert found[1].bundle == "/tape/7/x/1-4/data/b.tar"
-    assert found[1].member == "records/00000000000000000002"
+    assert found[1].member == "b/records/00000000000000000002.txt"
     assert "/tape/7/x/1-4/data/b.tar" in found[1].words
     assert found[0].reclaimed is not None
 
 
 def test_a_record_that_is_still_in_the_log_says_in_which_bundle_it_is_too(built: Built) -> None:
-    archive(built, {"route": "b", "first": 6, "last": 6, "bundle": "b.tar", "after": 5, "parts": [6]})
+    archive(built, {"route": "b", "first": 6, "last": 6, "bundle": "b.tar", "after": 5, "parts": [f"{6:020d}.txt"]})
     found = built.log.where(6)
 
     assert (found.state, found.bundle, found.reclaimed) == (State.SEALED, "/tape/7/x/1-4/data/b.tar", None)

@@ -34,8 +34,8 @@ def explain(root: Path, as_json: bool) -> None:
     """Say what keeps each sealed segment from being reclaimed, and what each route costs.
 
     LAG is in records of the route; OLDEST is how long the first of them has been waiting. FREES is what would go if
-    this one cursor reached the head. Limits of wald-reclaim (--min-age and the like) are not known here: its --dry-run
-    says what it would do. With --json, one object a line: every segment, then every group, then the whole.
+    this one cursor reached the head. The limits that wald-reclaim may have been given are not known here: try its
+    own `--dry-run`. With --json, one object a line: every segment, then every group, then the whole.
     """
     log = wald.open(root)
     backlog = Backlog(log.root, log_id=log.identity.log_id)
@@ -113,7 +113,7 @@ def _alike(one: Standing, other: Standing) -> bool:
 
 def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
     parts = ", ".join(f"{count} {state} ({bytes_in_words(sizes[state])})" for state, count in counts.items())
-    return f"{counts.total()} segments, {bytes_in_words(sizes.total())}: {parts}"
+    return f"{counts.total()} segment{'' if counts.total() == 1 else 's'}, {bytes_in_words(sizes.total())}: {parts}"
 
 
 def _segments_line(run: _Run) -> str:

@@ -10,6 +10,7 @@ Ledgers can be lost, so every answer may be "unknown". A ledger that has grown i
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,9 +18,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from wald.format.names import DIGITS
 from wald.store.directory import Root
 from wald.store.ledger import entries_of
 
+_PART = re.compile(rf"\d{{{DIGITS}}}\.")
 Entry = dict[str, Any]
 """A line of a ledger; ``Any``: it is JSON."""
 
@@ -99,11 +102,15 @@ def runs_of(entry: Entry) -> Iterator[tuple[int, int]]:
         at += gap + count
 
 
-def part_of(entry: Entry, sequence: int) -> int | None:
-    """The first sequence of the part of the bundle that holds ``sequence``; None if the entry does not tell."""
+def part_of(entry: Entry, sequence: int) -> str | None:
+    """The file in the bundle's tar that holds ``sequence``; None if the entry does not tell.
+
+    A part is named by its first record: "00000000000000000001.txt", or ".jsonl".
+    """
     parts = entry.get("parts")
-    firsts = parts if isinstance(parts, list) else []
-    return max((first for first in firsts if isinstance(first, int) and first <= sequence), default=None)
+    names = [part for part in parts if _PART.match(str(part))] if isinstance(parts, list) else []
+    name = max((name for name in names if int(name[:DIGITS]) <= sequence), default=None)
+    return name and f"{str(entry.get('bundle')).partition('.tar')[0]}/records/{name}"
 
 
 @dataclass(slots=True)

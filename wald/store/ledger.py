@@ -37,9 +37,13 @@ class Ledger:
         self._prev = ""
         if owner:
             self._take(owner)
-        with self._mutex:
-            self._open(known_bytes=None)
-        disk.sync_directory(path.parent)
+        try:
+            with self._mutex:
+                self._open(known_bytes=None)
+            disk.sync_directory(path.parent)
+        except OSError:
+            self.close()
+            raise
 
     def append(self, *entries: dict[str, Any]) -> None:
         """Write a line for each entry, and return when they are on disk. A crash may leave the first few of them.

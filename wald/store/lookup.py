@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from enum import Enum
 
 from wald.errors import Damaged, InvalidInput
-from wald.format.names import DIGITS, Kind, segment_name
+from wald.format.names import Kind, segment_name
 from wald.store.cursors import cursors_of
 from wald.store.directory import Listing, Root, Segment, look_again
 from wald.store.head import Bound, look, lost_head
@@ -90,7 +90,7 @@ def where(root: Root, sequence: int, *, log_id: bytes) -> Whereabouts:
     if found.durable and found.state is not State.DOOMED:
         reclaimed = None  # decided, and not carried out
     if bundled is not None:
-        found = replace(found, bundle=_bundle(bundled), member=_member(bundled, sequence))
+        found = replace(found, bundle=_bundle(bundled), member=part_of(bundled, sequence))
     return replace(found, reclaimed=reclaimed)
 
 
@@ -184,7 +184,7 @@ def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
     if reason:
         return Whereabouts(sequence, State.QUARANTINED, reason, segment=segment)
     if archived is not None:
-        words = f"in bundle {_bundle(archived)}, member {_member(archived, sequence) or 'not told'}"
+        words = f"in bundle {_bundle(archived)}, member {part_of(archived, sequence) or 'not told'}"
         return Whereabouts(sequence, State.ARCHIVED, words, segment=segment, route=archived.get("route"))
     if reclaimed is not None:
         return Whereabouts(sequence, State.RECLAIMED, _reclaimed(reclaimed, sequence), segment=segment)
@@ -196,12 +196,6 @@ def _bundle(entry: Entry) -> str:
     """Where the bundle is, as its archivist has left it: destination, bag, payload directory, file."""
     place = [entry.get("dest"), entry.get("bag"), "data" if entry.get("bag") else None, entry.get("bundle", "unnamed")]
     return "/".join(str(part).rstrip("/") for part in place if part)
-
-
-def _member(entry: Entry, sequence: int) -> str | None:
-    """The file in the tar; its name ends in .txt or .jsonl, by what the records are."""
-    first = part_of(entry, sequence)
-    return None if first is None else f"records/{first:0{DIGITS}d}"
 
 
 def _reclaimed(entry: Entry, sequence: int) -> str:

@@ -1,0 +1,219 @@
+"""``wald-archive``: pack routes into bundles, prove an archive, get records out of one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+import wald
+from sidecars.archive.codecs import Codec
+from sidecars.archive.cutting import Bytes, Records, Size
+from sidecars.archive.objects import open_destination
+from sidecars.archive.pack import Archivist, Wish
+from sidecars.archive.report import PackReport, ProofReport, progress
+from sidecars.archive.restore import restore as restored
+from sidecars.archive.restore import span
+from sidecars.archive.verify import Told, bundle_bytes, told_of
+from sidecars.archive.verify import verify as findings_of
+from wald.cli.entry import run
+from wald.cli.options import group_option, json_option, root_option, route_argument, size_option
+from wald.errors import Damaged, DiskFailure, InvalidInput
+from wald.format.names import check_route
+from wald.kinds import MIB
+from wald.log import Log
+from wald.store.directory import Root, read_identity
+from wald.store.disk import Disk
+from wald.store.ledger import Ledger, entries_of
+from wald.store.verifier import Level
+
+BUNDLE_BYTES = 256 * MIB
+_PACK = "pack"
+
+
+class Commands(click.Group):
+    """A group that packs what is no command of it: ``wald-archive ROUTE…`` is ``wald-archive pack ROUTE…``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        before = 2 if args[:1] == ["--root"] else int(bool(args) and args[0].startswith("--root="))
+        following = args[before : before + 1]
+        if following and following[0] not in (*self.commands, "--help", "-h", "--version"):
+            args = [*args[:before], _PACK, *args[before:]]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    subcommand_metavar="ROUTE... | COMMAND [ARGS]...",
+)
+@click.option("--root", type=click.Path(path_type=Path), help="The directory of the log.  [env: WALD_ROOT]")
+@click.version_option(wald.__version__, message="%(prog)s %(version)s")
+@click.pass_context
+def command(ctx: click.Context, root: Path | None) -> None:
+    """Pack routes into bundles that tar and sha256sum can check; prove an archive; get records out of one.
+
+    `wald-archive ROUTE...` is short for `wald-archive pack ROUTE...`, whose --help tells of its options.
+    """
+    ctx.obj = root
+
+
+@command.command(_PACK)
+@click.argument("routes", nargs=-1, required=True, metavar="ROUTE...")
+@root_option
+@click.option(
+    "--dest",
+    envvar="ARCHIVE_DEST",
+    show_envvar=True,
+    metavar="DIR|URL",
+    help="Where the bags go; without it: ROOT/archive.",
+)
+@group_option
+@click.option("--records-per-bundle", type=click.IntRange(min=1), metavar="N", help="So many records in each bundle.")
+@size_option("--bytes-per-bundle", None, "So many bytes of records at most; without either: 256MiB.")
+@click.option(
+    "--engine", type=click.Choice(["local"]), default="local", show_default=True, help="What makes the bundles."
+)
+@click.option(
+    "--codec",
+    type=click.Choice([codec.value for codec in Codec]),
+    default=Codec.ZST.value,
+    show_default=True,
+    help="How bundles are compressed.",
+)
+@json_option
+def pack(
+    root: Path,
+    routes: tuple[str, ...],
+    dest: str | None,
+    group: str,
+    records_per_bundle: int | None,
+    bytes_per_bundle: int | None,
+    engine: str,  # noqa: ARG001 - there is one so far
+    codec: str,
+    as_json: bool,
+) -> None:
+    """Archive all records of each ROUTE that the group has not processed, then move its cursor.
+
+    Each run makes a BagIt bag at DEST/ROUTE/FIRST-LAST: bundles, each a tar of records with its sha256 beside it, and a
+    manifest. Everything is read back before the cursor moves. A run that was interrupted is finished first, with the
+    sizes and the codec it was begun with. Nothing at the destination is ever overwritten.
+    """
+    for route in routes:
+        check_route(route)
+    log = Log(root)
+    size = _size(records_per_bundle, bytes_per_bundle)
+    destination = open_destination(dest or str(log.root.path / "archive"), Disk())
+    wishes = [Wish(route, group, size, Codec(codec), f"wald {wald.__version__}") for route in dict.fromkeys(routes)]
+    try:
+        ledger = Ledger(log.root.ledger / "archive.jsonl", Disk(), owner="wald-archive")
+        try:
+            with PackReport(as_json) as report:
+                archivist = Archivist(
+                    log,
+                    Disk(),
+                    ledger,
+                    destination,
+                    now_ns=time.time_ns,
+                    moment=_moment,
+                    on_begin=report.begin,
+                    on_record=report.record,
+                )
+                for wish in wishes:
+                    report.route(wish, archivist.archive(wish))
+        finally:
+            ledger.close()
+    except OSError as error:
+        raise DiskFailure(
+            f"{error.filename or destination.place}: {error.strerror or error}; nothing is lost, and nothing that is "
+            "not at the destination was acknowledged",
+            hint=f"df -h {destination.place}; then the same command again goes on",
+        ) from error
+
+
+@command.command()
+@click.argument("destinations", nargs=-1, required=True, metavar="DEST...")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    help="A log, whose ledger says what has to be there.  [env: WALD_ROOT]",
+)
+@json_option
+@click.pass_context
+def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None, as_json: bool) -> int:
+    """Read every byte at each DEST, prove it against the manifests, and change nothing.
+
+    Several DESTs are proven together: a bundle may follow one that is elsewhere. With --root, what the log's ledger
+    tells of has to be there, too. One line for each finding; the exit code is 4 if anything is wrong.
+    """
+    root = root or ctx.find_object(Path) or (Path(os.environ["WALD_ROOT"]) if os.environ.get("WALD_ROOT") else None)
+    places = [open_destination(place, Disk()) for place in destinations]
+    told = [Told() for _ in places]
+    if root is not None:
+        here = Root(root)
+        read_identity(here)
+        told = [told_of(entries_of(here.ledger / "archive.jsonl"), place.place) for place in places]
+    report = ProofReport(as_json)
+    with progress("verify", sum(map(bundle_bytes, places))) as advance:
+        for finding in findings_of(places, told, on_bytes=advance):
+            report.finding(finding)
+    report.end()
+    return Damaged.exit_code if report.counts[Level.ERROR] else 0
+
+
+@command.command()
+@click.argument("place", metavar="DEST")
+@route_argument
+@click.option("--from", "first", type=click.IntRange(min=1), default=1, metavar="SEQ", help="The first record.")
+@click.option("--to", "last", type=click.IntRange(min=1), metavar="SEQ", help="The last record.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["raw", "json"]),
+    default="raw",
+    show_default=True,
+    help="json: an object a line.",
+)
+def restore(place: str, route: str, first: int, last: int | None, form: str) -> None:
+    """Write the records of ROUTE in the archive DEST to stdout, as `wald read` would; no log is needed.
+
+    Nothing of a bundle is given out before its digest has been checked.
+    """
+    destination = open_destination(place, Disk())
+    begin, end = span(destination, route)
+    at = max(begin, first) - 1
+    with progress("restore", (end if last is None else min(end, last)) - at) as advance:
+        for records in restored(destination, route, first, last, as_json=form == "json"):
+            _write(records.data)
+            advance(records.last - at)
+            at = records.last
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(command, "wald-archive", sys.argv[1:]))
+
+
+def _size(records: int | None, size_bytes: int | None) -> Size:
+    if records is not None and size_bytes is not None:
+        raise InvalidInput(
+            "--records-per-bundle and --bytes-per-bundle exclude each other", hint="wald-archive pack --help"
+        )
+    if size_bytes == 0:
+        raise InvalidInput("a bundle of 0 bytes holds nothing", hint="--bytes-per-bundle 256MiB")
+    return Records(records) if records is not None else Bytes(size_bytes or BUNDLE_BYTES)
+
+
+def _moment() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _write(data: bytes) -> None:
+    """All of it, past the buffers of Python: when this returns stdout has it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]

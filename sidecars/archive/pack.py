@@ -1,0 +1,276 @@
+"""Carrying runs out: bundles, tag files, the ledger, the cursor, in this order; each step can be repeated.
+
+A crash leaves a line ``begun`` without a line ``finished``. The next run makes the same bytes again and meets its own
+files. Nothing is acknowledged, to the ledger or by the cursor, that was not read back from the destination.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from sidecars.archive.bundle import Bundle, Origin, bundle
+from sidecars.archive.codecs import BadStream, Codec, in_order
+from sidecars.archive.cutting import Portions, Size
+from sidecars.archive.destination import Destination
+from sidecars.archive.layout import DIGEST_SUFFIX, MANIFEST, PAYLOAD, BagName, bundle_stem, parse_bag_name
+from sidecars.archive.manifest import BadManifest, Entry, Manifest, decode_manifest
+from sidecars.archive.plan import Run, check_lineage, last_told, past
+from sidecars.archive.tags import digest_file, tag_files
+from wald.errors import Damaged, NotFound, Refused
+from wald.log import Log
+from wald.store.batches import Batch
+from wald.store.cursors import CursorState, set_cursor
+from wald.store.directory import list_segments
+from wald.store.disk import Disk
+from wald.store.ledger import Ledger
+from wald.store.progress import progress
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a run is asked to do, unless an interrupted one says otherwise."""
+
+    route: str
+    group: str
+    size: Size
+    codec: Codec
+    software: str
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A run that was carried out.
+
+    Attributes:
+        manifest: None if its bundles were all told before, so nothing was left but to acknowledge them.
+        resumed: whether an earlier process began it.
+    """
+
+    run: Run
+    manifest: Manifest | None
+    resumed: bool
+
+
+def _ignore(*_: object) -> None:
+    """Nobody watches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archivist:
+    """Packs routes of one log for one destination.
+
+    Attributes:
+        now_ns: the clock. ``moment``: the time as the archive and the cursor have it.
+        on_begin: told of each run, and whether it is an interrupted one, before it is carried out.
+        on_record: told the last sequence of each batch on its way.
+    """
+
+    log: Log
+    disk: Disk
+    ledger: Ledger
+    destination: Destination
+    now_ns: Callable[[], int]
+    moment: Callable[[], str]
+    on_begin: Callable[[Run, bool], None] = field(default=_ignore)
+    on_record: Callable[[int], None] = field(default=_ignore)
+
+    def archive(self, wish: Wish) -> Iterator[Packed]:
+        """Finish what was interrupted, then pack what has come since; nothing comes out if there is nothing.
+
+        Raises:
+            NotFound: no such route, or RECLAIM has removed records that are to be packed.
+            Damaged: such records, the cursor, or the ledger's line about the run cannot be read; or the destination
+                does not give back what was written.
+            Refused: something else is at the destination.
+            OSError: the destination or the log's disk fails.
+        """
+        log_id = self.log.identity.log_id.hex()
+        before = past(
+            self.ledger.entries(), log=log_id, route=wish.route, group=wish.group, dest=self.destination.place
+        )
+        if before.unfinished is not None:
+            run = before.unfinished
+            self.on_begin(run, True)
+            yield self._carry_out(run, told=before.told, complete=before.complete, resumed=True)
+        begun = self._next(wish, log_id)
+        if begun is not None:
+            self.ledger.append(begun.begun(at_ns=self.now_ns()))
+            self.on_begin(begun, False)
+            yield self._carry_out(begun, told=frozenset(), complete=False, resumed=False)
+
+    def _next(self, wish: Wish, log_id: str) -> Run | None:
+        """The run from the cursor to the route's last complete record; None if there is no record between them."""
+        after, first = self._begin(wish)
+        if first is None:
+            return None
+        last = self._last_complete(wish.route, first)
+        manifests = list(self._manifests(wish.route, after, wish.group))
+        check_lineage(manifests, log=log_id, group=wish.group, first=first, last=last)
+        previous = last_told(self.ledger.entries(), route=wish.route, group=wish.group, after=after)
+        if previous is None:  # the ledger may be lost; the bags tell too
+            behind = (m for _, m in manifests if m.origin.group == wish.group and m.last <= after)
+            previous = next((manifest.entries[-1].as_previous() for manifest in behind), None)
+        origin = Origin(log_id, wish.route, wish.group, wish.software, self.moment())
+        return Run(origin, self.destination.place, after, first, last, wish.size, wish.codec, previous)
+
+    def _begin(self, wish: Wish) -> tuple[int, int | None]:
+        """Up to where the group has processed the route, and the first record behind that.
+
+        Raises:
+            Damaged: the cursor cannot be trusted; what it said is not guessed.
+        """
+        cursor = self.log.cursor(wish.route, wish.group)
+        segments = list_segments(self.log.root).segments
+        after = cursor.effective
+        if cursor.state is CursorState.ABSENT and segments:
+            after = segments[0].base_sequence - 1  # what was reclaimed under other groups is nobody's loss
+        with closing(self._batches(wish, "cursor", None)) as batches:
+            batch = next(batches, None)
+        return after, batch.first_sequence if batch else None
+
+    def _last_complete(self, route: str, first: int) -> int:
+        """The route's last record that has its end; of the last one that has begun, that may be still to come."""
+        everything = progress(self.log.root, log_id=self.log.identity.log_id, head_sequence=0)
+        begun = next(found.last_sequence for found in everything if found.route == route)
+        for start in (begun, first):
+            last = 0
+            for batch in self.log.batches(route, start, begun) if start else ():
+                last = batch.last_sequence
+            if last:
+                return last
+        raise AssertionError("there was a record behind the cursor")
+
+    def _batches(self, wish: Wish, start: int | str, stop: int | None) -> Generator[Batch]:
+        try:
+            yield from self.log.batches(wish.route, start, stop, group=wish.group)
+        except NotFound as error:
+            root = self.log.root.path
+            raise NotFound(
+                error.message, hint=f"wald --root {root} cursor set {wish.route} SEQUENCE --group {wish.group}"
+            ) from error
+
+    def _manifests(self, route: str, after: int, group: str) -> Iterator[tuple[str, Manifest]]:
+        """The bags of a route at the destination, newest first, back to the one that a run behind ``after`` follows."""
+        names = (parse_bag_name(route, folder) for folder in self.destination.listing(route).folders)
+        for bag in sorted((name for name in names if name), key=lambda name: name.last, reverse=True):
+            manifest = self._manifest(bag)
+            if manifest is not None:
+                yield self.destination.full_name(str(bag)), manifest
+                if manifest.origin.group == group and manifest.last <= after:
+                    return
+
+    def _manifest(self, bag: BagName) -> Manifest | None:
+        """None for a bag that is half-written or damaged, which wald-archive verify tells of."""
+        try:
+            return decode_manifest(b"".join(self.destination.read(f"{bag}/{MANIFEST}")))
+        except (FileNotFoundError, BadManifest):
+            return None
+
+    def _carry_out(self, run: Run, *, told: frozenset[str], complete: bool, resumed: bool) -> Packed:
+        manifest: Manifest | None = None
+        if not complete:
+            manifest = self._write(run)
+            lines = [run.archived(e, at_ns=self.now_ns()) for e in manifest.entries if e.bundle.name not in told]
+            self.ledger.append(*lines)
+        route, group = run.origin.route, run.origin.group
+        if self.log.cursor(route, group).effective < run.last:
+            head = self.log.head()
+            set_cursor(self.log.root, route, group, run.last, disk=self.disk, head=head, now=self.moment())
+        self.ledger.append(run.finished(at_ns=self.now_ns()))
+        return Packed(run, manifest, resumed)
+
+    def _write(self, run: Run) -> Manifest:
+        """The whole bag, each file read back."""
+        entries: list[Entry] = []
+        previous, after = run.previous, run.after
+        for portion in Portions(self._watched(run), run.size):
+            made = self._write_bundle(run, portion, after)
+            entries.append(Entry(made, previous))
+            previous, after = entries[-1].as_previous(), made.contents.last
+        if not entries or (entries[0].bundle.contents.first, after) != (run.first, run.last):
+            raise Refused(
+                f"{self.log.root.path}: records {run.first} to {run.last} of {run.origin.route}, which an interrupted "
+                "run was to pack, are not all there any more",
+                hint="archive what is there to another place: --dest DIR",
+            )
+        manifest = Manifest(run.origin, run.codec, tuple(entries))
+        for name, data in tag_files(manifest).items():
+            self._write_file(f"{run.bag}/{name}", data)
+        self.destination.settle(f"{run.bag}/{PAYLOAD}")
+        return manifest
+
+    def _watched(self, run: Run) -> Iterator[Batch]:
+        origin = run.origin
+        wish = Wish(origin.route, origin.group, run.size, run.codec, origin.software)
+        for batch in self._batches(wish, run.first, run.last):
+            self.on_record(batch.last_sequence)
+            yield batch
+
+    def _write_bundle(self, run: Run, portion: Iterator[Batch], after: int) -> Bundle:
+        first, batches = _peeked(portion)
+        name = f"{run.bag}/{PAYLOAD}/{bundle_stem(run.origin.route, first)}{run.codec.suffix}"
+        with self.destination.writing(name) as file:
+            made = bundle(batches, origin=run.origin, codec=run.codec, after=after, sink=file.write)
+        self._read_back(name, made, run.codec)
+        self._write_file(name + DIGEST_SUFFIX, digest_file(made.sha256, made.name))
+        return made
+
+    def _write_file(self, name: str, data: bytes) -> None:
+        with self.destination.writing(name) as file:
+            file.write(data)
+        if b"".join(self.destination.read(name)) != data:
+            raise _not_given_back(self.destination.full_name(name))
+
+    def _read_back(self, name: str, made: Bundle, codec: Codec) -> None:
+        stored, tar = hashlib.sha256(), hashlib.sha256()
+
+        def chunks() -> Iterator[bytes]:
+            for chunk in self.destination.read(name):
+                stored.update(chunk)
+                yield chunk
+
+        lengths = [length for length, _ in made.frames]
+        frames = zip(_reparted(chunks(), lengths), made.frames, strict=True)
+        try:
+            for content in in_order(lambda frame: codec.expand(frame[0], frame[1][1]), frames):
+                tar.update(content)
+        except (BadStream, ValueError) as error:
+            raise _not_given_back(self.destination.full_name(name)) from error
+        if (stored.hexdigest(), tar.hexdigest()) != (made.sha256, made.tar_sha256):
+            raise _not_given_back(self.destination.full_name(name))
+
+
+def _peeked(batches: Iterator[Batch]) -> tuple[int, Iterator[Batch]]:
+    """The first sequence, and all of ``batches``."""
+    begin = next(batches)
+
+    def everything() -> Iterator[Batch]:
+        yield begin
+        yield from batches
+
+    return begin.first_sequence, everything()
+
+
+def _reparted(chunks: Iterator[bytes], lengths: Sequence[int]) -> Iterator[bytes]:
+    """The same bytes in pieces of these lengths, and whatever is left."""
+    pending = b""
+    for length in lengths:
+        pieces, missing = [pending], length - len(pending)
+        while missing > 0 and (chunk := next(chunks, b"")):
+            pieces.append(chunk)
+            missing -= len(chunk)
+        pending = b"".join(pieces)
+        yield pending[:length]
+        pending = pending[length:]
+    if pending or (pending := next(chunks, b"")):
+        yield pending
+
+
+def _not_given_back(name: str) -> Damaged:
+    return Damaged(
+        f"{name}: read back, it is not what was written; nothing was acknowledged",
+        hint="the destination harms what it is given; archive to another place: --dest DIR",
+    )

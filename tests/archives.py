@@ -1,0 +1,138 @@
+"""Archives for tests: packed in this process, proven, and restored; and ``wald-archive`` as a process."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from logs import Built, Unsynced
+
+import wald
+from sidecars.archive.codecs import Codec
+from sidecars.archive.cutting import Bytes, Size
+from sidecars.archive.destination import Destination
+from sidecars.archive.finding import Finding
+from sidecars.archive.objects import open_destination
+from sidecars.archive.pack import Archivist, Packed, Wish
+from sidecars.archive.restore import restore
+from sidecars.archive.verify import Told, told_of, verify
+from wald.format.names import DEFAULT_GROUP
+from wald.store.directory import Root
+from wald.store.disk import Disk
+from wald.store.ledger import Ledger, read_ledger
+from wald.store.verifier import Level
+
+MOMENT = "2026-11-21T10:00:00Z"
+SOFTWARE = "wald test"
+TIMEOUT_SECONDS = 60.0
+_BARE = {name: value for name, value in os.environ.items() if not name.startswith(("WALD_", "ARCHIVE_"))}
+
+
+def archive(
+    source: Built | Path,
+    place: Path | str,
+    route: str = "a",
+    *,
+    size: Size | None = None,
+    codec: Codec = Codec.NONE,
+    group: str = DEFAULT_GROUP,
+    disk: Disk | None = None,
+    moment: str = MOMENT,
+    software: str = SOFTWARE,
+) -> list[Packed]:
+    """Everything in a log, or a root, that the group has not processed, into one bag; the clock stands still."""
+    log = wald.open(source) if isinstance(source, Path) else source.log
+    disk = disk or Unsynced()
+    ledger = Ledger(log.root.ledger / "archive.jsonl", disk, owner="wald-archive")
+    try:
+        archivist = Archivist(
+            log, disk, ledger, open_destination(str(place), disk), now_ns=lambda: 1, moment=lambda: moment
+        )
+        return list(archivist.archive(Wish(route, group, size or Bytes(1 << 20), codec, software)))
+    finally:
+        ledger.close()
+
+
+def findings(*places: Path | str | Destination, root: Root | None = None) -> list[Finding]:
+    """All that a proof of ``places`` finds."""
+    destinations = [
+        place if not isinstance(place, str | Path) else open_destination(str(place), Disk()) for place in places
+    ]
+    told = [Told() for _ in destinations]
+    if root is not None:
+        told = [told_of(ledger_lines(root), destination.place) for destination in destinations]
+    return list(verify(destinations, told, on_bytes=lambda _: None))
+
+
+def errors(*places: Path | str, root: Root | None = None) -> list[tuple[str, str]]:
+    """What is wrong: the file (in its bag, or else in the archive) and why."""
+    return [(found.file, found.message) for found in findings(*places, root=root) if found.level is Level.ERROR]
+
+
+def ledger_lines(root: Root) -> list[dict[str, object]]:
+    """The archive's ledger, whose chain has to be whole."""
+    decoded = read_ledger(root.ledger / "archive.jsonl")
+    assert decoded.broken == []
+    return decoded.entries
+
+
+def bags(place: Path) -> list[Path]:
+    """Every bag, by route and sequence."""
+    return sorted(path for path in place.glob("*/*") if path.is_dir())
+
+
+def files(place: Path) -> dict[str, bytes]:
+    """Every file below a directory."""
+    return {str(path.relative_to(place)): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
+
+
+def restored(
+    place: Path | str, route: str = "a", first: int = 1, last: int | None = None, *, as_json: bool = False
+) -> bytes:
+    """What the archive gives back."""
+    destination = open_destination(str(place), Disk())
+    return b"".join(piece.data for piece in restore(destination, route, first, last, as_json=as_json))
+
+
+def copied(place: Path, to: Path) -> Path:
+    """A copy to do harm to."""
+    shutil.copytree(place, to)
+    return to
+
+
+def command(*arguments: object) -> list[str]:
+    """The command line of ``wald-archive ARGUMENTS`` under this interpreter."""
+    return [sys.executable, "-m", "sidecars.archive", *map(str, arguments)]
+
+
+def wald_archive(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Run it to its end; neither the exit code nor stderr is judged."""
+    return subprocess.run(
+        command(*arguments),
+        stdin=subprocess.DEVNULL,
+        env=_BARE | dict(env or {}),
+        capture_output=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+
+
+def output_of(*arguments: object, env: Mapping[str, str] | None = None) -> bytes:
+    """The stdout of a run that succeeds and has nothing to complain of."""
+    done = wald_archive(*arguments, env=env)
+    assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
+    return done.stdout
+
+
+def refusal_of(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[int, str, str]:
+    """Exit code, message and hint of a run that fails as every command has to: one line, one hint, no traceback."""
+    done = wald_archive(*arguments, env=env)
+    match = re.fullmatch(r"wald-archive: (.+)\n  hint: (.+)\n", done.stderr.decode())
+    assert match, done.stderr.decode()
+    assert done.returncode != 0
+    return done.returncode, match[1], match[2]

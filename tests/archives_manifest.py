@@ -1,0 +1,27 @@
+"""Manifests of bags that were never made: one bundle with the facts that a test cares for."""
+
+from __future__ import annotations
+
+from sidecars.archive.bundle import Bundle, Contents, Origin, PartFacts
+from sidecars.archive.codecs import Codec
+from sidecars.archive.manifest import Entry, Manifest, Previous
+
+
+def manifest(
+    *,
+    log: str,
+    first: int,
+    last: int,
+    route: str = "a",
+    group: str = "processed",
+    after: int = 0,
+    previous: Previous | None = None,
+    digest: str = "",
+) -> Manifest:
+    """Records ``first`` to ``last``, none missing; the digest follows from the first one, unless it is given."""
+    count = last - first + 1
+    contents = Contents(first, last, after, count, 2 * count, 1, 2, (PartFacts("x", first, last, count, 2 * count),))
+    sha256 = digest * 64 if digest else f"{first:064x}"
+    origin = Origin(log, route, group, "wald test", "2026-11-21T10:00:00Z")
+    bundle = Bundle(f"{route}-{first:020d}.tar", contents, 10240, sha256, sha256)
+    return Manifest(origin, Codec.NONE, (Entry(bundle, previous),))

@@ -1,0 +1,57 @@
+"""The golden bag: what the first release of the archive's format makes of one small log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import archives
+from logs import Built
+
+import wald
+from sidecars.archive.bundle import Origin, bundle
+from sidecars.archive.codecs import Codec
+from sidecars.archive.cutting import Records
+
+VERSION = 1
+FOLDER = Path(__file__).parent / f"archive-v{VERSION}"
+MOMENT = "2026-11-21T10:00:00Z"
+LOG = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
+
+
+def sample_log(root: Path) -> Built:
+    """Every kind of record, two routes, and a last line without a newline; always with the same id."""
+    root.mkdir(parents=True)
+    (root / "log.json").write_text(json.dumps({"log": LOG, "format": 1, "created": MOMENT}))
+    built = Built(root)
+    built.lines("a", [b"plain", b"carriage\r", b"", b"\x00\xff"])
+    built.lines("b", [b"another route"])
+    built.columns(
+        "a",
+        [b"value", b"", b"\x00\xff\n"],
+        keys=[b"key", None, b"\xff"],
+        headers=[None, b'{"name":"text"}', b"\xff"],
+        times_ns=[1_700_000_000_000_000_000, 0, -1],
+    )
+    built.piece("a", b"a long ", begins=True, ends=False)
+    built.piece("a", b"record\nand one more\n", begins=False, ends=True)
+    built.piece("a", b"no newline", begins=True, ends=True)
+    return built
+
+
+def log_id_of(built: Built) -> str:
+    """As the archive has it."""
+    return built.log_id.hex()
+
+
+def make(folder: Path, root: Path) -> None:
+    """Pack the sample log, which is made at ``root``, to ``folder``; uncompressed, as that does not change."""
+    archives.archive(sample_log(root), folder, size=Records(4), moment=MOMENT)
+
+
+def write(root: Path, path: Path) -> None:
+    """Pack the route of an existing root into one bundle at ``path``."""
+    log = wald.open(root)
+    origin = Origin(log.identity.log_id.hex(), "a", "processed", "wald test", MOMENT)
+    with path.open("xb") as file:
+        bundle(log.batches("a"), origin=origin, codec=Codec.NONE, after=0, sink=file.write)

@@ -1,0 +1,240 @@
+"""``wald-archive`` as its users run it: what it prints, what it exits with, and what to type next."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from archives import archive, bags, command, files, output_of, refusal_of, wald_archive
+from damage import flipped
+from faults import Died, DyingDisk
+from logs import Built
+from running import output_of as wald_output_of
+
+from sidecars.archive.cutting import Records
+from wald.store.disk import Disk
+from wald.store.ledger import Ledger
+
+
+@pytest.fixture
+def root(mixed: Built) -> Path:
+    return mixed.root.path
+
+
+def test_it_packs_proves_and_restores(root: Path, dest: Path) -> None:
+    """What it gives back is what ``wald read`` gives, in both formats."""
+    packed = output_of("a", "b", "--root", root, "--dest", dest, "--records-per-bundle", 7).decode().splitlines()
+
+    assert packed[0].startswith(f"a-{1:020d}.tar.zst: 7 records, 1 to 7, 49 B in ")
+    assert packed[2] == f"bag a/{1:020d}-{17:020d}: 14 records in 2 bundles at {dest}"
+    assert len(packed) == 5
+    assert output_of("verify", dest) == b"good: 3 bundles proven, 0 info, 0 error\n"
+    for options in (["--format", "raw"], ["--format", "json", "--from", 3, "--to", 13]):
+        read = wald_output_of("read", "a", "--root", root, *options)
+        assert output_of("restore", dest, "a", *options) == read
+
+
+def test_with_json_it_prints_one_object(root: Path, dest: Path) -> None:
+    told = json.loads(output_of("a", "--root", root, "--dest", dest, "--json"))
+
+    ((run,),) = (told["runs"],)
+    assert (run["route"], run["first"], run["last"], run["count"], run["resumed"]) == ("a", 1, 17, 14, False)
+    assert [bundle["bundle"] for bundle in run["bundles"]] == [f"a-{1:020d}.tar.zst"]
+    assert json.loads(output_of("a", "--root", root, "--dest", dest, "--json")) == {"runs": []}
+
+
+def test_options_stand_before_or_behind_the_route(root: Path, tmp_path: Path) -> None:
+    forms = [
+        ("a", "--root", root, "--codec", "gz"),
+        ("--root", root, "a", "--codec", "gz"),
+        ("--codec", "gz", "--root", root, "a"),
+        (f"--root={root}", "pack", "a", "--codec", "gz"),
+        ("pack", "--codec", "gz", "a", "--root", root),
+    ]
+    for number, form in enumerate(forms):
+        output_of(*form, "--dest", tmp_path / f"{number}", "--group", f"g{number}")
+        assert len(list((tmp_path / f"{number}").rglob("*.tar.gz"))) == 1
+
+
+def test_a_route_may_be_called_like_a_command(built: Built, dest: Path) -> None:
+    """``pack`` says that it is one."""
+    for route in ("verify", "restore", "pack"):
+        built.lines(route, [b"x"])
+
+    output_of("pack", "verify", "restore", "pack", "--root", built.root.path, "--dest", dest)
+
+    assert sorted(bag.parent.name for bag in bags(dest)) == ["pack", "restore", "verify"]
+
+
+def test_the_environment_says_where(root: Path, dest: Path) -> None:
+    env = {"WALD_ROOT": str(root), "ARCHIVE_DEST": str(dest)}
+    output_of("a", env=env)
+    assert len(bags(dest)) == 1
+
+    output_of("b", env={"WALD_ROOT": str(root)})
+    assert len(bags(root / "archive")) == 1
+
+
+def test_nothing_to_archive_is_no_failure(root: Path, dest: Path) -> None:
+    output_of("a", "--root", root, "--dest", dest)
+    before = files(dest)
+
+    again = output_of("a", "--root", root, "--dest", dest)
+
+    assert again == b"nothing to archive: group processed has processed all of route a\n"
+    assert files(dest) == before
+
+
+def test_an_interrupted_run_is_gone_on_with_and_said(root: Path, dest: Path) -> None:
+    disk = DyingDisk(12)
+    with pytest.raises(Died):
+        archive(root, dest, size=Records(7), disk=disk)
+    disk.abandon()
+
+    done = wald_archive("a", "--root", root, "--dest", dest, "--codec", "gz")
+
+    assert done.returncode == 0
+    words = f"going on with the interrupted run a/{1:020d}-{17:020d}, with its own sizes and codec (none)"
+    assert done.stderr.decode() == f"wald-archive: {words}\n"
+    assert len(list(dest.rglob("*.tar"))) == 2
+
+
+def test_damage_is_listed_and_the_exit_code_says_so(root: Path, dest: Path) -> None:
+    output_of("a", "--root", root, "--dest", dest)
+    path = bags(dest)[0] / "bagit.txt"
+    path.write_bytes(flipped(path.read_bytes(), 8))
+
+    done = wald_archive("verify", dest)
+    as_json = wald_archive("verify", dest, "--json")
+
+    assert (done.returncode, as_json.returncode) == (4, 4)
+    assert done.stdout.decode().splitlines() == [
+        f"error  {path}: offset 1: not what manifest.json leads to",
+        "damaged: 1 bundle proven, 0 info, 1 error",
+    ]
+    found = [json.loads(line) for line in as_json.stdout.splitlines()]
+    assert [(each["level"], each["file"], each["offset"]) for each in found] == [
+        ("error", "bagit.txt", 1),
+        ("ok", f"data/a-{1:020d}.tar.zst", None),
+    ]
+
+
+def test_a_missing_last_bag_is_found_with_the_root(root: Path, dest: Path) -> None:
+    output_of("a", "b", "--root", root, "--dest", dest)
+    shutil.rmtree(dest / "b")
+
+    assert wald_archive("verify", dest).returncode == 0
+    done = wald_archive("verify", dest, "--root", root)
+    assert (done.returncode, b"missing; the ledger says that it is here" in done.stdout) == (4, True)
+
+
+class TestRefusals:
+    """One line, one hint, an exit code that means something."""
+
+    def test_no_root(self) -> None:
+        code, message, hint = refusal_of("a")
+        assert (code, message) == (2, "which log? no root was given")
+        assert "WALD_ROOT" in hint
+
+    def test_no_such_route(self, root: Path) -> None:
+        code, message, hint = refusal_of("none", "--root", root)
+        assert (code, "there is no route 'none'" in message, "wald route" in hint) == (3, True, True)
+
+    def test_an_illegal_route(self, root: Path) -> None:
+        assert refusal_of("a/b", "--root", root)[0] == 2
+
+    def test_two_sizes(self, root: Path) -> None:
+        code, message, _ = refusal_of("a", "--root", root, "--records-per-bundle", 1, "--bytes-per-bundle", "1MiB")
+        assert (code, "exclude each other" in message) == (2, True)
+
+    @pytest.mark.parametrize("option", [("--records-per-bundle", 0), ("--bytes-per-bundle", 0), ("--codec", "rar")])
+    def test_a_size_of_nothing_and_an_unknown_codec(self, root: Path, option: tuple[object, ...]) -> None:
+        assert refusal_of("a", "--root", root, *option)[0] == 2
+
+    def test_a_second_archivist(self, root: Path, dest: Path) -> None:
+        ledger = Ledger(root / "ledger" / "archive.jsonl", Disk(), owner="wald-archive")
+        try:
+            code, message, hint = refusal_of("a", "--root", root, "--dest", dest)
+        finally:
+            ledger.close()
+        assert (code, "another wald-archive" in message, "fuser" in hint) == (5, True, True)
+
+    def test_another_file_in_the_way(self, root: Path, dest: Path) -> None:
+        path = dest / "a" / f"{1:020d}-{17:020d}" / "data" / f"a-{1:020d}.tar.zst"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"another")
+
+        code, message, hint = refusal_of("a", "--root", root, "--dest", dest)
+
+        assert (code, message.startswith(f"{path}: offset 0: "), "--dest" in hint) == (9, True, True)
+
+    def test_a_destination_that_is_a_file(self, root: Path, dest: Path) -> None:
+        dest.write_bytes(b"")
+
+        code, message, hint = refusal_of("a", "--root", root, "--dest", dest)
+
+        assert (code, "nothing is lost" in message, hint.startswith("df -h")) == (7, True, True)
+        assert wald_output_of("cursor", "set", "a", 1, "--root", root) == b"1\n"  # it had not moved
+
+    def test_a_full_disk(self, built: Built, tmp_path: Path) -> None:
+        """A real one, of the smallest kind: a file may not grow beyond what the shell allows."""
+        built.lines("a", [os.urandom(30_000).replace(b"\n", b" ") for _ in range(20)])
+        dest = tmp_path / "dest"
+        line = command("a", "--root", built.root.path, "--dest", dest)
+        limited = ["bash", "-c", 'ulimit -f 100; trap "" XFSZ; exec "$@"', "bash", *line]
+
+        done = subprocess.run(limited, capture_output=True, text=True, check=False)
+
+        assert done.returncode == 7
+        assert "nothing is lost" in done.stderr
+        assert wald_archive("a", "--root", built.root.path, "--dest", dest).returncode == 0
+        assert output_of("verify", dest).startswith(b"good: 1 bundle")
+
+    def test_nothing_to_prove(self, tmp_path: Path) -> None:
+        assert refusal_of("verify", tmp_path / "none")[0] == 3
+
+    def test_nothing_to_restore(self, root: Path, dest: Path) -> None:
+        output_of("a", "--root", root, "--dest", dest)
+        code, message, hint = refusal_of("restore", dest, "none")
+        assert (code, "'none'" in message, hint.endswith("here are: a")) == (3, True, True)
+
+    def test_a_damaged_bundle_to_restore(self, root: Path, dest: Path) -> None:
+        output_of("a", "--root", root, "--dest", dest)
+        (path,) = dest.rglob("*.zst")
+        path.write_bytes(flipped(path.read_bytes(), 800))
+
+        done = wald_archive("restore", dest, "a")
+
+        assert (done.returncode, done.stdout) == (4, b"")
+        assert f"{path}: its sha256 is not" in done.stderr.decode()
+
+
+def test_help_says_what_there_is() -> None:
+    top = output_of("--help").decode()
+    assert "ROUTE... | COMMAND" in top
+    for name in ("pack", "verify", "restore"):
+        assert f"\n  {name} " in top
+        assert output_of(name, "--help")
+
+
+def test_people_who_wait_see_a_bar(root: Path, dest: Path) -> None:
+    """On a terminal, and nowhere else."""
+    for arguments in (["a", "--root", root, "--dest", dest], ["verify", dest], ["restore", dest, "a"]):
+        ours, theirs = pty.openpty()
+        done = subprocess.run(command(*arguments), stdout=subprocess.DEVNULL, stderr=theirs, check=True)
+        os.close(theirs)
+        assert done.returncode == 0
+        assert b"100%" in os.read(ours, 100_000)
+        os.close(ours)
+
+
+def test_the_console_script_is_there() -> None:
+    script = Path(sys.executable).with_name("wald-archive")
+
+    assert subprocess.run([script, "--version"], capture_output=True, check=True).stdout.startswith(b"wald-archive ")

@@ -1,0 +1,221 @@
+"""Wherever a run ends, the next one ends with the same bundles, and nothing is told, packed or moved twice."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from archives import MOMENT, archive, bags, command, copied, errors, files, ledger_lines, wald_archive
+from faults import Died, DyingDisk, FailingDisk, SteppingDisk, until_it_survives
+from logs import Built
+from running import eventually
+
+import wald
+from sidecars.archive.codecs import Codec
+from sidecars.archive.cutting import Records
+from wald.errors import Refused
+from wald.store.directory import Root
+
+BAGIT = Path(sys.executable).with_name("bagit.py")
+
+
+@pytest.fixture
+def root(mixed: Built) -> Path:
+    """A log that copies are made of."""
+    mixed.crash()
+    return mixed.root.path
+
+
+@pytest.fixture
+def whole(root: Path, tmp_path: Path) -> dict[str, bytes]:
+    """What a run that nothing disturbs makes of it."""
+    archive(copied(root, tmp_path / "undisturbed"), tmp_path / "whole", size=Records(7), codec=Codec.ZST)
+    return files(tmp_path / "whole")
+
+
+def packed(root: Path, dest: Path, *, disk: SteppingDisk | None = None, moment: str = MOMENT) -> None:
+    archive(root, dest, size=Records(7), codec=Codec.ZST, disk=disk, moment=moment)
+
+
+def assert_as_if_undisturbed(root: Path, dest: Path, whole: dict[str, bytes]) -> None:
+    """The same files; each line of the ledger once; the cursor where it belongs."""
+    assert files(dest) == whole
+    lines = ledger_lines(Root(root))
+    told = [(line["event"], line.get("bundle")) for line in lines]
+    assert told == [
+        ("begun", None),
+        ("archived", f"a-{1:020d}.tar.zst"),
+        ("archived", f"a-{8:020d}.tar.zst"),
+        ("finished", None),
+    ]
+    assert wald.open(root).cursor("a").sequence == 17
+    assert errors(dest, root=Root(root)) == []
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
+def test_the_next_run_does_what_a_dead_one_has_left(
+    root: Path, tmp_path: Path, whole: dict[str, bytes], part: float
+) -> None:
+    """Died at each step, with all, half or nothing of its write on disk; other options are asked for afterwards."""
+    for number, disk in enumerate(until_it_survives(lambda last: DyingDisk(last, part=part))):
+        copy, dest = copied(root, tmp_path / f"root-{number}"), tmp_path / f"dest-{number}"
+        assert isinstance(disk, DyingDisk)
+        try:
+            packed(copy, dest, disk=disk)
+        except Died:
+            disk.abandon()
+        else:
+            assert number > 40
+            break
+        begun = bool(ledger_lines(Root(copy)))
+        later = "2030-01-01T00:00:00Z" if begun else MOMENT
+        archive(
+            copy, dest, size=Records(7 if not begun else 2), codec=Codec.ZST if not begun else Codec.GZ, moment=later
+        )
+        assert_as_if_undisturbed(copy, dest, whole)
+    subprocess.run([sys.executable, BAGIT, "--validate", "--quiet", bags(tmp_path / "dest-20")[0]], check=True)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5])
+def test_a_full_disk_is_told_and_the_next_run_goes_on(
+    root: Path, tmp_path: Path, whole: dict[str, bytes], part: float
+) -> None:
+    """Failed at each step; no descriptor that failed is used again, and the cursor does not move too early."""
+    for number, disk in enumerate(until_it_survives(lambda bad: FailingDisk(bad, part=part))):
+        copy, dest = copied(root, tmp_path / f"root-{number}"), tmp_path / f"dest-{number}"
+        assert isinstance(disk, FailingDisk)
+        try:
+            packed(copy, dest, disk=disk)
+            break
+        except OSError:
+            disk.abandon()
+        if wald.open(copy).cursor("a").sequence:
+            assert len([line for line in ledger_lines(Root(copy)) if line["event"] == "archived"]) == 2
+        packed(copy, dest)
+        assert_as_if_undisturbed(copy, dest, whole)
+    assert number > 40
+
+
+def test_it_may_die_again_and_again(root: Path, tmp_path: Path, whole: dict[str, bytes]) -> None:
+    """Every run gets two steps further than it takes to find out what is left."""
+    dest, deaths = tmp_path / "dest", 0
+    for last in range(3, 200):
+        disk = DyingDisk(last, part=0.3)
+        try:
+            packed(root, dest, disk=disk)
+            break
+        except Died:
+            disk.abandon()
+            deaths += 1
+    assert deaths > 5
+    assert_as_if_undisturbed(root, dest, whole)
+
+
+def test_what_came_since_goes_into_a_bag_of_its_own(mixed: Built, dest: Path) -> None:
+    """The interrupted run is done as it was begun; then the rest."""
+    disk = DyingDisk(12)
+    with pytest.raises(Died):
+        packed(mixed.root.path, dest, disk=disk)
+    disk.abandon()
+    mixed.lines("a", [b"came since"])
+
+    runs = archive(mixed, dest)
+
+    assert [(run.run.first, run.run.last, run.resumed) for run in runs] == [(1, 17, True), (18, 18, False)]
+    assert errors(dest, root=mixed.root) == []
+
+
+def test_an_interrupted_run_elsewhere_does_not_hold_up_this_one(root: Path, dest: Path, tmp_path: Path) -> None:
+    disk = DyingDisk(12)
+    with pytest.raises(Died):
+        packed(root, dest, disk=disk)
+    disk.abandon()
+
+    (run,) = archive(root, tmp_path / "elsewhere")
+
+    assert not run.resumed
+    assert errors(tmp_path / "elsewhere", root=Root(root)) == []
+
+
+def test_acknowledging_does_not_need_the_records(mixed: Built, dest: Path) -> None:
+    """When the ledger tells of all bundles, RECLAIM may have taken what they hold."""
+    packed(mixed.root.path, dest)
+    ledger = mixed.root.ledger / "archive.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))  # finished was not told
+    mixed.cut()
+    mixed.seal()
+    mixed.lines("b", [b"x"])
+    mixed.reclaim(1)
+
+    (run,) = archive(mixed, dest)
+
+    assert (run.manifest, run.resumed) == (None, True)
+    assert ledger_lines(mixed.root)[-1]["event"] == "finished"
+
+
+def test_records_that_are_gone_before_they_were_packed_are_told(mixed: Built, dest: Path) -> None:
+    """Somebody has moved the cursor of this group, and RECLAIM believed it."""
+    disk = DyingDisk(8)
+    with pytest.raises(Died):
+        packed(mixed.root.path, dest, disk=disk)
+    disk.abandon()
+    mixed.log.set_cursor("a", 17)
+    mixed.cut()
+    mixed.seal()
+    mixed.lines("a", [b"x"])
+    mixed.reclaim(1)
+
+    with pytest.raises(Refused, match="records 1 to 17 of a, which an interrupted run was to pack, are not all there"):
+        archive(mixed, dest)
+
+
+class TestKilled:
+    """A real process, and SIGKILL."""
+
+    @pytest.fixture
+    def large(self, tmp_path: Path) -> Path:
+        """Enough to be killed in the middle of."""
+        built = Built(tmp_path / "large", segment_max_bytes=1 << 30)
+        for number in range(40):
+            built.append("a", b"line %03d of a log that is not too small\n" % number * 20_000, 20_000)
+        built.crash()
+        return built.root.path
+
+    def test_the_next_run_finishes(self, large: Path, dest: Path) -> None:
+        """Killed when there is a bundle, when there are two, …: at each moment that a poll can see."""
+        arguments = ["a", "--root", large, "--dest", dest, "--records-per-bundle", 100_000]
+        kills = 0
+        for there in moments(dest):
+            process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            eventually(partial(either, process, there))
+            process.send_signal(signal.SIGKILL)
+            kills += process.wait() == -signal.SIGKILL
+        assert kills >= 3
+
+        assert wald_archive(*arguments).returncode == 0
+
+        lines = ledger_lines(Root(large))
+        assert [line["event"] for line in lines] == ["begun", *["archived"] * 8, "finished"]
+        assert [line["count"] for line in lines[1:-1]] == [100_000] * 8
+        assert errors(dest, root=Root(large)) == []
+        subprocess.run([sys.executable, BAGIT, "--validate", "--quiet", bags(dest)[0]], check=True)
+
+
+def either(process: subprocess.Popen[bytes], there: Callable[[], bool]) -> bool:
+    """Whether it is time, or too late."""
+    return process.poll() is not None or there()
+
+
+def moments(dest: Path) -> Iterator[Callable[[], bool]]:
+    """Conditions under which to kill."""
+    return (partial(has_files, dest, count) for count in (1, 2, 4, 6, 9, 12, 15))
+
+
+def has_files(dest: Path, count: int) -> bool:
+    """Whether there are so many files in the payload."""
+    return len(list(dest.rglob("data/*"))) >= count

@@ -1,0 +1,375 @@
+"""A run makes a bag that strangers can check, tells the ledger, and moves the cursor last."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from archives import MOMENT, archive, bags, errors, files, ledger_lines, restored
+from contents import text
+from faults import TracingDisk
+from logs import Built
+
+from sidecars.archive.codecs import Codec
+from sidecars.archive.cutting import Bytes, Records
+from wald.errors import Damaged, Locked, NotFound, Refused
+from wald.format.names import Kind
+from wald.store.cursors import CursorState
+from wald.store.ledger import Ledger
+
+BAGIT = Path(sys.executable).with_name("bagit.py")
+
+
+def unpacked(bag: Path, pattern: str) -> bytes:
+    """What stock tar gets out of the bundles of a bag."""
+    out = b""
+    for bundle in sorted(path for path in (bag / "data").iterdir() if path.suffix != ".sha256"):
+        out += subprocess.run(["tar", "-xOf", bundle, "--wildcards", pattern], capture_output=True, check=True).stdout
+    return out
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_stock_tools_accept_a_bag_and_give_the_records_back(built: Built, dest: Path, codec: Codec) -> None:
+    """sha256sum, tar with whatever decompresses, and the BagIt validator of the Library of Congress."""
+    for start in range(0, 1000, 100):
+        built.lines("a", [b"line %d" % number for number in range(start, start + 100)])
+    archive(built, dest, size=Records(250), codec=codec)
+    (bag,) = bags(dest)
+
+    subprocess.run(["sha256sum", "-c", "manifest-sha256.txt", "tagmanifest-sha256.txt"], cwd=bag, check=True)
+    for beside in (bag / "data").glob("*.sha256"):
+        subprocess.run(["sha256sum", "-c", beside.name], cwd=bag / "data", check=True)
+    subprocess.run([sys.executable, BAGIT, "--validate", "--quiet", bag], check=True)
+    assert unpacked(bag, "*/records/*.txt") == text(built.root.path, "a")
+    assert errors(dest) == []
+
+
+def test_the_page_in_the_bag_says_how_and_is_right(mixed: Built, dest: Path) -> None:
+    """Its commands, as a shell runs them."""
+    archive(mixed, dest, codec=Codec.ZST)
+    (bag,) = bags(dest)
+    commands = [line.strip() for line in (bag / "README.txt").read_text().splitlines() if line.startswith("    ")][:4]
+
+    done = subprocess.run(["bash", "-euc", "\n".join(commands)], cwd=bag, capture_output=True, check=True)
+
+    values = [line for line in done.stdout.split(b"\n") if b": OK" not in line]
+    assert b"line 3" in values
+    assert b'"value"' in values
+
+
+def test_bundles_hold_exactly_what_was_asked_for(built: Built, dest: Path) -> None:
+    """And say so in the manifest, with what each follows."""
+    built.lines("a", [b"x"] * 1000)
+
+    (packed,) = archive(built, dest, size=Records(250))
+
+    (bag,) = bags(dest)
+    told = json.loads((bag / "manifest.json").read_bytes())
+    assert [(each["first"], each["last"], each["count"]) for each in told["bundles"]] == [
+        (1, 250, 250),
+        (251, 500, 250),
+        (501, 750, 250),
+        (751, 1000, 250),
+    ]
+    for before, after in itertools.pairwise(told["bundles"]):
+        assert after["previous"] == {"bundle": before["bundle"], "sha256": before["sha256"]}
+        assert after["after"] == before["last"]
+    assert packed.manifest is not None
+    assert packed.manifest.count == 1000
+    assert not packed.resumed
+
+
+def test_the_ledger_tells_of_everything_and_the_cursor_moves(mixed: Built, dest: Path) -> None:
+    archive(mixed, dest, size=Records(7))
+
+    lines = ledger_lines(mixed.root)
+    assert [line["event"] for line in lines] == ["begun", "archived", "archived", "finished"]
+    assert [(line["first"], line["last"], line["after"], line["count"]) for line in lines[1:3]] == [
+        (1, 7, 0, 7),
+        (8, 17, 7, 7),
+    ]
+    assert [line["runs"] for line in lines[1:3]] == [[0, 7], [0, 3, 1, 2, 2, 2]]
+    assert [[int(part[:20]) for part in line["parts"]] for line in lines[1:3]] == [[1], [8, 12, 16]]
+    assert {part[20:] for line in lines[1:3] for part in line["parts"]} <= {".txt", ".jsonl"}
+    assert {line["dest"] for line in lines} == {str(dest)}
+    assert mixed.log.cursor("a").sequence == 17
+
+
+def test_where_finds_a_record_in_its_bundle(mixed: Built, dest: Path) -> None:
+    """The path that it names is there."""
+    archive(mixed, dest)
+
+    found = mixed.log.where(13)
+
+    assert found.bundle is not None
+    assert Path(found.bundle).is_file()
+    listed = subprocess.run(["tar", "-tf", found.bundle], capture_output=True, text=True, check=True).stdout
+    assert f"/{found.member}" in listed
+    assert mixed.log.where(11).bundle is None  # of another route
+
+
+def test_the_second_run_follows_the_first(mixed: Built, dest: Path) -> None:
+    archive(mixed, dest)
+    mixed.lines("a", [b"more"])
+    archive(mixed, dest)
+
+    _, second = bags(dest)
+    told = json.loads((second / "manifest.json").read_bytes())
+    assert told["after"] == 17
+    assert told["bundles"][0]["previous"]["bundle"] == f"a-{1:020d}.tar"
+    assert errors(dest, root=mixed.root) == []
+    assert restored(dest) == text(mixed.root.path, "a").replace(b"no newlinemore", b"no newline\nmore")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_it_follows_even_if_the_ledger_is_lost(mixed: Built, dest: Path, lost: bool) -> None:
+    """The bags at the destination tell the same."""
+    archive(mixed, dest)
+    mixed.lines("a", [b"more"])
+    if lost:
+        (mixed.root.ledger / "archive.jsonl").unlink()
+
+    (packed,) = archive(mixed, dest)
+
+    assert packed.manifest is not None
+    assert packed.manifest.entries[0].previous is not None
+    assert errors(dest) == []
+
+
+def test_nothing_to_archive_writes_nothing(mixed: Built, dest: Path) -> None:
+    archive(mixed, dest)
+    before, lines = files(dest), ledger_lines(mixed.root)
+
+    assert archive(mixed, dest) == []
+
+    assert (files(dest), ledger_lines(mixed.root)) == (before, lines)
+
+
+def test_an_empty_route_makes_no_bag(built: Built, dest: Path) -> None:
+    (built.root.routes / "a").mkdir()
+
+    assert archive(built, dest) == []
+    assert not dest.exists()
+
+
+def test_one_record_makes_one_bundle(built: Built, dest: Path) -> None:
+    built.lines("a", [b""])
+    archive(built, dest)
+
+    assert restored(dest) == b"\n"
+
+
+def test_groups_have_cursors_of_their_own(mixed: Built, dest: Path, tmp_path: Path) -> None:
+    archive(mixed, dest)
+    archive(mixed, tmp_path / "other", group="cold")
+
+    assert (mixed.log.cursor("a").sequence, mixed.log.cursor("a", "cold").sequence) == (17, 17)
+    assert restored(dest) == restored(tmp_path / "other")
+
+
+def test_an_unterminated_record_is_kept_as_one(mixed: Built, dest: Path) -> None:
+    archive(mixed, dest)
+
+    assert b'"terminated": false' in unpacked(bags(dest)[0], "*/batches/*16.jsonl")
+
+
+def test_a_record_whose_end_has_not_come_waits(built: Built, dest: Path) -> None:
+    """It goes into the next bag, whole."""
+    built.lines("a", [b"first"])
+    built.piece("a", b"a long ", begins=True, ends=False)
+    (packed,) = archive(built, dest)
+    assert packed.run.last == 1
+
+    built.piece("a", b"record\n", begins=False, ends=True)
+    archive(built, dest)
+
+    assert restored(dest) == b"first\na long record\n"
+    assert built.log.cursor("a").sequence == 2
+
+
+def test_a_cursor_set_by_hand_says_where_to_begin(mixed: Built, dest: Path) -> None:
+    mixed.log.set_cursor("a", 12)
+
+    (packed,) = archive(mixed, dest)
+
+    assert (packed.run.after, packed.run.first, packed.run.last) == (12, 13, 17)
+
+
+def test_what_was_reclaimed_behind_the_cursor_is_no_error(built: Built, dest: Path) -> None:
+    built.lines("a", [b"gone"])
+    built.cut()
+    built.lines("a", [b"here"])
+    built.cut()
+    built.seal()
+    built.log.set_cursor("a", 1)
+    built.lines("a", [b"and here"])
+    built.reclaim(1)
+
+    archive(built, dest)
+
+    assert restored(dest, first=2) == b"here\nand here\n"
+
+
+def test_a_new_group_does_not_claim_what_was_reclaimed_before(built: Built, dest: Path) -> None:
+    """``after`` says from where on nothing is missing."""
+    built.lines("a", [b"gone"])
+    built.cut()
+    built.lines("a", [b"here"])
+    built.cut()
+    built.seal()
+    built.reclaim(1)
+
+    (packed,) = archive(built, dest, group="late")
+
+    assert (packed.run.after, packed.run.first) == (1, 2)
+
+
+def test_unread_records_that_were_reclaimed_are_told(built: Built, dest: Path) -> None:
+    """By force; a bundle that silently leaves them out would claim that there were none."""
+    built.lines("a", [b"read"])
+    built.cut()
+    built.lines("a", [b"unread"])
+    built.cut()
+    built.lines("a", [b"here"])
+    built.cut()
+    built.seal()
+    built.log.set_cursor("a", 1)
+    built.reclaim(1)
+    built.reclaim(2)
+
+    with pytest.raises(NotFound, match="RECLAIM has removed record 2") as refused:
+        archive(built, dest)
+
+    assert "cursor set a SEQUENCE --group processed" in refused.value.hint
+    assert not dest.exists()
+
+
+def test_damage_is_an_error_before_anything_is_acknowledged(built: Built, dest: Path) -> None:
+    for line in (b"one", b"two", b"three"):
+        built.lines("a", [line * 40])
+    path = built.path(1, Kind.RAW)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"two")] ^= 1
+    path.write_bytes(data)
+
+    for _ in range(2):
+        with pytest.raises(Damaged):
+            archive(built, dest)
+
+    assert built.log.cursor("a").state is CursorState.ABSENT
+    assert [line["event"] for line in ledger_lines(built.root)] == ["begun"]
+
+
+@pytest.mark.parametrize("content", [b"garbage\n", b"99999\n"])
+def test_a_cursor_that_cannot_be_trusted_is_an_error(mixed: Built, dest: Path, content: bytes) -> None:
+    """Never a beginning at 0."""
+    mixed.root.cursor("a", "processed").write_bytes(content)
+
+    with pytest.raises(Damaged, match="what was processed is not known"):
+        archive(mixed, dest)
+    assert not dest.exists()
+
+
+def test_a_place_of_another_log_is_refused(mixed: Built, dest: Path, tmp_path: Path) -> None:
+    archive(mixed, dest)
+    other = Built(tmp_path / "other")
+    other.lines("a", [b"x"])
+    before = files(dest)
+
+    with pytest.raises(Refused, match=f"belongs to log {mixed.log_id.hex()}"):
+        archive(other, dest)
+
+    assert files(dest) == before
+    assert ledger_lines(other.root) == []
+
+
+def test_records_are_not_archived_twice_to_one_place(mixed: Built, dest: Path) -> None:
+    """After the cursor was set back by hand."""
+    archive(mixed, dest)
+    mixed.log.set_cursor("a", 5, rewind=True)
+    before = files(dest)
+
+    with pytest.raises(Refused, match="holds records 1 to 17 already"):
+        archive(mixed, dest)
+
+    assert files(dest) == before
+
+
+def test_another_file_of_the_same_name_is_refused_and_left(mixed: Built, dest: Path) -> None:
+    bag = dest / "a" / f"{1:020d}-{17:020d}"
+    (bag / "data").mkdir(parents=True)
+    path = bag / "data" / f"a-{1:020d}.tar"
+    path.write_bytes(b"something else")
+
+    with pytest.raises(Refused, match=rf"{path.name}: offset 0: .*not overwritten"):
+        archive(mixed, dest)
+
+    assert path.read_bytes() == b"something else"
+    assert mixed.log.cursor("a").state is CursorState.ABSENT
+
+
+def test_a_second_archivist_waits_its_turn(mixed: Built, dest: Path) -> None:
+    ledger = Ledger(mixed.root.ledger / "archive.jsonl", mixed.disk, owner="wald-archive")
+    try:
+        with pytest.raises(Locked, match="another wald-archive"):
+            archive(mixed, dest)
+    finally:
+        ledger.close()
+    assert not dest.exists()
+
+
+def test_a_destination_that_does_not_give_back_what_it_got_acknowledges_nothing(mixed: Built, dest: Path) -> None:
+    """Found by reading back."""
+
+    class Harmful(TracingDisk):
+        def sync(self, descriptor: int) -> None:
+            super().sync(descriptor)
+            if self.steps[-1][1].endswith(".tar"):
+                os.pwrite(descriptor, b"#", 600)
+
+    with pytest.raises(Damaged, match=r"a-0+1\.tar: read back, it is not what was written"):
+        archive(mixed, dest, disk=Harmful())
+
+    assert mixed.log.cursor("a").state is CursorState.ABSENT
+    assert [line["event"] for line in ledger_lines(mixed.root)] == ["begun"]
+
+
+def test_each_step_is_durable_before_the_next(mixed: Built, dest: Path) -> None:
+    """Ledger, bundles, tag files, directories, ledger, cursor, ledger."""
+    disk = TracingDisk()
+
+    archive(mixed, dest, disk=disk, size=Bytes(50))
+
+    written = [name for step, name in disk.steps if step == "write"]
+    assert written[0] == written[-1] == "archive.jsonl"
+    assert written[1:5] == [f"a-{1:020d}.tar", f"a-{1:020d}.tar.sha256", f"a-{8:020d}.tar", f"a-{8:020d}.tar.sha256"]
+    assert written[-9:-3] == [
+        "manifest.json",
+        "README.txt",
+        "bagit.txt",
+        "bag-info.txt",
+        "manifest-sha256.txt",
+        "tagmanifest-sha256.txt",
+    ]
+    assert written[-3] == "archive.jsonl"
+    assert written[-2].startswith("processed.cursor")
+    for number, (step, name) in enumerate(disk.steps):
+        if step == "write":
+            assert ("sync", name) in disk.steps[number + 1 :]
+    settled = [number for number, (step, _) in enumerate(disk.steps) if step == "sync_directory"]
+    told = max(
+        number for number, (step, name) in enumerate(disk.steps) if (step, name) == ("rename", "processed.cursor")
+    )
+    assert len([number for number in settled if number < told]) >= 4
+
+
+def test_the_moment_is_that_of_the_run(mixed: Built, dest: Path) -> None:
+    archive(mixed, dest)
+
+    told = json.loads((bags(dest)[0] / "manifest.json").read_bytes())
+    assert told["archived_at"] == MOMENT

@@ -1,0 +1,94 @@
+"""Parts hold the records of consecutive batches, and say which."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from logs import START_NS, Built
+from some_logs import STEPS, Step, build
+
+from sidecars.archive.parts import BadIndex, Form, Part, Run, parse_run, parts
+
+RUN = Run("00000000000000000001.txt", 0, 8, 1, 2, START_NS, terminated=False)
+
+
+def lines_of(part: Part, run: Run) -> list[bytes]:
+    """The records of a run, found as its index says."""
+    data = b"".join(part.data)[run.offset : run.offset + run.bytes]
+    assert data.endswith(b"\n")
+    return data[:-1].split(b"\n")
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=STEPS, limit=st.integers(1, 200))
+def test_the_indexes_lead_to_every_record(steps: list[Step], limit: int) -> None:
+    """Whatever the parts, each record is where a run says, in the form that its batch has."""
+    found: list[tuple[int, int, bool, bytes | str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        log = build(Path(folder) / "root", steps).log
+        for part in parts(log.batches("a"), limit_bytes=limit):
+            assert part.data_bytes <= limit or part.count == 1
+            assert part.name == f"{part.first:020d}{part.form.value}"
+            for run in part.runs:
+                for number, line in enumerate(lines_of(part, run), start=run.first):
+                    ended = run.terminated or number < run.last
+                    value = line if part.form is Form.LINES else line.decode()
+                    found.append((number, run.append_time_ns, ended, value))
+        expected: list[tuple[int, int, bool, bytes | str]] = []
+        for batch in log.batches("a"):
+            for record in batch.records():
+                value = record.to_json() if batch.is_columns else record.value
+                expected.append((record.sequence, record.append_time_ns, record.terminated, value))
+
+    assert found == expected
+
+
+def test_a_batch_goes_on_in_the_next_part(built: Built) -> None:
+    built.lines("a", [b"one", b"two", b"three"])
+
+    found = list(parts(built.log.batches("a"), limit_bytes=8))
+
+    assert [(part.first, part.last, b"".join(part.data)) for part in found] == [
+        (1, 2, b"one\ntwo\n"),
+        (3, 3, b"three\n"),
+    ]
+
+
+def test_batches_are_put_together(built: Built) -> None:
+    built.lines("a", [b"one"])
+    built.lines("b", [b"not this"])
+    built.lines("a", [b"two"])
+
+    (part,) = parts(built.log.batches("a"))
+
+    assert [(run.first, run.offset, run.bytes) for run in part.runs] == [(1, 0, 4), (3, 4, 4)]
+    assert (part.count, part.earliest_ns, part.latest_ns) == (2, START_NS + 10**9, START_NS + 3 * 10**9)
+
+
+def test_a_line_of_an_index_is_json_and_comes_back() -> None:
+    line = RUN.to_line()
+
+    assert json.loads(line) == {
+        "part": RUN.part,
+        "offset": 0,
+        "bytes": 8,
+        "first": 1,
+        "count": 2,
+        "append_time_ns": START_NS,
+        "terminated": False,
+    }
+    assert parse_run(line.rstrip("\n").encode()) == RUN
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"[]", b"{}", b"\xff", b'{"part": 1}', RUN.to_line().replace(" ", "").encode(), RUN.to_line().encode()],
+)
+def test_another_line_is_refused(line: bytes) -> None:
+    with pytest.raises(BadIndex):
+        parse_run(line)
