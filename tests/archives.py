@@ -44,6 +44,7 @@ def archive(
     disk: Disk | None = None,
     moment: str = MOMENT,
     software: str = SOFTWARE,
+    to: int | None = None,
 ) -> list[Packed]:
     """Everything in a log, or a root, that the group has not processed, into one bag; the clock stands still."""
     log = wald.open(source) if isinstance(source, Path) else source.log
@@ -53,7 +54,7 @@ def archive(
         archivist = Archivist(
             log, disk, ledger, open_destination(str(place), disk), now_ns=lambda: 1, moment=lambda: moment
         )
-        return list(archivist.archive(Wish(route, group, size or Bytes(1 << 20), codec, software)))
+        return list(archivist.archive(Wish(route, group, size or Bytes(1 << 20), codec, software, to)))
     finally:
         ledger.close()
 

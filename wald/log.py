@@ -62,7 +62,7 @@ class Log:
         start: Place = "earliest",
         stop: int | datetime | None = None,
         *,
-        group: str = DEFAULT_GROUP,
+        group: str | None = DEFAULT_GROUP,
         limit: int | None = None,
         follow: bool = False,
         cancel: threading.Event | None = None,
@@ -80,7 +80,7 @@ class Log:
         start: Place = "earliest",
         stop: int | datetime | None = None,
         *,
-        group: str = DEFAULT_GROUP,
+        group: str | None = DEFAULT_GROUP,
         limit: int | None = None,
         follow: bool = False,
         cancel: threading.Event | None = None,
@@ -93,6 +93,7 @@ class Log:
             start: "earliest", "end", "cursor" (after what ``group`` has processed), a sequence, or a datetime: the
                 first record appended then or later, which may be none yet.
             stop: the last sequence, or the time from which on records are not wanted any more.
+            group: whose cursor decides which reclaimed records may be missing; None: none may, from ``start`` on.
             limit: how many records.
             follow: whether to wait for more at the end, until ``cancel`` is set.
             on_damage: called with what cannot be read, and reading goes on behind it; without it that is raised.

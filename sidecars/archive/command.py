@@ -51,7 +51,7 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
     subcommand_metavar="ROUTE... | COMMAND [ARGS]...",
 )
-@click.option("--root", type=click.Path(path_type=Path), help="The directory of the log.  [env: WALD_ROOT]")
+@click.option("--root", type=click.Path(path_type=Path), help="The directory of the log.  [env of pack: WALD_ROOT]")
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
 @click.pass_context
 def command(ctx: click.Context, root: Path | None) -> None:
@@ -75,6 +75,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @group_option
 @click.option("--records-per-bundle", type=click.IntRange(min=1), metavar="N", help="So many records in each bundle.")
 @size_option("--bytes-per-bundle", None, "So many bytes of records at most; without either: 256MiB.")
+@click.option("--to", type=click.IntRange(min=1), metavar="SEQ", help="Leave the records behind this one for later.")
 @click.option(
     "--engine", type=click.Choice(["local"]), default="local", show_default=True, help="What makes the bundles."
 )
@@ -93,6 +94,7 @@ def pack(
     group: str,
     records_per_bundle: int | None,
     bytes_per_bundle: int | None,
+    to: int | None,
     engine: str,  # noqa: ARG001 - there is one so far
     codec: str,
     as_json: bool,
@@ -108,7 +110,7 @@ def pack(
     log = Log(root)
     size = _size(records_per_bundle, bytes_per_bundle)
     destination = open_destination(dest or str(log.root.path / "archive"), Disk())
-    wishes = [Wish(route, group, size, Codec(codec), f"wald {wald.__version__}") for route in dict.fromkeys(routes)]
+    wishes = [Wish(route, group, size, Codec(codec), f"wald {wald.__version__}", to) for route in dict.fromkeys(routes)]
     try:
         ledger = Ledger(log.root.ledger / "archive.jsonl", Disk(), owner="wald-archive")
         try:
@@ -121,6 +123,7 @@ def pack(
                     now_ns=time.time_ns,
                     moment=_moment,
                     on_begin=report.begin,
+                    on_abandon=report.abandoned,
                     on_record=report.record,
                 )
                 for wish in wishes:
@@ -140,7 +143,7 @@ def pack(
 @click.option(
     "--root",
     type=click.Path(path_type=Path),
-    help="A log, whose ledger says what has to be there.  [env: WALD_ROOT]",
+    help="A log, whose ledger says what has to be there. An archive needs none, so WALD_ROOT does not count.",
 )
 @json_option
 @click.pass_context
@@ -150,7 +153,7 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     Several DESTs are proven together: a bundle may follow one that is elsewhere. With --root, what the log's ledger
     tells of has to be there, too. One line for each finding; the exit code is 4 if anything is wrong.
     """
-    root = root or ctx.find_object(Path) or (Path(os.environ["WALD_ROOT"]) if os.environ.get("WALD_ROOT") else None)
+    root = root or ctx.find_object(Path)
     places = [open_destination(place, Disk()) for place in destinations]
     told = [Told() for _ in places]
     if root is not None:

@@ -188,5 +188,5 @@ def differs(name: str, offset: int) -> Refused:
     """The error for a file that is there, and is another one."""
     return Refused(
         f"{name}: offset {offset}: a file of this name is there, with other content; it is not overwritten",
-        hint="archive to another place: --dest DIR",
+        hint=f"archive to another place: --dest DIR; or, if a crash has left it, rm {name}",
     )

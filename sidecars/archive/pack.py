@@ -19,7 +19,7 @@ from sidecars.archive.layout import DIGEST_SUFFIX, MANIFEST, PAYLOAD, BagName, b
 from sidecars.archive.manifest import BadManifest, Entry, Manifest, decode_manifest
 from sidecars.archive.plan import Run, check_lineage, last_told, past
 from sidecars.archive.tags import digest_file, tag_files
-from wald.errors import Damaged, NotFound, Refused
+from wald.errors import Damaged, NotFound
 from wald.log import Log
 from wald.store.batches import Batch
 from wald.store.cursors import CursorState, set_cursor
@@ -31,13 +31,18 @@ from wald.store.progress import progress
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a run is asked to do, unless an interrupted one says otherwise."""
+    """What a run is asked to do, unless an interrupted one says otherwise.
+
+    Attributes:
+        to: records behind this sequence are left for later; None: none are.
+    """
 
     route: str
     group: str
     size: Size
     codec: Codec
     software: str
+    to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ class Archivist:
     Attributes:
         now_ns: the clock. ``moment``: the time as the archive and the cursor have it.
         on_begin: told of each run, and whether it is an interrupted one, before it is carried out.
+        on_abandon: told of an interrupted run that is given up.
         on_record: told the last sequence of each batch on its way.
     """
 
@@ -75,6 +81,7 @@ class Archivist:
     now_ns: Callable[[], int]
     moment: Callable[[], str]
     on_begin: Callable[[Run, bool], None] = field(default=_ignore)
+    on_abandon: Callable[[Run], None] = field(default=_ignore)
     on_record: Callable[[int], None] = field(default=_ignore)
 
     def archive(self, wish: Wish) -> Iterator[Packed]:
@@ -91,10 +98,14 @@ class Archivist:
         before = past(
             self.ledger.entries(), log=log_id, route=wish.route, group=wish.group, dest=self.destination.place
         )
-        if before.unfinished is not None:
-            run = before.unfinished
-            self.on_begin(run, True)
-            yield self._carry_out(run, told=before.told, complete=before.complete, resumed=True)
+        if (run := before.unfinished) is not None:
+            if not before.complete and self.log.cursor(wish.route, wish.group).effective > run.after:
+                # Somebody else has processed them: what is left of the run's records, nobody can tell.
+                self._abandon(run)
+                self.on_abandon(run)
+            else:
+                self.on_begin(run, True)
+                yield self._carry_out(run, told=before.told, complete=before.complete, resumed=True)
         begun = self._next(wish, log_id)
         if begun is not None:
             self.ledger.append(begun.begun(at_ns=self.now_ns()))
@@ -104,9 +115,9 @@ class Archivist:
     def _next(self, wish: Wish, log_id: str) -> Run | None:
         """The run from the cursor to the route's last complete record; None if there is no record between them."""
         after, first = self._begin(wish)
-        if first is None:
+        last = None if first is None else self._last_complete(wish, first)
+        if first is None or last is None:
             return None
-        last = self._last_complete(wish.route, first)
         manifests = list(self._manifests(wish.route, after, wish.group))
         check_lineage(manifests, log=log_id, group=wish.group, first=first, last=last)
         previous = last_told(self.ledger.entries(), route=wish.route, group=wish.group, after=after)
@@ -123,34 +134,51 @@ class Archivist:
             Damaged: the cursor cannot be trusted; what it said is not guessed.
         """
         cursor = self.log.cursor(wish.route, wish.group)
-        segments = list_segments(self.log.root).segments
         after = cursor.effective
-        if cursor.state is CursorState.ABSENT and segments:
-            after = segments[0].base_sequence - 1  # what was reclaimed under other groups is nobody's loss
-        with closing(self._batches(wish, "cursor", None)) as batches:
-            batch = next(batches, None)
+        if cursor.state is CursorState.ABSENT:
+            segments = list_segments(self.log.root).segments
+            # What was reclaimed under other groups is nobody's loss.
+            after = segments[0].base_sequence - 1 if segments else 0
+        elif cursor.state is not CursorState.VALID:
+            raise Damaged(
+                f"{cursor.message}; what was processed is not known",
+                hint=self._setting_cursor(wish, "SEQUENCE --rewind"),
+            )
+        with closing(self._batches(wish.route, after + 1, None)) as batches:
+            try:
+                batch = next(batches, None)
+            except NotFound as error:
+                raise NotFound(error.message, hint=self._setting_cursor(wish, "SEQUENCE")) from error
         return after, batch.first_sequence if batch else None
 
-    def _last_complete(self, route: str, first: int) -> int:
-        """The route's last record that has its end; of the last one that has begun, that may be still to come."""
+    def _setting_cursor(self, wish: Wish, sequence: str) -> str:
+        return f"wald --root {self.log.root.path} cursor set {wish.route} {sequence} --group {wish.group}"
+
+    def _last_complete(self, wish: Wish, first: int) -> int | None:
+        """The last record wanted that has its end; of the last one that has begun, that may be still to come.
+
+        Raises:
+            Damaged: which record was the last cannot be told.
+        """
         everything = progress(self.log.root, log_id=self.log.identity.log_id, head_sequence=0)
-        begun = next(found.last_sequence for found in everything if found.route == route)
-        for start in (begun, first):
+        begun = next(found.last_sequence for found in everything if found.route == wish.route)
+        if not begun:
+            raise Damaged(
+                f"{self.log.root.path}: which record of {wish.route} is the last cannot be told",
+                hint=f"wald verify --root {self.log.root.path}; a running daemon writes the head anew",
+            )
+        end = begun if wish.to is None else min(begun, wish.to)
+        for start in (end, first) if first <= end else ():
             last = 0
-            for batch in self.log.batches(route, start, begun) if start else ():
+            for batch in self._batches(wish.route, start, end):
                 last = batch.last_sequence
             if last:
                 return last
-        raise AssertionError("there was a record behind the cursor")
+        return None
 
-    def _batches(self, wish: Wish, start: int | str, stop: int | None) -> Generator[Batch]:
-        try:
-            yield from self.log.batches(wish.route, start, stop, group=wish.group)
-        except NotFound as error:
-            root = self.log.root.path
-            raise NotFound(
-                error.message, hint=f"wald --root {root} cursor set {wish.route} SEQUENCE --group {wish.group}"
-            ) from error
+    def _batches(self, route: str, start: int, stop: int | None) -> Generator[Batch]:
+        """Every record there was; one that is missing is an error, whoever has processed it."""
+        yield from self.log.batches(route, start, stop, group=None)
 
     def _manifests(self, route: str, after: int, group: str) -> Iterator[tuple[str, Manifest]]:
         """The bags of a route at the destination, newest first, back to the one that a run behind ``after`` follows."""
@@ -191,10 +219,11 @@ class Archivist:
             entries.append(Entry(made, previous))
             previous, after = entries[-1].as_previous(), made.contents.last
         if not entries or (entries[0].bundle.contents.first, after) != (run.first, run.last):
-            raise Refused(
-                f"{self.log.root.path}: records {run.first} to {run.last} of {run.origin.route}, which an interrupted "
-                "run was to pack, are not all there any more",
-                hint="archive what is there to another place: --dest DIR",
+            self._abandon(run)
+            raise Damaged(
+                f"{self.log.root.path}: records {run.first} to {run.last} of {run.origin.route} do not begin and end "
+                "any more where they did; nothing was acknowledged",
+                hint=f"wald verify --root {self.log.root.path}; then the same command again",
             )
         manifest = Manifest(run.origin, run.codec, tuple(entries))
         for name, data in tag_files(manifest).items():
@@ -203,11 +232,20 @@ class Archivist:
         return manifest
 
     def _watched(self, run: Run) -> Iterator[Batch]:
-        origin = run.origin
-        wish = Wish(origin.route, origin.group, run.size, run.codec, origin.software)
-        for batch in self._batches(wish, run.first, run.last):
-            self.on_record(batch.last_sequence)
-            yield batch
+        try:
+            for batch in self._batches(run.origin.route, run.first, run.last):
+                self.on_record(batch.last_sequence)
+                yield batch
+        except (Damaged, NotFound) as error:
+            # The next run would meet the same: it is to be free to do with less.
+            self._abandon(run)
+            raise type(error)(
+                f"{error.message}; nothing was acknowledged",
+                hint=f"wald-archive {run.origin.route} --to SEQUENCE packs what is in front of it",
+            ) from error
+
+    def _abandon(self, run: Run) -> None:
+        self.ledger.append(run.abandoned(at_ns=self.now_ns()))
 
     def _write_bundle(self, run: Run, portion: Iterator[Batch], after: int) -> Bundle:
         first, batches = _peeked(portion)

@@ -82,6 +82,10 @@ class Run:
         """The line after everything is done."""
         return self._line("finished") | {"first": self.first, "last": self.last, "at": at_ns}
 
+    def abandoned(self, *, at_ns: int) -> Entry:
+        """The line about a run that cannot be carried out any more."""
+        return self._line("abandoned") | {"first": self.first, "last": self.last, "at": at_ns}
+
     def _line(self, event: str) -> Entry:
         origin = self.origin
         return {
@@ -109,7 +113,7 @@ class Past:
 
 
 def past(entries: Iterable[Entry], *, log: str, route: str, group: str, dest: str) -> Past:
-    """The last run that was begun and not finished.
+    """The last run that was begun, and neither finished nor abandoned.
 
     Raises:
         Damaged: its line does not say what it should.
@@ -122,7 +126,7 @@ def past(entries: Iterable[Entry], *, log: str, route: str, group: str, dest: st
         if entry.get("event") == "begun":
             begun, told = entry, []
         elif begun is not None and entry.get("bag") == begun.get("bag"):
-            if entry.get("event") == "finished":
+            if entry.get("event") in ("finished", "abandoned"):
                 begun, told = None, []
             elif entry.get("event") == "archived":
                 told.append(entry)
@@ -157,6 +161,11 @@ def check_lineage(manifests: Sequence[tuple[str, Manifest]], *, log: str, group:
         if manifest.origin.log != log:
             raise Refused(
                 f"{place}: this bag belongs to log {manifest.origin.log}, not to {log}",
+                hint="archive to another place: --dest DIR",
+            )
+        if (manifest.first, manifest.last) == (first, last) and manifest.origin.group != group:
+            raise Refused(
+                f"{place}: a bag of the same records is here, of group {manifest.origin.group}",
                 hint="archive to another place: --dest DIR",
             )
         if manifest.origin.group == group and manifest.first <= last and first <= manifest.last:

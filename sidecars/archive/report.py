@@ -48,6 +48,11 @@ class PackReport:
         self._at = run.first - 1
         self._advance = self._bar.enter_context(progress(run.origin.route, run.last - self._at))
 
+    def abandoned(self, run: Run) -> None:
+        """An interrupted run that is given up."""
+        words = f"the interrupted run {run.bag} is given up: the cursor of {run.origin.group} was moved meanwhile"
+        click.echo(f"wald-archive: {words}; what it left at {run.dest} may be removed", err=True)
+
     def record(self, sequence: int) -> None:
         """How far the run has got."""
         self._advance(sequence - self._at)

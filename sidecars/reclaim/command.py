@@ -39,7 +39,9 @@ _CENTURY = 36_600  # days
 @duration_option("--min-age", None, "Keep what is younger than this.", days_max=_CENTURY)
 @size_option("--keep-bytes", None, "Keep at least so much, the newest.")
 @click.option("--require-archived", is_flag=True, help="Keep what wald-archive has not put into a bundle.")
-@duration_option("--max-age", None, "What was read goes when older, whatever the two above say.", days_max=_CENTURY)
+@duration_option(
+    "--max-age", None, "What was read goes when older, whatever --min-age and --keep-bytes say.", days_max=_CENTURY
+)
 @size_option("--max-bytes", None, "What was read goes when the sealed segments are more than this.")
 @click.option("--max-records", type=click.IntRange(min=0), metavar="N", help="The same, counting their records.")
 @click.option(

@@ -1,12 +1,15 @@
 """What is to be deleted now: a look at the directory, the cursors and the ledgers; nothing is changed.
 
 A planner may look again and again. It keeps of each segment what never changes, and one group that held it back: as
-long as that one does, the segment need not be opened, so a look costs little however many segments wait.
+long as that one does, the segment need not be opened, so a look costs little however many segments wait. A look at very
+many takes a while; cursors are read again on the way, so that no decision rests on old ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from sidecars.reclaim.policy import Facts, Limits, Verdict, judge
@@ -18,6 +21,9 @@ from wald.store.directory import Root, Segment, list_segments
 from wald.store.history import Entry, History
 from wald.store.ledger import entries_of
 from wald.store.pins import Claims, Pin, read_claims, sealed_index
+
+CLAIMS_SECONDS = 0.25  # old enough to be read again; a thousand cursors take about a third of it
+_CLAIMS_SHARE = 4  # and so many times as long as reading them took, where there are very many
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +65,13 @@ class Planner:
         troubles: what is wrong with cursors, as of the last look.
     """
 
-    def __init__(self, root: Root, limits: Limits, *, log_id: bytes) -> None:
+    def __init__(
+        self, root: Root, limits: Limits, *, log_id: bytes, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._root = root
         self._limits = limits
         self._log_id = log_id
+        self._clock = clock
         self._history = History(root)
         self._known: dict[int, _Known] = {}
         self.troubles: list[str] = []
@@ -70,17 +79,19 @@ class Planner:
         listing = list_segments(root)
         there = {segment.base_sequence for segment in (*listing.segments, *listing.doomed)}
         for entry in entries_of(root.ledger / "reclaim.jsonl"):
-            if entry.get("base") in there:
+            base = entry.get("base")
+            if isinstance(base, int) and base in there:
                 change = self.told.add if entry.get("event") == "reclaimed" else self.told.discard
-                change(entry["base"])
+                change(base)
 
     def doomed(self, *, now_ns: int, grace_ns: int) -> list[Segment]:
         """The segments that have waited long enough; a clock that was set back does not make them wait for ever."""
-        return [
-            segment
-            for segment in list_segments(self._root).doomed
-            if abs(now_ns - segment.path.stat().st_ctime_ns) >= grace_ns  # renaming is the last change of it
-        ]
+        waited = []
+        for segment in list_segments(self._root).doomed:
+            with suppress(FileNotFoundError):  # another one is at work, and this is a dry run
+                if abs(now_ns - segment.path.stat().st_ctime_ns) >= grace_ns:  # renaming is the last change of it
+                    waited.append(segment)
+        return waited
 
     def decisions(self, *, now_ns: int) -> Iterator[Decision]:
         """One about every sealed segment, oldest first.
@@ -89,8 +100,7 @@ class Planner:
             Damaged: the directory or the end of the log cannot be read.
         """
         listing = list_segments(self._root)
-        claims = read_claims(self._root, log_id=self._log_id)
-        self.troubles = _troubles(claims)
+        claims, due = self._read_claims()
         sealed = [segment for segment in listing.segments if segment.kind is Kind.SEALED]
         bases = {segment.base_sequence for segment in sealed}
         self._known = {base: known for base, known in self._known.items() if base in bases}
@@ -104,6 +114,8 @@ class Planner:
             newer_bytes += known.stored_bytes
             newer_records += known.records
         while waiting:
+            if self._clock() >= due:
+                claims, due = self._read_claims()
             segment, known, newer_bytes, newer_records = waiting.pop()
             facts = Facts(
                 age_ns=now_ns - known.latest_ns,
@@ -117,7 +129,8 @@ class Planner:
                 raw_twin=self._root.segment(segment.base_sequence, Kind.RAW).exists(),
                 readable=not known.problem,
             )
-            yield self._decide(segment, known, facts, claims, now_ns)
+            with suppress(FileNotFoundError):  # gone meanwhile
+                yield self._decide(segment, known, facts, claims, now_ns)
 
     def unexplained(self, segment: Segment, *, now_ns: int) -> Entry:
         """The ledger's line about a doomed segment of which it does not tell."""
@@ -130,29 +143,43 @@ class Planner:
         base = segment.base_sequence
         return {"event": "reclaimed", "base": base, "last": last, "at": now_ns, "rule": "found doomed, not told why"}
 
+    def _read_claims(self) -> tuple[Claims, float]:
+        """The cursors as they are now, and when they are to be read again."""
+        began = self._clock()
+        claims = read_claims(self._root, log_id=self._log_id)
+        self.troubles = _troubles(claims)
+        return claims, began + max(CLAIMS_SECONDS, _CLAIMS_SHARE * (self._clock() - began))
+
     def _decide(self, segment: Segment, known: _Known, facts: Facts, claims: Claims, now_ns: int) -> Decision:
         told = segment.base_sequence in self.told
         verdict = judge(facts, self._limits)
         pin: Pin | None = None
         entry: Entry | None = None
         if verdict.goes:  # as far as can be told without opening it
-            index = None
-            if known.pin is None or not claims.still(known.pin):
-                index = sealed_index(segment, self._log_id)
-                known.pin = next(claims.pins(index.routes), None)
-            pin = known.pin
-            facts = replace(facts, read=pin is None, archived=self._archived(segment, index, claims))
-            verdict = judge(facts, self._limits)
-            if verdict.goes and not told:
-                index = index or sealed_index(segment, self._log_id)
-                try:
-                    entry = _reclaimed(index, claims, verdict, known.stored_bytes, now_ns)
-                except BadSealed as error:  # what is lost could not be counted
-                    known.problem = f"{segment.path}: {error}"
-                    verdict = Verdict.UNREADABLE
+            try:
+                verdict, entry = self._judge_opened(segment, known, facts, claims, now_ns, told=told)
+                pin = known.pin
+            except (Damaged, BadSealed) as error:  # it was good at an earlier look, or what is lost cannot be counted
+                known.problem = str(error)
+                verdict = Verdict.UNREADABLE
         if told and not verdict.goes:
             entry = {"event": "kept", "base": segment.base_sequence, "why": verdict.value, "at": now_ns}
         return Decision(segment, verdict, known.stored_bytes, pin, entry, told, known.problem)
+
+    def _judge_opened(
+        self, segment: Segment, known: _Known, facts: Facts, claims: Claims, now_ns: int, *, told: bool
+    ) -> tuple[Verdict, Entry | None]:
+        """The verdict with what only the segment's index tells; and the ledger's line, if it goes and was not told."""
+        index = None
+        if known.pin is None or not claims.still(known.pin):
+            index = sealed_index(segment, self._log_id)
+            known.pin = next(claims.pins(index.routes), None)
+        facts = replace(facts, read=known.pin is None, archived=self._archived(segment, index, claims))
+        verdict = judge(facts, self._limits)
+        if not verdict.goes or told:
+            return verdict, None
+        index = index or sealed_index(segment, self._log_id)
+        return verdict, _reclaimed(index, claims, verdict, known.stored_bytes, now_ns)
 
     def _archived(self, segment: Segment, index: SealedIndex | None, claims: Claims) -> bool:
         if not self._limits.require_archived:

@@ -167,6 +167,8 @@ def test_a_ledger_with_lines_that_make_no_sense_still_gives_an_answer(built: Bui
     archive(built, {"route": 7, "first": 1, "last": 2, "bundle": None, "runs": 3, "parts": "x"})
     ledger = Ledger(built.root.ledger / "reclaim.jsonl", built.disk)
     ledger.append({"event": "reclaimed", "base": 3, "last": 4, "at": "soon", "routes": [7, {"route": "a"}], "rule": []})
+    ledger.append({"event": "reclaimed", "base": [1], "last": 2}, {"event": "kept", "base": {}})
+    ledger.append({"event": "reclaimed", "base": 1, "last": 2, "at": 10**30, "routes": 5})
     ledger.close()
 
     assert [built.log.where(sequence).state for sequence in (1, 3)] == [State.ARCHIVED, State.DOOMED]

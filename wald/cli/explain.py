@@ -15,6 +15,7 @@ import wald
 from wald.cli.look import moment
 from wald.cli.options import json_option, root_option
 from wald.cli.tables import aligned
+from wald.format.names import is_route
 from wald.kinds import bytes_in_words, seconds_in_words
 from wald.log import Log
 from wald.store.backlog import Backlog, Form, Growth, Hold, Standing
@@ -181,7 +182,9 @@ def _advice(log: Log, holds: list[Hold]) -> Iterator[str]:
             f"  {wald_} route retire {absent[0]}"
         )
     for cursor in gating:
-        if cursor.state not in (CursorState.VALID, CursorState.ABSENT):
+        if not is_route(cursor.group):
+            yield f"{cursor.message}. Until then everything {cursor.route} ever received is kept."
+        elif cursor.state not in (CursorState.VALID, CursorState.ABSENT):
             yield (
                 f"{cursor.message}.\n"
                 f"It counts as nothing processed, so everything {cursor.route} ever received is kept. To say how far "

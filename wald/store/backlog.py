@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -142,7 +143,8 @@ class Backlog:
         """Every segment, oldest first, the doomed ones before all others."""
         bound, listing = look(self._root)
         for segment in listing.doomed:
-            yield Standing(segment, Form.DOOMED, None, _stored_bytes(segment))
+            with suppress(FileNotFoundError):  # its grace period has ended
+                yield Standing(segment, Form.DOOMED, None, _stored_bytes(segment))
         done = -1
         while True:
             try:

@@ -15,6 +15,8 @@ from wald.store.history import Entry, History, part_of
 from wald.store.raw import Gap
 from wald.store.segments import Whole, open_segment
 
+_LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which no calendar here knows
+
 
 class State(Enum):
     """What has become of a record."""
@@ -201,11 +203,14 @@ def _bundle(entry: Entry) -> str:
 def _reclaimed(entry: Entry, sequence: int) -> str:
     """When, by which rule, and how far everybody was that has read it."""
     at = entry.get("at")
-    when = datetime.fromtimestamp(at // 10**9, UTC).isoformat() if isinstance(at, int) else "an unknown time"
+    when = "an unknown time"
+    if isinstance(at, int) and 0 <= at < _LATEST_NS:
+        when = datetime.fromtimestamp(at // 10**9, UTC).isoformat()
     words = f"reclaimed at {when} by the rule {str(entry.get('rule', 'not told'))!r}"
     cursors = []
-    for route in entry.get("routes", ()):
-        if isinstance(route, dict) and route.get("first", 0) <= sequence <= route.get("last", 0):
-            told = route.get("cursors") or {}
-            cursors += [f"{route.get('route')}/{group} at {at}" for group, at in told.items()]
+    routes = entry.get("routes")
+    for route in routes if isinstance(routes, list) else []:
+        match route:
+            case {"first": int(first), "last": int(last), "cursors": dict(told)} if first <= sequence <= last:
+                cursors += [f"{route.get('route')}/{group} at {at}" for group, at in told.items()]
     return f"{words}; cursors: {', '.join(cursors)}" if cursors else words

@@ -112,8 +112,13 @@ def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
         FileNotFoundError: it is gone.
         Damaged: that cannot be read, or it belongs to another log; either way nobody can say that it was read.
     """
-    with SealedFile(segment.path) as sealed:
-        index = sealed.index
+    try:
+        with SealedFile(segment.path) as sealed:
+            index = sealed.index
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Damaged(f"{segment.path}: {error.strerror or error}", hint=f"ls -l {segment.path}") from error
     if index.log_id != log_id:
         raise foreign(segment, index.log_id)
     if index.base_sequence != segment.base_sequence:

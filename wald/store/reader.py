@@ -60,7 +60,7 @@ class Selection:
     from_ns: int = -(1 << 63)
     until_ns: int = (1 << 63) - 1
     earliest: bool = False
-    group: str = DEFAULT_GROUP
+    group: str | None = DEFAULT_GROUP
 
     def floor(self, route: str) -> int:
         return self.floors.get(route, self.first)
@@ -73,7 +73,7 @@ def read_batches(
     route: str | None,
     start: Place,
     stop: int | datetime | None,
-    group: str,
+    group: str | None,
     limit: int | None,
     follow: bool,
     cancel: threading.Event | None,
@@ -202,7 +202,7 @@ class _Reading:
         self._tell(f"{self._root.segments}: no segment holds {_range(hole.first, hole.last)}, and no ledger says why")
 
     def _missed(self, hole: Hole) -> bool:
-        """Whether the hole holds a record that is wanted and that the group has not processed."""
+        """Whether the hole holds a record that is wanted and that the group, if there is one, has not processed."""
         selection = self._selection
         last_of = self._history.routes_between(hole.first, hole.last)
         names = selection.routes if selection.routes is not None else self._root.route_names()
@@ -212,6 +212,8 @@ class _Reading:
             head_sequence = _NO_SEQUENCE if bound.sequence is None else bound.sequence
             if last < selection.floor(name):
                 continue
+            if selection.group is None:
+                return True
             cursor = read_cursor(self._root, name, selection.group, log_id=self._log_id, head_sequence=head_sequence)
             if cursor.effective < last:
                 return True
@@ -247,7 +249,7 @@ def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
 
 
 def _select(
-    root: Root, log_id: bytes, route: str | None, start: Place, stop: int | datetime | None, group: str
+    root: Root, log_id: bytes, route: str | None, start: Place, stop: int | datetime | None, group: str | None
 ) -> Selection:
     if route is not None:
         root.require_route(route)
@@ -257,7 +259,7 @@ def _select(
     return replace(selection, until_ns=nanoseconds(stop)) if isinstance(stop, datetime) else selection
 
 
-def _begin(root: Root, log_id: bytes, routes: frozenset[str] | None, start: Place, group: str) -> Selection:
+def _begin(root: Root, log_id: bytes, routes: frozenset[str] | None, start: Place, group: str | None) -> Selection:
     """A selection without an end."""
     if isinstance(start, datetime):
         time_ns = nanoseconds(start)
@@ -269,6 +271,8 @@ def _begin(root: Root, log_id: bytes, routes: frozenset[str] | None, start: Plac
     if start == "end":
         return Selection(routes, end_sequence(root, log_id))
     if start == "cursor":
+        if group is None:
+            raise InvalidInput("a start at the cursor of nobody", hint="name a group")
         return _after_cursors(root, log_id, routes, group)
     if isinstance(start, str):
         raise InvalidInput(f"no such start: {start!r}", hint="earliest, end, cursor, a sequence or a time")

@@ -18,7 +18,6 @@ from running import eventually
 import wald
 from sidecars.archive.codecs import Codec
 from sidecars.archive.cutting import Records
-from wald.errors import Refused
 from wald.store.directory import Root
 
 BAGIT = Path(sys.executable).with_name("bagit.py")
@@ -158,7 +157,7 @@ def test_acknowledging_does_not_need_the_records(mixed: Built, dest: Path) -> No
     assert ledger_lines(mixed.root)[-1]["event"] == "finished"
 
 
-def test_records_that_are_gone_before_they_were_packed_are_told(mixed: Built, dest: Path) -> None:
+def test_a_run_whose_records_somebody_else_has_processed_is_given_up(mixed: Built, dest: Path) -> None:
     """Somebody has moved the cursor of this group, and RECLAIM believed it."""
     disk = DyingDisk(8)
     with pytest.raises(Died):
@@ -170,8 +169,28 @@ def test_records_that_are_gone_before_they_were_packed_are_told(mixed: Built, de
     mixed.lines("a", [b"x"])
     mixed.reclaim(1)
 
-    with pytest.raises(Refused, match="records 1 to 17 of a, which an interrupted run was to pack, are not all there"):
-        archive(mixed, dest)
+    (run,) = archive(mixed, dest)
+
+    assert (run.run.first, run.run.last) == (18, 18)
+    assert [line["event"] for line in ledger_lines(mixed.root)] == [
+        *("begun", "abandoned"),
+        *("begun", "archived", "finished"),
+    ]
+
+
+def test_a_place_that_was_left_for_another_is_used_again(root: Path, tmp_path: Path) -> None:
+    """The run died at one destination; everything went to another, and later the first one is there again."""
+    disk = DyingDisk(8)
+    with pytest.raises(Died):
+        packed(root, tmp_path / "first", disk=disk)
+    disk.abandon()
+    packed(root, tmp_path / "second")
+    built = Built(root, epoch=2)
+    built.lines("a", [b"more"])
+    packed(root, tmp_path / "first")
+
+    assert [bag.parent.parent.name for bag in bags(tmp_path / "first") if (bag / "manifest.json").exists()] == ["first"]
+    assert wald.open(root).cursor("a").sequence == built.last
 
 
 class TestKilled:

@@ -103,6 +103,7 @@ def test_a_run_that_was_interrupted_keeps_the_objects_it_meets(mixed: Built, buc
     store(bucket, remove, env)
     ledger = mixed.root.ledger / "archive.jsonl"
     ledger.write_bytes(ledger.read_bytes().splitlines(keepends=True)[0])
+    mixed.root.cursor("a", "processed").unlink()
 
     done = wald_archive("a", "--root", root, "--dest", bucket, env=env)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from faults import Died, DyingDisk, FailingDisk, TracingDisk, until_it_survives
 from logs import SECOND_NS, Built
 from reclaiming import Reclaimer, bases, ledger, reclaim
 
-from sidecars.reclaim.policy import Limits
+from sidecars.reclaim.plan import Planner
+from sidecars.reclaim.policy import Limits, Verdict
 from wald.errors import Locked
 from wald.format.names import Kind
 from wald.store.ledger import Ledger
@@ -142,6 +144,50 @@ def test_a_segment_that_cannot_be_read_is_never_deleted(built: Built) -> None:
     reclaim(built, Limits(max_age_ns=0, expire=True))
 
     assert bases(built.root) == [3]
+
+
+def test_a_segment_that_is_damaged_between_two_looks_or_cannot_be_opened_stops_nothing(built: Built) -> None:
+    """It stays, and the others go; a directory where a segment belongs stands for whatever the disk refuses."""
+    read_all(built, b=0)
+    reclaimer = Reclaimer(built.root, built.disk)
+    reclaimer.look(now_ns=built.now_ns)
+    path = built.path(3, Kind.SEALED)
+    path.write_bytes(path.read_bytes()[:-1])
+    built.path(5, Kind.SEALED).unlink()
+    built.path(5, Kind.SEALED).mkdir()
+    read_all(built)
+    reclaimer.look(now_ns=built.now_ns)
+
+    assert bases(built.root) == [3, 5]
+    reclaimer.look(now_ns=built.now_ns)
+    assert bases(built.root) == [3, 5]
+
+
+def test_a_cursor_that_is_rewound_during_a_look_counts_for_what_is_not_decided_yet(built: Built) -> None:
+    read_all(built)
+    clock = (10.0 * exponent for exponent in map(float, (10**n for n in count())))
+    planner = Planner(built.root, Limits(), log_id=built.log_id, clock=clock.__next__)
+    decisions = planner.decisions(now_ns=built.now_ns)
+    first = next(decisions)
+    read_all(built, a=4)
+
+    assert [first.verdict, *(decision.verdict for decision in decisions)] == [
+        Verdict.READ,
+        Verdict.READ,
+        Verdict.UNREAD,
+        Verdict.UNREAD,
+    ]
+
+
+def test_a_dry_run_beside_a_reclaim_at_work_passes_over_what_is_gone_meanwhile(built: Built) -> None:
+    read_all(built)
+    looking = Planner(built.root, Limits(), log_id=built.log_id)
+    decisions = looking.decisions(now_ns=built.now_ns)
+    seen = [next(decisions).segment.base_sequence]
+    reclaim(built)
+    seen += [decision.segment.base_sequence for decision in decisions]
+
+    assert seen == [1]
 
 
 def test_a_doomed_segment_waits_out_its_grace_period(built: Built) -> None:
