@@ -35,7 +35,7 @@ fix: $(READY) ## mend what a tool can mend
 	$(BIN)/ruff format .
 
 test: $(READY) ## every test, one process a core
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 
 test-fast: $(READY) ## the tests that take no more than a few seconds
 	$(BIN)/pytest -q -m 'not slow'

@@ -47,7 +47,7 @@ await() {
 daemon_answers() { [[ -S $WALD_ROOT/wald.sock ]]; }
 sealed_are() { [[ $(find "$WALD_ROOT/segments" -name '*.wal.zst' | wc -l) == "$1" ]]; }
 is() { [[ $1 == "$2" ]]; }
-archive_is_sound() { wald-archive verify "$dest" > "$place/verified"; }
+archive_is_sound() { wald-archive verify "$dest" --root "$WALD_ROOT" > "$place/verified"; }
 sums_hold() { (cd "$1" && sha256sum --quiet --check ./*.sha256); }
 
 await "the daemon is up" daemon_answers

@@ -8,18 +8,23 @@
     the ledger, if given        tells of no bundle that is not there
 
 Where the manifest itself cannot be believed, the rest of the bag is held to the digests that are left.
+
+Of a run that the ledger does not call finished, tag files may be missing or cut short; nothing else is forgiven.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from sidecars.archive.bundle import Tally, about
 from sidecars.archive.chain import Placed, broken_links
-from sidecars.archive.codecs import Codec, ahead
+from sidecars.archive.codecs import BadStream, Codec, ahead
 from sidecars.archive.contents import BadBundle, Reading
 from sidecars.archive.destination import Destination, Listing, first_difference
 from sidecars.archive.finding import Finding
@@ -40,25 +45,57 @@ class Told:
 
     Attributes:
         bundles: the lines ``archived``, by bag and name of the bundle.
-        unfinished: the bags of runs that were begun and not finished.
+        whole: the bags that these are about: such a line is written when the whole bag has been read back.
+        unfinished: bag and group of each run that was begun, and neither finished nor abandoned.
+        abandoned: bag and group of each run that was given up.
+        elsewhere: the destinations of all bundles it tells of, if it tells of nothing here.
     """
 
     bundles: dict[tuple[str, str], Line] = field(default_factory=dict)
-    unfinished: set[str] = field(default_factory=set)
+    whole: set[str] = field(default_factory=set)
+    unfinished: set[tuple[str, str]] = field(default_factory=set)
+    abandoned: set[tuple[str, str]] = field(default_factory=set)
+    elsewhere: tuple[str, ...] = ()
+
+    def excuse(self, bag: str, group: str | None) -> str:
+        """Why a bag of ``group`` (None: whoever's) may be half-written; "" if it may not."""
+        if bag in self.whole:
+            return ""
+        for begun, whose in sorted(self.unfinished):
+            if begun == bag and group in (None, whose):
+                route = bag.partition("/")[0]
+                return f"unfinished: an interrupted run; wald-archive {route} --group {whose} goes on with it"
+        if any(begun == bag and group in (None, whose) for begun, whose in self.abandoned):
+            return "an abandoned run; it may be removed"
+        return ""
 
 
 def told_of(entries: Iterable[Line], place: str) -> Told:
-    """The lines of a ledger about one destination."""
+    """The lines of a ledger about one destination, however its path is spelled there."""
     told = Told()
+    real = cache(_real)
+    known, others = False, set()
     for entry in entries:
-        if entry.get("dest") == place:
-            bag = str(entry.get("bag"))
-            if entry.get("event") == "archived":
-                told.bundles[bag, str(entry.get("bundle"))] = entry
-            elif entry.get("event") == "begun":
-                told.unfinished.add(bag)
-            elif entry.get("event") == "finished":
-                told.unfinished.discard(bag)
+        dest, event = str(entry.get("dest")), entry.get("event")
+        if real(dest) != real(place):
+            if event == "archived":
+                others.add(dest)
+            continue
+        known = True
+        bag = str(entry.get("bag"))
+        run = bag, str(entry.get("group"))
+        if event == "archived":
+            told.bundles[bag, str(entry.get("bundle"))] = entry
+            told.whole.add(bag)
+        elif event == "begun":
+            told.unfinished.add(run)
+            told.abandoned.discard(run)
+        elif event == "finished":
+            told.unfinished.discard(run)
+        elif event == "abandoned":
+            told.unfinished.discard(run)
+            told.abandoned.add(run)
+    told.elsewhere = () if known else tuple(sorted(others))
     return told
 
 
@@ -118,6 +155,10 @@ class _Proof:
                 f"{self._destination.place}: there is nothing here",
                 hint="wald-archive verify DEST, with what --dest was when it was packed",
             )
+        if self._told.elsewhere:
+            known = ", ".join(self._told.elsewhere)
+            words = f"the log's ledger tells of nothing here (it tells of {known})"
+            yield self._error("", "", f"{words}; leave out --root to prove the archive by itself")
         for name in (*top.files, *(folder for folder in top.folders if not is_route(folder))):
             yield self._finding(Level.INFO, "", name, "no part of the archive")
         for route in filter(is_route, top.folders):
@@ -136,36 +177,46 @@ class _Proof:
 
     def _bag(self, name: BagName) -> Iterator[Finding]:
         bag = str(name)
-        if bag in self._told.unfinished:
-            yield self._finding(
-                Level.INFO, bag, "", f"unfinished: an interrupted run; wald-archive {name.route} goes on with it"
-            )
-            for bundle in self._destination.listing(f"{bag}/{PAYLOAD}").files:
-                self.digests[bag, bundle] = ""
-            return
         listing, payload = self._destination.listing(bag), self._destination.listing(f"{bag}/{PAYLOAD}")
         stored = {file: b"".join(self._destination.read(f"{bag}/{file}")) for file in listing.files if file in TAGS}
         try:
             manifest = decode_manifest(stored[MANIFEST])
         except KeyError:
             words = "missing" if TAG_DIGESTS in stored else "missing: the bag is unfinished"
-            yield self._error(bag, MANIFEST, words)
+            yield from self._without_manifest(bag, words, stored, payload)
+            return
         except BadManifest as error:
-            yield self._error(bag, MANIFEST, str(error))
+            yield from self._without_manifest(bag, str(error), stored, payload)
+            return
+        tags = tag_files(manifest)
+        excuse = self._told.excuse(bag, manifest.origin.group)
+        begun = all(data.startswith(stored.get(file, b"")) for file, data in tags.items())
+        if excuse and begun and stored != tags:
+            yield self._finding(Level.INFO, bag, "", excuse)
+            stored = tags  # what is missing of them is told
+        digest_agrees = digest_line(_sha256(stored[MANIFEST]), MANIFEST) in stored.get(TAG_DIGESTS, b"")
+        if not digest_agrees:
+            yield self._error(bag, MANIFEST, f"its sha256 is not the one in {TAG_DIGESTS}")
+        if digest_agrees or _derives(tags, stored):
+            yield from self._against_manifest(name, manifest, stored, listing, payload)
         else:
-            digest_agrees = digest_line(_sha256(stored[MANIFEST]), MANIFEST) in stored.get(TAG_DIGESTS, b"")
-            if not digest_agrees:
-                yield self._error(bag, MANIFEST, f"its sha256 is not the one in {TAG_DIGESTS}")
-            if digest_agrees or _derives(manifest, stored):
-                yield from self._against_manifest(name, manifest, stored, listing, payload)
-                return
-        yield from self._against_digests(bag, stored, payload)
+            yield from self._against_digests(bag, stored, payload)
+
+    def _without_manifest(self, bag: str, words: str, stored: dict[str, bytes], payload: Listing) -> Iterator[Finding]:
+        """A bag in which there is none, or one that cannot be read."""
+        excuse = self._told.excuse(bag, None)
+        if excuse and stored.keys() <= {MANIFEST}:  # which is written before the others, so it may be cut short
+            yield self._finding(Level.INFO, bag, "", excuse)
+        else:
+            yield self._error(bag, MANIFEST, words)
+            yield from self._against_digests(bag, stored, payload)
 
     def _against_manifest(
         self, name: BagName, manifest: Manifest, stored: dict[str, bytes], listing: Listing, payload: Listing
     ) -> Iterator[Finding]:
         bag = str(name)
-        self.bags.append(Placed(self._destination.place, manifest))
+        if bag in self._told.whole or (bag, manifest.origin.group) not in self._told.abandoned:
+            self.bags.append(Placed(self._destination.place, manifest))
         if manifest.bag != name:
             yield self._error(bag, MANIFEST, f"the bag is {manifest.bag}, not what its name says")
         files = tag_files(manifest)
@@ -196,7 +247,8 @@ class _Proof:
         file = f"{PAYLOAD}/{bundle.name}"
         stored, tar = hashlib.sha256(), hashlib.sha256()
         chunks = self._counted(self._destination.read(f"{bag}/{file}"), stored)
-        reading = Reading(bundle.name.removesuffix(manifest.codec.suffix), _digested(manifest.codec, chunks, tar))
+        content = _digested(manifest.codec, chunks, tar)
+        reading = Reading(bundle.name.removesuffix(manifest.codec.suffix), content)
         tally = Tally(bundle.contents.after)
         problem = ""
         try:
@@ -204,8 +256,11 @@ class _Proof:
                 tally.add(part)
         except BadBundle as error:
             problem = str(error)
+            with suppress(BadStream):
+                for _ in content:
+                    """A thread may be at work on the next chunk; only through it can they be read on."""
         for _ in chunks:
-            """The digest is that of the whole file, wherever the tar could not be read any more."""
+            """The digest is that of the whole file, wherever it could not be decompressed any more."""
         self.digests[bag, bundle.name] = bundle.sha256  # if it has another, that is told here, and once is enough
         digest = stored.hexdigest()
         if digest != bundle.sha256:
@@ -272,9 +327,14 @@ class _Proof:
         return self._finding(Level.ERROR, bag, file, message, offset)
 
 
-def _derives(manifest: Manifest, stored: dict[str, bytes]) -> bool:
+def _derives(tags: dict[str, bytes], stored: dict[str, bytes]) -> bool:
     """Whether everything but the digest over it speaks for a manifest."""
-    return all(stored.get(file) == data for file, data in tag_files(manifest).items() if file != TAG_DIGESTS)
+    return all(stored.get(file) == data for file, data in tags.items() if file != TAG_DIGESTS)
+
+
+def _real(place: str) -> str:
+    """One spelling of each directory; an address is what it is."""
+    return place if "://" in place else os.path.realpath(place)
 
 
 def _digested(codec: Codec, chunks: Iterator[bytes], digest: hashlib._Hash) -> Iterator[bytes]:

@@ -9,6 +9,9 @@ asked to be, are kept in hexadecimal as ``wald.origin.headers``.
 They are sent in windows of as many requests as the daemon remembers of one producer, each window under an id made of
 its content. So a window that is sent again, after a crash of ours, is recognised; and one that differs in anything, as
 when damage has taken one of its records meanwhile, is another window, of which nothing is mistaken for sent.
+
+A record may be too large: a pipe brings longer ones than a request to the daemon takes. It is never passed over unless
+somebody decides so, and what comes before it is sent.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from itertools import groupby, islice
 from pathlib import Path
 
 from sidecars.drain.handover import Handover
+from wald.errors import InvalidInput
 from wald.format.columns import encode
 from wald.format.control import WINDOW
+from wald.format.framing import REQUEST_MAX_BYTES
 from wald.format.record import Record
 from wald.producer import FRAME_MAX_BYTES, Durable, Producer
 from wald.store.directory import Root
@@ -31,6 +36,18 @@ RETRY_SECONDS = 10.0  # for which a daemon that restarts is waited for
 _FIXED_BYTES = 128  # of a payload besides its records: count, last offsets, padding
 _RECORD_BYTES = 24  # of a record besides its bytes: a time, three offsets, its bits
 PAYLOAD_MAX_BYTES = FRAME_MAX_BYTES  # the least that a daemon can be configured to take
+
+
+class Undeliverable(Exception):
+    """The daemon does not take a dead letter; its message says why.
+
+    Attributes:
+        sent: how many records are on disk as dead letters before the one it does not take.
+    """
+
+    def __init__(self, message: str, *, sent: int) -> None:
+        super().__init__(message)
+        self.sent = sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +81,18 @@ def payloads(records: Iterable[Record], headers: Mapping[str, str]) -> Iterator[
         taken_bytes = 0
         for record in run:
             header = _header(record, headers)
-            record_bytes = len(record.value) + len(record.key or b"") + len(header) + _RECORD_BYTES
+            record_bytes = _letter_bytes(record, header)
             if taken and taken_bytes + record_bytes > PAYLOAD_MAX_BYTES - _FIXED_BYTES:
                 yield _payload(taken, timed=timed)
                 taken, taken_bytes = [], 0
             taken.append((record, header))
             taken_bytes += record_bytes
         yield _payload(taken, timed=timed)
+
+
+def fits(record: Record, headers: Mapping[str, str], *, bytes_max: int = REQUEST_MAX_BYTES) -> bool:
+    """Whether a record by itself makes a payload of at most ``bytes_max``; more than the default no daemon takes."""
+    return _letter_bytes(record, _header(record, headers)) + _FIXED_BYTES <= bytes_max
 
 
 def prepare(daemon: Path, root: Root, route: str) -> None:
@@ -89,14 +111,19 @@ def send(daemon: Path, route: str, letters: Iterator[bytes], *, seed: bytes) -> 
     """Send payloads of dead letters; on disk when this returns. What was sent before under this seed is not doubled.
 
     Raises:
+        Undeliverable: a payload is too large; all before it are on disk.
         WaldError: as :meth:`wald.producer.Producer.publish`.
     """
     durable: list[Durable] = []
     while window := list(islice(letters, WINDOW)):
         with Producer(daemon, producer_id=producer_id(seed, window), retry_for=RETRY_SECONDS) as producer:
-            for payload in window:
-                producer.publish(route, payload, columns=True)
-            durable += producer.flush()
+            try:
+                for payload in window:
+                    producer.publish(route, payload, columns=True)
+                durable += producer.flush()
+            except InvalidInput as error:
+                durable += producer.flush()
+                raise Undeliverable(error.message, sent=sum(last - first + 1 for first, last in durable)) from error
     return durable
 
 
@@ -112,6 +139,10 @@ def producer_id(seed: bytes, window: Sequence[bytes]) -> int:
     for payload in window:
         digest.update(payload)
     return int.from_bytes(digest.digest()[:8]) or 1
+
+
+def _letter_bytes(record: Record, header: bytes) -> int:
+    return len(record.value) + len(record.key or b"") + len(header) + _RECORD_BYTES
 
 
 def _header(record: Record, headers: Mapping[str, str]) -> bytes:

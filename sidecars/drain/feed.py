@@ -4,6 +4,9 @@
              ▲       │ else
              └─ pause ┴ after the last try: tell the file ─▶ dead letters ─▶ cursor ─▶ clear the file
 
+A record that is too large for a dead letter ends it; the records before that one have been given up by then, so whoever
+moves the cursor behind it passes over nothing else.
+
 Whatever is interrupted before the cursor has moved is done again by the next start: the command gets the same records,
 or what the file tells is handed over, wholly.
 """
@@ -13,17 +16,18 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 
 from sidecars.drain.attempt import attempt
-from sidecars.drain.deadletters import Origin, headers_of, payloads, prepare, seed_of, send
+from sidecars.drain.deadletters import Origin, Undeliverable, fits, headers_of, payloads, prepare, seed_of, send
 from sidecars.drain.handover import Handover, HandoverFile
 from sidecars.drain.portions import Form, Portion, portions
 from sidecars.drain.verdict import Verdict, ending, judge, pause_seconds, reason
-from wald.errors import Damaged, DiskFailure
+from wald.errors import Damaged, DiskFailure, InvalidInput
+from wald.format.framing import REQUEST_MAX_BYTES
 from wald.format.record import Record
 from wald.log import Log
 from wald.store.cursors import CursorState, set_cursor
@@ -40,6 +44,7 @@ class Job:
         records_max: how many the command gets at a time.
         tries: how often, before they are given up.
         daemon: the root of the log, or the daemon's socket.
+        letter_max_bytes: of a dead letter with a single record; what is longer is not even tried.
     """
 
     route: str
@@ -51,6 +56,7 @@ class Job:
     dead_letter: str
     daemon: Path
     exit_at_end: bool
+    letter_max_bytes: int = REQUEST_MAX_BYTES
 
 
 class Drain:
@@ -89,7 +95,7 @@ class Drain:
             NotFound: no such route, or records that the group has not processed were reclaimed.
             Locked: the route is being drained for this group already.
             Damaged: the cursor cannot be trusted.
-            InvalidInput: the command cannot be run.
+            InvalidInput: the command cannot be run, or a record is too large for a dead letter.
             Unavailable: records are to be given up and there is no daemon; the cursor is in front of them.
             DiskFailure: the disk is full, or fails.
         """
@@ -140,8 +146,15 @@ class Drain:
         prepare(job.daemon, self._log.root, job.dead_letter)  # before the file: without a daemon nothing is begun
         after = self._log.cursor(job.route, job.group).effective
         handover = Handover(after, portion.first, portion.last, why, job.tries, job.dead_letter, self._now_ns())
-        file.begin(handover)
-        self._hand_over(handover, portion.records, file)
+        headers = headers_of(handover, self._origin())
+        records = list(takewhile(lambda record: fits(record, headers, bytes_max=job.letter_max_bytes), portion.records))
+        if records:
+            handover = replace(handover, last=records[-1].sequence)
+            file.begin(handover)
+            self._hand_over(handover, records, file)
+        if len(records) < portion.count:
+            sequence = portion.records[len(records)].sequence
+            raise self._undeliverable(sequence, f"more than {job.letter_max_bytes} bytes", "mend the command")
 
     def _finish_handover(self, file: HandoverFile) -> None:
         """What an earlier drain has begun is done as it was begun."""
@@ -159,9 +172,13 @@ class Drain:
     def _hand_over(self, handover: Handover, records: Sequence[Record], file: HandoverFile) -> None:
         """Dead letters, cursor, file, in this order: each is done again if what follows it was not."""
         job = self._job
-        origin = Origin(self._log.identity.log_id, job.route, job.group)
+        origin = self._origin()
         letters = payloads(records, headers_of(handover, origin))
-        durable = send(job.daemon, handover.dead_letter, letters, seed=seed_of(handover, origin))
+        try:
+            durable = send(job.daemon, handover.dead_letter, letters, seed=seed_of(handover, origin))
+        except Undeliverable as error:
+            sequence = records[error.sent].sequence
+            raise self._undeliverable(sequence, str(error), "raise request_max_bytes of the daemon") from error
         self._commit(handover.last)
         file.end()
         named = self._named(handover.first, handover.last)
@@ -169,6 +186,18 @@ class Drain:
         self._tell(
             f"{named}: given up: {handover.reason}; {_records(len(records))} sent to {handover.dead_letter}{where}"
         )
+
+    def _undeliverable(self, sequence: int, words: str, remedy: str) -> InvalidInput:
+        """The error about a record that cannot be given up either."""
+        job = self._job
+        cursor = f"wald --root {self._log.root.path} cursor set {job.route} {sequence} --group {job.group}"
+        return InvalidInput(
+            f"{self._named(sequence, sequence)}: cannot be a dead letter: {words}",
+            hint=f"{remedy}, or pass over this record: {cursor}; then start wald-drain again",
+        )
+
+    def _origin(self) -> Origin:
+        return Origin(self._log.identity.log_id, self._job.route, self._job.group)
 
     def _commit(self, sequence: int) -> None:
         now = datetime.fromtimestamp(self._now_ns() / 1e9, UTC).isoformat(timespec="seconds")

@@ -24,9 +24,12 @@ def test_the_first_look_waits_for_nothing(tmp_path: Path) -> None:
 def test_a_wanted_change_wakes_also_in_a_directory_that_is_new(tmp_path: Path) -> None:
     looks = wakes([tmp_path], wanted, period_seconds=NEVER_SECONDS, stop=threading.Event())
     next(looks)
-    writing = _repeatedly(
-        lambda: ((tmp_path / "new").mkdir(exist_ok=True), (tmp_path / "new/x.wanted").write_text("1"))
-    )
+
+    def change() -> None:
+        (tmp_path / "new").mkdir(exist_ok=True)
+        (tmp_path / "new/x.wanted").write_text("1")
+
+    writing = _repeatedly(change)
     next(looks)
     writing.set()
 
@@ -35,12 +38,7 @@ def test_what_is_not_wanted_does_not_wake_and_does_not_put_off_what_is_due(tmp_p
     """However much else changes, the next look comes when its time has come."""
     looks = wakes([tmp_path], wanted, period_seconds=0.3, stop=threading.Event())
     next(looks)
-
-    def change() -> None:
-        (tmp_path / "new").mkdir(exist_ok=True)
-        (tmp_path / "new/x.wanted").write_text("1")
-
-    writing = _repeatedly(change)
+    writing = _repeatedly(lambda: (tmp_path / "x.other").write_text("1"))
     next(looks)
     writing.set()
 

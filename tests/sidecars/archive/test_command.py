@@ -130,8 +130,32 @@ def test_a_missing_last_bag_is_found_with_the_root(root: Path, dest: Path) -> No
     shutil.rmtree(dest / "b")
 
     assert wald_archive("verify", dest).returncode == 0
-    done = wald_archive("verify", dest, "--root", root)
-    assert (done.returncode, b"missing; the ledger says that it is here" in done.stdout) == (4, True)
+    for line in (("verify", dest, "--root", root), ("--root", root, "verify", dest)):
+        done = wald_archive(*line)
+        assert (done.returncode, b"missing; the ledger says that it is here" in done.stdout) == (4, True)
+
+
+def test_an_archive_needs_no_log_to_be_proven(root: Path, dest: Path, tmp_path: Path) -> None:
+    """So the environment does not bring one in: it may be of another log, or of none any more."""
+    output_of("a", "b", "--root", root, "--dest", dest)
+    shutil.rmtree(dest / "b")
+
+    for other in (root, tmp_path / "none"):
+        env = {"WALD_ROOT": str(other)}
+        assert output_of("verify", dest, env=env) == b"good: 1 bundle proven, 0 info, 0 error\n"
+
+
+def test_a_copy_is_proven_by_itself(root: Path, dest: Path, tmp_path: Path) -> None:
+    """The ledger tells of another place; what to do about that is said."""
+    output_of("a", "--root", root, "--dest", dest)
+    copy = tmp_path / "copy"
+    shutil.copytree(dest, copy)
+    done = wald_archive("verify", copy, "--root", root)
+
+    assert done.returncode == 4
+    words = f"the log's ledger tells of nothing here (it tells of {dest}); leave out --root"
+    assert done.stdout.decode().startswith(f"error  {copy}: {words}")
+    assert wald_archive("verify", copy).returncode == 0
 
 
 class TestRefusals:

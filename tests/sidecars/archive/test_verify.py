@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from archives import archive, bags, copied, errors, files, findings, ledger_lines
 from damage import flipped
-from faults import Died, DyingDisk
 from logs import Built
 
 from sidecars.archive.codecs import Codec
@@ -204,27 +203,6 @@ def test_several_places_are_proven_together(place: Path, tmp_path: Path) -> None
 
 def test_a_copy_is_no_second_archive(place: Path, tmp_path: Path) -> None:
     assert errors(place, copied(place, tmp_path / "copy")) == []
-
-
-class TestUnfinished:
-    """What an interrupted run has left."""
-
-    @pytest.fixture(params=[8, 20, 31])
-    def torn(self, request: pytest.FixtureRequest, mixed: Built, dest: Path) -> Path:
-        disk = DyingDisk(request.param, part=0.5)
-        with pytest.raises(Died):
-            archive(mixed, dest, size=Records(7), disk=disk)
-        disk.abandon()
-        return dest
-
-    def test_the_ledger_says_that_it_is_no_damage(self, torn: Path, mixed: Built) -> None:
-        ((level, message),) = [(found.level, found.message) for found in findings(torn, root=mixed.root)]
-
-        assert level is Level.INFO
-        assert message == "unfinished: an interrupted run; wald-archive a goes on with it"
-
-    def test_without_the_ledger_it_is_an_error(self, torn: Path) -> None:
-        assert errors(torn)
 
 
 def test_a_place_where_nothing_is_is_told(tmp_path: Path) -> None:

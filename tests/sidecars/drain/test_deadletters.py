@@ -14,6 +14,8 @@ from running import Daemon, output_of
 from sidecars.drain.deadletters import (
     PAYLOAD_MAX_BYTES,
     Origin,
+    Undeliverable,
+    fits,
     headers_of,
     payloads,
     prepare,
@@ -22,7 +24,6 @@ from sidecars.drain.deadletters import (
     send,
 )
 from sidecars.drain.handover import Handover
-from wald.errors import InvalidInput
 from wald.format.columns import decode
 from wald.format.control import WINDOW
 from wald.format.record import Record
@@ -198,6 +199,29 @@ def test_a_record_above_the_daemons_limit_is_refused(daemon: Daemon) -> None:
     prepare(daemon.root, Root(daemon.root), "large")
     large = Record("orders", 1, b"x" * 200_000, 5)
 
-    with pytest.raises(InvalidInput, match="the limit is 131072"):
+    with pytest.raises(Undeliverable, match="the limit is 131072") as refused:
         send(daemon.root, "large", payloads([large], HEADERS), seed=SEED)
+    assert refused.value.sent == 0
     assert records_of(daemon.root, "large") == []
+
+
+@pytest.mark.parametrize("before", [1, WINDOW - 1, WINDOW, WINDOW + 2])
+def test_what_comes_before_a_refused_record_is_on_disk(daemon: Daemon, before: int) -> None:
+    """And nothing that comes after it."""
+    route = f"before.{before}"
+    prepare(daemon.root, Root(daemon.root), route)
+    given_up = [*MANY[:before], Record("orders", 99, b"x" * 200_000, 5), *MANY[before:]]
+
+    for _ in range(2):
+        with pytest.raises(Undeliverable) as refused:
+            send(daemon.root, route, payloads(given_up, HEADERS), seed=SEED + route.encode())
+        assert refused.value.sent == before
+        assert [record.value for record in records_of(daemon.root, route)] == [each.value for each in MANY[:before]]
+
+
+@given(some_records)
+def test_what_fits_makes_a_payload_of_that_size_and_little_is_wasted(given_records: list[Record]) -> None:
+    for record in given_records:
+        (payload,) = payloads([record], HEADERS)
+        assert not fits(record, HEADERS, bytes_max=len(payload) - 1)
+        assert fits(record, HEADERS, bytes_max=len(payload) + 200)

@@ -10,6 +10,7 @@ from pathlib import Path
 from running import TIMEOUT_SECONDS, Daemon
 
 import wald
+from wald.format.names import ROUTE_MAX_LENGTH
 from wald.producer import Producer
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "drain-routes.sh"
@@ -53,6 +54,17 @@ def test_only_the_routes_that_are_named(daemon: Daemon) -> None:
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "b 2\ndead_letter 3\n", "")
     assert cursors(daemon.root) == {"a": 0, "b": 2, "dead_letter": 3, "idle": 0, "old": 0}
+
+
+def test_a_route_may_have_the_longest_name(daemon: Daemon) -> None:
+    name = "a" * ROUTE_MAX_LENGTH
+    with Producer(daemon.root) as producer:
+        producer.command("ROUTE", "ADD", name)
+        producer.publish(name, b"one\n")
+        producer.flush()
+    done = drain_routes("--root", daemon.root)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} 1\n", "")
 
 
 def test_what_fails_ends_it(daemon: Daemon) -> None:

@@ -1,0 +1,214 @@
+"""A proof with the ledger of the log: what has to be there, and what an interrupted run may have left."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from archives import archive, bags, copied, errors, findings, ledger_lines
+from damage import flipped
+from faults import Died, DyingDisk
+from logs import Built, Unsynced
+
+from sidecars.archive.cutting import Records
+from sidecars.archive.verify import Told, told_of
+from wald.errors import NotFound
+from wald.store.ledger import Ledger
+from wald.store.verifier import Level
+
+ENOUGH_STEPS = 100
+UNFINISHED = "unfinished: an interrupted run; wald-archive a --group processed goes on with it"
+ABANDONED = "an abandoned run; it may be removed"
+
+
+def interrupt(built: Built, dest: Path, step: int, part: float = 0.5) -> bool:
+    """Archive route a in two bundles, and die; False if the run came to its end before."""
+    disk = DyingDisk(step, part=part)
+    try:
+        archive(built, dest, size=Records(7), disk=disk)
+    except Died:
+        disk.abandon()
+        return True
+    return False
+
+
+def tell(built: Built, event: str, **changed: object) -> None:
+    """Append a line to the ledger about the run that was begun last."""
+    begun = [line for line in ledger_lines(built.root) if line["event"] == "begun"][-1]
+    keys = ("route", "group", "dest", "bag", "first", "last")
+    ledger = Ledger(built.root.ledger / "archive.jsonl", Unsynced())
+    ledger.append({"event": event} | {key: begun[key] for key in keys} | changed | {"at": 2})
+    ledger.close()
+
+
+def notes(place: Path, built: Built) -> list[str]:
+    return [found.message for found in findings(place, root=built.root) if found.level is Level.INFO]
+
+
+@pytest.mark.parametrize("event", ["", "abandoned"])
+@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
+def test_wherever_a_run_was_interrupted_it_is_no_damage(tmp_path: Path, part: float, event: str) -> None:
+    """Nothing, half a bundle, half of the tag files, all: it is told at most once, and what is whole is proven."""
+    seen: set[str] = set()
+    for step in range(ENOUGH_STEPS):
+        built, dest = Built(tmp_path / f"{step}"), tmp_path / f"{step}.dest"
+        built.lines("a", [b"line %d" % number for number in range(14)])
+        died = interrupt(built, dest, step, part)
+        if event and any(line["event"] == "begun" for line in ledger_lines(built.root)):
+            tell(built, event)
+        try:
+            assert errors(dest, root=built.root) == [], step
+            assert len(notes(dest, built)) <= 1
+            seen.update(notes(dest, built))
+        except NotFound:
+            assert died
+        if not died:
+            break
+    assert step > 30
+    assert seen == {ABANDONED if event else UNFINISHED}
+
+
+@pytest.fixture
+def tags_torn(mixed: Built, dest: Path) -> Path:
+    """A bag of which all is there but the last tag file, and half of another."""
+    archive(mixed, dest, size=Records(7))
+    (bag,) = bags(dest)
+    (bag / "tagmanifest-sha256.txt").unlink()
+    info = bag / "manifest-sha256.txt"
+    info.write_bytes(info.read_bytes()[:50])
+    ledger = mixed.root.ledger / "archive.jsonl"
+    begun = ledger_lines(mixed.root)[0]
+    ledger.unlink()
+    again = Ledger(ledger, Unsynced())
+    again.append(begun)
+    again.close()
+    return dest
+
+
+def test_half_of_the_tag_files_are_an_error_without_the_ledger(tags_torn: Path, mixed: Built) -> None:
+    assert notes(tags_torn, mixed) == [UNFINISHED]
+    assert errors(tags_torn)
+
+
+def test_the_bundles_of_an_unfinished_bag_are_proven(tags_torn: Path, mixed: Built) -> None:
+    for path in sorted(bags(tags_torn)[0].glob("data/*")):
+        data = path.read_bytes()
+        path.write_bytes(flipped(data, 8 * (len(data) // 2)))
+        assert f"data/{path.name}" in [file for file, _ in errors(tags_torn, root=mixed.root)]
+        path.write_bytes(data)
+
+
+def test_a_changed_tag_file_of_an_unfinished_bag_is_an_error(tags_torn: Path, mixed: Built) -> None:
+    """A crash leaves the beginning of a file, not another one."""
+    path = bags(tags_torn)[0] / "README.txt"
+    path.write_bytes(flipped(path.read_bytes(), 80))
+
+    assert errors(tags_torn, root=mixed.root)
+
+
+@pytest.mark.parametrize("event", ["begun", "abandoned"])
+def test_the_run_of_another_group_excuses_nothing(mixed: Built, dest: Path, event: str) -> None:
+    """It was to make a bag of the same name, and was interrupted or refused."""
+    archive(mixed, dest)
+    tell(mixed, event, group="other")
+    assert [found.level for found in findings(dest, root=mixed.root)] == [Level.OK]
+
+    (bundle,) = dest.rglob("*.tar")
+    data = bundle.read_bytes()
+    bundle.write_bytes(flipped(data, 8 * 700))
+    assert [file for file, _ in errors(dest, root=mixed.root)] == [f"data/{bundle.name}"]
+    bundle.write_bytes(data)
+
+    for path in [path for path in bags(dest)[0].iterdir() if path.is_file()]:
+        path.unlink()
+    assert "manifest.json" in [file for file, _ in errors(dest, root=mixed.root)]
+
+
+def test_an_unfinished_bag_without_tag_files_is_that_of_any_group(mixed: Built, dest: Path) -> None:
+    assert interrupt(mixed, dest, 12)
+    tell(mixed, "abandoned")
+    assert notes(dest, mixed) == [ABANDONED]
+    tell(mixed, "begun", group="other")
+    assert notes(dest, mixed) == ["unfinished: an interrupted run; wald-archive a --group other goes on with it"]
+
+
+def test_a_run_begun_again_is_not_abandoned_any_more(mixed: Built, dest: Path) -> None:
+    assert interrupt(mixed, dest, 12)
+    tell(mixed, "abandoned")
+    tell(mixed, "begun")
+
+    assert notes(dest, mixed) == [UNFINISHED]
+
+
+def test_the_whole_bag_of_an_abandoned_run_is_no_part_of_the_chain(tags_torn: Path, mixed: Built) -> None:
+    """The next run may have packed the same records, wherever that was."""
+    tell(mixed, "abandoned")
+    second = tags_torn.with_name("second")
+    mixed.lines("a", [b"more"])
+    archive(mixed, second)
+    mixed.log.set_cursor("a", 0, rewind=True)
+    archive(mixed, second.with_name("third"))
+
+    assert errors(tags_torn, second.with_name("third"), root=mixed.root) == []
+    assert notes(tags_torn, mixed) == [ABANDONED]
+
+
+class TestSpelling:
+    """The ledger has a directory as it was once given."""
+
+    @pytest.fixture
+    def place(self, mixed: Built, dest: Path) -> Path:
+        archive(mixed, dest)
+        mixed.lines("a", [b"more"])
+        archive(mixed, dest)
+        return dest
+
+    def test_a_link_leads_to_the_same_directory(self, place: Path, mixed: Built, tmp_path: Path) -> None:
+        link = tmp_path / "link"
+        link.symlink_to(place)
+        shutil.rmtree(bags(place)[1])
+
+        missing = [(f"data/a-{18:020d}.tar", "missing; the ledger says that it is here")]
+        assert errors(link, root=mixed.root) == errors(place, root=mixed.root) == missing
+
+    def test_what_was_packed_through_a_link_is_found_without(self, mixed: Built, tmp_path: Path) -> None:
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to("real")
+        archive(mixed, tmp_path / "link")
+
+        lines = ledger_lines(mixed.root)
+        assert set(told_of(lines, str(tmp_path / "real")).bundles) == set(
+            told_of(lines, str(tmp_path / "link")).bundles
+        )
+        assert told_of(lines, str(tmp_path / "real")).bundles
+
+    def test_a_place_that_the_ledger_does_not_know_is_an_error(self, place: Path, mixed: Built, tmp_path: Path) -> None:
+        """Else a proof of nothing would pass for a proof."""
+        copy = copied(place, tmp_path / "copy")
+
+        (found,) = [found for found in findings(copy, root=mixed.root) if found.level is Level.ERROR]
+
+        assert found.name == str(copy)
+        assert f"tells of nothing here (it tells of {place})" in found.message
+        assert "leave out --root" in found.message
+        assert errors(copy) == []
+
+    def test_each_of_several_places_has_to_be_known(self, place: Path, mixed: Built, tmp_path: Path) -> None:
+        copy = copied(place, tmp_path / "copy")
+
+        assert len(errors(place, copy, root=mixed.root)) == 1
+
+    def test_an_address_is_what_it_is(self) -> None:
+        line: dict[str, object] = {"event": "archived", "dest": "s3://bucket/a", "bag": "a/1-2", "bundle": "x"}
+
+        assert told_of([line], "s3://bucket/a").bundles == {("a/1-2", "x"): line}
+        assert told_of([line], "s3://bucket/b") == Told(elsewhere=("s3://bucket/a",))
+
+    def test_a_ledger_without_bundles_says_nothing_of_places(self) -> None:
+        """Nothing was archived yet, or the ledger was lost and began anew."""
+        begun: dict[str, object] = {"event": "begun", "dest": "s3://bucket/a", "bag": "a/1-2", "group": "g"}
+
+        assert told_of([begun], "s3://bucket/b") == told_of([], "s3://bucket/b") == Told()
+        archived = begun | {"event": "archived", "dest": "s3://bucket/b", "bundle": "x"}
+        assert told_of([begun, archived], "s3://bucket/a") == Told(unfinished={("a/1-2", "g")})
