@@ -84,11 +84,20 @@ def refused(done: subprocess.CompletedProcess[bytes]) -> tuple[int, str, str]:
     return done.returncode, match[1], match[2]
 
 
-def readable(descriptor: int) -> bool:
-    """Whether there is something to read; poll(2), because descriptors may be above 1024 in a long run."""
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(0))
+def readable(descriptor: int, *, within: float = 0.0) -> bool:
+    """Whether there is something to read, or is within so many seconds."""
+    return _ready(descriptor, select.POLLIN, within)
+
+
+def writable(descriptor: int) -> bool:
+    """Whether there is room to write."""
+    return _ready(descriptor, select.POLLOUT, 0.0)
+
+
+def _ready(descriptor: int, event: int, seconds: float) -> bool:
+    poller = select.poll()  # not select(2): descriptors may be above 1024 in a long run
+    poller.register(descriptor, event)
+    return any(found & event for _, found in poller.poll(seconds * 1000))
 
 
 class Daemon:

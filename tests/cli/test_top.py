@@ -19,7 +19,7 @@ from typing import Self
 
 import pytest
 from logs import Built
-from running import command, Daemon, eventually, output_of, readable, refusal_of, refused, run
+from running import Daemon, command, eventually, output_of, readable, refusal_of, refused, run
 
 from wald.errors import InvalidInput, NotFound
 from wald.store.routes import add_route

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from contents import assert_sound, records, text
-from running import Client, Daemon, eventually
+from running import Client, Daemon, eventually, writable
 
 from wald.store.directory import Root
 from wald.store.disk import Disk
@@ -203,7 +202,7 @@ def test_a_pipe_may_be_full_of_a_few_spliced_bytes(start: Start, root: Path, tmp
     os.set_blocking(writer, False)
     data = b""
     with (tmp_path / "input").open("rb") as file:
-        while select.select([], [writer], [], 0)[1]:
+        while writable(writer):
             data += b"x" * os.splice(file.fileno(), writer, 100, offset_src=0)
     assert len(data) < CHUNK
 

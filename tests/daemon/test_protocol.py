@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import select
 import signal
 import socket
 import struct
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 from contents import assert_sound, records, text, values
-from running import Client, Daemon, eventually
+from running import Client, Daemon, eventually, readable
 
 from wald.format.columns import PREFIX, encode
 
@@ -72,7 +71,7 @@ def sequence(reply: str) -> int:
 
 def is_quiet(client: Client) -> bool:
     """Whether nothing has been answered so far."""
-    return not select.select([client.socket], [], [], 0)[0]
+    return not readable(client.socket.fileno())
 
 
 def offsets(*ends: int, data: bytes = b"") -> bytes:
@@ -601,7 +600,7 @@ def test_a_half_request_that_was_parked_has_its_time_from_then_on(start: Start, 
         assert half.reply().startswith("ERR timeout ")
         give_room(daemon, full)
         assert client.reply() == "OK 1 1"
-        assert not select.select([client.socket], [], [], 1.1)[0]  # a sweep later
+        assert not readable(client.socket.fileno(), within=1.1)  # a sweep later
         assert client.ask(b"def\n") == "OK 2 2"
 
 
@@ -616,7 +615,7 @@ def test_without_a_descriptor_and_without_a_connection_the_daemon_rests(start: S
     with Client(daemon.socket_path) as waiting:
         waiting.send(b"PING\n")
         before = processor_seconds(pid)
-        assert not select.select([waiting.socket], [], [], 1.5)[0]
+        assert not readable(waiting.socket.fileno(), within=1.5)
         assert processor_seconds(pid) - before < 0.5
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
         assert waiting.reply() == "OK pong"
