@@ -43,7 +43,7 @@ test-fast: $(READY) ## the tests that take no more than a few seconds
 demo: $(READY) ## the main job on real text, in under a minute; INPUT=file to use your own
 	$(RUN) scripts/demo
 
-bench: $(READY) ## speed beside cat, dd, svlogd, s6-log and zstd, in one run
+bench: $(READY) ## speed beside cat, dd, svlogd, s6-log, zstd and tar, in one run
 	$(RUN) scripts/bench $(BENCH)
 
 torture: $(READY) ## kill -9, again and again, under load; TORTURE='--kills 500' for a long night
