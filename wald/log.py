@@ -159,4 +159,24 @@ class Log:
             Refused: backwards without ``rewind``, or beyond the head.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return set_cursor(self.root, route, group, sequence, disk=Disk(), head=self.head(), now=now, rewind=rewind)
+        return self.move_cursor(route, sequence, group, disk=Disk(), now=now, rewind=rewind)
+
+    def move_cursor(
+        self, route: str, sequence: int, group: str, *, disk: Disk, now: str, rewind: bool = False
+    ) -> Cursor:
+        """As :meth:`set_cursor`, for programs that bring their own disk and clock."""
+        try:
+            head = self.head()
+        except Damaged:  # derived, and made anew at the next commit
+            head = None
+        return set_cursor(
+            self.root,
+            route,
+            group,
+            sequence,
+            disk=disk,
+            head_sequence=end_sequence(self.root, self.identity.log_id) - 1,
+            epoch=head.epoch if head else 0,
+            now=now,
+            rewind=rewind,
+        )

@@ -132,9 +132,9 @@ def pack(
             ledger.close()
     except OSError as error:
         raise DiskFailure(
-            f"{error.filename or destination.place}: {error.strerror or error}; nothing is lost, and nothing that is "
-            "not at the destination was acknowledged",
-            hint=f"df -h {destination.place}; then the same command again goes on",
+            f"{error.filename or f'{root} or {destination.place}'}: {error.strerror or error}; nothing is lost, and "
+            "nothing that is not at the destination was acknowledged",
+            hint=f"df -h {root} {destination.place}; then the same command again goes on",
         ) from error
 
 

@@ -22,7 +22,7 @@ from sidecars.archive.tags import digest_file, tag_files
 from wald.errors import Damaged, NotFound
 from wald.log import Log
 from wald.store.batches import Batch
-from wald.store.cursors import CursorState, set_cursor
+from wald.store.cursors import CursorState
 from wald.store.directory import list_segments
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger
@@ -205,8 +205,7 @@ class Archivist:
             self.ledger.append(*lines)
         route, group = run.origin.route, run.origin.group
         if self.log.cursor(route, group).effective < run.last:
-            head = self.log.head()
-            set_cursor(self.log.root, route, group, run.last, disk=self.disk, head=head, now=self.moment())
+            self.log.move_cursor(route, run.last, group, disk=self.disk, now=self.moment())
         self.ledger.append(run.finished(at_ns=self.now_ns()))
         return Packed(run, manifest, resumed)
 

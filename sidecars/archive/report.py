@@ -68,7 +68,9 @@ class PackReport:
             else:
                 click.echo("\n".join(_lines(done)))
         if done is None and not self._as_json:
-            click.echo(f"nothing to archive: group {wish.group} has processed all of route {wish.route}")
+            click.echo(
+                f"nothing to archive: the log holds no record of {wish.route} that group {wish.group} has not processed"
+            )
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from wald.errors import Damaged, DiskFailure, InvalidInput
 from wald.format.framing import REQUEST_MAX_BYTES
 from wald.format.record import Record
 from wald.log import Log
-from wald.store.cursors import CursorState, set_cursor
+from wald.store.cursors import CursorState
 from wald.store.disk import Disk
 
 _DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
@@ -201,8 +201,7 @@ class Drain:
 
     def _commit(self, sequence: int) -> None:
         now = datetime.fromtimestamp(self._now_ns() / 1e9, UTC).isoformat(timespec="seconds")
-        job, log = self._job, self._log
-        set_cursor(log.root, job.route, job.group, sequence, disk=self._disk, head=log.head(), now=now)
+        self._log.move_cursor(self._job.route, sequence, self._job.group, disk=self._disk, now=now)
 
     def _unprocessed(self) -> Iterator[Record]:
         """What is there now behind the cursor."""

@@ -31,7 +31,7 @@ _RESERVE_BYTES = 64 << 10  # on a full disk, room is made by whoever can still w
 _CENTURY = 36_600  # days
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @root_option
 @click.option("--once", is_flag=True, help="One look, then end; the default.")
 @click.option("--watch", is_flag=True, help="Look again when a cursor moves or a segment is sealed, until SIGTERM.")

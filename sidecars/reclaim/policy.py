@@ -71,8 +71,8 @@ class Verdict(Enum):
     UNREADABLE = "it cannot be read, so nobody can say who needs it"
     UNREAD = "somebody has not read it"
     NOT_ARCHIVED = "it is not archived yet"
-    YOUNG = "it is younger than min_age"
-    KEPT_BYTES = "it is among the newest keep_bytes"
+    YOUNG = "it is younger than --min-age"
+    KEPT_BYTES = "it is among the newest --keep-bytes"
 
     @property
     def goes(self) -> bool:

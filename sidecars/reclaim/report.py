@@ -92,7 +92,7 @@ class Report:
         segments = f"{self._gone} segment{'' if self._gone == 1 else 's'}"
         words = [
             f"{segments} {done}, {bytes_in_words(self._gone_bytes)}",
-            f"{unlinked} doomed ones {deleted}",
+            f"{unlinked} of those doomed {deleted}",
         ]
         kept = ", ".join(f"{count} because {verdict.value}" for verdict, count in self._kept.items())
         words.append(f"{self._kept.total()} kept, {bytes_in_words(self._kept_bytes)}{kept and f': {kept}'}")

@@ -7,15 +7,17 @@ newer wald; 9 refused, because it would break a promise; 130 interrupted; 141 wh
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
 import click
 
-from wald.errors import WaldError
+from wald.errors import DiskFailure, WaldError
 
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
+_DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
 def run(command: click.Command, program: str, arguments: list[str]) -> int:
@@ -48,7 +50,9 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
         return OUTPUT_CLOSED
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _fail(program, f"{where}{error.strerror or error}", "", 1)
+        failing = error.errno in _DISK_FAILS
+        hint = "df -h; wald-reclaim frees what everybody has read" if failing else ""
+        return _fail(program, f"{where}{error.strerror or error}", hint, DiskFailure.exit_code if failing else 1)
     return code if isinstance(code, int) else 0
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from wald.errors import InvalidInput, Refused
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
-from wald.format.head import Head
 from wald.format.names import DEFAULT_GROUP, check_group
 from wald.store.directory import Root, read_identity
 from wald.store.disk import Disk
@@ -93,7 +92,8 @@ def set_cursor(
     sequence: int,
     *,
     disk: Disk,
-    head: Head | None,
+    head_sequence: int,
+    epoch: int,
     now: str,
     rewind: bool = False,
 ) -> Cursor:
@@ -101,14 +101,14 @@ def set_cursor(
 
     Args:
         rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
-        now: the time, as it is to stand in the file.
+        head_sequence: the last durable record.
+        epoch, now: the daemon's life and the time, as they are to stand in the file.
 
     Raises:
         InvalidInput: an illegal name, or a negative sequence.
         NotFound: no such route.
         Refused: backwards without ``rewind``, or beyond the head.
     """
-    head_sequence = head.sequence if head else 0
     log_id = read_identity(root).log_id
     current = read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence)
     if sequence < 0:
@@ -125,7 +125,7 @@ def set_cursor(
         raise Refused(
             f"{current.path}: {sequence} would move the cursor backwards from {current.sequence}", hint=rewinding
         )
-    lines = CursorLines(sequence, log_id, head.epoch if head else 0, group, now)
+    lines = CursorLines(sequence, log_id, epoch, group, now)
     disk.replace(current.path, encode_cursor(lines))
     return read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence)
 

@@ -213,4 +213,6 @@ def _reclaimed(entry: Entry, sequence: int) -> str:
         match route:
             case {"first": int(first), "last": int(last), "cursors": dict(told)} if first <= sequence <= last:
                 cursors += [f"{route.get('route')}/{group} at {at}" for group, at in told.items()]
+    if entry.get("lost"):
+        words += ", though not everybody had read all of its segment"
     return f"{words}; cursors: {', '.join(cursors)}" if cursors else words

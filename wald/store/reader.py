@@ -197,9 +197,16 @@ class _Reading:
         if reclaimed:
             raise NotFound(
                 f"{self._root.segments}: RECLAIM has removed {_range(hole.first, hole.last)}",
-                hint=f"wald --root {self._root.path} read --from earliest starts at the oldest record there is",
+                hint=f"wald --root {self._root.path} {self._way_on(hole)}",
             )
         self._tell(f"{self._root.segments}: no segment holds {_range(hole.first, hole.last)}, and no ledger says why")
+
+    def _way_on(self, hole: Hole) -> str:
+        selection = self._selection
+        if selection.floors and selection.routes is not None:  # it began at a cursor
+            (route,) = selection.routes
+            return f"cursor set {route} {hole.last} --group {selection.group} passes over them"
+        return "read --from earliest starts at the oldest record there is"
 
     def _missed(self, hole: Hole) -> bool:
         """Whether the hole holds a record that is wanted and that the group, if there is one, has not processed."""

@@ -87,7 +87,7 @@ def test_nothing_to_archive_is_no_failure(root: Path, dest: Path) -> None:
 
     again = output_of("a", "--root", root, "--dest", dest)
 
-    assert again == b"nothing to archive: group processed has processed all of route a\n"
+    assert again == b"nothing to archive: the log holds no record of a that group processed has not processed\n"
     assert files(dest) == before
 
 

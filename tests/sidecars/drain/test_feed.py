@@ -203,3 +203,20 @@ def test_memory_is_that_of_a_batch(root: Path) -> None:
 
     assert peak_bytes(lambda: InProcess(root).run("true", records_max=1_000_000)) < 4 * PORTION_MAX_BYTES
     assert cursor(built) == built.last
+
+
+@pytest.mark.parametrize("content", [None, b"garbage"])
+def test_without_a_head_what_was_given_to_the_command_is_processed(
+    built: Built, tmp_path: Path, content: bytes | None
+) -> None:
+    """What is sealed is durable; the command must not get the same again and again because the cursor cannot move."""
+    built.cut()
+    built.seal()
+    built.root.head.unlink()
+    if content is not None:
+        built.root.head.write_bytes(content)
+    command = Keeping(tmp_path)
+    InProcess(built.root.path).run(*command.words)
+
+    assert command.runs == [b"1\n2\n3\n5\n6\n7\n8\n9\n10\n"]
+    assert built.log.cursor("a").sequence == 10
