@@ -5,9 +5,10 @@
     {"event": "archived", "route", "group", "dest", "bag", "bundle", "first", "last", "after", "count",
      "runs", "parts", "sha256", "at"}                                                   when a bag is whole, per bundle
     {"event": "finished", "route", "group", "dest", "bag", "first", "last", "at"}       when the cursor has moved
+    {"event": "abandoned", …the same}                                                   when it cannot be carried out
 
-A run whose ``begun`` has no ``finished`` behind it is done again, with what that line says and not with what is asked
-for now: so it makes the same bytes.
+A run whose ``begun`` has neither of the last two behind it is done again, with what that line says and not with what is
+asked for now: so it makes the same bytes.
 """
 
 from __future__ import annotations
