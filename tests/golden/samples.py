@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from wald.format.cursor import CursorLines, decode_cursor, encode_cursor
 from wald.format.head import Head, decode_head, encode_head
 from wald.format.index import decode_index, encode_entry, encode_index_header
 from wald.format.ledger import GENESIS, decode_ledger, digest, encode_line
+from wald.format.offsets import Offsets, Position, decode_offsets, encode_offsets
 from wald.format.segment import SegmentHeader, decode_header, encode_header
 from wald.format.takes import Take, decode_take, encode_take
 
@@ -46,6 +48,7 @@ class Sample:
 SEGMENT_HEADER = SegmentHeader(LOG_ID, base_sequence=250, epoch=3, created_at_ns=TIME_NS)
 HEAD = Head(sequence=260, segment=250, position=4096, epoch=3, at_ns=TIME_NS)
 CURSOR = CursorLines(250, LOG_ID, 3, "processed", "2026-11-21T10:00:00Z")
+OFFSETS = Offsets({LOG_ID.hex(): Position(began=250, last=260), "ff" * 16: Position(0, 0)}, frozenset(["web", "db"]))
 TAKE = Take("web", 4096, 250, 128, 0x41)
 LINES = b"plain\ncarriage\r\n\n\x00\xff\n"
 VALUES = [b"first", b"", b"\x00\xff\n"]
@@ -187,6 +190,12 @@ SAMPLES = [
     Sample("segment.wal", segment(SEGMENT_PAYLOADS)[0], lambda: segment(SEGMENT_PAYLOADS)[0], lambda data: data),
     Sample("head.txt", HEAD, lambda: encode_head(HEAD), decode_head),
     Sample("cursor.txt", CURSOR, lambda: encode_cursor(CURSOR), decode_cursor),
+    Sample(
+        "offsets.json",
+        OFFSETS,
+        lambda: json.dumps(encode_offsets(OFFSETS)).encode(),
+        lambda data: decode_offsets(json.loads(data)),
+    ),
     Sample("ledger.jsonl", (LEDGER, [], True), _ledger, _ledger_value),
     Sample("take.bin", (TAKE, False), lambda: encode_take(TAKE), decode_take),
 ]

@@ -17,8 +17,9 @@ from wald.errors import NotFound
 from wald.format.batch import Flag
 from wald.format.names import Kind
 from wald.store.directory import Root
+from wald.store.finding import Finding, Level
 from wald.store.ledger import Ledger
-from wald.store.verifier import Finding, Level, verify
+from wald.store.verifier import verify
 
 
 @pytest.fixture

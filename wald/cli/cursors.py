@@ -10,6 +10,7 @@ import click
 import wald
 from wald.cli.options import group_option, json_option, root_option, route_argument
 from wald.errors import Damaged, NotFound
+from wald.store.checkpoint import processed_by_stream
 from wald.store.cursors import CursorState
 
 
@@ -47,3 +48,16 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
 def set_(root: Path, route: str, sequence: int, group: str, rewind: bool) -> None:
     """Say that the group has processed ROUTE up to and including SEQUENCE."""
     click.echo(wald.open(root).set_cursor(route, sequence, group, rewind=rewind).sequence)
+
+
+@cursor.command("from-checkpoint")
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@route_argument
+@root_option
+@group_option
+def from_checkpoint(root: Path, checkpoint: Path, route: str, group: str) -> None:
+    """Move it to what a stream has committed of ROUTE, as told by the directory of its CHECKPOINT."""
+    log = wald.open(root)
+    current = log.cursor(route, group)
+    sequence = processed_by_stream(checkpoint, log.root, current, log_id=log.identity.log_id)
+    click.echo(log.set_cursor(route, sequence, group).sequence)

@@ -13,7 +13,7 @@ from wald.errors import Damaged
 from wald.store.directory import Root, read_identity
 from wald.store.dump import Piece
 from wald.store.dump import dump as pieces_of
-from wald.store.verifier import Level
+from wald.store.finding import Level
 from wald.store.verifier import verify as findings_of
 
 

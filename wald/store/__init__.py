@@ -11,7 +11,7 @@
     batches     stored batches as records, pieces joined     reader      from a place on; follows
     arrow       batches as Arrow, without a loop             history     what the ledgers tell of missing segments
     lookup      where is record N?                           verifier    reads everything, changes nothing
-    dump        what is in a file, and what does not fit
+    dump        what is in a file, and what does not fit     checkpoint  what a stream has committed
 
 Data moves one way: the writer fills the active segment and cuts it, the sealer finds cut segments in the directory and
 replaces them by compressed ones, readers go through all three forms. Nothing here logs or counts: functions return what

@@ -40,7 +40,7 @@ class History:
 
     def reclaimed(self, sequence: int) -> Entry | None:
         """The entry of the reclaimed segment that held ``sequence``."""
-        return _segment_holding(self._reclaimed.entries("reclaimed", undone_by="kept"), sequence)
+        return _segment_holding(self.deletions(), sequence)
 
     def all_reclaimed(self, first: int, last: int) -> bool:
         """Whether the records ``first`` to ``last`` were reclaimed, every one."""
@@ -50,6 +50,10 @@ class History:
                 return False
             first = int(entry["last"]) + 1
         return True
+
+    def deletions(self) -> list[Entry]:
+        """The entries of all reclaimed segments, oldest first."""
+        return self._reclaimed.entries("reclaimed", undone_by="kept")
 
     def archived(self, sequence: int) -> Entry | None:
         """The entry of the bundle that holds ``sequence``; of several, the last one made."""

@@ -28,7 +28,7 @@ from wald.format.head import Head
 from wald.format.names import DEFAULT_GROUP
 from wald.store.batches import Batch, Broken, Joiner
 from wald.store.cursors import CursorState, read_cursor
-from wald.store.directory import Listing, Root, look_again
+from wald.store.directory import Listing, Root, list_segments, look_again
 from wald.store.head import Bound, look, lost_head, read_head
 from wald.store.history import History
 from wald.store.segments import Passed, SealedSegment, Whole, open_segment
@@ -91,6 +91,29 @@ def read_batches(
     return found if limit is None else _limited(found, limit)
 
 
+def read_span(
+    root: Root,
+    *,
+    log_id: bytes,
+    routes: frozenset[str] | None,
+    first: int,
+    last: int,
+    bound: Bound,
+    on_damage: Callable[[Damaged], None] | None = None,
+) -> Iterator[Batch]:
+    """Batches with the records ``first`` to ``last`` of ``routes`` (None: all), none of which may be missing.
+
+    Args:
+        bound: as an earlier look gave it, maybe on another machine; the head is not asked again.
+
+    Raises:
+        NotFound: RECLAIM has removed some of them since.
+        Damaged: something cannot be read, and there is no ``on_damage`` to tell.
+    """
+    selection = Selection(routes, first, last=last, group=None)
+    return _Reading(root, log_id, selection, on_damage).batches(follow=False, cancel=threading.Event(), bound=bound)
+
+
 def end_sequence(root: Root, log_id: bytes) -> int:
     """The number that the next record gets, as far as the durable log tells."""
     return _looked(root, lambda bound, listing: _end(bound, listing, log_id))
@@ -124,9 +147,9 @@ class _Reading:
         self._history = History(root)
         self._joiner = Joiner()
 
-    def batches(self, *, follow: bool, cancel: threading.Event) -> Generator[Batch]:
+    def batches(self, *, follow: bool, cancel: threading.Event, bound: Bound | None = None) -> Generator[Batch]:
         selection = self._selection
-        bound, listing = look(self._root)
+        bound, listing = look(self._root) if bound is None else (bound, list_segments(self._root))
         lowest = min([selection.first, *selection.floors.values()])
         walk = Walk(self._root, self._log_id, listing, sequence=lowest, routes=selection.routes)
         try:
@@ -211,6 +234,8 @@ class _Reading:
     def _missed(self, hole: Hole) -> bool:
         """Whether the hole holds a record that is wanted and that the group, if there is one, has not processed."""
         selection = self._selection
+        if selection.group is None and selection.routes is None:
+            return True
         last_of = self._history.routes_between(hole.first, hole.last)
         names = selection.routes if selection.routes is not None else self._root.route_names()
         bound, _ = look(self._root)

@@ -1,0 +1,191 @@
+"""Segments that are checked by themselves come to the same as those that are checked one after the other."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from damage import flipped
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from logs import SECOND_NS, START_NS, Built
+
+from wald.format.batch import Flag
+from wald.format.names import Kind
+from wald.store.checker import Checked, Piece, check
+from wald.store.directory import Root, list_segments
+from wald.store.finding import Finding, Level
+from wald.store.verifier import Verification, verify
+
+Write = Callable[[Built], None]
+
+
+def checked_ahead(root: Root) -> list[Finding]:
+    """All findings, where each segment was checked before those in front of it, and maybe elsewhere."""
+    verification = Verification(root)
+    told: dict[Piece, bytes] = {piece: pickle.dumps(check(piece)) for piece in reversed(verification.pieces())}
+
+    def ahead(piece: Piece) -> Checked:
+        checked: Checked = pickle.loads(told[piece])
+        return checked
+
+    return list(verification.findings(ahead))
+
+
+def errors(findings: list[Finding]) -> list[str]:
+    return [finding.message for finding in findings if finding.level is Level.ERROR]
+
+
+def write_anything(built: Built, chance: random.Random, batches: int) -> None:
+    """Batches of three routes, records in pieces over segments among them, some of them never continued."""
+    for _ in range(batches):
+        route = chance.choice("abc")
+        is_open = route in built.writer.state.open_records
+        what = chance.randrange(6)
+        if what == 0 and built.writer.advanced:
+            built.cut()
+        elif what == 1 and not is_open:
+            built.piece(route, b"begun", begins=True, ends=False)
+        elif what == 2 and not is_open:
+            built.columns(route, [b"x", b"y"], keys=[b"k", None])
+        elif is_open and chance.random() < 0.9:
+            built.piece(route, b"ended\n", begins=False, ends=True)
+        else:
+            built.lines(route, [b"one", b"two"])
+    built.seal(keep=chance.randrange(3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_whatever_came_before_the_findings_are_the_same(seed: int) -> None:
+    """Segments of two logs that were one once, mixed: nothing fits what is in front of it but the checksums hold."""
+    chance = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        one, other = Path(folder, "one"), Path(folder, "other")
+        first = Built(one)
+        write_anything(first, chance, 6)
+        first.crash()
+        shutil.copytree(one, other)
+        for path in (one, other):
+            built = Built(path, epoch=2, now_ns=first.now_ns + chance.randrange(-20, 20) * SECOND_NS)
+            write_anything(built, chance, 12)
+            built.crash()
+        for path in list((other / "segments").iterdir()):
+            if chance.random() < 0.4:
+                path.rename(one / "segments" / path.name)
+        if chance.random() < 0.5:
+            (one / "head").unlink()
+        root = Root(one)
+        assert checked_ahead(root) == list(verify(root))
+
+
+def test_a_good_log_is_read_once(tmp_path: Path) -> None:
+    """Records that go on from segment to segment, and routes that come and go, are no reason to read one again."""
+    built = Built(tmp_path / "root")
+    built.piece("long", b"begun", begins=True, ends=False)
+    for _ in range(3):
+        built.lines("a", [b"one"])
+        built.cut()
+        built.piece("long", b" and on", begins=False, ends=False)
+    built.lines("b", [b"two"])
+    built.cut()
+    built.piece("long", b"\nlast\n", begins=False, ends=True)
+    built.cut()
+    built.seal()
+    verification = Verification(built.root)
+    told = {piece: check(piece) for piece in verification.pieces()}
+    for piece in told:
+        piece.segment.path.unlink()
+    assert errors(list(verification.findings(told.get))) == []
+
+
+def spliced(tmp_path: Path, write: Write, write_other: Write, *, late_s: int = 0) -> Root:
+    """The log that ``write`` makes, ``late_s`` late, but its last segment is that of ``write_other``."""
+    Built(tmp_path / "one").crash()
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    for name, write_this, at_s in (("one", write, late_s), ("other", write_other, 0)):
+        built = Built(tmp_path / name, epoch=2, now_ns=START_NS + at_s * SECOND_NS)
+        write_this(built)
+        built.crash()
+    last = list_segments(built.root).segments[-1].path
+    shutil.copy(last, tmp_path / "one" / "segments" / last.name)
+    return Root(tmp_path / "one")
+
+
+def test_a_segment_older_than_the_one_before_it_is_found(tmp_path: Path) -> None:
+    def write(built: Built) -> None:
+        built.lines("a", [b"one"])
+        built.cut()
+        built.lines("a", [b"two"])
+
+    root = spliced(tmp_path, write, write, late_s=100)
+    assert errors(checked_ahead(root)) == ["its append time is before that of the batch before it"] * 2
+
+
+def test_a_segment_that_does_not_know_of_an_open_record_is_found(tmp_path: Path) -> None:
+    def write(built: Built) -> None:
+        built.piece("a", b"one", begins=True, ends=False)
+        built.cut()
+        built.lines("b", [b"two"])
+
+    def write_other(built: Built) -> None:
+        built.lines("a", [b"one"])
+        built.cut()
+        built.lines("b", [b"two"])
+
+    root = spliced(tmp_path, write, write_other)
+    assert errors(checked_ahead(root)) == ["the control state does not know that record 1 of route a has not ended"]
+
+
+def test_a_segment_that_does_not_know_of_a_record_is_found(tmp_path: Path) -> None:
+    def write(built: Built) -> None:
+        built.lines("b", [b"one"])
+        built.cut()
+        built.lines("b", [b"two"])
+
+    def write_other(built: Built) -> None:
+        built.lines("a", [b"one"])
+        built.cut()
+        built.lines("b", [b"two"])
+
+    root = spliced(tmp_path, write, write_other)
+    assert errors(checked_ahead(root)) == ["the control state has record 0 as route b's last; 1 is"]
+
+
+def test_what_has_ended_in_a_lost_frame_is_not_open(tmp_path: Path) -> None:
+    """The next segment rightly goes on with another record."""
+    built = Built(tmp_path / "root")
+    built.piece("a", b"begun", begins=True, ends=False)
+    built.cut()
+    built.piece("a", b"ended\n", begins=False, ends=True)
+    built.lines("b", [b"two"])
+    built.cut()
+    built.lines("a", [b"three"])
+    built.seal()
+    lost = built.path(2, Kind.SEALED)
+    lost.write_bytes(flipped(lost.read_bytes(), 300))
+    assert len(errors(checked_ahead(built.root))) == 1
+    assert checked_ahead(built.root) == list(verify(built.root))
+
+
+def test_a_record_that_the_next_segment_does_not_continue_is_found(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root")
+    built.append("a", b"begun", 1, flags=Flag.CONTINUED)
+    built.cut()
+    built.lines("a", [b"next"])
+    assert errors(checked_ahead(built.root)) == [
+        "record 1 of route a has not ended, and this batch does not continue it"
+    ]
+
+
+def test_a_segment_that_is_gone_is_no_outcome(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root")
+    piece = Verification(built.root).pieces()[0]
+    piece.segment.path.unlink()
+    with pytest.raises(FileNotFoundError):
+        check(piece)

@@ -1,0 +1,181 @@
+"""The checkpoint of a stream moves a cursor to what is committed in it, and to nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from logs import Built
+
+from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat, WaldError
+from wald.format.offsets import Offsets, Position, encode_offsets
+from wald.store.checkpoint import processed_by_stream
+
+COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
+METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1795278068015,"conf":{}}'
+OTHER = "00" * 16
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Thirty records of a in three segments, the first two sealed."""
+    built = Built(tmp_path / "log")
+    for number in range(3):
+        built.lines("a", [b"x"] * 10)
+        if number < 2:
+            built.cut()
+    built.seal()
+    return built
+
+
+class Checkpoint:
+    """A checkpoint as Spark writes it, for streams of one log."""
+
+    def __init__(self, path: Path, log: str) -> None:
+        self.path = path
+        self._log = log
+
+    def source(self, last: int, *, began: int = 0, routes: str = "", log: str = "") -> str:
+        """What the source keeps of itself."""
+        position = {log or self._log: Position(began, last), OTHER: Position(0, 900)}
+        return json.dumps(encode_offsets(Offsets(position, frozenset(routes) if routes else None)))
+
+    def batch(self, number: int, *sources: str, committed: bool = True, version: str = "v1") -> None:
+        self.write("offsets", number, "\n".join([version, METADATA, *sources]))
+        if committed:
+            self.write("commits", number, COMMIT)
+
+    def write(self, folder: str, number: int, text: str) -> None:
+        (self.path / folder).mkdir(parents=True, exist_ok=True)
+        (self.path / folder / str(number)).write_text(text)
+
+
+@pytest.fixture
+def checkpoint(built: Built, tmp_path: Path) -> Checkpoint:
+    return Checkpoint(tmp_path / "checkpoint", built.log_id.hex())
+
+
+def processed(checkpoint: Checkpoint, built: Built) -> int:
+    return processed_by_stream(checkpoint.path, built.root, built.log.cursor("a"), log_id=built.log_id)
+
+
+def refusal(checkpoint: Checkpoint, built: Built, kind: type[WaldError]) -> str:
+    with pytest.raises(kind) as refused:
+        processed(checkpoint, built)
+    assert refused.value.hint
+    return refused.value.message
+
+
+def test_the_last_batch_that_is_committed_counts(checkpoint: Checkpoint, built: Built) -> None:
+    """By its number, which is no text: 10 comes after 9. One that was only begun does not count."""
+    checkpoint.batch(9, checkpoint.source(9))
+    checkpoint.batch(10, checkpoint.source(12))
+    checkpoint.batch(11, checkpoint.source(25), committed=False)
+    assert processed(checkpoint, built) == 12
+
+
+def test_what_spark_leaves_beside_the_batches_does_not_count(checkpoint: Checkpoint, built: Built) -> None:
+    checkpoint.batch(0, checkpoint.source(7))
+    for name in (".1.4f9c.tmp", ".0.crc", "1.compact"):
+        (checkpoint.path / "commits" / name).write_text(COMMIT)
+    assert processed(checkpoint, built) == 7
+
+
+@pytest.mark.parametrize("harm", ["", "v1", "v1\n", COMMIT[:-3], "\0" * 30])
+@pytest.mark.parametrize("folder", ["commits", "offsets"])
+def test_a_batch_that_was_cut_short_does_not_count(
+    checkpoint: Checkpoint, built: Built, folder: str, harm: str
+) -> None:
+    """As a loss of power leaves it; the one before does."""
+    checkpoint.batch(0, checkpoint.source(7))
+    checkpoint.batch(1, checkpoint.source(9))
+    checkpoint.write(folder, 1, harm)
+    assert processed(checkpoint, built) == 7
+
+
+def test_a_source_that_was_cut_short_does_not_count(checkpoint: Checkpoint, built: Built) -> None:
+    checkpoint.batch(0, checkpoint.source(7))
+    checkpoint.batch(1, checkpoint.source(9)[:-5])
+    assert processed(checkpoint, built) == 7
+
+
+def test_offsets_that_are_gone_do_not_count(checkpoint: Checkpoint, built: Built) -> None:
+    checkpoint.batch(0, checkpoint.source(7))
+    checkpoint.write("commits", 1, COMMIT)
+    assert processed(checkpoint, built) == 7
+
+
+def test_of_several_sources_the_one_that_is_behind_decides(checkpoint: Checkpoint, built: Built) -> None:
+    """Sources of others, and those that read other logs or routes, have no say."""
+    checkpoint.batch(
+        0,
+        "-",
+        '{"logOffset":3}',
+        "17",
+        '{"topic":{"0":4}}',
+        checkpoint.source(9),
+        checkpoint.source(8, routes="ab"),
+        checkpoint.source(2, routes="b"),
+        checkpoint.source(1, log="11" * 16),
+    )
+    assert processed(checkpoint, built) == 8
+
+
+def test_sources_with_names_are_understood(checkpoint: Checkpoint, built: Built) -> None:
+    """The second version of Spark's format, which a setting asks for."""
+    checkpoint.batch(0, f"0:{checkpoint.source(9)}", '1:{"logOffset":3}', "2:-", version="v2")
+    assert processed(checkpoint, built) == 9
+
+
+def test_what_is_not_there_is_not_found(checkpoint: Checkpoint, built: Built, tmp_path: Path) -> None:
+    assert "not the checkpoint of a stream" in refusal(checkpoint, built, NotFound)
+    checkpoint.batch(0, checkpoint.source(9), committed=False)
+    assert "committed nothing yet" in refusal(checkpoint, built, NotFound)
+    checkpoint.batch(0, checkpoint.source(9, log="11" * 16), "-")
+    assert f"does not read log {built.log_id.hex()}" in refusal(checkpoint, built, NotFound)
+
+
+def test_a_route_that_the_stream_does_not_read_is_refused(checkpoint: Checkpoint, built: Built) -> None:
+    checkpoint.batch(0, checkpoint.source(9, routes="bc"))
+    assert "does not read route a of this log" in refusal(checkpoint, built, Refused)
+
+
+def test_what_cannot_be_read_is_damage(checkpoint: Checkpoint, built: Built) -> None:
+    checkpoint.batch(3, checkpoint.source(9).replace('"routes": null', '"routes": 1'))
+    assert "offsets/3: these are no routes" in refusal(checkpoint, built, Damaged)
+    checkpoint.batch(3, checkpoint.source(9).replace('"version": 1', '"version": 2'))
+    assert "version 2" in refusal(checkpoint, built, Damaged)
+    checkpoint.write("offsets", 3, "")
+    assert "commits/3: neither of this batch nor of an older one" in refusal(checkpoint, built, Damaged)
+    checkpoint.batch(3, checkpoint.source(9), version="v9")
+    assert "version 'v9' of Spark's format" in refusal(checkpoint, built, UnsupportedFormat)
+
+
+def test_what_the_stream_has_never_met_stays_to_be_read(checkpoint: Checkpoint, built: Built) -> None:
+    """It began behind record 15; once the group has come as far, or these records are gone, nothing is missed."""
+    checkpoint.batch(0, checkpoint.source(25, began=15))
+    assert "the stream began behind record 15" in refusal(checkpoint, built, Refused)
+    built.log.set_cursor("a", 15)
+    assert processed(checkpoint, built) == 25
+    built.log.set_cursor("a", 0, rewind=True)
+    built.reclaim(1)
+    assert "the stream began behind record 15" in refusal(checkpoint, built, Refused)
+    checkpoint.batch(1, checkpoint.source(25, began=10))
+    assert processed(checkpoint, built) == 25
+
+
+def test_of_several_sources_the_one_that_began_last_decides_what_was_missed(
+    checkpoint: Checkpoint, built: Built
+) -> None:
+    checkpoint.batch(0, checkpoint.source(25), checkpoint.source(25, began=15))
+    assert "the stream began behind record 15" in refusal(checkpoint, built, Refused)
+
+
+def test_a_log_without_segments_has_nothing_to_miss(checkpoint: Checkpoint, built: Built) -> None:
+    checkpoint.batch(0, checkpoint.source(25, began=15))
+    built.crash()
+    shutil.rmtree(built.root.segments)
+    built.root.segments.mkdir()
+    assert processed_by_stream(checkpoint.path, built.root, built.log.cursor("a"), log_id=built.log_id) == 25
