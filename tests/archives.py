@@ -16,16 +16,18 @@ import wald
 from sidecars.archive.codecs import Codec
 from sidecars.archive.cutting import Bytes, Size
 from sidecars.archive.destination import Destination
+from sidecars.archive.engine import Engine, LocalEngine
 from sidecars.archive.finding import Finding
 from sidecars.archive.objects import open_destination
 from sidecars.archive.pack import Archivist, Packed, Wish
 from sidecars.archive.restore import restore
-from sidecars.archive.verify import Told, told_of, verify
+from sidecars.archive.told import Told, told_of
+from sidecars.archive.verify import verify
 from wald.format.names import DEFAULT_GROUP
 from wald.store.directory import Root
 from wald.store.disk import Disk
+from wald.store.finding import Level
 from wald.store.ledger import Ledger, read_ledger
-from wald.store.verifier import Level
 
 MOMENT = "2026-11-21T10:00:00Z"
 SOFTWARE = "wald test"
@@ -45,15 +47,16 @@ def archive(
     moment: str = MOMENT,
     software: str = SOFTWARE,
     to: int | None = None,
+    engine: Engine | None = None,
 ) -> list[Packed]:
     """Everything in a log, or a root, that the group has not processed, into one bag; the clock stands still."""
     log = wald.open(source) if isinstance(source, Path) else source.log
     disk = disk or Unsynced()
     ledger = Ledger(log.root.ledger / "archive.jsonl", disk, owner="wald-archive")
+    destination = open_destination(str(place), disk)
+    engine = engine or LocalEngine(log, destination)
     try:
-        archivist = Archivist(
-            log, disk, ledger, open_destination(str(place), disk), now_ns=lambda: 1, moment=lambda: moment
-        )
+        archivist = Archivist(log, disk, ledger, destination, engine, now_ns=lambda: 1, moment=lambda: moment)
         return list(archivist.archive(Wish(route, group, size or Bytes(1 << 20), codec, software, to)))
     finally:
         ledger.close()

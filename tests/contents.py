@@ -7,7 +7,8 @@ from pathlib import Path
 import wald
 from wald.format.record import Record
 from wald.store.directory import Root
-from wald.store.verifier import Level, verify
+from wald.store.finding import Level
+from wald.store.verifier import verify
 
 
 def records(root: Path, route: str | None = None) -> list[Record]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from sidecars.archive.finding import Finding
 from sidecars.archive.layout import PAYLOAD
 from sidecars.archive.manifest import Entry, Manifest, Previous
-from wald.store.verifier import Level
+from wald.store.finding import Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -13,26 +17,31 @@ import click
 import wald
 from sidecars.archive.codecs import Codec
 from sidecars.archive.cutting import Bytes, Records, Size
+from sidecars.archive.destination import Destination
+from sidecars.archive.due import spark_pays
+from sidecars.archive.engine import Engine, LocalEngine
 from sidecars.archive.objects import open_destination
 from sidecars.archive.pack import Archivist, Wish
 from sidecars.archive.report import PackReport, ProofReport, progress
 from sidecars.archive.restore import restore as restored
 from sidecars.archive.restore import span
-from sidecars.archive.verify import Told, bundle_bytes, told_of
+from sidecars.archive.told import Told, told_of
+from sidecars.archive.verify import bundle_bytes
 from sidecars.archive.verify import verify as findings_of
 from wald.cli.entry import run
 from wald.cli.options import group_option, json_option, root_option, route_argument, size_option
-from wald.errors import Damaged, DiskFailure, InvalidInput
+from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound
 from wald.format.names import check_route
 from wald.kinds import MIB
 from wald.log import Log
 from wald.store.directory import Root, read_identity
 from wald.store.disk import Disk
+from wald.store.finding import Level
 from wald.store.ledger import Ledger, entries_of
-from wald.store.verifier import Level
 
 BUNDLE_BYTES = 256 * MIB
 _PACK = "pack"
+_AUTO, _LOCAL, _SPARK = "auto", "local", "spark"
 
 
 class Commands(click.Group):
@@ -77,8 +86,14 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @size_option("--bytes-per-bundle", None, "So many bytes of records at most; without either: 256MiB.")
 @click.option("--to", type=click.IntRange(min=1), metavar="SEQ", help="Leave the records behind this one for later.")
 @click.option(
-    "--engine", type=click.Choice(["local"]), default="local", show_default=True, help="What makes the bundles."
+    "--engine",
+    type=click.Choice([_AUTO, _LOCAL, _SPARK]),
+    default=_AUTO,
+    show_default=True,
+    help="What makes the bundles, which are the same either way. auto: Spark where --master says so, or where it is "
+    "there, with its Java, on more than 4 cores, and there is more than about 8 GiB to pack; else this process.",
 )
+@click.option("--master", metavar="URL", help="The cluster that Spark runs on; without it local[*], this machine.")
 @click.option(
     "--codec",
     type=click.Choice([codec.value for codec in Codec]),
@@ -95,7 +110,8 @@ def pack(
     records_per_bundle: int | None,
     bytes_per_bundle: int | None,
     to: int | None,
-    engine: str,  # noqa: ARG001 - there is one so far
+    engine: str,
+    master: str | None,
     codec: str,
     as_json: bool,
 ) -> None:
@@ -114,12 +130,13 @@ def pack(
     try:
         ledger = Ledger(log.root.ledger / "archive.jsonl", Disk(), owner="wald-archive")
         try:
-            with PackReport(as_json) as report:
+            with ExitStack() as stack, PackReport(as_json) as report:
                 archivist = Archivist(
                     log,
                     Disk(),
                     ledger,
                     destination,
+                    _engine(engine, master, log, destination, wishes, stack),
                     now_ns=time.time_ns,
                     moment=_moment,
                     on_begin=report.begin,
@@ -209,6 +226,38 @@ def _size(records: int | None, size_bytes: int | None) -> Size:
     if size_bytes == 0:
         raise InvalidInput("a bundle of 0 bytes holds nothing", hint="--bytes-per-bundle 256MiB")
     return Records(records) if records is not None else Bytes(size_bytes or BUNDLE_BYTES)
+
+
+def _engine(
+    name: str, master: str | None, log: Log, destination: Destination, wishes: Sequence[Wish], stack: ExitStack
+) -> Engine:
+    """The engine asked for, or the quicker one; Spark is started when it is needed and ends with ``stack``.
+
+    Raises:
+        InvalidInput: a cluster for the engine that has none.
+        NotFound: Spark is asked for, and PySpark or its Java is not there.
+    """
+    if name == _LOCAL and master is not None:
+        raise InvalidInput("--engine local runs in this process, on no --master", hint="--engine spark")
+    if name == _LOCAL or (name == _AUTO and master is None and not (spark_pays(log, wishes) and _spark_is_there())):
+        return LocalEngine(log, destination)
+    try:
+        from sidecars.spark.archiving import SparkEngine
+        from sidecars.spark.java import require_java
+        from sidecars.spark.session import LOCAL, session
+    except ImportError as error:
+        raise NotFound(f"{error}, which --engine spark needs", hint="pip install 'wald[spark]'") from error
+    require_java()
+    started = cache(lambda: stack.enter_context(session("wald-archive", master=master or LOCAL)))
+    return SparkEngine(log, destination, started)
+
+
+def _spark_is_there() -> bool:
+    if not all(map(find_spec, ("pyspark", "pyarrow"))):
+        return False
+    from sidecars.spark.java import find_java
+
+    return find_java() is not None
 
 
 def _moment() -> str:

@@ -1,24 +1,25 @@
 """Carrying runs out: bundles, tag files, the ledger, the cursor, in this order; each step can be repeated.
 
-A crash leaves a line ``begun`` without a line ``finished``. The next run makes the same bytes again and meets its own
-files. Nothing is acknowledged, to the ledger or by the cursor, that was not read back from the destination.
+Bundles are made by an engine; what is told, and when, is the same whichever it is. A crash leaves a line ``begun``
+without a line ``finished``. The next run makes the same bytes again and meets its own files. Nothing is acknowledged,
+to the ledger or by the cursor, that was not read back from the destination.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from sidecars.archive.bundle import Bundle, Origin, bundle
-from sidecars.archive.codecs import BadStream, Codec, in_order
-from sidecars.archive.cutting import Portions, Size
+from sidecars.archive.bundle import Origin
+from sidecars.archive.codecs import Codec
+from sidecars.archive.cutting import Size
 from sidecars.archive.destination import Destination
-from sidecars.archive.layout import DIGEST_SUFFIX, MANIFEST, PAYLOAD, BagName, bundle_stem, parse_bag_name
+from sidecars.archive.engine import Engine, NotGivenBack, write_file
+from sidecars.archive.layout import MANIFEST, PAYLOAD, BagName, parse_bag_name
 from sidecars.archive.manifest import BadManifest, Entry, Manifest, decode_manifest
 from sidecars.archive.plan import Run, check_lineage, last_told, past
-from sidecars.archive.tags import digest_file, tag_files
+from sidecars.archive.tags import tag_files
 from wald.errors import Damaged, NotFound
 from wald.log import Log
 from wald.store.batches import Batch
@@ -71,13 +72,14 @@ class Archivist:
         now_ns: the clock. ``moment``: the time as the archive and the cursor have it.
         on_begin: told of each run, and whether it is an interrupted one, before it is carried out.
         on_abandon: told of an interrupted run that is given up.
-        on_record: told the last sequence of each batch on its way.
+        on_record: told how far a run has got, as a sequence.
     """
 
     log: Log
     disk: Disk
     ledger: Ledger
     destination: Destination
+    engine: Engine
     now_ns: Callable[[], int]
     moment: Callable[[], str]
     on_begin: Callable[[Run, bool], None] = field(default=_ignore)
@@ -213,10 +215,19 @@ class Archivist:
         """The whole bag, each file read back."""
         entries: list[Entry] = []
         previous, after = run.previous, run.after
-        for portion in Portions(self._watched(run), run.size):
-            made = self._write_bundle(run, portion, after)
-            entries.append(Entry(made, previous))
-            previous, after = entries[-1].as_previous(), made.contents.last
+        try:
+            for made in self.engine.bundles(run, self.on_record):
+                entries.append(Entry(made, previous))
+                previous, after = entries[-1].as_previous(), made.contents.last
+        except NotGivenBack:
+            raise
+        except (Damaged, NotFound) as error:
+            # The next run would meet the same: it is to be free to do with less.
+            self._abandon(run)
+            raise type(error)(
+                f"{error.message}; nothing was acknowledged",
+                hint=f"wald-archive {run.origin.route} --to SEQUENCE packs what is in front of it",
+            ) from error
         if not entries or (entries[0].bundle.contents.first, after) != (run.first, run.last):
             self._abandon(run)
             raise Damaged(
@@ -226,88 +237,9 @@ class Archivist:
             )
         manifest = Manifest(run.origin, run.codec, tuple(entries))
         for name, data in tag_files(manifest).items():
-            self._write_file(f"{run.bag}/{name}", data)
+            write_file(self.destination, f"{run.bag}/{name}", data)
         self.destination.settle(f"{run.bag}/{PAYLOAD}")
         return manifest
 
-    def _watched(self, run: Run) -> Iterator[Batch]:
-        try:
-            for batch in self._batches(run.origin.route, run.first, run.last):
-                self.on_record(batch.last_sequence)
-                yield batch
-        except (Damaged, NotFound) as error:
-            # The next run would meet the same: it is to be free to do with less.
-            self._abandon(run)
-            raise type(error)(
-                f"{error.message}; nothing was acknowledged",
-                hint=f"wald-archive {run.origin.route} --to SEQUENCE packs what is in front of it",
-            ) from error
-
     def _abandon(self, run: Run) -> None:
         self.ledger.append(run.abandoned(at_ns=self.now_ns()))
-
-    def _write_bundle(self, run: Run, portion: Iterator[Batch], after: int) -> Bundle:
-        first, batches = _peeked(portion)
-        name = f"{run.bag}/{PAYLOAD}/{bundle_stem(run.origin.route, first)}{run.codec.suffix}"
-        with self.destination.writing(name) as file:
-            made = bundle(batches, origin=run.origin, codec=run.codec, after=after, sink=file.write)
-        self._read_back(name, made, run.codec)
-        self._write_file(name + DIGEST_SUFFIX, digest_file(made.sha256, made.name))
-        return made
-
-    def _write_file(self, name: str, data: bytes) -> None:
-        with self.destination.writing(name) as file:
-            file.write(data)
-        if b"".join(self.destination.read(name)) != data:
-            raise _not_given_back(self.destination.full_name(name))
-
-    def _read_back(self, name: str, made: Bundle, codec: Codec) -> None:
-        stored, tar = hashlib.sha256(), hashlib.sha256()
-
-        def chunks() -> Iterator[bytes]:
-            for chunk in self.destination.read(name):
-                stored.update(chunk)
-                yield chunk
-
-        lengths = [length for length, _ in made.frames]
-        frames = zip(_reparted(chunks(), lengths), made.frames, strict=True)
-        try:
-            for content in in_order(lambda frame: codec.expand(frame[0], frame[1][1]), frames):
-                tar.update(content)
-        except (BadStream, ValueError) as error:
-            raise _not_given_back(self.destination.full_name(name)) from error
-        if (stored.hexdigest(), tar.hexdigest()) != (made.sha256, made.tar_sha256):
-            raise _not_given_back(self.destination.full_name(name))
-
-
-def _peeked(batches: Iterator[Batch]) -> tuple[int, Iterator[Batch]]:
-    """The first sequence, and all of ``batches``."""
-    begin = next(batches)
-
-    def everything() -> Iterator[Batch]:
-        yield begin
-        yield from batches
-
-    return begin.first_sequence, everything()
-
-
-def _reparted(chunks: Iterator[bytes], lengths: Sequence[int]) -> Iterator[bytes]:
-    """The same bytes in pieces of these lengths, and whatever is left."""
-    pending = b""
-    for length in lengths:
-        pieces, missing = [pending], length - len(pending)
-        while missing > 0 and (chunk := next(chunks, b"")):
-            pieces.append(chunk)
-            missing -= len(chunk)
-        pending = b"".join(pieces)
-        yield pending[:length]
-        pending = pending[length:]
-    if pending or (pending := next(chunks, b"")):
-        yield pending
-
-
-def _not_given_back(name: str) -> Damaged:
-    return Damaged(
-        f"{name}: read back, it is not what was written; nothing was acknowledged",
-        hint="the destination harms what it is given; archive to another place: --dest DIR",
-    )

@@ -17,7 +17,7 @@ from sidecars.archive.finding import Finding
 from sidecars.archive.pack import Packed, Wish
 from sidecars.archive.plan import Run
 from wald.kinds import bytes_in_words
-from wald.store.verifier import Level
+from wald.store.finding import Level
 
 
 class PackReport:

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sidecars.archive.codecs import ahead
+from sidecars.archive.bundle import Bundle
+from sidecars.archive.codecs import Codec, ahead
 from sidecars.archive.contents import BadBundle, Reading
 from sidecars.archive.destination import Destination
-from sidecars.archive.layout import MANIFEST, PAYLOAD, bundle_stem, parse_bag_name
+from sidecars.archive.layout import MANIFEST, PAYLOAD, BagName, bundle_stem, parse_bag_name
 from sidecars.archive.manifest import BadManifest, Entry, Manifest, decode_manifest
 from sidecars.archive.parts import Form, Part, Run
 from wald.errors import Damaged, NotFound
@@ -39,7 +40,7 @@ def restore(destination: Destination, route: str, first: int, last: int | None, 
         OSError: the destination cannot be read.
     """
     at = 0  # the bundles so far reach up to here
-    for manifest, entry in _bundles(destination, route):
+    for manifest, entry in _require_bundles(destination, route):
         contents = entry.bundle.contents
         known = max(at, first - 1)
         if last is not None and known >= last:
@@ -55,7 +56,7 @@ def restore(destination: Destination, route: str, first: int, last: int | None, 
             continue
         if last is not None and contents.first > last:
             return
-        for part in _checked_parts(destination, manifest, entry):
+        for part in checked_parts(destination, manifest.bag, manifest.codec, entry.bundle):
             for run in part.runs:
                 wanted = _cut(part, run, max(first, at + 1), last)
                 if wanted is not None:
@@ -70,12 +71,16 @@ def span(destination: Destination, route: str) -> tuple[int, int]:
         NotFound: there is none.
         Damaged: a manifest cannot be read.
     """
-    entries = [entry.bundle.contents for _, entry in _bundles(destination, route)]
+    entries = [entry.bundle.contents for _, entry in _require_bundles(destination, route)]
     return entries[0].first, max(contents.last for contents in entries)
 
 
-def _bundles(destination: Destination, route: str) -> list[tuple[Manifest, Entry]]:
-    """Every bundle of a route, by its first record; two groups may have archived the same ones."""
+def bundles_of(destination: Destination, route: str) -> list[tuple[Manifest, Entry]]:
+    """Every bundle of a route, by its first record; two groups may have archived the same ones.
+
+    Raises:
+        Damaged: a manifest cannot be read.
+    """
     bags = [parse_bag_name(route, folder) for folder in destination.listing(route).folders]
     found = []
     for bag in bags:
@@ -89,24 +94,34 @@ def _bundles(destination: Destination, route: str) -> list[tuple[Manifest, Entry
         except BadManifest as error:
             raise _damaged(destination, name, str(error)) from error
         found += [(manifest, entry) for entry in manifest.entries]
+    return sorted(found, key=lambda each: (each[1].bundle.contents.first, -each[1].bundle.contents.last))
+
+
+def _require_bundles(destination: Destination, route: str) -> list[tuple[Manifest, Entry]]:
+    found = bundles_of(destination, route)
     if not found:
         raise NotFound(
             f"{destination.place}: there is nothing of a route {route!r} here",
             hint=f"wald-archive restore DEST ROUTE; here are: {', '.join(destination.listing('').folders) or 'none'}",
         )
-    return sorted(found, key=lambda each: (each[1].bundle.contents.first, -each[1].bundle.contents.last))
+    return found
 
 
-def _checked_parts(destination: Destination, manifest: Manifest, entry: Entry) -> Iterator[Part]:
-    name = f"{manifest.bag}/{PAYLOAD}/{entry.bundle.name}"
+def checked_parts(destination: Destination, bag: BagName, codec: Codec, bundle: Bundle) -> Iterator[Part]:
+    """The parts of a bundle; none comes out before the digest of the whole file was found right.
+
+    Raises:
+        Damaged: it is missing, or not as it was written.
+    """
+    name = f"{bag}/{PAYLOAD}/{bundle.name}"
     digest = hashlib.sha256()
     try:
         for chunk in destination.read(name):
             digest.update(chunk)
-        if digest.hexdigest() != entry.bundle.sha256:
-            raise _damaged(destination, name, f"its sha256 is not {entry.bundle.sha256}")
-        stem = bundle_stem(manifest.origin.route, entry.bundle.contents.first)
-        yield from Reading(stem, ahead(manifest.codec.decompress(destination.read(name)))).parts()
+        if digest.hexdigest() != bundle.sha256:
+            raise _damaged(destination, name, f"its sha256 is not {bundle.sha256}")
+        stem = bundle_stem(bag.route, bundle.contents.first)
+        yield from Reading(stem, ahead(codec.decompress(destination.read(name)))).parts()
     except FileNotFoundError:
         raise _damaged(destination, name, "missing") from None
     except BadBundle as error:

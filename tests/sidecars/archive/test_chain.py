@@ -6,7 +6,7 @@ from archives_manifest import manifest
 
 from sidecars.archive.chain import Placed, broken_links
 from sidecars.archive.manifest import Manifest, Previous
-from wald.store.verifier import Level
+from wald.store.finding import Level
 
 LOG = "ab" * 16
 

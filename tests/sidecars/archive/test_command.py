@@ -16,6 +16,7 @@ from damage import flipped
 from faults import Died, DyingDisk
 from logs import Built
 from running import output_of as wald_output_of
+from running import refused, run
 
 from sidecars.archive.cutting import Records
 from wald.store.disk import Disk
@@ -180,6 +181,31 @@ class TestRefusals:
     @pytest.mark.parametrize("option", [("--records-per-bundle", 0), ("--bytes-per-bundle", 0), ("--codec", "rar")])
     def test_a_size_of_nothing_and_an_unknown_codec(self, root: Path, option: tuple[object, ...]) -> None:
         assert refusal_of("a", "--root", root, *option)[0] == 2
+
+    def test_a_cluster_for_the_engine_that_has_none(self, root: Path) -> None:
+        code, message, hint = refusal_of("a", "--root", root, "--engine", "local", "--master", "local[2]")
+        assert (code, "on no --master" in message, hint) == (2, True, "--engine spark")
+
+    @pytest.mark.parametrize("asking", [("--engine", "spark"), ("--master", "spark://nowhere:7077")])
+    @pytest.mark.parametrize(
+        ("without", "words"),
+        [
+            ("import sidecars.spark.java as java; java._homes = lambda: iter(())", "Spark needs Java 17 or newer"),
+            ("import sys; sys.modules['pyspark'] = None", "which --engine spark needs"),
+        ],
+    )
+    def test_spark_that_is_asked_for_and_not_there(
+        self, root: Path, dest: Path, asking: tuple[str, str], without: str, words: str
+    ) -> None:
+        """Told before anything is begun; whoever does not ask for it gets the other engine."""
+        script = f"{without}; from sidecars.archive.command import main; main()"
+        line = [sys.executable, "-c", script, "a", "--root", str(root), "--dest", str(dest)]
+
+        code, message, hint = refused(run([*line, *asking]))
+
+        assert (code, words in message, "install" in hint) == (3, True, True)
+        assert not dest.exists()
+        assert run(line).returncode == 0
 
     def test_a_second_archivist(self, root: Path, dest: Path) -> None:
         ledger = Ledger(root / "ledger" / "archive.jsonl", Disk(), owner="wald-archive")

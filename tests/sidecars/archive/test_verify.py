@@ -14,8 +14,8 @@ from logs import Built
 from sidecars.archive.codecs import Codec
 from sidecars.archive.cutting import Records
 from wald.errors import NotFound
+from wald.store.finding import Level
 from wald.store.ledger import Ledger
-from wald.store.verifier import Level
 
 SMALL_BYTES = 500  # of these files every byte is changed; of larger ones every STRIDE-th, and both ends
 STRIDE = 41

@@ -12,10 +12,10 @@ from faults import Died, DyingDisk
 from logs import Built, Unsynced
 
 from sidecars.archive.cutting import Records
-from sidecars.archive.verify import Told, told_of
+from sidecars.archive.told import Told, told_of
 from wald.errors import NotFound
+from wald.store.finding import Level
 from wald.store.ledger import Ledger
-from wald.store.verifier import Level
 
 ENOUGH_STEPS = 100
 UNFINISHED = "unfinished: an interrupted run; wald-archive a --group processed goes on with it"

@@ -18,7 +18,7 @@ from running import eventually
 from sidecars.archive.codecs import Codec
 from sidecars.archive.destination import Directory
 from wald.store.disk import Disk
-from wald.store.verifier import Level
+from wald.store.finding import Level
 
 PIECE_BYTES = 4000
 
