@@ -1,6 +1,7 @@
 # What a developer types. `make` alone says it all.
 
 VENV   := .venv
+LOCK   := requirements.lock
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PYTHON ?= python3
@@ -10,18 +11,19 @@ RUN    := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check fix test test-fast demo bench torture lock clean
+.PHONY: help setup check fix test test-fast test-spark test-spark-4.2 demo bench bench-spark torture lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) ## .venv with the locked packages and wald itself, editable
+setup: $(READY) ## .venv with the locked packages and wald itself, editable; Java, where it may be installed
 
-$(READY): requirements.lock pyproject.toml
+$(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "wald needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(RUN) scripts/java
 	@touch $@
 
 check: $(READY) ## format, lint, types, who imports whom
@@ -35,10 +37,16 @@ fix: $(READY) ## mend what a tool can mend
 	$(BIN)/ruff format .
 
 test: $(READY) ## every test, one process a core
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(READY) ## the tests that take no more than a few seconds
-	$(BIN)/pytest -q -m 'not slow'
+	$(BIN)/pytest -q -m 'not slow and not spark'
+
+test-spark: $(READY) ## the tests of the data pipeline, in one process
+	$(BIN)/pytest -q tests/sidecars/spark
+
+test-spark-4.2: ## the same on the oldest PySpark that may be installed, in a .venv of its own
+	$(MAKE) VENV=.venv-spark-4.2 LOCK=requirements-spark-4.2.lock test-spark
 
 demo: $(READY) ## the main job on real text, in under a minute; INPUT=file to use your own
 	$(RUN) scripts/demo
@@ -46,13 +54,20 @@ demo: $(READY) ## the main job on real text, in under a minute; INPUT=file to us
 bench: $(READY) ## speed beside cat, dd, svlogd, s6-log, zstd and tar, in one run
 	$(RUN) scripts/bench $(BENCH)
 
+bench-spark: $(READY) ## the pipeline beside Spark's own readers; BENCH_SPARK=--quick for some minutes of it
+	$(RUN) scripts/bench-spark $(BENCH_SPARK)
+
 torture: $(READY) ## kill -9, again and again, under load; TORTURE='--kills 500' for a long night
 	$(RUN) scripts/torture $(TORTURE)
 
+COMPILE := uv pip compile pyproject.toml --extra arrow --extra spark --group dev --universal --python-version 3.11 \
+	--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet
+
 lock: ## choose the versions anew; needs uv
-	uv pip compile pyproject.toml --extra arrow --group dev --universal --python-version 3.11 --upgrade \
-		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock
+	$(COMPILE) --upgrade -o requirements.lock
+	cp requirements.lock requirements-spark-4.2.lock
+	$(COMPILE) --upgrade-package 'pyspark<4.3' -o requirements-spark-4.2.lock
 
 clean: ## remove what make made
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-spark-4.2 .spark-cluster dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
+SOURCES = sorted(path for package in ("wald", "sidecars", "pyspark_wald") for path in (ROOT / package).rglob("*.py"))
 LIBRARIES = [path for path in SOURCES if "cli" not in path.parts and path.stem != "command"]
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted(path for path in (ROOT / "scripts").rglob("*") if path.is_file() and path.suffix != ".pyc")
-OTHERS = [ROOT / name for name in ("Makefile", "pyproject.toml", "requirements.lock", "README.md", ".ci/run")]
+LOCK = ROOT / "requirements.lock"
+LOCKS = [LOCK, ROOT / "requirements-spark-4.2.lock"]
+OTHERS = [ROOT / name for name in ("Makefile", "pyproject.toml", "README.md", ".ci/run")] + LOCKS
 HOMELESS = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
 # A path that exists on one machine only: somebody's home, a work directory, a scratch directory in code.
 MACHINE_PATH = re.compile(r"""(?<![\w.])/(?:home|Users|work|root|opt|mnt)/\w""")
@@ -70,9 +72,10 @@ def test_tests_wait_for_conditions(path: Path) -> None:
     assert "time.sleep" not in calls or path.stem == "running"
 
 
-def test_lock_pins_every_package_by_hash() -> None:
+@pytest.mark.parametrize("path", LOCKS, ids=shown)
+def test_lock_pins_every_package_by_hash(path: Path) -> None:
     """The lock says exactly what is installed, and not from where."""
-    text = (ROOT / "requirements.lock").read_text()
+    text = path.read_text()
     entries = [line for line in text.splitlines() if line and not line.startswith(" ")]
 
     assert entries
@@ -89,9 +92,19 @@ def test_lock_holds_what_the_project_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = project["project"]["dependencies"] + project["dependency-groups"]["dev"]
     wanted += project["project"]["optional-dependencies"]["arrow"]
-    pinned = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    wanted += project["project"]["optional-dependencies"]["spark"]
+    pinned = set(re.findall(r"^([a-z0-9-]+)==", LOCK.read_text(), re.MULTILINE))
 
     assert set() == {re.split(r"[][<>=!~ ]", requirement)[0] for requirement in wanted} - pinned
+
+
+def test_the_locks_differ_in_spark_only() -> None:
+    """What fails on the older Spark fails because of it."""
+    newer, older = (dict(re.findall(r"^([a-z0-9-]+)==(\S+)", path.read_text(), re.MULTILINE)) for path in LOCKS)
+
+    assert newer["pyspark"].startswith("4.3.")
+    assert older["pyspark"].startswith("4.2.")
+    assert newer | {"pyspark": ""} == older | {"pyspark": ""}
 
 
 def test_doctests_hold() -> None:
@@ -113,7 +126,7 @@ def test_make_help_lists_every_target() -> None:
     """``make`` alone says what there is to type."""
     text = (ROOT / "Makefile").read_text()
     result = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
-    listed = re.findall(r"^  make ([a-z-]+)", result.stdout, re.MULTILINE)
+    listed = re.findall(r"^  make ([a-z0-9.-]+)", result.stdout, re.MULTILINE)
     phony = re.search(r"^\.PHONY: (.*)", text, re.MULTILINE)
 
     assert phony is not None

@@ -1,0 +1,5 @@
+"""``python -m sidecars.spark.audit`` is ``wald-audit``."""
+
+from sidecars.spark.audit.command import main
+
+main()

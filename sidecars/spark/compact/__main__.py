@@ -1,0 +1,5 @@
+"""``python -m sidecars.spark.compact`` is ``wald-compact``."""
+
+from sidecars.spark.compact.command import main
+
+main()

@@ -1,0 +1,76 @@
+"""``wald-compact``: the latest value of each key, brought up to date."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import click
+
+import wald
+from sidecars.spark.alone import alone_in
+from sidecars.spark.compact.generations import Generations
+from sidecars.spark.compact.job import Compactor
+from sidecars.spark.compact.report import Report
+from sidecars.spark.session import session
+from sidecars.spark.since import find_logs
+from sidecars.spark.switches import master_option, out_option, roots_option, routes_option
+from wald.cli.entry import run
+from wald.cli.options import json_option
+from wald.errors import Damaged, NotFound
+from wald.store.disk import Disk
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@roots_option
+@out_option
+@routes_option
+@click.option("--permissive", is_flag=True, help="Pass over what is damaged or was reclaimed too early, and say so.")
+@master_option
+@json_option
+@click.version_option(wald.__version__, message="%(prog)s %(version)s")
+def command(
+    roots: tuple[str, ...], out: Path, routes: tuple[str, ...] | None, permissive: bool, master: str, as_json: bool
+) -> None:
+    """Keep the latest value of each key as Parquet in OUT/latest.
+
+    A run reads what has come since the last one, and what that one has made. An empty value deletes its key: the row
+    stays, and its value is null. Records without a key are counted and left out.
+    """
+    places = find_logs(roots, routes)
+    disk, at = Disk(), datetime.now(UTC).isoformat(timespec="seconds")
+    with alone_in(out / "_wald", disk, "wald-compact"), closing(Report(as_json)) as report:
+        compactor = Compactor(
+            Generations(out, disk),
+            routes,
+            permissive,
+            notes=out / "_wald" / "passed-over" / at,
+            at=at,
+            spark=partial(session, "wald-compact", master=master),
+            on_begin=report.begin,
+            on_done=report.advance,
+        )
+        with _hints():
+            done = compactor.compact(places)
+        report.close()
+        report.done(done, compactor.notes)
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(command, "wald-compact", sys.argv[1:]))
+
+
+@contextmanager
+def _hints() -> Iterator[None]:
+    """What cannot be read ends the run; the hint is that of this command."""
+    try:
+        yield
+    except (Damaged, NotFound) as error:
+        raise type(error)(
+            f"{error.message}; everything is as it was", hint="--permissive passes over what cannot be read"
+        ) from error

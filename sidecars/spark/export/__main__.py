@@ -1,0 +1,5 @@
+"""``python -m sidecars.spark.export`` is ``wald-export``."""
+
+from sidecars.spark.export.command import main
+
+main()

@@ -1,0 +1,63 @@
+"""What a run has to do, and whether it goes with what earlier ones have done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sidecars.spark.damage import Tolerance
+from sidecars.spark.export.book import Exported, Shape
+from sidecars.spark.places import LogPlace
+from sidecars.spark.since import Chunk, Portion, since
+from wald.errors import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be exported of one log, and what has been told of it before."""
+
+    portion: Portion
+    before: Exported
+
+    def chunks(self, *, file_bytes: int, cores: int) -> list[Chunk]:
+        """In chunks that make files of about ``file_bytes``, and that keep all cores at work.
+
+        With many routes in the log a chunk has to be the larger, for it makes a file of each.
+        """
+        routes = self.before.shape.routes or self.portion.place.root.route_names()
+        fair = self.portion.raw_bytes // (2 * cores)
+        return self.portion.chunks(min(file_bytes * max(1, len(routes)), max(fair, file_bytes)))
+
+
+def due(places: Sequence[LogPlace], entries: Mapping[str, Exported], shape: Shape, tolerance: Tolerance) -> list[Due]:
+    """What is to be exported of the logs of which something is.
+
+    Raises:
+        Damaged, NotFound: as :func:`sidecars.spark.since.since` does.
+    """
+    found = []
+    for place in places:
+        before = entries.get(place.log)
+        portion = since(place, before.last if before else None, shape.routes, tolerance)
+        if portion is not None:
+            found.append(Due(portion, before or Exported(place.log, shape, portion.first, portion.first - 1)))
+    return found
+
+
+def settled(shape: Shape, entries: Mapping[str, Exported], places: Sequence[LogPlace]) -> Shape:
+    """``shape``, with the types that were found out before for its names.
+
+    Raises:
+        Refused: the files that are there are of another shape.
+    """
+    logs = {place.log for place in places}
+    for log, entry in entries.items():
+        other = entry.shape
+        alike = other.names == shape.names if shape.names else (other.names, other.json) == ((), shape.json)
+        if not alike or (log in logs and other.routes != shape.routes):
+            raise Refused(
+                f"log {log} was exported there with {other.in_words()}, not with {shape.in_words()}",
+                hint="the same options again, or another --out",
+            )
+    known = next((entry.shape.json for entry in entries.values()), "")
+    return Shape(shape.routes, shape.names, known if shape.names else shape.json)

@@ -1,0 +1,245 @@
+"""Values that are JSON objects, parsed into columns where they are read, a batch at a time.
+
+A value fits a schema if it is one JSON object in UTF-8 and each field that the schema names is absent, null, or of its
+type: no number for a string, no 1.5 and no 1e2 for an integer, nothing out of range. Other fields do not matter.
+
+    BOOLEAN                         true, false
+    TINYINT, SMALLINT, INT, BIGINT  a number without fraction and exponent
+    FLOAT, DOUBLE                   any number; NaN and Infinity, too, as many writers have them
+    DECIMAL(p,s)                    any number, or a string with one, of at most s digits behind the point
+    STRING                          a string
+    DATE                            "2026-11-21"
+    TIMESTAMP                       "2026-11-21T10:00:00.25Z", or with "+01:00", or in UTC without a zone
+    ARRAY<…>, STRUCT<…>             of these
+
+Where Arrow's parser and ``json.loads`` disagree: an object that names a wanted field twice, half of a surrogate pair,
+and a number beyond every double are bad here.
+
+Arrow parses the values of a batch as one text, joined by newlines. It takes "{}{}" for two rows and does not care where
+a value ends, so a bad value might shift those behind it. It cannot, for three things hold of each text: every value
+begins with ``{`` and ends with ``}``, and after an object in JSON never comes a ``{``, so no value goes on in the next
+one; a string does not either, for it must not hold a newline; and there are as many rows as values, so each is one. A
+text that Arrow refuses is taken apart until what is bad in it stands alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute
+from pyarrow import json as arrow_json
+
+from wald.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_BLANKS = " \t\r\n"
+_ROW = re.compile(r" in row (\d+)$")  # where Arrow says what it has stumbled over; else it is searched for
+_TIME = pa.timestamp("us", "UTC")
+_EXACT_TIME = pa.timestamp("ns", "UTC")
+_SCALARS: dict[str, Any] = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "date": pa.date32(),
+    "timestamp": _TIME,
+}
+
+
+def arrow_fields(fields: StructType) -> list[pa.Field]:
+    """Spark's ``fields`` as those of an Arrow schema.
+
+    Raises:
+        InvalidInput: a type that cannot be parsed, NOT NULL, or one name for two fields.
+    """
+    names = [field.name.lower() for field in fields]  # Spark tells names apart without their case
+    for field in fields:
+        if names.count(field.name.lower()) > 1:
+            raise InvalidInput(f"two fields of JSON are called {field.name}", hint="each field once")
+        if not field.nullable:
+            raise InvalidInput(
+                f"{field.name} is NOT NULL, but a bad value has no fields at all", hint="leave out NOT NULL"
+            )
+    return [pa.field(field.name, _arrow_type(field.dataType, field.name)) for field in fields]
+
+
+def _arrow_type(of: Any, name: str) -> Any:  # a type of PySpark, a type of pyarrow
+    kind = of.typeName()
+    if kind == "decimal":
+        return pa.decimal128(of.precision, of.scale)
+    if kind == "array":
+        return pa.list_(pa.field("element", _arrow_type(of.elementType, name)))
+    if kind == "struct":
+        return pa.struct(arrow_fields(of))
+    if kind not in _SCALARS:
+        raise InvalidInput(
+            f"{name}: JSON is not parsed as {of.simpleString()}",
+            hint="BOOLEAN, TINYINT to BIGINT, FLOAT, DOUBLE, DECIMAL, STRING, DATE, TIMESTAMP, ARRAY and STRUCT are",
+        )
+    return _SCALARS[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonValues:
+    """The columns that are wanted: ``schema`` is one of :func:`arrow_fields`."""
+
+    schema: pa.Schema
+
+    def parse(self, values: pa.BinaryArray) -> tuple[list[pa.Array], pa.BooleanArray]:
+        """The columns, in the order of the schema; and which values are bad: those are null in every column.
+
+        Args:
+            values: a null is bad; together less than 2 GiB.
+        """
+        rows = np.flatnonzero(_enclosed(values))
+        found = list(self._found(_Text.of(values if len(rows) == len(values) else values.take(pa.array(rows)))))
+        table = pa.concat_tables([self.schema.empty_table(), *(part for _, part in found)])
+        columns = [column.combine_chunks() for column in table.columns]
+        good = np.concatenate([rows[:0], *(rows[first : first + part.num_rows] for first, part in found)])
+        bad = np.ones(len(values), dtype=bool)
+        bad[good] = False
+        if len(good) < len(values):
+            places = np.zeros(len(values), dtype=np.int64)
+            places[good] = np.arange(len(good))
+            columns = [column.take(pa.array(places, mask=bad)) for column in columns]
+        return columns, pa.array(bad)
+
+    def _found(self, text: _Text) -> Iterator[tuple[int, pa.Table]]:
+        """Runs of values that fit, in order: the number of the first, and the columns."""
+        wires = self._wires()
+        waiting = [(0, text.count)]
+        while waiting:
+            first, end = waiting.pop()
+            if first == end:
+                continue
+            read = self._read(text.part(first, end), end - first, wires)
+            if isinstance(read, pa.Table):
+                yield first, read
+            elif read == 0 or end - first == 1:
+                waiting.append((first + 1, end))  # the first row begins in the first value: that one is bad
+            else:
+                middle = first + (read if read is not None and read < end - first else (end - first) // 2)
+                waiting += [(middle, end), (first, middle)]
+
+    def _wires(self) -> list[pa.Schema]:
+        """What Arrow is asked for, in turn: nine digits behind the point are usual, and so is the year 9999."""
+        wires = [
+            pa.schema([field.with_type(_wire(field.type, time)) for field in self.schema])
+            for time in (_EXACT_TIME, _TIME)
+        ]
+        return wires[:1] if wires[0] == wires[1] else wires
+
+    def _read(self, part: pa.Buffer, count: int, wires: list[pa.Schema]) -> pa.Table | int | None:
+        """The columns of ``count`` values; or the row that does not fit, None: some row does not."""
+        row = None
+        for wire in wires:
+            try:
+                return self._cast(_parsed(part, count, wire))
+            except pa.ArrowInvalid as error:
+                told = _ROW.search(str(error))
+                row = int(told[1]) if told else None
+        return row
+
+    def _cast(self, table: pa.Table) -> pa.Table:
+        columns = [
+            column.cast(options=compute.CastOptions(field.type, allow_time_truncate=True))
+            for column, field in zip(table.columns, self.schema, strict=True)
+        ]
+        made = pa.table(columns, schema=self.schema)
+        made.validate(full=True)  # Arrow's parser lets decimals pass that are too long
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Values joined by newlines; value n begins at ``starts[n]``."""
+
+    data: pa.Buffer
+    starts: np.ndarray
+    count: int
+
+    @classmethod
+    def of(cls, values: pa.BinaryArray) -> _Text:
+        count = len(values)
+        everything = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), values)
+        joined = compute.binary_join(everything, b"\n")[0].as_buffer()
+        lengths = compute.binary_length(values).to_numpy(zero_copy_only=False).astype(np.int64) + 1
+        return cls(joined, np.concatenate([[0], np.cumsum(lengths)]), count)
+
+    def part(self, first: int, end: int) -> pa.Buffer:
+        """Values ``first`` ≤ n < ``end``."""
+        start, stop = int(self.starts[first]), int(self.starts[end]) - 1
+        return self.data.slice(start, stop - start)
+
+
+def _enclosed(values: pa.BinaryArray) -> np.ndarray:
+    """Which values are text between braces: all that may be an object, and little else."""
+    text = values.view(pa.string())
+    whole = _in_braces(text)
+    if not whole.all():
+        whole = _in_braces(compute.ascii_trim(text, _BLANKS))
+    data = values.buffers()[2]
+    if data is not None and not np.frombuffer(data, np.uint8).all():  # at a NUL, Arrow's parser would end
+        whole &= ~_flags(compute.match_substring(text, "\0"))
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        whole &= np.fromiter(map(_is_text, values), bool, len(values))
+    return whole
+
+
+def _in_braces(text: pa.StringArray) -> np.ndarray:
+    return _flags(compute.and_(compute.starts_with(text, "{"), compute.ends_with(text, "}")))
+
+
+def _flags(array: pa.BooleanArray) -> np.ndarray:
+    flags: np.ndarray = compute.fill_null(array, False).to_numpy(zero_copy_only=False)
+    return flags
+
+
+def _is_text(value: pa.BinaryScalar) -> bool:
+    try:
+        str(memoryview(value.as_buffer() or b""), "utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _parsed(part: pa.Buffer, count: int, schema: pa.Schema) -> pa.Table:
+    """``part`` as ``count`` rows.
+
+    Raises:
+        ArrowInvalid: it is not.
+    """
+    table = arrow_json.read_json(
+        pa.BufferReader(part),
+        read_options=arrow_json.ReadOptions(use_threads=False, block_size=part.size + 1),
+        parse_options=arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
+    if table.num_rows != count:
+        raise pa.ArrowInvalid(f"{table.num_rows} objects in {count} values")
+    return table
+
+
+def _wire(kind: Any, time: Any) -> Any:
+    """What Arrow is asked to parse ``kind`` as: it knows no dates, and gives times in one unit only."""
+    if pa.types.is_date(kind):
+        return pa.string()
+    if pa.types.is_timestamp(kind):
+        return time
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_wire(kind.value_type, time)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_wire(field.type, time)) for field in kind])
+    return kind

@@ -1,0 +1,153 @@
+"""What a path names: a log, segments that were shipped elsewhere, or an archive of bundles.
+
+a directory with log.json                 a log: read up to its head
+a directory with *.wal.zst, or segments/  shipped segments: read to their ends; the log is who they say
+a directory of bags, or a URL             an archive that wald-archive has made
+any of these with * ? [                   all that match
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidecars.archive.layout import parse_bag_name
+from wald.errors import Damaged, InvalidInput, NotFound
+from wald.format.names import Kind, is_route, parse_segment_name
+from wald.format.segment import BadHeader
+from wald.store.compression import SealedFile
+from wald.store.directory import Listing, Root, list_segments, read_identity
+from wald.store.head import Bound, look
+from wald.store.raw import RawFile
+
+_ENDLESS = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped(Root):
+    """Segments without the rest of a log, in a directory of their own."""
+
+    @property
+    def segments(self) -> Path:
+        return self.path
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """A log whose segments can be read; ``log`` is its id in hexadecimal."""
+
+    root: Root
+    log_id: bytes
+
+    @property
+    def log(self) -> str:
+        return self.log_id.hex()
+
+    def look(self) -> tuple[Bound, Listing]:
+        """How far it may be read, and its segments; of shipped ones everything that is there.
+
+        Raises:
+            Damaged: the directory is gone.
+        """
+        if isinstance(self.root, Shipped):
+            return Bound(_ENDLESS, _ENDLESS, None), list_segments(self.root)
+        return look(self.root)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePlace:
+    """Where bags lie: an absolute path, or a URL."""
+
+    place: str
+
+
+Place = LogPlace | ArchivePlace
+
+
+def find_places(paths: Sequence[str]) -> list[Place]:
+    """All that ``paths`` name, in their order and each once.
+
+    Raises:
+        NotFound: a path, or a pattern, names nothing that can be read.
+        InvalidInput: two of them hold segments of the same log, so records would be there twice.
+        Damaged, UnsupportedFormat: a log cannot say who it is.
+    """
+    found = dict.fromkeys(place for path in paths for place in _expand(path))
+    if not found:
+        raise NotFound("which log? no path was given", hint='.load("/var/spool/wald")')
+    _refuse_twins(place for place in found if isinstance(place, LogPlace))
+    return list(found)
+
+
+def _expand(path: str) -> Iterator[Place]:
+    path = path.removeprefix("file://") if path.startswith("file:///") else path
+    if "://" in path:
+        yield ArchivePlace(path)
+        return
+    if not glob.has_magic(path):
+        yield _place(Path(os.path.abspath(path)))
+        return
+    names = sorted(glob.glob(os.path.abspath(path)))
+    if not names:
+        raise NotFound(f"{path}: nothing matches", hint=f"ls -d {path}")
+    for name in names:
+        yield _place(Path(name))
+
+
+def _place(path: Path) -> Place:
+    root = Root(path)
+    if root.identity.exists():
+        return LogPlace(root, read_identity(root).log_id)
+    for directory in (path, root.segments):
+        if _holds_segments(directory):
+            return LogPlace(Shipped(directory), _told_by_segments(directory))
+    if _holds_bags(path):
+        return ArchivePlace(str(path))
+    raise NotFound(
+        f"{path}: neither a log, nor segments of one, nor an archive",
+        hint=f"ls {path}; on a cluster it has to be there under the same path on every machine",
+    )
+
+
+def _holds_segments(directory: Path) -> bool:
+    try:
+        names = map(parse_segment_name, os.listdir(directory))
+        return any(name is not None and name.kind in (Kind.RAW, Kind.SEALED) for name in names)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _holds_bags(path: Path) -> bool:
+    try:
+        routes = [entry for entry in os.scandir(path) if is_route(entry.name) and entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return any(parse_bag_name(route.name, name) for route in routes for name in os.listdir(route.path))
+
+
+def _told_by_segments(directory: Path) -> bytes:
+    """The id of the log that the oldest readable segment belongs to; the others are held to it when they are read."""
+    for segment in list_segments(Shipped(directory)).segments:
+        try:
+            if segment.kind is Kind.SEALED:
+                with SealedFile(segment.path) as sealed:
+                    return sealed.index.log_id
+            with segment.path.open("rb") as file:
+                return RawFile(file.fileno()).header().log_id
+        except (Damaged, BadHeader):
+            continue
+    raise Damaged(f"{directory}: no segment here says which log it belongs to", hint=f"wald dump {directory}/*.wal.zst")
+
+
+def _refuse_twins(places: Iterable[LogPlace]) -> None:
+    seen: dict[bytes, Path] = {}
+    for place in places:
+        other = seen.setdefault(place.log_id, place.root.path)
+        if other != place.root.path:
+            raise InvalidInput(
+                f"{place.root.path}: the same log as {other}, so its records would be read twice",
+                hint="name one of the two",
+            )

@@ -1,0 +1,130 @@
+"""A Spark session as the jobs want it: in UTC, quiet, and with workers that run this very Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from sidecars.spark.java import require_java
+from wald.errors import NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL = "local[*]"
+ATTEMPTS = 4  # of each task, as on a cluster; a local master by itself tries once
+_LOOPBACK = re.compile(r"local|spark://(127\.|localhost)")
+_THREADS = re.compile(r"local(\[(?P<threads>\*|\d+)\])?")
+_SETTINGS = {
+    "spark.driver.memory": "2g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+
+
+@contextmanager
+def session(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """A session for one job, stopped at the end.
+
+    What spark-defaults.conf, PYSPARK_SUBMIT_ARGS or spark-submit sets stays as it is, but for the master and for what
+    is in ``settings``.
+
+    Args:
+        master: as Spark has it; a local one gets :data:`ATTEMPTS` for each task.
+
+    Raises:
+        NotFound: no PySpark, or no Java that is new enough.
+        Unavailable: Spark does not start, or its master does not answer.
+    """
+    started = start(app, master=master, settings=settings)
+    try:
+        yield started
+    finally:
+        started.stop()
+
+
+def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """As :func:`session`; the caller stops it."""
+    os.environ["JAVA_HOME"] = str(require_java().home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run whatever python3 is on the PATH
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise NotFound("there is no PySpark in this Python", hint="pip install 'wald[spark]'") from error
+    wanted = dict(_SETTINGS)
+    if _LOOPBACK.match(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        wanted |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    told = _told_elsewhere()
+    builder = SparkSession.builder.appName(app).master(_with_attempts(master))
+    for name, value in ({name: wanted[name] for name in wanted if name not in told} | dict(settings or {})).items():
+        builder = builder.config(name, value)
+    with _stderr_held_back() as said:
+        try:
+            return builder.getOrCreate()
+        except (PySparkException, RuntimeError, OSError) as error:
+            words = [line for line in said() if line.strip()] or str(error).splitlines()
+            raise Unavailable(
+                f"Spark does not start on {master}: {words[-1].strip()}", hint="--master 'local[2]' needs no cluster"
+            ) from error
+        except Exception as error:
+            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+            raise Unavailable(
+                f"Spark does not start on {master}: {reason}", hint="--master 'local[2]' needs no cluster"
+            ) from error
+
+
+def _told_elsewhere() -> set[str]:
+    """The names of the settings that whoever runs this has made; a builder's would win over them."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # below spark-submit: its JVM knows
+        from pyspark import SparkConf, SparkContext
+
+        SparkContext._ensure_initialized()  # noqa: SLF001 - the only way to that JVM before there is a session
+        return {name for name, _ in SparkConf().getAll()}
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    told = set(re.findall(r"\bspark\.[\w.]+", arguments))
+    told |= {"spark.driver.memory"} if "--driver-memory" in arguments else set()
+    if directory := os.environ.get("SPARK_CONF_DIR"):
+        with suppress(FileNotFoundError), open(os.path.join(directory, "spark-defaults.conf")) as file:
+            told |= {words[0] for line in file if (words := re.split(r"[\s=]+", line.strip())) and words[0]}
+    return told
+
+
+def _with_attempts(master: str) -> str:
+    """A local master with attempts; any other as it is.
+
+    >>> _with_attempts("local[*]"), _with_attempts("local[2,1]"), _with_attempts("spark://a:7077")
+    ('local[*,4]', 'local[2,1]', 'spark://a:7077')
+    """
+    match = _THREADS.fullmatch(master)
+    return f"local[{match['threads'] or 1},{ATTEMPTS}]" if match else master
+
+
+@contextmanager
+def _stderr_held_back() -> Iterator[Callable[[], list[str]]]:
+    """While Spark starts, what the JVM says on stderr goes into a file: there are warnings on a good day, too."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+
+        def said() -> list[str]:
+            file.seek(0)
+            return file.read().decode(errors="replace").splitlines()
+
+        try:
+            yield said
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

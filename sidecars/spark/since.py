@@ -1,0 +1,112 @@
+"""What has come since: of each log the records behind those that a job has done, up to the last complete one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sidecars.spark.blocks import Range
+from sidecars.spark.damage import Tolerance
+from sidecars.spark.ends import complete_end
+from sidecars.spark.pieces import LogPiece, pieces_of
+from sidecars.spark.places import LogPlace, Shipped, find_places
+from sidecars.spark.plan import packed
+from wald.errors import InvalidInput, NotFound
+
+PIECE_BYTES = 32 << 20  # what is planned in one go; chunks are made of these
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Neighbouring pieces of one log, which one task takes."""
+
+    pieces: tuple[LogPiece, ...]
+
+    @property
+    def log(self) -> str:
+        return self.pieces[0].log
+
+    @property
+    def raw_bytes(self) -> int:
+        return sum(piece.raw_bytes for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What is to be done of one log.
+
+    Attributes:
+        first, last: all that is wanted of these records is in ``pieces``, which may be none.
+        lost: what RECLAIM had removed before it was done, in words; "": nothing.
+    """
+
+    place: LogPlace
+    first: int
+    last: int
+    pieces: list[LogPiece]
+    lost: str = ""
+
+    @property
+    def raw_bytes(self) -> int:
+        return sum(piece.raw_bytes for piece in self.pieces)
+
+    def chunks(self, limit_bytes: int) -> list[Chunk]:
+        return [Chunk(pieces) for pieces in packed(self.pieces, limit_bytes=limit_bytes)]
+
+
+def find_logs(paths: Sequence[str], routes: Sequence[str] | None) -> list[LogPlace]:
+    """The logs at ``paths``, which have all of ``routes``; of shipped segments nobody knows before they are read.
+
+    Raises:
+        InvalidInput: an archive is among them.
+        NotFound: a path names nothing, or no log has such a route.
+    """
+    found = find_places(paths)
+    places = [place for place in found if isinstance(place, LogPlace)]
+    if len(places) < len(found):
+        raise InvalidInput("bundles have no numbers to go on from", hint='spark.read.format("wald") reads an archive')
+    known = {route for place in places for route in place.root.route_names()}
+    unknown = [route for route in routes or () if route not in known]
+    if unknown and not any(isinstance(place.root, Shipped) for place in places):
+        raise NotFound(f"there is no route {unknown[0]!r}", hint=f"there are {', '.join(sorted(known))}")
+    return places
+
+
+def since(place: LogPlace, after: int | None, routes: Sequence[str] | None, tolerance: Tolerance) -> Portion | None:
+    """What has come behind record ``after``, None: all there is; None if nothing has.
+
+    Raises:
+        Damaged: something is missing, and that is not tolerated.
+        NotFound: RECLAIM has removed records behind ``after``, and that is not tolerated.
+    """
+    bound, listing = place.look()
+    wanted = None if routes is None else frozenset(routes)
+    last = complete_end(place, bound, listing, wanted)
+    oldest = listing.segments[0].base_sequence if listing.segments else 1
+    first = oldest if after is None else after + 1
+    if last < first:
+        return None
+    strict, lost = replace(tolerance, loss=False), ""
+    span = Range(wanted, first, last)
+    try:
+        pieces = pieces_of(place, bound, listing, span, limit_bytes=PIECE_BYTES, tolerance=strict, gaps=after is None)
+    except NotFound as error:
+        if not tolerance.loss:
+            raise
+        lost = error.message
+        pieces = pieces_of(place, bound, listing, span, limit_bytes=PIECE_BYTES, tolerance=tolerance)
+    return Portion(place, first, last, pieces, lost)
+
+
+def passed_over(portion: Portion, notes: Path) -> list[str]:
+    """What of ``portion`` could not be read, and was not to be.
+
+    Args:
+        notes: the directory for reports of the tolerance with which it was planned.
+    """
+    lines = [
+        line for path in sorted(notes.glob(f"{portion.place.log}-*.jsonl")) for line in path.read_text().splitlines()
+    ]
+    return [portion.lost] * bool(portion.lost) + [json.loads(line)["message"] for line in lines]

@@ -1,0 +1,69 @@
+"""Options that the commands on Spark share: which logs, which master, where the output goes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from sidecars.spark.session import LOCAL
+from wald.errors import InvalidInput
+from wald.format.names import check_route
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def roots_option(function: F) -> F:
+    """``--root``, as often as one likes, or WALD_ROOT; the command gets ``roots``, paths or patterns."""
+    return click.option(
+        "--root",
+        "roots",
+        multiple=True,
+        metavar="DIR",
+        callback=_roots,
+        help="A log, or shipped segments of one; * ? [ ] match several. Repeatable.  [env: WALD_ROOT]",
+    )(function)
+
+
+def routes_option(function: F) -> F:
+    """``--route``, as often as one likes; the command gets ``routes``, sorted, or None for all."""
+    return click.option(
+        "--route",
+        "routes",
+        multiple=True,
+        metavar="ROUTE",
+        callback=_routes,
+        help="Only this route. Repeatable; without it: all.",
+    )(function)
+
+
+def out_option(function: F) -> F:
+    """``--out``; the command gets ``out``, an absolute path."""
+    return click.option(
+        "--out",
+        required=True,
+        metavar="DIR",
+        callback=lambda _, __, given: Path(os.path.abspath(given)),
+        help="Where the files go; on a cluster the same path on every machine.",
+    )(function)
+
+
+def master_option(function: F) -> F:
+    """``--master``."""
+    return click.option(
+        "--master", default=LOCAL, show_default=True, metavar="URL", help="Where Spark runs: spark://HOST:7077, yarn, …"
+    )(function)
+
+
+def _roots(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    roots = given or tuple(filter(None, [os.environ.get("WALD_ROOT")]))
+    if not roots:
+        raise InvalidInput("which logs? no root was given", hint="--root DIR, or export WALD_ROOT=DIR")
+    return roots
+
+
+def _routes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...] | None:
+    return tuple(sorted({check_route(route) for route in given})) or None

@@ -1,0 +1,151 @@
+"""Pieces of work on executors: a function is called with each piece there, and each result comes back once it is made.
+
+A result travels as an update of an accumulator, which Spark hands to the driver when a task ends, once for each task
+however often it was tried. So the first result is here while the last piece still waits, which ``collect`` would not
+give, and all executors are at work, which ``toLocalIterator`` would not give. No row of data takes this way: a piece
+says what to do (a path and a range, say), the executor reads and writes by itself, and a result tells what came of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from pyspark.accumulators import Accumulator, AccumulatorParam
+
+from wald.errors import Unavailable, WaldError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+P = TypeVar("P")
+_Outcome = tuple[int, bytes | WaldError | OSError]
+
+_TASKS_PER_CORE = 64  # a task by itself costs some 30 ms; where there are more pieces, several share one
+_TRACEBACK = "Traceback (most recent call last):"
+
+
+def run(
+    spark: SparkSession, pieces: Sequence[P], work: Callable[[P], bytes], *, on_done: Callable[[int], None]
+) -> Generator[tuple[int, bytes], None, None]:
+    """Call ``work`` with each piece on some executor; gives the number of the piece with the result, as they finish.
+
+    The first ``next`` begins the job. Pieces are begun in their order, so the largest belong first. A piece is tried
+    again after a failure, and after an executor was lost, so what ``work`` does to the world must be fit for being done
+    twice. Closing the generator cancels what still runs.
+
+    Args:
+        pieces: anything that can be pickled.
+        work: the same: a function of a module that executors can import, or a frozen dataclass with ``__call__``. The
+            results are to be small, all together less than ``spark.driver.maxResultSize``.
+        on_done: called in this thread with the number of each piece that is done, before its result is given.
+
+    Raises:
+        WaldError, OSError: what ``work`` has raised, the first of them; pieces that wait are not begun any more.
+        Unavailable: Spark has given up: a piece failed otherwise at every attempt, or there are no executors left.
+    """
+    job = _Job(spark, pieces, work)
+    try:
+        for number, outcome in job.outcomes():
+            if isinstance(outcome, Exception):
+                raise outcome
+            on_done(number)
+            yield number, outcome
+    finally:
+        job.cancel()
+
+
+class _Job(Generic[P]):
+    """The job of one run, and the thread that waits for Spark."""
+
+    def __init__(self, spark: SparkSession, pieces: Sequence[P], work: Callable[[P], bytes]) -> None:
+        self._context = spark.sparkContext
+        self._group = f"wald {uuid.uuid4()}"
+        self._inbox = _Inbox()
+        task = _Task(work, self._context.accumulator(self._inbox, _Updates()))
+        numbered = list(enumerate(pieces))
+        count = min(len(numbered), _TASKS_PER_CORE * self._context.defaultParallelism)
+        hands = [numbered[first::count] for first in range(count)]
+        self._thread = threading.Thread(target=self._work, args=(hands, task), daemon=True)
+        self._thread.start()
+
+    def outcomes(self) -> Iterator[_Outcome]:
+        """Each as it arrives, until there are no more to come."""
+        while (arrived := self._inbox.queue.get()) is not None:
+            if isinstance(arrived, Exception):
+                hint = "the logs of the executors tell more; an executor out of memory wants fewer cores"
+                raise Unavailable(f"Spark has given up: {_reason(arrived)}", hint=hint) from arrived
+            yield arrived
+
+    def cancel(self) -> None:
+        """End what still runs, if something does."""
+        while self._thread.is_alive():
+            self._context.cancelJobGroup(self._group)  # in vain, as long as the job has not been submitted
+            self._thread.join(0.2)
+
+    def _work(self, hands: list[list[tuple[int, P]]], task: _Task[P]) -> None:
+        end: Exception | None = None
+        try:
+            if hands:
+                self._context.setJobGroup(self._group, "wald", interruptOnCancel=True)
+                self._context.parallelize(hands, len(hands)).foreach(task)
+        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+            end = error
+        self._inbox.queue.put(end)  # Spark hands over the update of a task before it counts the task as done
+
+
+class _Inbox(list[_Outcome]):
+    """The driver's value of the accumulator: what is added to it stands in a queue."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: SimpleQueue[_Outcome | Exception | None] = SimpleQueue()
+
+    def extend(self, outcomes: Iterable[_Outcome]) -> None:
+        for outcome in outcomes:
+            self.queue.put(outcome)
+
+
+class _Updates(AccumulatorParam[list[_Outcome]]):
+    """How outcomes add up: in a list on an executor, in the inbox on the driver."""
+
+    def zero(self, value: list[_Outcome]) -> list[_Outcome]:  # noqa: ARG002
+        return []
+
+    def addInPlace(self, value1: list[_Outcome], value2: list[_Outcome]) -> list[_Outcome]:  # noqa: N802 - PySpark's
+        value1.extend(value2)
+        return value1
+
+
+@dataclass(frozen=True, slots=True)
+class _Task(Generic[P]):
+    """What an executor does with the pieces it is dealt."""
+
+    work: Callable[[P], bytes]
+    outcomes: Accumulator[list[_Outcome]]
+
+    def __call__(self, hand: list[tuple[int, P]]) -> None:
+        for number, piece in hand:
+            self.outcomes.add([(number, self._outcome(piece))])
+
+    def _outcome(self, piece: P) -> bytes | WaldError | OSError:
+        try:
+            return self.work(piece)
+        except (WaldError, OSError) as error:
+            return error
+
+
+def _reason(error: Exception) -> str:
+    """The one line of what Spark tells that says why: the exception of Python, where there is one."""
+    lines = str(error).splitlines()
+    told = lines[:1]
+    for number, line in enumerate(lines):
+        if _TRACEBACK in line:
+            told = list(takewhile(lambda each: not each.startswith("\tat "), lines[number + 1 :]))
+            break
+    return next((line.strip() for line in reversed(told) if line.strip()), type(error).__name__)

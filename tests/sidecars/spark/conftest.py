@@ -1,0 +1,57 @@
+"""One Spark session for all of these tests, and one cluster; whoever needs neither does not start them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sidecars.spark.java import find_java
+from sidecars.spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# A session that lives for minutes: what the JVM compiles well later it need not compile well now.
+_QUICK = {
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.shuffle.partitions": "2",
+}
+_CLUSTER = Path(__file__).parents[3] / "scripts" / "spark-cluster"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("spark") and find_java() is None and not os.environ.get("JAVA_REQUIRED"):
+        pytest.skip("Spark needs Java 17 or newer: apt install default-jre-headless")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local session with two threads and two attempts, in a directory of its own."""
+    here = tmp_path_factory.mktemp("spark")
+    places = {"spark.sql.warehouse.dir": str(here / "warehouse"), "spark.local.dir": str(here / "local")}
+    with session("wald tests", master="local[2,2]", settings=_QUICK | places) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a cluster with two workers of one core each, which ends with this process, whatever ends it.
+
+    One application after the other: each takes all cores. A session on it has to be in another process than ``spark``.
+    """
+    place = tmp_path_factory.mktemp("cluster")
+    until_stdin_ends = ["sh", "-c", "echo $0; cat", "{}"]
+    line = [sys.executable, str(_CLUSTER), "run", "--dir", str(place), "--", *until_stdin_ends]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert url.startswith("spark://"), "the cluster has said why on stderr"
+        yield url
+    assert process.returncode == 0

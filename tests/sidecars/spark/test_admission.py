@@ -1,0 +1,130 @@
+"""Admission: no more than the limits, equal shares, something at every trigger, and everything in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecars.spark.admission import Backlog, Limits, Run, admit
+
+RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 50)), max_size=6)
+LIMITS = st.builds(Limits, st.none() | st.integers(1, 12), st.none() | st.integers(1, 120))
+
+
+def runs_of(shape: list[tuple[int, int, int]]) -> list[Run]:
+    """Runs of so many records and bytes, each behind so many records of others."""
+    begins = accumulate((gap + count for gap, count, _ in shape), initial=1)
+    return [Run(begin + gap, count, size) for begin, (gap, count, size) in zip(begins, shape, strict=False)]
+
+
+def backlog(runs: list[Run], start: int, end: int) -> Backlog:
+    wanted = (run for run in runs if start < run.last and run.first <= end)
+    return Backlog(start, end, (run.between(start + 1, end) if run.count else run for run in wanted))
+
+
+def even(count: int, size: int = 1, *, start: int = 0) -> Backlog:
+    """Records of equal size, each a batch."""
+    return Backlog(start, start + count, [Run(start + 1 + number, 1, size) for number in range(count)])
+
+
+@settings(max_examples=300, deadline=None)
+@given(shapes=st.lists(RUNS, min_size=1, max_size=3), limits=LIMITS)
+def test_triggers_cover_everything_once_and_keep_the_limits(
+    shapes: list[list[tuple[int, int, int]]], limits: Limits
+) -> None:
+    """However the records lie, and whichever of them are longer than the limit."""
+    logs = [runs_of(shape) for shape in shapes]
+    ends = [max([run.last for run in runs], default=0) for runs in logs]
+    at = [0] * len(logs)
+    for turn in range(200):
+        waiting = [number for number, end in enumerate(ends) if at[number] < end]
+        if not waiting:
+            break
+        before = dict(enumerate(at))
+        admitted = admit([backlog(logs[n], at[n], ends[n]) for n in waiting], limits, turn=turn)
+        for number, end in zip(waiting, admitted, strict=True):
+            assert at[number] <= end <= ends[number]
+            at[number] = end
+        taken = [
+            run.between(before[n] + 1, at[n])
+            for n in waiting
+            for run in logs[n]
+            if run.count and before[n] < run.last and run.first <= at[n]
+        ]
+        records = sum(run.count for run in taken)
+        assert at != list(before.values())
+        assert limits.records is None or records <= limits.records
+        if (
+            limits.raw_bytes is not None and records > 1
+        ):  # a record is as long as the average of its batch, in whole bytes
+            assert sum(run.raw_bytes for run in taken) <= limits.raw_bytes + records
+    assert at == ends
+
+
+def test_without_limits_nothing_is_counted() -> None:
+    counted = iter([Run(4, 1, 1)])
+    assert admit([Backlog(3, 9, counted), Backlog(0, 5, [])], Limits(), turn=0) == [9, 5]
+    assert next(counted) == Run(4, 1, 1)
+
+
+def test_only_as_much_is_read_as_is_needed() -> None:
+    """A limit of ten does not go through a whole segment."""
+    read: list[int] = []
+
+    def runs() -> Iterator[Run]:
+        for first in range(1, 1000, 5):
+            read.append(first)
+            yield Run(first, 5, 100)
+
+    assert admit([Backlog(0, 1000, runs())], Limits(records=10), turn=0) == [10]
+    assert read == [1, 6]
+
+
+@pytest.mark.parametrize(
+    ("limits", "counts", "ends"),
+    [
+        (Limits(records=30), [100, 100, 100], [10, 10, 10]),
+        (Limits(records=30), [100, 4, 100], [13, 4, 13]),
+        (Limits(records=30), [100, 0, 2], [28, 2]),
+        (Limits(records=2), [100, 100, 100], [1, 1, 0]),
+        (Limits(raw_bytes=300), [100, 100, 100], [10, 10, 10]),
+        (Limits(raw_bytes=300), [100, 4, 100], [13, 4, 13]),
+        (Limits(records=12, raw_bytes=300), [100, 100, 100], [4, 4, 4]),
+        (Limits(records=300, raw_bytes=60), [100, 100, 100], [2, 2, 2]),
+    ],
+)
+def test_logs_share_equally_what_the_others_leave(limits: Limits, counts: list[int], ends: list[int]) -> None:
+    assert admit([even(count, 10) for count in counts if count], limits, turn=0) == ends
+
+
+def test_logs_take_turns_where_there_is_not_enough_for_all() -> None:
+    at = [0, 0, 0]
+    for turn in range(9):
+        at = admit([even(50, start=start) for start in at], Limits(records=1), turn=turn)
+    assert at == [3, 3, 3]
+
+
+def test_a_batch_is_cut_where_the_limit_is() -> None:
+    assert admit([Backlog(0, 1000, [Run(1, 1000, 5000)])], Limits(records=7), turn=0) == [7]
+    assert admit([Backlog(0, 1000, [Run(1, 1000, 5000)])], Limits(raw_bytes=50), turn=0) == [10]
+
+
+def test_a_record_longer_than_the_limit_goes_alone() -> None:
+    long = [Backlog(0, 2, [Run(1, 1, 900), Run(2, 1, 900)]), Backlog(0, 1, [Run(1, 1, 900)])]
+    assert admit(long, Limits(raw_bytes=10), turn=0) == [1, 0]
+    assert admit(long, Limits(raw_bytes=10), turn=1) == [0, 1]
+
+
+def test_the_bytes_of_a_long_record_count_though_they_are_in_other_batches() -> None:
+    """Ten bytes where each record begins, ninety more behind it."""
+    runs = [Run(1 + number // 2, 1 - number % 2, 90 if number % 2 else 10) for number in range(20)]
+    assert admit([Backlog(0, 10, runs)], Limits(raw_bytes=300), turn=0) == [3]
+
+
+def test_what_nobody_wants_is_passed_over_for_nothing() -> None:
+    assert admit([Backlog(5, 900, []), Backlog(0, 900, [Run(3, 1, 10)])], Limits(records=1), turn=0) == [900, 3]
+    assert admit([], Limits(records=1), turn=3) == []

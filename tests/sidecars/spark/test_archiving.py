@@ -1,0 +1,325 @@
+"""Bundles made on executors are those that one process makes, whatever happens to the processes that make them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from archives import archive, command, copied, errors, files, ledger_lines
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from logs import Built
+from running import eventually
+from some_logs import STEPS, Step, build
+
+import wald
+from sidecars.archive.codecs import Codec
+from sidecars.archive.cutting import Bytes, Records, Size
+from sidecars.archive.objects import open_destination
+from sidecars.archive.pack import Packed
+from sidecars.spark import archiving
+from sidecars.spark.archiving import SparkEngine
+from wald.errors import Damaged, NotFound, Refused, Unavailable
+from wald.format.names import Kind
+from wald.store.cursors import CursorState
+from wald.store.directory import Root
+from wald.store.disk import Disk
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Pack = Callable[..., list[Packed]]
+
+
+@pytest.fixture
+def pack(spark: SparkSession) -> Pack:
+    """As :func:`archives.archive`, on Spark."""
+
+    def packed(root: Path, dest: Path | str, **options: object) -> list[Packed]:
+        engine = SparkEngine(wald.open(root), open_destination(str(dest), Disk()), lambda: spark)
+        return archive(root, dest, engine=engine, **options)  # type: ignore[arg-type]
+
+    return packed
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    return Built(tmp_path / "root")
+
+
+@pytest.fixture
+def dest(tmp_path: Path) -> Path:
+    return tmp_path / "dest"
+
+
+def varied(path: Path) -> Built:
+    """Four segments, two of them sealed: lines, columns, other routes, and records in pieces across segments."""
+    built = Built(path, segment_max_bytes=4 << 20)
+    for number in range(12):
+        built.lines("a", [b"line %d of batch %d" % (each, number) for each in range(number * 40)] or [b""])
+        built.columns("a", [b"v" * number, b"\n\x00"], keys=[b"k%d" % number, None], headers=[None, b'{"h":"1"}'])
+        built.piece("a", b"a long record that ", begins=True, ends=False)
+        built.lines("b", [b"between"] * number)
+        if number % 3 == 2:
+            built.cut()
+        built.piece("a", b"goes on " * 100 * number, begins=False, ends=False)
+        built.piece("a", b"and ends\nwhere the next one begins\n", begins=False, ends=True)
+    built.seal(keep=1)
+    built.piece("a", b"without a newline", begins=True, ends=True)
+    return built
+
+
+@pytest.mark.parametrize(
+    ("size", "codec"),
+    [(Records(250), Codec.ZST), (Bytes(20_000), Codec.GZ), (Bytes(1), Codec.NONE), (Records(100_000), Codec.NONE)],
+)
+def test_the_tree_is_that_of_one_process(tmp_path: Path, pack: Pack, size: Size, codec: Codec) -> None:
+    """By records and by bytes, with every codec, a bundle a record and everything in one; ledger and cursor, too."""
+    built = varied(tmp_path / "root")
+    if size == Bytes(1):
+        built.log.set_cursor("a", built.last - 12)
+    built.crash()
+    other = copied(built.root.path, tmp_path / "other")
+
+    archive(other, tmp_path / "local", size=size, codec=codec)
+    (run,) = pack(built.root.path, tmp_path / "spark", size=size, codec=codec)
+
+    assert files(tmp_path / "spark") == files(tmp_path / "local")
+    assert run.manifest is not None
+    told = [entry.bundle.contents.last for entry in run.manifest.entries]
+    assert told == sorted(told)
+    lines = [[line | {"dest": ""} for line in ledger_lines(Root(root))] for root in (built.root.path, other)]
+    assert lines[0] == lines[1]
+    assert wald.open(built.root.path).cursor("a").sequence == wald.open(other).cursor("a").sequence == built.last
+    assert errors(tmp_path / "spark", root=built.root) == []
+
+
+def test_parts_of_a_bundle_end_where_they_do_in_one_process(
+    tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bundles of several parts, out of several pieces."""
+    monkeypatch.setattr(archiving, "PIECE_BYTES", 1 << 20)
+    built = Built(tmp_path / "root", segment_max_bytes=8 << 20)
+    for number in range(24):
+        built.append("a", b"record %06d of a log that is not too small\n" % number * 20_000, 20_000)
+        if number % 7 == 6:
+            built.cut()
+            built.seal()
+    built.crash()
+    other = copied(built.root.path, tmp_path / "other")
+    size = Bytes(9_000_001)
+
+    archive(other, tmp_path / "local", size=size, codec=Codec.ZST)
+    (run,) = pack(built.root.path, tmp_path / "spark", size=size, codec=Codec.ZST)
+
+    assert run.manifest is not None
+    assert len(run.manifest.entries[0].bundle.contents.parts) == 3
+    assert files(tmp_path / "spark") == files(tmp_path / "local")
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=STEPS.filter(lambda steps: len(steps) > 3),
+    size=st.builds(Bytes, st.integers(5, 60)) | st.builds(Records, st.integers(2, 9)),
+)
+def test_any_log_gives_the_same_tree(pack: Pack, steps: list[Step], size: Size) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder)
+        build(here / "root", steps).crash()
+        copied(here / "root", here / "other")
+        archive(here / "other", here / "local", size=size)
+        pack(here / "root", here / "spark", size=size)
+        assert files(here / "spark") == files(here / "local")
+
+
+def test_nothing_to_archive_starts_no_spark(built: Built, dest: Path) -> None:
+    def never() -> SparkSession:
+        raise AssertionError("nobody needs it")
+
+    built.lines("b", [b"x"])
+    (built.root.routes / "a").mkdir()
+    engine = SparkEngine(built.log, open_destination(str(dest), Disk()), never)
+    assert archive(built, dest, engine=engine) == []
+
+
+def test_progress_is_told_up_to_the_last_record(built: Built, dest: Path, spark: SparkSession) -> None:
+    """Also while bundles wait for those in front of them."""
+    for _ in range(4):
+        built.lines("b", [b"y"])
+        built.lines("a", [b"x"] * 10)
+    engine = SparkEngine(built.log, open_destination(str(dest), Disk()), lambda: spark)
+    (run,) = archive(built, dest, size=Records(10), engine=engine)
+    told: list[int] = []
+    assert [bundle.contents.first for bundle in engine.bundles(run.run, told.append)] == [2, 13, 24, 35]
+    assert (told, told[-1]) == (sorted(told), built.last)
+
+
+class TestErrors:
+    """What goes wrong on an executor comes out as it does from one process."""
+
+    def test_damage_abandons_the_run(self, built: Built, dest: Path, pack: Pack) -> None:
+        for line in (b"one", b"two", b"three"):
+            built.lines("a", [line * 40])
+        path = built.path(1, Kind.RAW)
+        data = bytearray(path.read_bytes())
+        data[data.index(b"two")] ^= 1
+        path.write_bytes(data)
+
+        with pytest.raises(Damaged, match=r"record 2 cannot be read; nothing was acknowledged") as caught:
+            pack(built.root.path, dest)
+
+        assert caught.value.hint == "wald-archive a --to SEQUENCE packs what is in front of it"
+        assert built.log.cursor("a").state is CursorState.ABSENT
+        assert [line["event"] for line in ledger_lines(built.root)] == ["begun", "abandoned"]
+        assert pack(built.root.path, dest, to=1)[0].run.last == 1
+
+    def test_records_that_were_reclaimed_abandon_the_run(self, built: Built, dest: Path, pack: Pack) -> None:
+        for _ in range(3):
+            built.lines("a", [b"x"] * 3)
+            built.cut()
+        built.seal()
+        built.log.set_cursor("a", 9, "reader")
+        built.reclaim(4)
+
+        with pytest.raises(NotFound, match=r"RECLAIM has removed records 4 to 6; nothing was acknowledged"):
+            pack(built.root.path, dest, group="cold")
+        assert [line["event"] for line in ledger_lines(built.root)] == ["begun", "abandoned"]
+
+    def test_another_file_of_the_same_name_is_refused_and_left(self, built: Built, dest: Path, pack: Pack) -> None:
+        built.lines("a", [b"x"] * 20)
+        path = dest / "a" / f"{1:020d}-{20:020d}" / "data" / f"a-{11:020d}.tar"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"something else")
+
+        with pytest.raises(Refused, match=rf"{path.name}: offset 0: .*not overwritten"):
+            pack(built.root.path, dest, size=Records(10))
+
+        assert path.read_bytes() == b"something else"
+        assert built.log.cursor("a").state is CursorState.ABSENT
+
+    def test_a_destination_that_is_a_file(self, built: Built, dest: Path, pack: Pack) -> None:
+        built.lines("a", [b"x"])
+        dest.write_bytes(b"")
+
+        with pytest.raises(OSError, match=r"Not a directory|File exists") as caught:
+            pack(built.root.path, dest)
+
+        assert caught.value.errno in (errno.ENOTDIR, errno.EEXIST)
+        dest.unlink()
+        assert pack(built.root.path, dest)[0].resumed
+
+    def test_a_destination_that_is_another_one_on_each_machine(self, built: Built, pack: Pack) -> None:
+        """As the memory of a process is: what executors have written, the driver does not see."""
+        built.lines("a", [b"x"])
+
+        with pytest.raises(Unavailable, match="an executor has written it, and it is not here"):
+            pack(built.root.path, "memory://bags")
+
+        assert [line["event"] for line in ledger_lines(built.root)] == ["begun"]
+        assert built.log.cursor("a").state is CursorState.ABSENT
+
+    def test_a_log_that_is_not_on_the_executors(
+        self, built: Built, dest: Path, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        """It is not damaged for that, and the run is not given up."""
+        built.lines("a", [b"x"])
+
+        def gone_once_planned() -> SparkSession:
+            built.root.path.rename(tmp_path / "away")
+            return spark
+
+        engine = SparkEngine(built.log, open_destination(str(dest), Disk()), gone_once_planned)
+        with pytest.raises(Unavailable, match="there is no log here on"):
+            archive(built, dest, engine=engine)
+
+        assert [line["event"] for line in ledger_lines(Root(tmp_path / "away"))] == ["begun"]
+
+
+def told_of(pid: int, name: str) -> bytes:
+    """What the kernel tells of a process; nothing of one that has ended."""
+    try:
+        return Path("/proc", str(pid), name).read_bytes()
+    except OSError:
+        return b""
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Every process that ``pid`` has started, by way of others too."""
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        for child in map(int, told_of(pid, f"task/{task.name}/children").split()):
+            yield child
+            yield from descendants(child)
+
+
+def executors() -> list[int]:
+    """Of the cluster that this process has started."""
+    return [pid for pid in descendants(os.getpid()) if b"CoarseGrainedExecutorBackend" in told_of(pid, "cmdline")]
+
+
+def workers() -> list[int]:
+    """The processes in which executors run Python: each is forked off one that does nothing but fork."""
+    return [
+        pid
+        for executor in executors()
+        for daemon in descendants(executor)
+        for pid in descendants(daemon)
+        if b"pyspark.daemon" in told_of(pid, "cmdline")
+    ]
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """Enough to be killed in the middle of: two million records."""
+    built = Built(tmp_path / "large", segment_max_bytes=1 << 30)
+    for number in range(100):
+        built.append("a", b"line %03d of a log that is not too small\n" % number * 20_000, 20_000)
+    built.crash()
+    return built.root.path
+
+
+def made(dest: Path) -> list[Path]:
+    return list(dest.rglob("*.sha256"))
+
+
+def test_another_engine_goes_on_where_one_was_killed(
+    large: Path, dest: Path, pack: Pack, cluster: str, tmp_path: Path
+) -> None:
+    """On a cluster, kill -9 of a worker, whose bundle is begun again; then of ``wald-archive``, between bundles."""
+    pristine = copied(large, tmp_path / "pristine")
+    arguments = ["a", "--root", large, "--dest", dest, "--records-per-bundle", 40_000, "--master", cluster]
+    quick = "extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC\n"
+    (tmp_path / "spark-defaults.conf").write_text(f"spark.driver.{quick}spark.executor.{quick}")
+    env = os.environ | {"SPARK_CONF_DIR": str(tmp_path)}
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+    eventually(lambda: len(made(dest)) >= 2 or process.poll() is not None, timeout=90)
+    os.kill(workers()[0], signal.SIGKILL)
+    begun = list(dest.rglob("*.zst"))  # what it was at, too
+    eventually(lambda: all(Path(f"{path}.sha256").exists() for path in begun) or process.poll() is not None)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    eventually(lambda: not executors())
+    assert 2 <= len(made(dest)) < 50
+    half, other = copied(dest, tmp_path / "half"), copied(large, tmp_path / "other")
+    (told,) = ledger_lines(Root(large))
+
+    assert [run.resumed for run in pack(large, dest)] == [True]
+    assert errors(dest, root=Root(large)) == []
+    assert wald.open(large).cursor("a").sequence == 2_000_000
+    by_spark = files(dest)
+
+    shutil.rmtree(dest)
+    half.rename(dest)
+    assert [run.resumed for run in archive(other, dest)] == [True]
+
+    moment, software = str(told["archived_at"]), str(told["software"])
+    undisturbed = tmp_path / "undisturbed"
+    archive(pristine, undisturbed, size=Records(40_000), codec=Codec.ZST, moment=moment, software=software)
+    assert files(undisturbed) == by_spark == files(dest)

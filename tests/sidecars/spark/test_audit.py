@@ -1,0 +1,183 @@
+"""An audit finds in many logs what ``wald verify`` finds in each, and what only the ledgers and archives tell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from archives import archive
+from damage import flipped
+from logs import Built
+from reclaiming import reclaim
+
+from sidecars.archive.cutting import Records
+from sidecars.reclaim.policy import Limits
+from sidecars.spark.audit.job import audit
+from sidecars.spark.audit.plan import plan
+from sidecars.spark.audit.result import Audit
+from wald.errors import NotFound, Unavailable
+from wald.format.names import Kind
+from wald.store.directory import Root
+from wald.store.finding import Level
+from wald.store.ledger import Ledger, read_ledger
+from wald.store.verifier import verify
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def filled(path: Path) -> Built:
+    """Six sealed segments and an active one, of two routes; the first two are reclaimed, bundles hold all of a."""
+    built = Built(path)
+    for number in range(6):
+        built.lines("a", [b"one", b"two"])
+        built.columns("b", [b"x", b"y"], keys=[b"k", None])
+        built.piece("a", b"long", begins=True, ends=False)
+        built.cut()
+        built.piece("a", b" line\n", begins=False, ends=True)
+        if number == 1:
+            built.log.set_cursor("a", built.last)
+            built.log.set_cursor("b", built.last)
+    built.seal()
+    reclaim(built)
+    archive(built, path / "archive", size=Records(4))
+    return built
+
+
+def audited(spark: SparkSession, *paths: Path, destinations: Iterable[str] = ()) -> Audit:
+    return audit(spark, plan(paths, list(destinations)), on_bytes=lambda _: None)
+
+
+def errors(done: Audit) -> list[tuple[str, str]]:
+    """The last part of where something is wrong, and what."""
+    return [(Path(found.where).name, found.message) for found in done.found if found.level is Level.ERROR]
+
+
+def verified(path: Path) -> list[tuple[str, int, str]]:
+    findings = verify(Root(path))
+    return [(str(each.path), each.offset, each.message) for each in findings if each.level is not Level.OK]
+
+
+def rewrite(path: Path, built: Built, change: dict[str, Any]) -> None:
+    """The last line of a ledger, changed by somebody who knows how to chain lines."""
+    entries = read_ledger(path).entries
+    path.unlink()
+    ledger = Ledger(path, built.disk)
+    ledger.append(*entries[:-1], entries[-1] | change)
+    ledger.close()
+
+
+def test_good_logs_have_no_errors(spark: SparkSession, tmp_path: Path) -> None:
+    logs = [filled(tmp_path / name) for name in ("one", "two", "three")]
+    spent: list[int] = []
+    planned = plan([built.root.path for built in logs], [])
+    done = audit(spark, planned, on_bytes=spent.append)
+    assert errors(done) == []
+    for report in done.logs:
+        assert (report.segments, report.reclaimed, report.expired, report.errors) == (5, 2, 0, 0)
+        assert report.records > 0
+        assert report.raw_bytes > 0
+    assert [(each.bags, each.bundles) for each in done.archives] == [(1, report.bundles) for report in done.logs]
+    assert sum(spent) == sum(work.stored_bytes for work in planned.work)
+
+
+def test_one_log_of_three_is_damaged_in_every_way(spark: SparkSession, tmp_path: Path) -> None:
+    """And what is found in segments is what ``wald verify`` finds; the other two have nothing wrong."""
+    one, two, three = (filled(tmp_path / name) for name in ("one", "two", "three"))
+    sealed = sorted(two.root.segments.glob("*.zst"))
+    sealed[1].write_bytes(flipped(sealed[1].read_bytes(), 8 * 100))
+    sealed[2].unlink()
+    cursors = [{"route": "a", "count": 3, "first": 6, "last": 8, "cursors": {"processed": 7}}]
+    rewrite(two.root.ledger / "reclaim.jsonl", two, {"routes": cursors})
+    bundle = next((two.root.path / "archive").glob("a/*/data/*.tar"))
+    bundle.write_bytes(flipped(bundle.read_bytes(), 8 * 700))
+
+    done = audited(spark, one.root.path, two.root.path, three.root.path)
+    told = errors(done)
+    expected = verified(two.root.path)
+    assert len([name for name, _ in told if ".wal" in name]) >= 2
+    assert [(f.where, f.offset, f.message) for f in done.logs[1].found if "reclaim.jsonl" not in f.where] == expected
+    assert any("record 8 of route a was deleted, and not read by processed at 7" in words for _, words in told)
+    assert any("it leaves out route b" in words for _, words in told)
+    assert any(name == bundle.name and "its sha256 is" in words for name, words in told)
+    assert [report.errors > 0 for report in done.logs] == [False, True, False]
+    assert [report.errors > 0 for report in done.archives] == [False, True, False]
+
+
+def test_what_expired_is_counted_and_no_error(spark: SparkSession, tmp_path: Path) -> None:
+    built = filled(tmp_path / "root")
+    reclaim(built, Limits(max_records=1, expire=True))
+    done = audited(spark, built.root.path)
+    assert errors(done) == []
+    assert done.logs[0].reclaimed == 6
+    assert done.logs[0].expired > 0
+
+
+def test_a_destination_out_of_reach_is_an_error_and_others_are_proven(spark: SparkSession, tmp_path: Path) -> None:
+    built = filled(tmp_path / "root")
+    (tmp_path / "root" / "archive").rename(tmp_path / "moved")
+    nowhere = "nosuch://bucket/archive"
+    done = audited(spark, built.root.path, destinations=[nowhere, str(tmp_path / "moved")])
+    assert [(each.place, each.errors, each.bundles > 0) for each in done.archives] == [
+        (str(tmp_path / "root" / "archive"), 1, False),
+        (nowhere, 1, False),
+        (str(tmp_path / "moved"), 0, True),
+    ]
+
+
+def test_a_bag_that_is_gone_is_found(spark: SparkSession, tmp_path: Path) -> None:
+    built = filled(tmp_path / "root")
+    built.lines("a", [b"more"])
+    archive(built, tmp_path / "root" / "archive", size=Records(4))
+    gone = min((tmp_path / "root" / "archive" / "a").iterdir())
+    gone.rename(tmp_path / "gone")
+    words = [words for _, words in errors(audited(spark, built.root.path))]
+    assert any("missing; the ledger says that it is here" in each for each in words)
+    assert any(each.startswith("follows") for each in words)
+
+
+def test_a_segment_sealed_between_plan_and_check_is_read_in_its_new_form(spark: SparkSession, tmp_path: Path) -> None:
+    built = Built(tmp_path / "root")
+    built.lines("a", [b"one"])
+    built.cut()
+    built.lines("a", [b"two"])
+    planned = plan([built.root.path], [])
+    built.seal()
+    done = audit(spark, planned, on_bytes=lambda _: None)
+    assert errors(done) == []
+    assert done.logs[0].segments == 2
+    assert not built.path(1, Kind.RAW).exists()
+
+
+def test_a_log_that_is_not_where_an_executor_is_ends_the_audit(spark: SparkSession, tmp_path: Path) -> None:
+    """It is not damaged for that. Here it goes away in between."""
+    built = Built(tmp_path / "root")
+    planned = plan([built.root.path], [])
+    (tmp_path / "root").rename(tmp_path / "elsewhere")
+    with pytest.raises(Unavailable, match="not there on"):
+        audit(spark, planned, on_bytes=lambda _: None)
+
+
+def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no log here"):
+        plan([tmp_path], [])
+
+
+@pytest.mark.spark
+def test_the_command_tells_and_exits_with_4(cluster: str, tmp_path: Path) -> None:
+    """On a cluster, over a pattern of roots; its exit code says that one of them is damaged."""
+    good, bad = filled(tmp_path / "good"), filled(tmp_path / "bad")
+    next(bad.root.segments.glob("*.zst")).unlink()
+    line = [sys.executable, "-m", "sidecars.spark.audit", "--root", f"{tmp_path}/*", "--master", cluster, "--json"]
+    done = subprocess.run(line, capture_output=True, timeout=120, check=False)
+    assert done.stderr == b""
+    told = json.loads(done.stdout)
+    assert done.returncode == 4
+    assert [(log["root"], log["errors"]) for log in told["logs"]] == [(str(bad.root.path), 1), (str(good.root.path), 0)]
+    assert told["errors"] == len([found for found in told["found"] if found["level"] == "error"]) == 1
+    assert told["raw_bytes"] == sum(log["raw_bytes"] for log in told["logs"])

@@ -1,0 +1,136 @@
+"""Which deletions were legal: every state that a route can have been in, by every rule, and lines that do not agree."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from sidecars.spark.audit.legality import EXPIRING, judge, overlaps
+
+Line = dict[str, Any]
+SHA256 = "ab" * 32
+HELD = {"route": "a", "count": 10, "first": 1, "last": 10}
+RULES = ("read", *EXPIRING, "found doomed, not told why")
+
+# What a line may say of route a, which has ten records in the segment, and whether by that everybody had read them.
+CLAIMS: dict[str, tuple[Line, bool]] = {
+    "retired": ({"retired": True}, True),
+    "no cursor": ({"cursors": {}}, False),
+    "at the last": ({"cursors": {"processed": 10}}, True),
+    "beyond the last": ({"cursors": {"processed": 99}}, True),
+    "one before the last": ({"cursors": {"processed": 9}}, False),
+    "never begun": ({"cursors": {"processed": 0}}, False),
+    "all of several": ({"cursors": {"processed": 10, "archive": 12}}, True),
+    "not all of several": ({"cursors": {"processed": 10, "archive": 4}}, False),
+}
+SLOWEST = {"no cursor": 0, "one before the last": 9, "never begun": 0, "not all of several": 4}
+
+
+def line(*routes: Line, rule: str = "read", **more: object) -> Line:
+    told: Line = {"event": "reclaimed", "base": 1, "last": 20, "at": 1, "rule": rule, "bytes": 5, "sha256": SHA256}
+    return told | {"routes": list(routes)} | more
+
+
+def sealed(*routes: tuple[str, int, int, int], **more: object) -> Line:
+    told: Line = {"event": "sealed", "base": 1, "last": 20, "sha256": SHA256}
+    return told | {"routes": [[*route, 99] for route in routes]} | more
+
+
+@pytest.mark.parametrize(("name", "rule", "lost"), [*product(CLAIMS, RULES, (None, -1, 0, 1, 6, 10, 11))])
+def test_every_claim_by_every_rule(name: str, rule: str, lost: int | None) -> None:
+    """Legal is what was read, and what expired with no more loss than there was to lose; the loss is counted."""
+    claim, read = CLAIMS[name]
+    told = line(HELD | claim, rule=rule, **({} if lost is None else {"lost": {"a": lost}}))
+    ruling = judge(told, sealed(("a", 10, 1, 10)))
+    expired = rule in EXPIRING and lost is not None
+    unread = 0 if read else 10 - SLOWEST[name]
+    assert (not ruling.errors) == (lost is not None and 0 <= lost <= unread if expired else read)
+    assert ruling.lost == (lost if expired else 0)
+
+
+def test_words_name_record_route_and_group() -> None:
+    assert judge(line(HELD | {"cursors": {"processed": 10, "archive": 4}}), None).errors == (
+        "record 10 of route a was deleted, and not read by archive at 4",
+    )
+    assert judge(line(HELD | {"cursors": {}}), None).errors == (
+        "no cursor of route a is recorded, and record 10 of it was deleted",
+    )
+
+
+@pytest.mark.parametrize(
+    ("was", "words"),
+    [
+        (sealed(("a", 10, 1, 10)), []),
+        (sealed(("a", 10, 1, 10), ("b", 1, 11, 11)), ["it leaves out route b, of which it held 1 records, 11 to 11"]),
+        (sealed(), ["it tells of route a, of which it held nothing"]),
+        (sealed(("a", 9, 1, 10)), ["of route a it tells of 10 records, 1 to 10, and it held 9 records, 1 to 10"]),
+        (sealed(("a", 10, 2, 10)), ["of route a it tells of 10 records, 1 to 10, and it held 10 records, 2 to 10"]),
+        (sealed(("a", 10, 1, 11)), ["of route a it tells of 10 records, 1 to 10, and it held 10 records, 1 to 11"]),
+        (sealed(("a", 10, 1, 10), last=21), ["its last is 20, and was 21 when it was sealed"]),
+        (sealed(("a", 10, 1, 10), base=2), ["its base is 1, and was 2 when it was sealed"]),
+        (sealed(("a", 10, 1, 10), sha256="cd"), [f"its sha256 is {SHA256}, and was cd when it was sealed"]),
+        ({"event": "sealed", "base": 1, "last": 20, "sha256": SHA256}, ["the sealed line does not tell what it held"]),
+        (sealed() | {"routes": [["a"]]}, ["the sealed line does not tell what it held"]),
+    ],
+)
+def test_what_was_sealed_has_to_be_what_was_deleted(was: Line, words: list[str]) -> None:
+    assert list(judge(line(HELD | {"cursors": {"processed": 10}}), was).errors) == words
+
+
+def test_a_line_without_cursors_proves_nothing() -> None:
+    """That is what wald-reclaim writes of a doomed segment of which no ledger told."""
+    bare = {"event": "reclaimed", "base": 1, "last": 20, "at": 1, "rule": "found doomed, not told why"}
+    assert judge(bare, sealed()).errors == (
+        "no cursors are recorded (found doomed, not told why): nobody can prove that it was legal",
+    )
+
+
+def test_a_segment_without_records_may_go() -> None:
+    assert judge(line(), sealed()).errors == ()
+
+
+def test_of_a_segment_that_no_ledger_tells_of_the_cursors_count() -> None:
+    ruling = judge(line(HELD | {"cursors": {"processed": 10}}), None)
+    assert ruling.errors == ()
+    assert ruling.notes == ("no ledger tells what it held when it was sealed",)
+
+
+def test_a_segment_that_is_still_there_is_told_of() -> None:
+    """A crash between the line and the deletion leaves it so."""
+    ruling = judge(line(HELD | {"retired": True}), sealed(("a", 10, 1, 10)), there=True)
+    assert ruling.errors == ()
+    assert any("still there" in note for note in ruling.notes)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"routes": [5]},
+        {"routes": [{}]},
+        {"routes": [HELD]},
+        {"routes": [HELD | {"cursors": 5}]},
+        {"routes": [HELD | {"cursors": {"processed": "10"}}]},
+        {"routes": [HELD | {"cursors": {"processed": True}}]},
+        {"routes": [HELD | {"retired": False}]},
+        {"routes": [HELD | {"last": None, "retired": True}]},
+        {"routes": [HELD | {"retired": True}, HELD | {"retired": True}]},
+        {"lost": 5},
+        {"lost": {"a": "many"}},
+        {"lost": {"b": 1}},
+        {"routes": 5},
+        {"routes": None},
+    ],
+)
+def test_a_line_of_another_form_proves_nothing(wrong: Line) -> None:
+    assert judge(line(HELD | {"cursors": {"processed": 10}}) | wrong, None).errors
+
+
+def test_deletions_that_overlap_are_found() -> None:
+    def deletion(base: int, last: int) -> Line:
+        return line() | {"base": base, "last": last}
+
+    assert list(overlaps([deletion(1, 20), deletion(21, 30), deletion(40, 50)])) == []
+    assert [each.base for each in overlaps([deletion(1, 20), deletion(20, 22), deletion(22, 30)])] == [20, 22]
+    assert [each.base for each in overlaps([deletion(1, 90), deletion(20, 22), deletion(30, 40)])] == [20, 30]

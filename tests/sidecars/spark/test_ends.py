@@ -1,0 +1,332 @@
+"""A log ends, for whoever wants whole records, in front of the first that has begun and not ended."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from logs import Built
+
+from sidecars.spark.ends import Ends, complete_end
+from sidecars.spark.places import LogPlace, Shipped
+from wald.errors import Damaged
+from wald.format.names import Kind
+from wald.store.directory import Listing, Root
+from wald.store.head import Bound
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Records 1 to 2 of route a, complete."""
+    built = Built(tmp_path / "root")
+    built.lines("a", [b"1", b"2"])
+    return built
+
+
+def place_of(built: Built) -> LogPlace:
+    return LogPlace(built.root, built.log_id)
+
+
+def end_of(place: LogPlace, *routes: str) -> int:
+    bound, listing = place.look()
+    return complete_end(place, bound, listing, frozenset(routes) or None)
+
+
+def begin(built: Built) -> None:
+    """Record 3 of a, whose end does not come, and record 4 of b behind it."""
+    built.piece("a", b"3 ", begins=True, ends=False)
+    built.lines("b", [b"4"])
+
+
+def finish(built: Built) -> None:
+    built.piece("a", b"goes on\n", begins=False, ends=True)
+
+
+def test_an_empty_log_ends_at_zero(tmp_path: Path) -> None:
+    assert end_of(place_of(Built(tmp_path / "root"))) == 0
+
+
+def test_without_open_records_it_ends_with_the_head(built: Built) -> None:
+    assert end_of(place_of(built)) == 2
+
+
+def test_it_ends_in_front_of_an_open_record(built: Built) -> None:
+    begin(built)
+    assert (end_of(place_of(built)), end_of(place_of(built), "a"), end_of(place_of(built), "b")) == (2, 2, 4)
+    built.piece("a", b"goes on, and ", begins=False, ends=False)
+    assert end_of(place_of(built)) == 2
+    finish(built)
+    assert end_of(place_of(built)) == 4
+
+
+def test_a_record_may_begin_where_the_one_before_it_ends(built: Built) -> None:
+    begin(built)
+    built.piece("a", b"goes on\n5", begins=False, ends=False)
+    assert end_of(place_of(built)) == 4
+
+
+def test_the_earliest_of_several_open_records_counts(built: Built) -> None:
+    begin(built)
+    built.piece("b", b"5 ", begins=True, ends=False)
+    assert (end_of(place_of(built)), end_of(place_of(built), "b"), end_of(place_of(built), "c")) == (2, 4, 5)
+    finish(built)
+    assert end_of(place_of(built)) == 4
+
+
+def cut(built: Built) -> None:
+    built.cut()
+
+
+def seal(built: Built) -> None:
+    built.cut()
+    built.seal()
+
+
+def write_on(built: Built) -> None:
+    built.cut()
+    built.lines("b", [b"more"])
+
+
+def crash(built: Built) -> None:
+    built.crash()
+    Built(built.root.path, epoch=2)
+
+
+@pytest.mark.parametrize("happens", [cut, seal, write_on, crash])
+def test_a_record_stays_open_whatever_becomes_of_its_segment(built: Built, happens: Callable[[Built], None]) -> None:
+    begin(built)
+    happens(built)
+    assert end_of(place_of(built)) == 2
+
+
+def test_a_record_that_was_open_at_a_crash_ends_in_the_next_life(built: Built) -> None:
+    begin(built)
+    built.crash()
+    again = Built(built.root.path, epoch=2)
+    finish(again)
+    assert end_of(place_of(built)) == 4
+
+
+def test_a_record_whose_end_will_not_come_holds_back_nothing(built: Built) -> None:
+    """Its route goes on with another record; in the next segment, too."""
+    begin(built)
+    built.lines("a", [b"5"])
+    assert end_of(place_of(built)) == 5
+    built.cut()
+    assert end_of(place_of(built)) == 5
+
+
+def test_a_lost_head_ends_it_in_front_of_the_newest_segment(built: Built) -> None:
+    begin(built)
+    built.cut()
+    finish(built)
+    built.root.head.unlink()
+    assert end_of(place_of(built)) == 2
+    assert end_of(place_of(built), "b") == 4
+
+
+def shipped(built: Built, to: Path) -> LogPlace:
+    """The segments as they are now, in a directory of their own; the newest one ends with zeros."""
+    shutil.copytree(built.root.segments, to)
+    return LogPlace(Shipped(to), built.log_id)
+
+
+def test_shipped_segments_end_with_the_last_of_them(built: Built, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    assert end_of(LogPlace(Shipped(tmp_path / "nothing"), built.log_id)) == 0
+    begin(built)
+    assert end_of(shipped(built, tmp_path / "raw")) == 2
+    assert end_of(shipped(built, tmp_path / "b"), "b") == 4
+    seal(built)
+    place = shipped(built, tmp_path / "sealed")
+    place.root.segments.joinpath(built.path(5, Kind.RAW).name).unlink()
+    assert (end_of(place), end_of(place, "b"), end_of(place, "c")) == (2, 4, 4)
+    finish(built)
+    assert end_of(shipped(built, tmp_path / "finished")) == 4
+
+
+def test_shipped_segments_may_become_more(built: Built, tmp_path: Path) -> None:
+    seal(built)
+    place = LogPlace(Shipped(tmp_path / "ship"), built.log_id)
+    place.root.segments.mkdir()
+    ends = Ends(place, None)
+    shutil.copy(built.path(1, Kind.SEALED), place.root.segments)
+    assert ends.complete(*place.look()) == 2
+    built.lines("a", [b"3"])
+    seal(built)
+    shutil.copy(built.path(3, Kind.SEALED), place.root.segments)
+    assert ends.complete(*place.look()) == 3
+
+
+def damaged(path: Path, what: bytes) -> None:
+    data = bytearray(path.read_bytes())
+    data[data.index(what)] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("what", [b"3 ", b"4\n", b'"open"'])
+def test_damage_leaves_nothing_open(built: Built, what: bytes) -> None:
+    """In front of it, behind it, in the control state: a reader meets it and gives up what it waited for."""
+    if what == b'"open"':
+        begin(built)
+        built.cut()
+        built.lines("b", [b"5"])
+        damaged(built.path(5, Kind.RAW), what)
+        assert end_of(place_of(built)) == 5
+        return
+    begin(built)
+    damaged(built.path(1, Kind.RAW), what)
+    assert end_of(place_of(built)) == 4
+
+
+def test_a_segment_that_cannot_be_opened_leaves_nothing_open(built: Built, tmp_path: Path) -> None:
+    begin(built)
+    seal(built)
+    place = shipped(built, tmp_path / "ship")
+    place.root.segments.joinpath(built.path(5, Kind.RAW).name).unlink()
+    path = place.root.segments / built.path(1, Kind.SEALED).name
+    path.write_bytes(path.read_bytes()[:-20])
+    assert end_of(place) == 0
+
+
+def test_a_segment_that_is_gone_for_good_leaves_nothing_open(built: Built) -> None:
+    begin(built)
+    built.cut()
+    built.path(5, Kind.RAW).unlink()
+    assert end_of(place_of(built)) == 4
+
+
+def test_a_file_that_is_listed_and_not_there_is_an_error(built: Built) -> None:
+    path = built.path(1, Kind.RAW)
+    path.unlink()
+    path.symlink_to("nowhere")
+    with pytest.raises(Damaged, match="there is no such file"):
+        end_of(place_of(built))
+
+
+def test_a_segment_that_is_sealed_meanwhile_is_found(built: Built) -> None:
+    begin(built)
+    place = place_of(built)
+    bound, listing = place.look()
+    seal(built)
+    assert complete_end(place, bound, listing, None) == 2
+
+
+def test_a_bound_that_has_not_moved_is_not_looked_behind(built: Built, tmp_path: Path) -> None:
+    """The files might as well be gone."""
+    begin(built)
+    place = place_of(built)
+    ends = Ends(place, None)
+    bound, listing = place.look()
+    assert ends.complete(bound, listing) == 2
+    built.root.segments.rename(tmp_path / "away")
+    assert ends.complete(bound, listing) == 2
+
+
+def test_only_what_has_come_since_is_read(built: Built) -> None:
+    """What was looked at before may be as damaged as it likes."""
+    begin(built)
+    place = place_of(built)
+    ends = Ends(place, None)
+    assert ends.complete(*place.look()) == 2
+    damaged(built.path(1, Kind.RAW), b"3 ")
+    built.lines("b", [b"5"])
+    assert ends.complete(*place.look()) == 2
+    finish(built)
+    assert ends.complete(*place.look()) == 5
+
+
+def test_an_earlier_bound_is_answered_too(built: Built) -> None:
+    place = place_of(built)
+    before = place.look()
+    begin(built)
+    ends = Ends(place, None)
+    assert ends.complete(*place.look()) == 2
+    finish(built)
+    assert ends.complete(*place.look()) == 4
+    assert ends.complete(*before) == 2
+
+
+Step = Callable[[Built], Built]
+
+
+def line(route: str) -> Step:
+    def step(built: Built) -> Built:
+        if route not in built.writer.state.open_records:
+            built.lines(route, [b"x", b"y"])
+        return built
+
+    return step
+
+
+def piece(route: str, payload: bytes) -> Step:
+    def step(built: Built) -> Built:
+        begins = route not in built.writer.state.open_records
+        built.piece(route, payload, begins=begins, ends=payload.endswith(b"\n"))
+        return built
+
+    return step
+
+
+def end_segment(*, sealed: bool) -> Step:
+    def step(built: Built) -> Built:
+        if built.writer.advanced:
+            built.cut()
+        if sealed:
+            built.seal()
+        return built
+
+    return step
+
+
+def restart(built: Built) -> Built:
+    built.crash()
+    return Built(built.root.path, epoch=built.writer.epoch + 1)
+
+
+ROUTES = ("a", "b")
+STEPS = st.lists(
+    st.sampled_from(
+        [line(route) for route in ROUTES]
+        + [piece(route, payload) for route in ROUTES for payload in (b"p", b"e\n", b"e\nf\ng")]
+        + [end_segment(sealed=False), end_segment(sealed=True), restart]
+    ),
+    max_size=14,
+)
+
+
+def expected(built: Built, routes: frozenset[str] | None) -> int:
+    """By reading everything: what is not among the complete records is open, or of another route."""
+    complete = {record.sequence for record in built.log.read()}
+    state = built.writer.state
+    missing = set(range(1, built.last + 1)) - complete
+    assert missing <= set(state.open_records.values())
+    of_routes = {sequence for route, sequence in state.open_records.items() if routes is None or route in routes}
+    return min(missing & of_routes, default=built.last + 1) - 1
+
+
+@given(STEPS)
+@settings(deadline=None, max_examples=120)
+def test_it_is_the_largest_end_up_to_which_every_record_comes_out(steps: list[Step]) -> None:
+    """Asked once at the end, and again and again on the way."""
+    with tempfile.TemporaryDirectory() as path:
+        built = Built(Path(path, "root"), segment_max_bytes=4096)
+        place = LogPlace(Root(built.root.path), built.log_id)
+        choices = (None, frozenset(["a"]), frozenset(["b"]))
+        patient = [Ends(place, routes) for routes in choices]
+        for step in steps:
+            built = step(built)
+            found = place.look()
+            for routes, ends in zip(choices, patient, strict=True):
+                assert ends.complete(*found) == expected(built, routes) == complete_end(place, *found, routes)
+        built.crash()
+
+
+def test_a_bound_without_any_segment_is_believed(built: Built) -> None:
+    place = place_of(built)
+    assert complete_end(place, Bound(9, 64, 8), Listing(()), None) == 8

@@ -1,0 +1,248 @@
+"""wald-export under a real Spark: every record once, in files that Spark and pyarrow read alike."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from damage import flipped
+from logs import Built, Unsynced
+from pyarrow import dataset
+from running import refused, run, sidecar
+from spark_jobs import run_job
+
+from sidecars.spark.export.book import Shape
+from sidecars.spark.export.job import Done, Exporter
+from sidecars.spark.export.target import Target, private
+from sidecars.spark.since import find_logs
+from wald.errors import Damaged, InvalidInput, Refused
+from wald.format.names import Kind
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NIGHT_NS = 1_795_305_595_000_000_000  # five seconds to midnight, on 2026-11-21
+
+
+def export(
+    spark: SparkSession,
+    out: Path,
+    *logs: Built,
+    routes: tuple[str, ...] | None = None,
+    names: tuple[str, ...] = (),
+    json_ddl: str = "",
+    permissive: bool = False,
+) -> list[Done]:
+    """What the command does."""
+    private(out).mkdir(parents=True, exist_ok=True)
+    target = Target(out, Unsynced())
+    target.recover()
+    notes = private(out) / "passed-over"
+    shape = Shape(routes, names, json_ddl)
+    exporter = Exporter(target, shape, permissive, 1 << 20, notes, "now", spark=lambda: nullcontext(spark))
+    return exporter.export(find_logs([str(log.root.path) for log in logs], routes))
+
+
+def read_back(out: Path) -> pa.Table:
+    """As pyarrow reads a directory of somebody else's."""
+    partitions = dataset.partitioning(pa.schema([("route", pa.string()), ("date", pa.string())]), flavor="hive")
+    table: pa.Table = dataset.dataset(out, format="parquet", partitioning=partitions).to_table()
+    return table.sort_by([("log", "ascending"), ("seq", "ascending")])
+
+
+def rows(out: Path, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in read_back(out).to_pylist()]
+
+
+def truth(*logs: Built) -> list[tuple[Any, ...]]:
+    """Log, number, route, key, value and headers of every record."""
+    return sorted(
+        (each.log.identity.log_id.hex(), r.sequence, r.route, r.key, r.value, r.headers and r.headers.decode())
+        for each in logs
+        for r in each.log.read()
+    )
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Built:
+    """Lines, keyed records, a long one and one that is still open, over midnight, in sealed and raw segments."""
+    built = Built(tmp_path / "night", now_ns=NIGHT_NS)
+    built.lines("a", [b"1", b"2"])
+    built.columns(
+        "keyed", [b"3", b""], keys=[b"k", None], times_ns=[NIGHT_NS, NIGHT_NS + 1], headers=[b'{"h":"1"}', None]
+    )
+    built.piece("b", b"5 is ", begins=True, ends=False)
+    built.cut()
+    built.lines("a", [b"6"])
+    built.piece("b", b"long\n", begins=False, ends=True)
+    built.cut()
+    built.seal()
+    built.lines("a", [b"7", b"8"])
+    built.piece("b", b"9 is open", begins=True, ends=False)
+    built.lines("a", [b"10"])
+    return built
+
+
+def test_every_complete_record_is_exported_once(spark: SparkSession, night: Built, tmp_path: Path) -> None:
+    """Two logs, several routes, midnight; then more is appended, and the next run goes on with that."""
+    out, day = tmp_path / "out", Built(tmp_path / "day")
+    day.lines("a", [b"another log"])
+    done = export(spark, out, night, day)
+
+    assert [(each.entry.first, each.entry.last, each.entry.records) for each in done] == [(1, 8, 8), (1, 1, 1)]
+    columns = ("log", "seq", "route", "key", "value", "headers")
+    assert rows(out, *columns) == [row for row in truth(night, day) if row[1] <= 8]
+    early = [(route, "2026-11-21", number) for number, route in enumerate(["a", "a", "keyed", "keyed", "b", "a"], 1)]
+    late = [("a", "2026-11-22", 7), ("a", "2026-11-22", 8)]
+    assert [row[1:] for row in rows(out, "log", "route", "date", "seq") if row[0] == done[0].entry.log] == early + late
+    assert export(spark, out, night, day) == []
+
+    night.piece("b", b" no more\n", begins=False, ends=True)
+    day.lines("new", [b"2"])
+    done = export(spark, out, night, day)
+    assert [(each.entry.last, each.entry.records) for each in done] == [(10, 10), (2, 2)]
+    assert rows(out, *columns) == truth(night, day)
+
+    frame = spark.read.parquet(str(out))
+    assert dict(frame.dtypes) == {
+        "log": "string",
+        "route": "string",
+        "seq": "bigint",
+        "timestamp": "timestamp",
+        "event_time": "timestamp",
+        "key": "binary",
+        "value": "binary",
+        "headers": "string",
+        "segment": "bigint",
+        "date": "date",
+    }
+    assert frame.count() == 12
+    assert frame.where("to_date(timestamp) != date").count() == 0
+    assert frame.where("event_time = timestamp'2026-11-21 23:59:55'").count() == 2
+
+
+def test_json_becomes_columns_and_what_is_none_is_kept(spark: SparkSession, tmp_path: Path) -> None:
+    """With types that were said, and with types that were found out."""
+    built = Built(tmp_path / "root")
+    built.lines("a", [b'{"status":200,"host":"x"}', b"no json", b'{"status":"?"}', b'{"host":"y","more":[]}'])
+    done = export(spark, tmp_path / "said", built, json_ddl="status INT, host STRING")
+
+    expected = [
+        ({"status": 200, "host": "x"}, None),
+        (None, b"no json"),
+        (None, b'{"status":"?"}'),
+        ({"status": None, "host": "y"}, None),
+    ]
+    assert rows(tmp_path / "said", "json", "_corrupt_record") == expected
+    assert "value" not in read_back(tmp_path / "said").schema.names
+    assert done[0].entry.corrupt == 2
+    frame = spark.read.parquet(str(tmp_path / "said"))
+    assert [row.seq for row in frame.where("json.status = 200").collect()] == [1]
+
+    with pytest.raises(InvalidInput, match="status is of no single scalar type"):
+        export(spark, tmp_path / "found", built, names=("status", "host"))
+    export(spark, tmp_path / "found", built, names=("host",))
+    built.lines("a", [b'{"host":1}', b'{"host":"z"}'])
+    export(spark, tmp_path / "found", built, names=("host",))
+    found = rows(tmp_path / "found", "json", "_corrupt_record")
+    assert found[3:] == [({"host": "y"}, None), (None, b'{"host":1}'), ({"host": "z"}, None)]
+
+
+def test_options_of_before_hold(spark: SparkSession, tmp_path: Path) -> None:
+    built = Built(tmp_path / "root")
+    built.lines("a", [b"1"])
+    export(spark, tmp_path / "out", built, routes=("a",))
+
+    with pytest.raises(Refused, match="was exported there with --route a, not with neither"):
+        export(spark, tmp_path / "out", built)
+    with pytest.raises(InvalidInput, match="--json-schema 'a WHAT'"):
+        export(spark, tmp_path / "other", built, json_ddl="a WHAT")
+
+
+def test_damage_ends_the_run_or_is_passed_over_and_told(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing of a run that ends so is exported, of a log that is whole neither."""
+    good, bad, out = Built(tmp_path / "good"), Built(tmp_path / "bad"), tmp_path / "out"
+    for built in (good, bad):
+        for _ in range(3):
+            built.lines("a", [b"x" * 50] * 10)
+            built.cut()
+    segment = bad.path(11, Kind.RAW)
+    segment.write_bytes(flipped(segment.read_bytes(), 8 * (segment.stat().st_size - 50)))
+
+    with pytest.raises(Damaged, match=str(segment)):
+        export(spark, out, good, bad)
+    assert list(out.glob("route=*")) == list(private(out).glob("*.json")) == []
+
+    done = export(spark, out, good, bad, permissive=True)
+    assert [(each.entry.last, each.entry.records, each.entry.passed_over) for each in done] == [
+        (30, 30, 0),
+        (30, 20, 1),
+    ]
+    assert str(segment) in done[1].passed_over[0]
+    assert len(rows(out, "seq")) == 50
+
+
+KILLED = """
+import os, signal, sys
+from wald.store.disk import Disk
+
+def replace(self, path, data, *, exclusive=False):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Disk.replace = replace
+from sidecars.spark.export.command import command
+from wald.cli.entry import run
+sys.exit(run(command, "wald-export", sys.argv[1:]))
+"""
+
+
+def test_the_command_killed_before_it_commits_leaves_nothing_to_readers(
+    spark: SparkSession, night: Built, tmp_path: Path
+) -> None:
+    """Killed by SIGKILL when all files are made; another run, here, makes each record's row once."""
+    out = tmp_path / "out"
+    words = ["--root", night.root.path, "--out", out, "--master", "local[1]", "--json"]
+    killed = run_job([sys.executable, "-c", KILLED, *words], tmp_path)
+
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert [path.name for path in sorted(out.iterdir())] == ["_staging", "_wald"]
+    assert len(list(out.glob("_staging/*/*.parquet"))) == 4
+    assert spark_finds_nothing(spark, out)
+
+    export(spark, out, night)
+    assert [row[2] for row in rows(out, "log", "route", "seq")] == list(range(1, 9))
+    assert not (out / "_staging").exists()
+
+
+def spark_finds_nothing(spark: SparkSession, out: Path) -> bool:
+    return spark.read.schema("seq BIGINT").parquet(str(out)).count() == 0
+
+
+def test_the_command_tells_what_it_has_done(cluster: str, night: Built, tmp_path: Path) -> None:
+    """As a process, on a cluster, from options to JSON."""
+    out = tmp_path / "out"
+    words = ["--root", night.root.path, "--out", out, "--route", "a", "--master", cluster, "--json"]
+    done = run_job(sidecar("spark.export", *words), tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    told = json.loads(done.stdout)["logs"][0]
+    assert (told["first"], told["last"], told["records"], told["corrupt"]) == (1, 10, 6, 0)
+    assert sorted(told["files"]) == sorted(str(path.relative_to(out)) for path in out.glob("route=*/*/*"))
+
+
+def test_the_command_says_what_is_wrong_before_spark_starts(night: Built, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["--root", night.root.path, "--out", out]
+    done = run(sidecar("spark.export", *words, "--columns", "x", "--route", "a"))
+    assert done.returncode == 2
+    assert refused(done)[1].startswith("field x is in none of the first 0 records")
+
+    done = run(sidecar("spark.export", *words, "--route", "none"))
+    assert done.returncode == 3
+    assert refused(done)[1:] == ("there is no route 'none'", "there are a, b, keyed")

@@ -1,0 +1,319 @@
+"""The parts of an export by themselves: what is due, how rows are parted, and a crash between any two steps."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from damage import flipped
+from faults import Died, DyingDisk, until_it_survives
+from logs import Built, Unsynced
+from pyarrow import parquet
+
+from sidecars.spark.alone import alone_in
+from sidecars.spark.damage import STRICT
+from sidecars.spark.export import files
+from sidecars.spark.export.book import Exported, Made, Shape
+from sidecars.spark.export.fields import ddl_of
+from sidecars.spark.export.files import Exporting, made_by, portions
+from sidecars.spark.export.plan import due, settled
+from sidecars.spark.export.target import Target, private, staged_name
+from sidecars.spark.rows import Rows
+from sidecars.spark.since import Chunk, find_logs, since
+from wald.errors import Damaged, InvalidInput, Locked, Refused
+from wald.format.names import Kind
+from wald.store.disk import Disk
+
+TIME = pa.timestamp("us", "UTC")
+COLUMNS = pa.schema(
+    [("route", pa.string()), ("seq", pa.int64()), ("timestamp", TIME), ("key", pa.binary()), ("value", pa.binary())]
+)
+DAY_US = 86_400_000_000
+LOG, OTHER = "a" * 32, "b" * 32
+
+
+def entry(log: str, last: int, shape: Shape | None = None, **more: Any) -> Exported:
+    return Exported(log, shape or Shape(), 1, last, **more)
+
+
+def staged(target: Target, *names: str) -> tuple[Path, list[Made]]:
+    staging = target.stage()
+    for name in names:
+        (staging / staged_name(name)).write_text(name)
+    return staging, [Made(name, records=1, bytes=len(name)) for name in names]
+
+
+def names_of(log: str, *firsts: int) -> list[str]:
+    return [f"route=a/date=2026-11-{first:02}/{log}-{first:020d}-{first:020d}.parquet" for first in firsts]
+
+
+def seen(out: Path) -> list[str]:
+    """What a reader finds, each file whole."""
+    found = sorted(str(path.relative_to(out)) for path in out.glob("route=*/date=*/*"))
+    assert all((out / name).read_text() == name for name in found)
+    return found
+
+
+def two_logs(out: Path, disk: Disk) -> None:
+    """A run that exports two files of each of two logs."""
+    target = Target(out, disk)
+    staging, made = staged(target, *names_of(LOG, 1, 2), *names_of(OTHER, 3, 4))
+    entries = [
+        entry(log, 0).with_files(
+            [file for file in made if log in file.name], last=last, staging=staging.name, passed_over=0, at="now"
+        )
+        for log, last in ((LOG, 2), (OTHER, 4))
+    ]
+    target.commit(entries, staging)
+
+
+def test_a_crash_at_any_step_leaves_each_log_as_it_was_or_as_it_is_to_be(tmp_path: Path) -> None:
+    for number, disk in enumerate(until_it_survives(DyingDisk)):
+        assert isinstance(disk, DyingDisk)
+        out = tmp_path / f"{number}"
+        private(out).mkdir(parents=True)
+        try:
+            two_logs(out, disk)
+        except Died:
+            disk.abandon()
+        else:
+            assert number > 10
+            break
+        target = Target(out, Unsynced())
+        target.recover()
+
+        told = {log: each.last for log, each in target.book.entries().items()}
+        expected = [name for log, last in ((LOG, 2), (OTHER, 4)) if told.get(log) == last for name in both(log)]
+        assert seen(out) == sorted(expected)
+        assert {each.pending for each in target.book.entries().values()} <= {()}
+        assert [path.name for path in out.glob("_*")] == ["_wald"]
+        assert list(private(out).glob("*.tmp")) == []
+
+
+def both(log: str) -> list[str]:
+    return names_of(log, 1, 2) if log == LOG else names_of(log, 3, 4)
+
+
+def test_a_crash_while_a_run_is_finished_does_no_harm(tmp_path: Path) -> None:
+    """Recovery may be interrupted, too, wherever it is."""
+    for number, disk in enumerate(until_it_survives(DyingDisk)):
+        assert isinstance(disk, DyingDisk)
+        out = tmp_path / f"{number}"
+        private(out).mkdir(parents=True)
+        with pytest.raises(Died):
+            two_logs(out, _DyingAtRename())
+        try:
+            Target(out, disk).recover()
+        except Died:
+            disk.abandon()
+        else:
+            assert number > 5
+            break
+        Target(out, Unsynced()).recover()
+        assert seen(out) == sorted(both(LOG) + both(OTHER))
+
+
+class _DyingAtRename(Unsynced):
+    """Dies when the first file is to be moved: after everything was told."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        if target.suffix == ".parquet":
+            raise Died
+        super().rename(source, target)
+
+
+def test_what_was_exported_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    target = Target(tmp_path, Unsynced())
+    private(tmp_path).mkdir()
+    written = entry(LOG, 7, shape=Shape(("a", "b"), ("status",), "status INT"), records=3, at="now", pending=("x",))
+    target.book.enter(written)
+
+    assert target.book.entries() == {LOG: written}
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": 1}', '{"format": 1, "shape": {}}'])
+def test_a_damaged_book_is_told(tmp_path: Path, text: str) -> None:
+    private(tmp_path).mkdir()
+    (private(tmp_path) / f"{LOG}.json").write_text(text)
+
+    with pytest.raises(Damaged, match=LOG):
+        Target(tmp_path, Unsynced()).book.entries()
+
+
+def test_a_file_that_is_in_neither_place_is_told(tmp_path: Path) -> None:
+    target = Target(tmp_path, Unsynced())
+    private(tmp_path).mkdir()
+    target.book.enter(entry(LOG, 1, staging="gone", pending=tuple(names_of(LOG, 1))))
+
+    with pytest.raises(Damaged, match="in neither place"):
+        target.recover()
+
+
+def test_files_of_a_log_that_nobody_tells_of_are_refused(tmp_path: Path) -> None:
+    """Else its records would be there twice."""
+    private(tmp_path).mkdir()
+    two_logs(tmp_path, Unsynced())
+    target = Target(tmp_path, Unsynced())
+    (private(tmp_path) / f"{LOG}.json").unlink()
+
+    target.refuse_strays("c" * 32)
+    with pytest.raises(Refused, match="does not tell"):
+        target.refuse_strays(LOG)
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    def alone() -> AbstractContextManager[None]:
+        return alone_in(tmp_path / "_wald", Disk(), "wald-export")
+
+    with alone(), pytest.raises(Locked, match="another wald-export"), alone():
+        pass
+    with alone():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("asked", "before", "ours"),
+    [
+        (Shape(), Shape(json="a INT"), False),
+        (Shape(json="a INT"), Shape(), False),
+        (Shape(json="a INT"), Shape(json="a STRING"), False),
+        (Shape(names=("a",)), Shape(json="a INT"), False),
+        (Shape(json="a INT"), Shape(names=("a",), json="a INT"), False),
+        (Shape(names=("a",)), Shape(names=("b",), json="b INT"), False),
+        (Shape(), Shape(("a",)), True),
+        (Shape(("a",)), Shape(("a", "b")), True),
+    ],
+)
+def test_another_shape_is_refused(tmp_path: Path, asked: Shape, before: Shape, ours: bool) -> None:
+    """The columns of all logs are the same; routes are each log's own."""
+    place = find_logs([str(Built(tmp_path / "root").root.path)], None)[0]
+    log = place.log if ours else OTHER
+
+    with pytest.raises(Refused, match=f"log {log} was exported there with"):
+        settled(asked, {log: entry(log, 1, shape=before)}, [place])
+
+
+def test_types_that_were_found_out_stay_what_they_are() -> None:
+    known = {OTHER: entry(OTHER, 1, shape=Shape(("x",), ("a",), "a INT"))}
+
+    assert settled(Shape(None, ("a",)), known, []) == Shape(None, ("a",), "a INT")
+    assert settled(Shape(("y",), ("a",)), known, []) == Shape(("y",), ("a",), "a INT")
+
+
+def test_types_are_found_out_from_records() -> None:
+    values = [b'{"i":1,"f":1,"s":"x","b":true,"n":null}', b"no json", b'{"f":1.5,"n":2,"x":[]}', b"[]"]
+
+    assert ddl_of(["i", "f", "s", "b", "n"], values) == ("`i` BIGINT, `f` DOUBLE, `s` STRING, `b` BOOLEAN, `n` BIGINT")
+
+
+@pytest.mark.parametrize("name", ["missing", "mixed", "nested"])
+def test_a_type_that_cannot_be_told_is_asked_for(name: str) -> None:
+    with pytest.raises(InvalidInput, match=f"field {name}"):
+        ddl_of([name], [b'{"mixed":1,"nested":[1]}', b'{"mixed":"1"}'])
+
+
+def batch(rows: list[tuple[str, int, int]]) -> pa.RecordBatch:
+    """Rows of route, number and day."""
+    routes, numbers, days = zip(*rows, strict=True)
+    times = pa.array([day * DAY_US + 1 for day in days]).view(TIME)
+    values = [b"%d" % number for number in numbers]
+    return pa.record_batch([routes, numbers, times, pa.nulls(len(rows), pa.binary()), values], schema=COLUMNS)
+
+
+def parted(batches: list[pa.RecordBatch]) -> dict[tuple[str, int], list[int]]:
+    found: dict[tuple[str, int], list[int]] = {}
+    for route, day, part in portions(batches):
+        found.setdefault((route, day), []).extend(part.column("seq").to_pylist())
+    return found
+
+
+@pytest.mark.parametrize("small_bytes", [1, 1 << 30])
+def test_rows_are_parted_by_route_and_day_in_their_order(monkeypatch: pytest.MonkeyPatch, small_bytes: int) -> None:
+    """A record in several pieces comes late, and with an earlier time than what has come before it."""
+    monkeypatch.setattr(files, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(files, "_MIXED_BYTES", 100)
+    mixed = [("a", 4, 8), ("b", 6, 9), ("a", 5, 9), ("b", 7, 9)]
+    late = [("b", 9, 9), ("a", 8, 8)]
+    batches = [
+        batch([("a", 1, 8), ("a", 2, 8)]),
+        batch([("b", 3, 8)]),
+        batch(mixed),
+        batch(late),
+        batch([("a", 10, -1)]),
+    ]
+
+    assert parted(batches) == {
+        ("a", 8): [1, 2, 4, 8],
+        ("b", 8): [3],
+        ("a", 9): [5],
+        ("b", 9): [6, 7, 9],
+        ("a", -1): [10],
+    }
+
+
+def exported(root: Path, staging: Path) -> list[Made]:
+    staging.mkdir()
+    place = find_logs([str(root)], None)[0]
+    portion = since(place, None, None, STRICT)
+    assert portion is not None
+    made = made_by(Exporting(str(staging), Rows(COLUMNS, None, 1 << 30))(Chunk(tuple(portion.pieces))))
+    assert sorted(path.name for path in staging.iterdir()) == sorted(staged_name(file.name) for file in made)
+    return made
+
+
+def test_open_files_and_what_waits_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More routes than files may be open: some routes get several files, and no record is in two."""
+    monkeypatch.setattr(files, "OPEN_FILES", 3)
+    monkeypatch.setattr(files, "BUFFERED_BYTES", 100)
+    monkeypatch.setattr(files, "_MIXED_BYTES", 1)
+    built = Built(tmp_path / "root")
+    for number in range(40):
+        built.lines(f"route-{number % 8}", [b"%d" % (number + 1)])
+    made = exported(built.root.path, tmp_path / "staging")
+
+    read = [parquet.read_table(tmp_path / "staging" / staged_name(file.name)) for file in made]
+    assert sorted(number for table in read for number in table["seq"].to_pylist()) == list(range(1, 41))
+    assert sum(file.records for file in made) == 40
+    for file, table in zip(made, read, strict=True):
+        numbers = table["seq"].to_pylist()
+        assert file.name.endswith(f"-{numbers[0]:020d}-{numbers[-1]:020d}.parquet")
+        assert numbers == sorted(numbers)
+
+
+def test_a_chunk_that_cannot_be_read_leaves_no_file(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root")
+    for _ in range(2):
+        built.lines("a", [b"x" * 100] * 10)
+        built.cut()
+    portion = since(find_logs([str(built.root.path)], None)[0], None, None, STRICT)
+    segment = built.path(11, Kind.RAW)
+    segment.write_bytes(flipped(segment.read_bytes(), 8 * (segment.stat().st_size - 50)))
+    (tmp_path / "staging").mkdir()
+
+    assert portion is not None
+    with pytest.raises(Damaged):
+        Exporting(str(tmp_path / "staging"), Rows(COLUMNS, None, 1 << 30))(Chunk(tuple(portion.pieces)))
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_chunks_grow_with_the_routes_and_keep_all_cores_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecars.spark.since.PIECE_BYTES", 1 << 20)
+    built = Built(tmp_path / "root", segment_max_bytes=64 << 20)
+    for number in range(32):
+        built.lines(f"r{number % 4}", [b"x" * (1 << 19)])
+    built.cut()
+    built.seal()
+    place = find_logs([str(built.root.path)], None)[0]
+
+    def largest(shape: Shape, cores: int) -> float:
+        found = due([place], {}, shape, STRICT)[0].chunks(file_bytes=(1 << 20) + 4096, cores=cores)
+        return max(chunk.raw_bytes for chunk in found) / (1 << 20)
+
+    assert 3 < largest(Shape(), 1) < 4.1
+    assert 1 < largest(Shape(("r0", "r1")), 1) < 2.1
+    assert largest(Shape(), 8) < 1.1

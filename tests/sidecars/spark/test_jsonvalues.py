@@ -1,0 +1,278 @@
+"""Values that are JSON, parsed in batches: what fits, what is bad, and that a bad one never shifts another."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecars.spark.jsonvalues import JsonValues, arrow_fields
+from wald.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+TIME = pa.timestamp("us", "UTC")
+SHORT = pa.struct([("x", pa.int16())])
+BAD = object()
+
+
+def parse(schema: dict[str, Any], values: list[bytes | None]) -> tuple[list[dict[str, Any]], list[bool]]:
+    """The rows and which are bad; what every answer keeps is asserted here."""
+    wanted = JsonValues(pa.schema(list(schema.items())))
+    columns, bad = wanted.parse(pa.array(values, pa.binary()))
+    for column, field in zip(columns, wanted.schema, strict=True):
+        column.validate(full=True)
+        assert column.type == field.type
+        assert len(column) == len(bad) == len(values)
+    rows = pa.table(columns, schema=wanted.schema).to_pylist()
+    assert all(set(row.values()) == {None} for row, is_bad in zip(rows, bad.to_pylist(), strict=True) if is_bad)
+    return rows, bad.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "meant"),
+    [
+        (pa.bool_(), "true", True),
+        (pa.bool_(), "1", BAD),
+        (pa.int8(), "-128", -128),
+        (pa.int8(), "128", BAD),
+        (pa.int16(), "32767", 32767),
+        (pa.int32(), "-0", 0),
+        (pa.int32(), "1.0", BAD),
+        (pa.int32(), "1e2", BAD),
+        (pa.int32(), "01", BAD),
+        (pa.int32(), '"1"', BAD),
+        (pa.int32(), "true", BAD),
+        (pa.int32(), "{}", BAD),
+        (pa.int32(), "[1]", BAD),
+        (pa.int32(), "NaN", BAD),
+        (pa.int64(), "9223372036854775807", (1 << 63) - 1),
+        (pa.int64(), "9223372036854775808", BAD),
+        (pa.float32(), "0.5", 0.5),
+        (pa.float64(), "12345678901234567890123", 12345678901234567890123.0),
+        (pa.float64(), "-Infinity", -math.inf),
+        (pa.float64(), "1e400", BAD),
+        (pa.float64(), '"1"', BAD),
+        (pa.decimal128(5, 2), "1.25", Decimal("1.25")),
+        (pa.decimal128(5, 2), '"1.25"', Decimal("1.25")),
+        (pa.decimal128(5, 2), "1", Decimal(1)),
+        (pa.decimal128(5, 2), "1.255", BAD),
+        (pa.decimal128(5, 2), "1234.5", BAD),  # Arrow takes it, for a number of six digits in a type of five
+        (pa.string(), '"\\u0000\\ud83d\\ude00"', "\0😀"),
+        (pa.string(), '"\\ud83d"', BAD),
+        (pa.string(), '"a\tb"', BAD),
+        (pa.string(), '"a\nb"', BAD),
+        (pa.string(), '"a\0b"', BAD),
+        (pa.string(), "1", BAD),
+        (pa.date32(), '"2026-02-28"', date(2026, 2, 28)),
+        (pa.date32(), '"2026-02-29"', BAD),
+        (pa.date32(), "20000", BAD),
+        (TIME, '"2026-11-21T10:00:00Z"', datetime(2026, 11, 21, 10, tzinfo=UTC)),
+        (TIME, '"2026-11-21T11:00:00.123456789+01:00"', datetime(2026, 11, 21, 10, 0, 0, 123456, UTC)),
+        (TIME, '"2026-11-21 10:00:00"', datetime(2026, 11, 21, 10, tzinfo=UTC)),
+        (TIME, '"9999-12-31T00:00:00Z"', datetime(9999, 12, 31, tzinfo=UTC)),
+        (TIME, '"yesterday"', BAD),
+        (TIME, "1700000000", BAD),
+        (pa.list_(pa.date32()), '["2026-01-02", null]', [date(2026, 1, 2), None]),
+        (pa.list_(TIME), '["2026-01-02"]', [datetime(2026, 1, 2, tzinfo=UTC)]),
+        (pa.list_(pa.int32()), "[1, 2.5]", BAD),
+        (pa.list_(pa.int32()), "{}", BAD),
+        (SHORT, '{"x": 1, "y": [{}]}', {"x": 1}),
+        (SHORT, "{}", {"x": None}),
+        (SHORT, '{"x": 99999}', BAD),
+        (pa.list_(SHORT), '[{"x": 1}, {}]', [{"x": 1}, {"x": None}]),
+        (pa.int32(), "null", None),
+    ],
+)
+def test_a_field_is_of_its_type_or_its_record_is_bad(kind: Any, text: str, meant: object) -> None:
+    """And those before and after it are read all the same."""
+    rows, bad = parse({"a": kind, "b": pa.int32()}, [b'{"b":1}', b'{"a":%b, "b":2}' % text.encode(), b'{"b":3}'])
+
+    assert bad == [False, meant is BAD, False]
+    assert rows[1] == ({"a": None, "b": None} if meant is BAD else {"a": meant, "b": 2})
+    assert (rows[0]["b"], rows[2]["b"]) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [b'{"a":1}{"a":2}'],
+        [b'{"a":1}\n{"a":2}', b""],
+        [b'{"a":1}{"a":2}', b'{"a":'],
+        [b'{"a":', b"1}"],
+        [b'{"b":"}', b'{"}{"a":2}'],
+        [b'{"b":{}', b'{"a":2}}'],
+        [b'{"b":[{}', b'{"a":2}]}'],
+        [b'{"a":1}{"a":2}', b"{\0}"],
+        [b'{"a":1},', b'{"a":2}]'],
+        [b'{"a":1,"a":2}'],
+        [b'{"b":"\xff"}'],
+        [b'{"a":1}\0'],
+        [b"", b" ", b"\r", b"\n\n"],
+        [b"[]", b"null", b"1", b'"{}"', b"GET / 200"],
+        [b"\xef\xbb\xbf{}"],
+        [b"{}}", b"{{}", b"{]}", b"{a}", b"{'a':1}", b'{"a":1,}', b'{"a" 1}', b"{/**/}"],
+        [None],
+    ],
+)
+def test_values_that_are_not_one_object_are_bad_and_shift_no_other(values: list[bytes | None]) -> None:
+    rows, bad = parse({"a": pa.int32()}, [b'{"a":10}', *values, b'{"a":20}', *values])
+
+    assert bad == [False, *(True for _ in values), False, *(True for _ in values)]
+    assert (rows[0], rows[len(values) + 1]) == ({"a": 10}, {"a": 20})
+
+
+def test_blanks_around_and_newlines_within_an_object_do_no_harm() -> None:
+    rows, bad = parse({"a": pa.int32()}, [b' {"a":1}\r', b'\t{\n"a"\n:\n2\n}\n', b'{"b":1,"b":2,"\\u0061":3}', b"{ }"])
+
+    assert not any(bad)
+    assert [row["a"] for row in rows] == [1, 2, 3, None]
+
+
+def test_a_long_value_is_read_as_any_other() -> None:
+    long = b"x" * (10 << 20)
+    rows, bad = parse({"a": pa.string()}, [b'{"a":"%b"}' % long, b'{"a":"%b}' % long, b'{"a":"y"}'])
+
+    assert bad == [False, True, False]
+    assert [len(row["a"] or "") for row in rows] == [len(long), 0, 1]
+
+
+def test_far_times_and_fine_times_may_meet_in_a_batch() -> None:
+    """Arrow's nanoseconds end in 2262, and its microseconds take no ninth digit."""
+    far, fine = b'{"a":"9999-01-01T00:00:00Z"}', b'{"a":"2026-01-01T00:00:00.123456789Z"}'
+    rows, bad = parse({"a": TIME}, [far, fine] * 3)
+
+    assert not any(bad)
+    assert [row["a"].year for row in rows] == [9999, 2026] * 3
+
+
+def test_a_slice_of_values_is_read_from_where_it_begins() -> None:
+    values = pa.array([b"\0", b'{"a":1}', b'{"a":2}', b"\xff"], pa.binary()).slice(1, 2)
+    columns, bad = JsonValues(pa.schema([("a", pa.int32())])).parse(values)
+
+    assert (columns[0].to_pylist(), bad.to_pylist()) == ([1, 2], [False, False])
+
+
+def test_no_values_give_empty_columns() -> None:
+    assert parse({"a": pa.int32()}, []) == ([], [])
+
+
+def test_what_is_wanted_can_be_sent_to_a_worker() -> None:
+    wanted = JsonValues(pa.schema([("a", pa.int32())]))
+
+    assert pickle.loads(pickle.dumps(wanted)) == wanted
+
+
+class Pairs(list[tuple[str, Any]]):
+    """An object as ``json.loads`` meets it, with every name it was given."""
+
+
+def fits(value: bytes) -> dict[str, Any] | None:
+    """What ``json.loads`` says that ``value`` holds of SCHEMA, with the differences that the module tells of."""
+    try:
+        pairs = json.loads(value.decode(), object_pairs_hook=Pairs, parse_float=finite, parse_int=whole)
+        value.decode().encode("utf-16")
+        json.dumps(pairs, ensure_ascii=False).encode()  # no half of a surrogate pair
+    except (ValueError, RecursionError):
+        return None
+    names = [name for name, _ in pairs] if isinstance(pairs, Pairs) else ["i", "i"]
+    if any(names.count(name) > 1 for name in SCHEMA):
+        return None
+    found = {name: dict(pairs).get(name) for name in SCHEMA}
+    kinds = {"i": (int,), "f": (int, float), "s": (str,)}
+    for name, each in found.items():
+        if each is not None and (type(each) not in kinds[name] or (name == "i" and not -(2**31) <= each < 2**31)):
+            return None
+    return found
+
+
+def finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(text)
+    return number
+
+
+def whole(text: str) -> int:
+    finite(text)
+    return int(text)
+
+
+SCHEMA = {"i": pa.int32(), "f": pa.float64(), "s": pa.string()}
+NAMES = st.sampled_from(["i", "f", "s", "o"])
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec=None), max_size=5)
+)
+OBJECTS = st.dictionaries(NAMES, SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(NAMES, SCALARS, max_size=2))
+WHOLE = st.builds(lambda each, ascii_only: json.dumps(each, ensure_ascii=ascii_only), OBJECTS, st.booleans())
+GOOD = st.fixed_dictionaries({"i": st.integers(0, 9), "f": st.floats(-1, 1), "s": st.text('ab{}\n\\"')}).map(json.dumps)
+PARTS = st.lists(
+    st.sampled_from(
+        ['{"i":', "{", "}", '"', "1", ",", '"s":', '"f"', ":", "{}", "[", "]", " ", "\n", "\0", "\\", "1.5"]
+    )
+    | WHOLE,
+    max_size=6,
+).map("".join)
+VALUES = (GOOD | WHOLE | PARTS).map(lambda text: text.encode(errors="surrogatepass")) | st.binary(max_size=8)
+
+
+@given(st.lists(VALUES, max_size=8))
+def test_agrees_with_json_loads(values: list[bytes]) -> None:
+    """Whatever stands side by side, each value is judged as by itself."""
+    expected = [fits(value) for value in values]
+    rows, bad = parse(SCHEMA, list(values))
+
+    assert bad == [each is None for each in expected]
+    assert rows == [each or dict.fromkeys(SCHEMA) for each in expected]
+
+
+def struct(ddl: str) -> StructType:
+    """As Spark parses it."""
+    from pyspark.sql.types import StructType
+
+    parsed = StructType.fromDDL(ddl)
+    assert isinstance(parsed, StructType)
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("ddl", "kinds"),
+    [
+        (
+            "a BOOLEAN, b TINYINT, c SMALLINT, d INT, e BIGINT",
+            [pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64()],
+        ),
+        ("a FLOAT, b DOUBLE, c DECIMAL(5,2), d STRING", [pa.float32(), pa.float64(), pa.decimal128(5, 2), pa.string()]),
+        ("a DATE, b TIMESTAMP", [pa.date32(), TIME]),
+        ("a ARRAY<STRUCT<x: SMALLINT>>", [pa.list_(pa.field("element", SHORT))]),
+    ],
+)
+def test_ddl_becomes_arrow(spark: Any, ddl: str, kinds: list[Any]) -> None:
+    assert [field.type for field in arrow_fields(struct(ddl))] == kinds
+
+
+@pytest.mark.parametrize(
+    ("ddl", "words"),
+    [
+        ("a MAP<STRING, INT>", "a: JSON is not parsed as map<string,int>"),
+        ("a ARRAY<BINARY>", "a: JSON is not parsed as binary"),
+        ("a INT NOT NULL", "a is NOT NULL"),
+        ("a INT, A STRING", "two fields of JSON are called a"),
+    ],
+)
+def test_ddl_that_cannot_be_parsed_is_refused(spark: Any, ddl: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        arrow_fields(struct(ddl))

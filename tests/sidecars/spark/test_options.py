@@ -1,0 +1,103 @@
+"""Options mean what they say, and one that cannot be right is told before anything is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecars.spark.options import PARTITION_BYTES, Options, parse_options
+from wald.errors import InvalidInput
+
+
+def parsed(**given: str) -> Options:
+    return parse_options({"path": "/log", **given})
+
+
+def test_without_options_everything_is_read_and_nothing_may_be_missing() -> None:
+    options = parsed()
+    assert (options.paths, options.routes, options.first, options.from_ns) == (("/log",), None, None, None)
+    assert options.active
+    assert not options.tolerance.damage
+    assert not options.tolerance.loss
+    assert options.partition_bytes == PARTITION_BYTES
+
+
+def test_names_are_case_insensitive() -> None:
+    assert parsed(STARTINGSEQUENCE="7", endingsequence="9").first == 7
+    assert parsed(startingSequence="7", endingsequence="9").last == 9
+
+
+@pytest.mark.parametrize(
+    ("given", "routes"),
+    [
+        ({"route": "a"}, {"a"}),
+        ({"routes": "a, b"}, {"a", "b"}),
+        ({"route": "a", "routes": "b,c"}, {"a", "b", "c"}),
+    ],
+)
+def test_routes_are_named_one_by_one_or_in_a_list(given: dict[str, str], routes: set[str]) -> None:
+    assert parsed(**given).routes == frozenset(routes)
+
+
+@pytest.mark.parametrize(
+    ("given", "nanoseconds"),
+    [
+        ("1970-01-01T00:00:01Z", 1_000_000_000),
+        ("1970-01-01T00:00:01", 1_000_000_000),
+        ("1970-01-01T01:00:01.5+01:00", 1_500_000_000),
+        ("1970-01-02", 86_400_000_000_000),
+        ("1500", 1_500_000_000),
+    ],
+)
+def test_a_time_is_iso_8601_or_milliseconds(given: str, nanoseconds: int) -> None:
+    assert parsed(startingTimestamp=given).from_ns == nanoseconds
+    assert parsed(endingTimestamp=given).until_ns == nanoseconds
+
+
+def test_several_paths_come_as_json() -> None:
+    assert parse_options({"paths": '["/a", "/b,c"]'}).paths == ("/a", "/b,c")
+
+
+def test_modes_and_sizes() -> None:
+    options = parsed(mode="permissive", failOnDataLoss="FALSE", maxBytesPerPartition="8MiB", includeActive="false")
+    assert options.tolerance.damage
+    assert options.tolerance.loss
+    assert options.partition_bytes == 8 << 20
+    assert not options.active
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"startingSequnce": "1"}, "there is no option 'startingsequnce'"),
+        ({"startingSequence": "0"}, "startingSequence must be"),
+        ({"startingSequence": "-1"}, "startingSequence must be"),
+        ({"endingSequence": "1.5"}, "endingSequence must be"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp must be a time"),
+        ({"endingTimestamp": "-5"}, "endingTimestamp must be a time"),
+        ({"route": "../x"}, "x"),
+        ({"routes": "a,,b"}, ""),
+        ({"mode": "DROPMALFORMED"}, "mode must be"),
+        ({"includeActive": "yes"}, "includeActive must be"),
+        ({"failOnDataLoss": "1"}, "failOnDataLoss must be"),
+        ({"maxBytesPerPartition": "many"}, "maxBytesPerPartition must be"),
+        ({"maxBytesPerPartition": "1"}, "maxBytesPerPartition must be"),
+        ({"maxValueBytes": "3GiB"}, "maxValueBytes must be"),
+        ({"paths": "/a"}, "paths must be"),
+        ({"paths": "[1]"}, "paths must be"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_with_its_name(given: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parsed(**given)
+    assert words in refused.value.message
+    assert refused.value.hint
+
+
+def test_a_misspelt_option_is_told_the_nearest() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        parsed(startingSequnce="1")
+    assert refused.value.hint == "did you mean startingSequence?"
+
+
+def test_what_spark_itself_adds_does_not_matter() -> None:
+    assert parse_options({"path": "/log", "spark.some.thing": "1"}).paths == ("/log",)

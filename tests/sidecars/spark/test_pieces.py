@@ -1,0 +1,229 @@
+"""Pieces give every record once, whatever the log, the range, the routes and the size of a piece."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from logs import Built
+from some_logs import STEPS, Step, build
+
+from sidecars.spark.blocks import Range
+from sidecars.spark.damage import STRICT, Tolerance
+from sidecars.spark.pieces import LogPiece, pieces_of
+from sidecars.spark.places import LogPlace, Shipped
+from wald.errors import Damaged, NotFound
+from wald.format.names import Kind
+from wald.format.record import Record
+
+EVERYTHING = Range(None, 1, 10**9)
+FORGIVING = Tolerance(damage=True, loss=True)
+
+
+def place_of(built: Built) -> LogPlace:
+    return LogPlace(built.root, built.log_id)
+
+
+def planned(
+    place: LogPlace,
+    wanted: Range = EVERYTHING,
+    *,
+    limit: int = 1 << 20,
+    tolerance: Tolerance = STRICT,
+    active: bool = True,
+    gaps: bool = False,
+) -> list[LogPiece]:
+    bound, listing = place.look()
+    return pieces_of(place, bound, listing, wanted, limit_bytes=limit, tolerance=tolerance, active=active, gaps=gaps)
+
+
+def read(pieces: list[LogPiece]) -> list[Record]:
+    """Each piece as an executor would have it: pickled and taken elsewhere."""
+    there: list[LogPiece] = pickle.loads(pickle.dumps(pieces))
+    return [record for piece in there for batch in piece.batches() for record in batch.records()]
+
+
+def in_order(records: list[Record]) -> list[Record]:
+    return sorted(records, key=lambda record: record.sequence)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    STEPS, st.integers(1, 40), st.integers(0, 40), st.sampled_from([None, "a", "b"]), st.sampled_from([1, 200, 9999])
+)
+def test_pieces_together_are_what_a_reader_reads(
+    steps: list[Step], first: int, length: int, route: str | None, limit: int
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        built = build(Path(directory) / "root", steps)
+        first = min(first, built.last)
+        wanted = Range(frozenset([route]) if route else None, first, first + length)
+        pieces = planned(place_of(built), wanted, limit=limit)
+        expected = list(built.log.read(route, start=first, stop=first + length))
+        assert in_order(read(pieces)) == in_order(expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(STEPS, st.sampled_from([1, 200, 9999]))
+def test_a_piece_read_later_gives_the_same(steps: list[Step], limit: int) -> None:
+    """Appended to, cut and sealed meanwhile: what was planned stays what it is."""
+    with tempfile.TemporaryDirectory() as directory:
+        built = build(Path(directory) / "root", steps)
+        pieces = planned(place_of(built), limit=limit)
+        before = read(pieces)
+        built.lines("a", [b"later"])
+        built.cut()
+        built.lines("b", [b"later still"])
+        built.seal()
+        assert read(pieces) == before
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Three sealed segments of two records each, and two records in the active one."""
+    built = Built(tmp_path / "root")
+    for number in range(4):
+        built.lines("a", [b"%d" % (2 * number), b"%d" % (2 * number + 1)])
+        if number < 3:
+            built.cut()
+    built.seal()
+    return built
+
+
+def sequences(pieces: list[LogPiece]) -> list[int]:
+    return [record.sequence for record in read(pieces)]
+
+
+def test_an_empty_log_has_no_pieces(tmp_path: Path) -> None:
+    assert planned(place_of(Built(tmp_path / "root"))) == []
+
+
+def test_a_route_without_records_has_no_pieces(built: Built) -> None:
+    assert planned(place_of(built), Range(frozenset(["none"]), 1, 99)) == []
+
+
+def test_segments_outside_the_range_are_not_opened(built: Built) -> None:
+    for base in (1, 5):
+        built.path(base, Kind.SEALED).write_bytes(b"no segment at all")
+    assert sequences(planned(place_of(built), Range(None, 3, 4))) == [3, 4]
+
+
+def test_the_active_segment_can_be_left_out(built: Built) -> None:
+    assert sequences(planned(place_of(built))) == list(range(1, 9))
+    assert sequences(planned(place_of(built), active=False)) == list(range(1, 7))
+
+
+def test_what_is_not_durable_is_not_read(built: Built) -> None:
+    built.lines("a", [b"not yet"], publish=False)
+    assert sequences(planned(place_of(built))) == list(range(1, 9))
+
+
+def test_shipped_segments_are_read_to_their_end(built: Built, tmp_path: Path) -> None:
+    directory = tmp_path / "shipped"
+    shutil.copytree(built.root.segments, directory)
+    assert sequences(planned(LogPlace(Shipped(directory), built.log_id))) == list(range(1, 9))
+
+
+def test_a_hole_among_shipped_segments_is_damage(built: Built, tmp_path: Path) -> None:
+    directory = tmp_path / "shipped"
+    directory.mkdir()
+    for base in (1, 5):
+        shutil.copy(built.path(base, Kind.SEALED), directory)
+    place = LogPlace(Shipped(directory), built.log_id)
+    with pytest.raises(Damaged, match="no segment holds records 3 to 4"):
+        planned(place)
+    assert sequences(planned(place, tolerance=FORGIVING)) == [1, 2, 5, 6]
+
+
+def test_a_foreign_segment_is_damage(built: Built, tmp_path: Path) -> None:
+    with pytest.raises(Damaged, match="belongs to log"):
+        planned(LogPlace(built.root, bytes(16)))
+
+
+def test_what_was_reclaimed_is_passed_over_unless_it_was_asked_for(built: Built) -> None:
+    built.reclaim(1)
+    built.reclaim(5)
+    assert sequences(planned(place_of(built), Range(None, 3, 99), gaps=True)) == [3, 4, 7, 8]
+    with pytest.raises(NotFound, match="RECLAIM has removed records 1 to 2") as missing:
+        planned(place_of(built))
+    assert "failOnDataLoss" in missing.value.hint
+    assert sequences(planned(place_of(built), tolerance=FORGIVING)) == [3, 4, 7, 8]
+
+
+def test_what_is_reclaimed_between_planning_and_reading_is_missed(built: Built) -> None:
+    pieces = planned(place_of(built), limit=1)
+    built.reclaim(3)
+    with pytest.raises(NotFound, match="RECLAIM has removed"):
+        read(pieces)
+
+
+def test_a_segment_that_is_gone_without_a_word_is_damage(built: Built) -> None:
+    built.path(3, Kind.SEALED).unlink()
+    with pytest.raises(Damaged, match="no segment holds records 3 to 4"):
+        planned(place_of(built))
+
+
+def test_a_damaged_frame_is_named_with_segment_and_offset(built: Built) -> None:
+    path = built.path(3, Kind.SEALED)
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1  # in the first frame
+    path.write_bytes(data)
+    pieces = planned(place_of(built), limit=1)
+    with pytest.raises(Damaged, match=rf"{path}: offset 0: frame 0") as damaged:
+        read(pieces)
+    assert "PERMISSIVE" in damaged.value.hint
+
+
+def test_damage_that_is_tolerated_is_passed_over_and_reported(built: Built, tmp_path: Path) -> None:
+    path = built.path(3, Kind.SEALED)
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    pieces = planned(place_of(built), limit=1, tolerance=Tolerance(damage=True, report=str(tmp_path / "report")))
+    for _ in range(2):  # a task that is tried again reports the same once
+        assert sequences(pieces) == [1, 2, 5, 6, 7, 8]
+        (report,) = os.listdir(tmp_path / "report")
+        assert (tmp_path / "report" / report).read_text().count("records 3 to 4 cannot be read") == 1
+
+
+def test_a_segment_whose_index_is_damaged_is_named(built: Built) -> None:
+    path = built.path(3, Kind.SEALED)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(Damaged, match=str(path)):
+        planned(place_of(built))
+    assert sequences(planned(place_of(built), tolerance=FORGIVING)) == [1, 2, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("route", [None, "a", "b"])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_damage_of_a_raw_segment_is_met_once_whatever_the_route(
+    tmp_path: Path, route: str | None, sealed: bool
+) -> None:
+    """Whose records were there, nobody can tell any more: whoever reads on both sides of it is told."""
+    built = Built(tmp_path / "root")
+    for number in range(9):
+        built.lines("ab"[number % 2], [b"x" * 100])
+    built.lines("a", [b"to be damaged " * 10])
+    for number in range(9):
+        built.lines("ab"[number % 2], [b"y" * 100])
+    path = built.path(1, Kind.RAW)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"to be damaged")] ^= 1
+    path.write_bytes(data)
+    built.cut()
+    if sealed:
+        built.seal()
+    wanted = Range(frozenset([route]) if route else None, 1, 99)
+    with pytest.raises(Damaged):
+        read(planned(place_of(built), wanted, limit=200))
+    told = tmp_path / "report"
+    pieces = planned(place_of(built), wanted, limit=200, tolerance=Tolerance(damage=True, report=str(told)))
+    found = [record.sequence for record in read(pieces)]
+    assert found == [n for n in range(1, 20) if n != 10 and route in (None, "ab"[(n - 1) % 2 if n < 10 else n % 2 ^ 1])]
+    assert sum(path.read_text().count("\n") for path in told.iterdir()) == 1

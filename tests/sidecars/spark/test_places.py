@@ -1,0 +1,89 @@
+"""What a path names is told by what is there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from archives import archive
+from logs import Built
+
+from sidecars.spark.places import ArchivePlace, LogPlace, Shipped, find_places
+from wald.errors import Damaged, InvalidInput, NotFound
+from wald.format.names import Kind
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Two sealed segments and an active one."""
+    built = Built(tmp_path / "root")
+    for line in (b"one", b"two", b"three"):
+        built.lines("a", [line])
+        if line != b"three":
+            built.cut()
+    built.seal()
+    return built
+
+
+def shipped(built: Built, to: Path) -> Path:
+    to.mkdir(parents=True)
+    for base in (1, 2):
+        shutil.copy(built.path(base, Kind.SEALED), to)
+    return to
+
+
+def test_a_log_is_known_by_its_identity(built: Built) -> None:
+    assert find_places([str(built.root.path)]) == [LogPlace(built.root, built.log_id)]
+
+
+def test_a_file_url_is_a_path(built: Built) -> None:
+    assert find_places([f"file://{built.root.path}"]) == find_places([str(built.root.path)])
+
+
+@pytest.mark.parametrize("below", ["", "segments"])
+def test_shipped_segments_say_themselves_which_log_they_are(built: Built, tmp_path: Path, below: str) -> None:
+    directory = shipped(built, tmp_path / "shipped" / below)
+    assert find_places([str(tmp_path / "shipped")]) == [LogPlace(Shipped(directory), built.log_id)]
+
+
+def test_a_raw_segment_says_so_too(built: Built, tmp_path: Path) -> None:
+    (tmp_path / "shipped").mkdir()
+    shutil.copy(built.path(3, Kind.RAW), tmp_path / "shipped")
+    assert find_places([str(tmp_path / "shipped")]) == [LogPlace(Shipped(tmp_path / "shipped"), built.log_id)]
+
+
+def test_a_damaged_segment_leaves_it_to_the_next(built: Built, tmp_path: Path) -> None:
+    directory = shipped(built, tmp_path / "shipped")
+    (directory / built.path(1, Kind.SEALED).name).write_bytes(b"nothing")
+    assert find_places([str(directory)]) == [LogPlace(Shipped(directory), built.log_id)]
+    (directory / built.path(2, Kind.SEALED).name).write_bytes(b"nothing")
+    with pytest.raises(Damaged, match="which log it belongs to"):
+        find_places([str(directory)])
+
+
+def test_bags_are_an_archive_and_so_is_a_url(built: Built, tmp_path: Path) -> None:
+    archive(built, tmp_path / "archive")
+    place = str(tmp_path / "archive")
+    assert find_places([place, "s3://bucket/x"]) == [ArchivePlace(place), ArchivePlace("s3://bucket/x")]
+
+
+def test_a_pattern_names_all_that_match_and_nothing_twice(tmp_path: Path) -> None:
+    ids = [Built(tmp_path / name).log_id for name in ("log-b", "log-a")]
+    found = find_places([str(tmp_path / "log-*"), str(tmp_path / "log-a")])
+    assert [place.log_id for place in found if isinstance(place, LogPlace)] == ids[::-1]
+
+
+def test_the_same_log_in_two_places_is_refused(built: Built, tmp_path: Path) -> None:
+    directory = shipped(built, tmp_path / "shipped")
+    with pytest.raises(InvalidInput, match="read twice"):
+        find_places([str(built.root.path), str(directory)])
+
+
+@pytest.mark.parametrize("path", ["nowhere", "empty", "no-*"])
+def test_what_is_nothing_of_ours_is_not_found(tmp_path: Path, path: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotFound):
+        find_places([str(tmp_path / path)])
+    with pytest.raises(NotFound):
+        find_places([])

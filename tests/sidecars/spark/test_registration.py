@@ -1,0 +1,37 @@
+"""Spark finds the source by its name, where the package that is called for it lies on the path."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logs import Built
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_the_name_is_enough(spark: SparkSession, tmp_path: Path) -> None:
+    """A session in which nobody has registered anything reads a log, from Python and from SQL."""
+    Built(tmp_path / "root").lines("a", [b"one", b"two"])
+    fresh = spark.newSession()
+
+    assert fresh.read.format("wald").load(str(tmp_path / "root")).count() == 2
+    fresh.sql(f"CREATE TEMPORARY VIEW log USING wald OPTIONS (path '{tmp_path / 'root'}')")
+    assert fresh.sql("SELECT max(seq) FROM log").head() == (2,)
+
+
+def test_being_found_costs_others_nothing() -> None:
+    """Spark imports the package for every format it does not know: neither Arrow nor any of the store comes along."""
+    script = """
+import sys, pyspark.sql.datasource
+before = set(sys.modules)
+import pyspark_wald
+print(*set(sys.modules) - before)
+"""
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+
+    assert "sidecars.spark.source" in loaded
+    assert [name for name in loaded if name.startswith(("pyarrow", "numpy", "pandas", "wald.store", "zstandard"))] == []

@@ -1,0 +1,201 @@
+"""Rows are what Spark expects to the letter, and no more is made of them than was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from logs import SECOND_NS, START_NS, Built
+from pyspark.sql.types import StructField, StructType
+
+from sidecars.spark.blocks import Range
+from sidecars.spark.damage import STRICT, Tolerance
+from sidecars.spark.pieces import LogPiece, pieces_of
+from sidecars.spark.places import LogPlace
+from sidecars.spark.rows import BATCH_BYTES, Rows, schema_ddl
+from wald.errors import InvalidInput, Refused
+
+DEFAULT = {
+    "log": "string",
+    "route": "string",
+    "seq": "bigint",
+    "timestamp": "timestamp",
+    "event_time": "timestamp",
+    "key": "binary",
+    "value": "binary",
+    "headers": "string",
+    "segment": "bigint",
+}
+
+
+def struct(columns: Mapping[str, object]) -> StructType:
+    return StructType.fromJson(
+        {
+            "type": "struct",
+            "fields": [
+                {"name": name, "type": {"bigint": "long"}.get(str(kind), kind), "nullable": True, "metadata": {}}
+                for name, kind in columns.items()
+            ],
+        }
+    )
+
+
+def rows_of(columns: Mapping[str, object], *, value_bytes: int = 1 << 30, tolerance: Tolerance = STRICT) -> Rows:
+    return Rows.of(struct(columns), value_bytes=value_bytes, tolerance=tolerance)
+
+
+def pieces(built: Built) -> list[LogPiece]:
+    place = LogPlace(built.root, built.log_id)
+    return pieces_of(place, *place.look(), Range(None, 1, 10**9), limit_bytes=1 << 20)
+
+
+def table(rows: Rows, built: Built) -> pa.Table:
+    batches = [batch for piece in pieces(built) for batch in rows.read(piece)]
+    assert all(batch.schema.equals(rows.schema) for batch in batches)
+    read = pa.Table.from_batches(batches, rows.schema)
+    read.validate(full=True)
+    return read
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    return Built(tmp_path / "root")
+
+
+@pytest.fixture
+def few(built: Built) -> Built:
+    """Two lines, and two keyed records in a segment of their own."""
+    built.lines("a", [b"one", b""])
+    built.cut()
+    built.columns("b", [b"\xff", b"four"], keys=[b"k", None], times_ns=[-1500, 2_500], headers=[None, b'{"h":"1"}'])
+    built.cut()
+    built.seal()
+    return built
+
+
+def moment(ns: int) -> datetime:
+    return datetime.fromtimestamp(ns // 1_000_000_000, UTC)
+
+
+def test_the_default_schema_is_the_documented_one() -> None:
+    assert schema_ddl() == ", ".join(f"{name} {kind}" for name, kind in DEFAULT.items())
+
+
+def test_every_column_holds_what_the_record_holds(few: Built) -> None:
+    first, second = moment(START_NS + SECOND_NS), moment(START_NS + 2 * SECOND_NS)
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    log = few.log_id.hex()
+    assert list(zip(*table(rows_of(DEFAULT), few).to_pydict().values(), strict=True)) == [
+        (log, "a", 1, first, None, None, b"one", None, 1),
+        (log, "a", 2, first, None, None, b"", None, 1),
+        (log, "b", 3, second, epoch - timedelta(microseconds=1), b"k", b"\xff", None, 3),
+        (log, "b", 4, second, epoch + timedelta(microseconds=2), None, b"four", '{"h":"1"}', 3),
+    ]
+
+
+@pytest.mark.parametrize("name", DEFAULT)
+def test_a_column_by_itself_is_the_same(few: Built, name: str) -> None:
+    everything = table(rows_of(DEFAULT), few)
+    assert table(rows_of({name: DEFAULT[name]}), few).to_pydict() == {name: everything[name].to_pylist()}
+
+
+def test_columns_come_in_the_order_asked_for(few: Built) -> None:
+    assert table(rows_of({"value": "binary", "seq": "bigint", "log": "string"}), few).schema.names == [
+        "value",
+        "seq",
+        "log",
+    ]
+
+
+def test_key_and_value_may_be_strings(built: Built) -> None:
+    built.columns("b", ["größe".encode()], keys=[b"k"])
+    assert table(rows_of({"key": "string", "value": "string"}), built).to_pylist() == [{"key": "k", "value": "größe"}]
+
+
+def test_not_null_stays_not_null() -> None:
+    from pyspark.sql.types import LongType
+
+    rows = Rows.of(StructType([StructField("seq", LongType(), nullable=False)]), value_bytes=1)
+    assert rows.schema == pa.schema([pa.field("seq", pa.int64(), nullable=False)])
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"sequence": "bigint"}, "there is no column 'sequence'"),
+        ({"seq": "integer"}, "seq must be BIGINT, not INT"),
+        ({"value": "integer"}, "value must be BINARY or STRING, not INT"),
+        ({"_corrupt_record": "binary"}, "without json"),
+        ({"json": "string"}, "json must be a STRUCT"),
+    ],
+)
+def test_columns_that_cannot_be_are_refused(columns: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        rows_of(columns)
+    assert words in refused.value.message
+    assert refused.value.hint
+
+
+JSON = {"type": "struct", "fields": [{"name": "n", "type": "integer", "nullable": True, "metadata": {}}]}
+
+
+def test_json_is_parsed_and_what_is_none_is_kept(built: Built) -> None:
+    built.lines("a", [b'{"n":1,"m":2}', b"no json", b'{"n":"x"}', b"{}"])
+    rows = rows_of({"seq": "bigint", "json": JSON, "_corrupt_record": "binary"})
+    assert table(rows, built).to_pylist() == [
+        {"seq": 1, "json": {"n": 1}, "_corrupt_record": None},
+        {"seq": 2, "json": None, "_corrupt_record": b"no json"},
+        {"seq": 3, "json": None, "_corrupt_record": b'{"n":"x"}'},
+        {"seq": 4, "json": {"n": None}, "_corrupt_record": None},
+    ]
+
+
+def test_a_batch_is_no_larger_than_the_jvm_likes(built: Built) -> None:
+    values = [b"x" * (1 << 20)] * 20 + [b"y" * (BATCH_BYTES + 1)] + [b"z"] * 5
+    built.columns("a", values, keys=[b"k" * 100] * len(values))
+    (piece,) = pieces(built)
+    batches = list(rows_of(DEFAULT).read(piece))
+    assert all(batch.nbytes <= BATCH_BYTES or batch.num_rows == 1 for batch in batches)
+    assert pa.Table.from_batches(batches)["seq"].to_pylist() == list(range(1, 27))
+
+
+def test_a_value_that_is_too_long_ends_the_query_or_is_told(built: Built, tmp_path: Path) -> None:
+    built.lines("a", [b"short", b"x" * 1001, b"short too"])
+    with pytest.raises(Refused, match=r"record 2 of route a has 1001 B, and maxValueBytes is 1000 B") as refused:
+        table(rows_of(DEFAULT, value_bytes=1000), built)
+    assert 'option("maxValueBytes", "1001")' in refused.value.hint
+    forgiving = Tolerance(damage=True, report=str(tmp_path / "report"))
+    read = table(rows_of({"value": "binary", "json": JSON}, value_bytes=1000, tolerance=forgiving), built)
+    assert read["value"].to_pylist() == [b"short", None, b"short too"]
+    (report,) = (tmp_path / "report").iterdir()
+    assert report.read_text().count("record 2 of route a has 1001 B: its value is null") == 1
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A piece that notes which columns are wanted of it."""
+
+    piece: LogPiece
+    wanted: list[Sequence[str]]
+
+    @property
+    def log(self) -> str:
+        return self.piece.log
+
+    @property
+    def first(self) -> int:
+        return self.piece.first
+
+    def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        self.wanted.append(columns)
+        return self.piece.arrow(columns)
+
+
+def test_what_was_not_asked_for_is_not_made(few: Built) -> None:
+    watched = Watched(pieces(few)[0], [])
+    list(rows_of({"seq": "bigint", "segment": "bigint"}).read(watched))
+    assert watched.wanted == [["segment", "sequence"]]

@@ -1,0 +1,108 @@
+"""Pieces of work run on executors, their results arrive one by one, and errors arrive as what they were."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from running import eventually
+
+from sidecars.spark import tasks
+from wald.errors import Damaged, Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# What executors call is defined inside the tests: they can import no test module.
+
+
+def ignore(_: int) -> None:
+    pass
+
+
+def test_every_piece_gives_its_result_once(spark: SparkSession) -> None:
+    done: list[int] = []
+    results = dict(tasks.run(spark, ["a", "b", "c", "d"], lambda piece: piece.encode() * 2, on_done=done.append))
+    assert results == {0: b"aa", 1: b"bb", 2: b"cc", 3: b"dd"}
+    assert sorted(done) == [0, 1, 2, 3]
+
+
+def test_no_pieces_give_no_results(spark: SparkSession) -> None:
+    assert list(tasks.run(spark, [], lambda piece: piece, on_done=ignore)) == []
+
+
+def test_more_pieces_than_tasks_are_shared_out(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_TASKS_PER_CORE", 2)
+    results = dict(tasks.run(spark, range(10), lambda piece: str(piece).encode(), on_done=ignore))
+    assert results == {number: str(number).encode() for number in range(10)}
+
+
+def test_a_result_arrives_while_others_are_being_made(spark: SparkSession, tmp_path: Path) -> None:
+    """Two pieces at once, and the first result is given before the last piece is done: else this waits for ever."""
+
+    def work(piece: Path) -> bytes:
+        while not piece.exists():
+            pass
+        return piece.name.encode()
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    second.touch()
+    running = tasks.run(spark, [first, second], work, on_done=ignore)
+    assert next(running) == (1, b"second")
+    first.touch()
+    assert list(running) == [(0, b"first")]
+
+
+def test_an_error_arrives_as_what_it_was(spark: SparkSession) -> None:
+    def damaged(piece: str) -> bytes:
+        raise Damaged(f"{piece}: offset 7: no batch", hint=f"wald dump {piece}")
+
+    def missing(piece: str) -> bytes:
+        return Path(piece).read_bytes()
+
+    with pytest.raises(Damaged, match=r"a\.wal: offset 7: no batch") as caught:
+        list(tasks.run(spark, ["a.wal"], damaged, on_done=ignore))
+    assert caught.value.hint == "wald dump a.wal"
+    with pytest.raises(FileNotFoundError) as gone:
+        list(tasks.run(spark, ["/nowhere/at/all"], missing, on_done=ignore))
+    assert gone.value.filename == "/nowhere/at/all"
+
+
+def test_a_piece_that_fails_at_every_attempt_ends_the_job(spark: SparkSession) -> None:
+    def broken(piece: int) -> bytes:
+        raise ValueError(f"no {piece}")
+
+    with pytest.raises(Unavailable, match="given up: ValueError: no 5"):
+        list(tasks.run(spark, [5], broken, on_done=ignore))
+
+
+def test_a_piece_whose_worker_dies_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
+    """And its result comes once."""
+
+    def work(piece: Path) -> bytes:
+        if not piece.exists():
+            piece.touch()
+            os._exit(1)
+        return piece.name.encode()
+
+    found = dict(tasks.run(spark, [tmp_path / name for name in "ab"], work, on_done=ignore))
+    assert found == {0: b"a", 1: b"b"}
+
+
+def test_whoever_stops_listening_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
+    """The process that still worked is gone."""
+    pid = tmp_path / "pid"
+
+    def work(piece: Path) -> bytes:
+        piece.write_text(str(os.getpid()))
+        while piece.name == "pid":
+            pass
+        return b""
+
+    running = tasks.run(spark, [tmp_path / "quick", pid], work, on_done=ignore)
+    assert next(running) == (0, b"")
+    eventually(lambda: pid.exists() and pid.read_text())
+    running.close()
+    eventually(lambda: not Path("/proc", pid.read_text()).exists())

@@ -1,0 +1,375 @@
+"""Triggers: over any sequence of appends, cuts, crashes and restarts every record is read once, and loss is loud."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from logs import Built
+from some_logs import STEPS, Step, build
+
+from sidecars.spark.admission import Limits
+from sidecars.spark.options import parse_options
+from sidecars.spark.pieces import LogPiece
+from sidecars.spark.stream_options import OPTIONS, parse_stream_options
+from sidecars.spark.triggers import Triggers
+from wald.errors import Damaged, InvalidInput, NotFound, Refused
+from wald.format.names import Kind
+from wald.format.offsets import Offsets, Position, decode_offsets, encode_offsets
+
+NO_LIMITS = Limits()
+
+
+def triggers(*paths: Path | str, **given: str) -> Triggers:
+    options = parse_options({"paths": json.dumps(list(map(str, paths)))} | given, also=OPTIONS)
+    return Triggers(options, parse_stream_options(options.given))
+
+
+def records(pieces: list[LogPiece]) -> list[tuple[str, int, bytes]]:
+    found = [(piece.log, batch) for piece in pieces for batch in piece.batches()]
+    return [(log, record.sequence, record.value) for log, batch in found for record in batch.records()]
+
+
+class Stream:
+    """A stream as Spark runs it: offsets are kept as text, and what was read is in the sink."""
+
+    def __init__(self, *paths: Path | str, **given: str) -> None:
+        self._source = paths, given
+        self.sink: list[tuple[str, int, bytes]] = []
+        self.restart()
+        self.at = self.triggers.start()
+
+    def restart(self) -> None:
+        paths, given = self._source
+        self.triggers = triggers(*paths, **given)
+
+    def trigger(self, limits: Limits = NO_LIMITS, *, crash: bool = False) -> bool:
+        """One trigger, whether it moved; with ``crash`` it is planned, and planned again by the next life."""
+        end = kept(self.triggers.end(self.at, limits))
+        if end == self.at:
+            return False
+        if crash:
+            self.triggers.pieces(self.at, end)
+            self.restart()
+        self.sink += records(self.triggers.pieces(self.at, end))
+        self.at = end
+        return True
+
+    @property
+    def sequences(self) -> list[int]:
+        return [sequence for _, sequence, _ in self.sink]
+
+
+def kept(offsets: Offsets) -> Offsets:
+    return decode_offsets(json.loads(json.dumps(encode_offsets(offsets))))
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Thirty records of a in three segments: sealed, sealed, active."""
+    built = Built(tmp_path / "log")
+    for number in range(3):
+        built.lines("a", [b"%d" % (10 * number + n) for n in range(1, 11)])
+        if number < 2:
+            built.cut()
+    built.seal()
+    return built
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    chunks=st.lists(STEPS, min_size=1, max_size=4),
+    routes=st.sampled_from(["", "a", "b", "a,between"]),
+    data=st.data(),
+)
+def test_no_record_is_skipped_or_doubled(chunks: list[list[Step]], routes: str, data: Any) -> None:
+    """Over two logs, with a crash or a limit at any trigger; in the end the stream has all that is complete."""
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [build(Path(folder, name), []) for name in ("one", "two")]
+        (logs[0].root.routes / "between").mkdir()
+        stream = Stream(f"{folder}/*", **({"routes": routes} if routes else {}))
+        for chunk in chunks:
+            for step in chunk:
+                step.append(logs[data.draw(st.integers(0, 1))])
+            for _ in range(data.draw(st.integers(0, 3))):
+                limits = data.draw(st.builds(Limits, st.none() | st.integers(1, 5), st.none() | st.integers(1, 500)))
+                before = len(stream.sink)
+                stream.trigger(limits, crash=data.draw(st.booleans()))
+                assert limits.records is None or len(stream.sink) - before <= limits.records
+        while stream.trigger():
+            pass
+        for log in logs:
+            wanted = [
+                (log.log_id.hex(), record.sequence, record.value)
+                for record in log.log.read(group=None)
+                if not routes or record.route in routes.split(",")
+            ]
+            # A long record comes when it is complete; where a trigger ends before that, it comes in its place.
+            assert sorted(found for found in stream.sink if found[0] == log.log_id.hex()) == sorted(wanted)
+            log.crash()
+
+
+def test_a_record_whose_end_has_not_come_holds_back_what_is_behind_it(tmp_path: Path) -> None:
+    """Of the routes that are read; and then it comes whole."""
+    built = Built(tmp_path / "log")
+    built.lines("a", [b"first"])
+    built.piece("b", b"be", begins=True, ends=False)
+    built.lines("a", [b"second"])
+    everything, only_a = Stream(built.root.path), Stream(built.root.path, route="a")
+    assert everything.trigger()
+    assert only_a.trigger()
+    assert (everything.sequences, only_a.sequences) == ([1], [1, 3])
+    assert not everything.trigger()
+    built.piece("b", b"gun\n", begins=False, ends=True)
+    assert everything.trigger(crash=True)
+    assert [value for _, _, value in sorted(everything.sink)] == [b"first", b"begun", b"second"]
+
+
+def test_a_limit_ends_within_a_batch_and_within_a_segment(built: Built) -> None:
+    stream = Stream(built.root.path)
+    while stream.trigger(Limits(records=7), crash=True):
+        assert len(stream.sink) == stream.at.logs[built.log_id.hex()].last
+    assert stream.sequences == list(range(1, 31))
+
+
+def test_latest_is_where_the_log_ended_when_the_stream_met_it(built: Built) -> None:
+    """And stays so when Spark dies in the first batch and plans it again."""
+    stream = Stream(built.root.path, startingoffsets="latest")
+    assert stream.trigger(crash=True)
+    assert stream.sink == []
+    built.lines("a", [b"31"])
+    assert stream.trigger(crash=True)
+    assert stream.sequences == [31]
+
+
+def test_a_first_batch_with_records_is_planned_again_from_where_it_began(built: Built) -> None:
+    """Records may come, and the oldest ones go, between a crash and the restart."""
+    built.lines("a", [b"31"])
+    stream = Stream(built.root.path, startingoffsets=f'{{"{built.log_id.hex()}": 29}}')
+    end = kept(stream.triggers.end(stream.at, NO_LIMITS))
+    built.lines("a", [b"32"])
+    built.reclaim(1)
+    stream.restart()
+    assert [sequence for _, sequence, _ in records(stream.triggers.pieces(stream.at, end))] == [29, 30, 31]
+
+
+def test_earliest_is_the_oldest_record_there_is(built: Built) -> None:
+    built.reclaim(1)
+    stream = Stream(built.root.path)
+    stream.trigger()
+    assert stream.sequences == list(range(11, 31))
+
+
+def test_places_to_start_that_do_not_exist_are_refused(built: Built) -> None:
+    log = built.log_id.hex()
+    with pytest.raises(NotFound, match="record 32, which startingOffsets names, was never issued"):
+        Stream(built.root.path, startingoffsets=f'{{"{log}": 32}}').trigger()
+    with pytest.raises(InvalidInput, match="which is not there") as caught:
+        Stream(built.root.path, startingoffsets=f'{{"{"00" * 16}": 1}}').trigger()
+    assert log in caught.value.hint
+    stream = Stream(built.root.path, startingoffsets=f'{{"{log}": 31}}')
+    stream.trigger()
+    built.lines("a", [b"31"])
+    stream.trigger()
+    assert stream.sequences == [31]
+
+
+def test_a_log_that_appears_later_is_read_from_its_beginning(built: Built) -> None:
+    """Even by a stream that began at the end of those that were there."""
+    pattern = f"{built.root.path.parent}/*"
+    stream = Stream(pattern, startingoffsets="latest")
+    stream.trigger()
+    later = Built(built.root.path.parent / "later")
+    later.lines("a", [b"new"])
+    stream.restart()
+    stream.trigger()
+    assert stream.sink == [(later.log_id.hex(), 1, b"new")]
+
+
+def test_what_comes_after_the_stream_was_closed_is_not_part_of_it(built: Built) -> None:
+    stream = Stream(f"{built.root.path.parent}/*")
+    stream.triggers.close()
+    built.lines("a", [b"31"])
+    Built(built.root.path.parent / "later").lines("a", [b"new"])
+    while stream.trigger(Limits(records=4)):
+        pass
+    assert stream.sequences == list(range(1, 31))
+
+
+def test_a_reclaimed_range_is_loud_unless_loss_is_tolerated(built: Built) -> None:
+    strict, tolerant = Stream(built.root.path), Stream(built.root.path, failondataloss="false")
+    for stream in (strict, tolerant):
+        stream.trigger(Limits(records=5))
+    built.reclaim(1)
+    with pytest.raises(NotFound, match="RECLAIM has removed records 6 to 10") as caught:
+        strict.trigger()
+    assert "failOnDataLoss" in caught.value.hint
+    tolerant.trigger()
+    assert tolerant.sequences == [*range(1, 6), *range(11, 31)]
+
+
+def test_a_range_that_goes_between_planning_and_reading_is_loud(built: Built) -> None:
+    stream = Stream(built.root.path)
+    pieces = stream.triggers.pieces(stream.at, stream.triggers.end(stream.at, NO_LIMITS))
+    built.reclaim(1)
+    with pytest.raises(NotFound, match="RECLAIM has removed records 1 to 10"):
+        records(pieces)
+
+
+def test_a_log_that_vanishes_is_loud_unless_loss_is_tolerated(built: Built) -> None:
+    other = Built(built.root.path.parent / "other")
+    other.lines("a", [b"x"])
+    strict, tolerant = (Stream(f"{built.root.path.parent}/*", failondataloss=word) for word in ("true", "false"))
+    for stream in (strict, tolerant):
+        stream.trigger()
+    shutil.rmtree(other.root.path)
+    with pytest.raises(NotFound, match="other"):
+        strict.trigger()
+    strict.restart()
+    with pytest.raises(NotFound, match=f"log {other.log_id.hex()}, read up to record 1, is not there"):
+        strict.trigger()
+    built.lines("a", [b"31"])
+    assert tolerant.trigger(crash=True)
+    assert tolerant.sink[-1][1] == 31
+    assert tolerant.at.logs[other.log_id.hex()].last == 1
+
+
+def test_another_log_in_its_place_is_loud_unless_loss_is_tolerated(built: Built) -> None:
+    """Even one that has got further than the stream has."""
+    strict, tolerant = (Stream(built.root.path, failondataloss=word) for word in ("true", "false"))
+    for stream in (strict, tolerant):
+        stream.trigger()
+    shutil.rmtree(built.root.path)
+    other = Built(built.root.path)
+    other.lines("a", [b"other"] * 40)
+    with pytest.raises(NotFound, match=f"log {built.log_id.hex()} is not there any more"):
+        strict.trigger()
+    tolerant.trigger()
+    tolerant.trigger()
+    assert tolerant.sink[30:] == [(other.log_id.hex(), sequence, b"other") for sequence in range(1, 41)]
+
+
+def test_a_log_that_is_older_than_it_was_is_loud(built: Built, tmp_path: Path) -> None:
+    shutil.copytree(built.root.path, tmp_path / "backup")
+    built.lines("a", [b"31"])
+    stream = Stream(built.root.path, failondataloss="false")
+    stream.trigger()
+    shutil.rmtree(built.root.path)
+    (tmp_path / "backup").rename(built.root.path)
+    with pytest.raises(Damaged, match="ends with record 30, and the stream has met record 31"):
+        stream.trigger()
+
+
+def test_without_a_head_a_stream_waits_and_a_batch_that_needs_it_fails(built: Built) -> None:
+    stream = Stream(built.root.path)
+    end = stream.triggers.end(stream.at, NO_LIMITS)
+    head = built.root.head.read_bytes()
+    built.root.head.unlink()
+    with pytest.raises(Damaged, match="no readable head"):
+        stream.triggers.pieces(stream.at, end)
+    assert stream.triggers.end(end, NO_LIMITS) == end
+    built.root.head.write_bytes(head)
+    assert len(records(stream.triggers.pieces(stream.at, end))) == 30
+
+
+def test_a_stream_of_other_routes_does_not_go_on(built: Built) -> None:
+    stream = Stream(built.root.path, route="a")
+    stream.trigger()
+    with pytest.raises(Refused, match="a stream of routes a, and this one reads all routes"):
+        triggers(built.root.path).end(stream.at, NO_LIMITS)
+
+
+def test_shipped_segments_are_streamed_as_they_arrive(built: Built, tmp_path: Path) -> None:
+    """Files are renamed into place; the log is who they say."""
+    place = tmp_path / "shipped"
+    place.mkdir()
+
+    def ship(base: int) -> None:
+        path = built.path(base, Kind.SEALED)
+        shutil.copy(path, place / f"{path.name}.tmp")
+        (place / f"{path.name}.tmp").rename(place / path.name)
+
+    ship(1)
+    stream = Stream(place)
+    assert stream.trigger(Limits(records=8))
+    assert stream.trigger()
+    assert not stream.trigger()
+    ship(11)
+    assert stream.trigger(crash=True)
+    assert stream.sequences == list(range(1, 21))
+
+
+def test_archives_are_not_streamed() -> None:
+    with pytest.raises(InvalidInput, match="an archive cannot be streamed"):
+        Stream("s3://bucket/archive").trigger()
+
+
+def test_the_same_log_twice_is_refused(built: Built, tmp_path: Path) -> None:
+    shutil.copytree(built.root.path, tmp_path / "copy")
+    with pytest.raises(InvalidInput, match="the same log"):
+        Stream(f"{tmp_path}/*").trigger()
+
+
+def test_what_is_no_log_is_passed_over_by_a_pattern_only(built: Built, tmp_path: Path) -> None:
+    (tmp_path / "half-made" / "segments").mkdir(parents=True)
+    stream = Stream(f"{tmp_path}/*")
+    stream.trigger()
+    assert len(stream.sink) == 30
+    with pytest.raises(NotFound, match="neither a log"):
+        Stream(tmp_path / "half-made").trigger()
+    with pytest.raises(NotFound, match="no log there"):
+        Stream(f"{tmp_path}/half*").trigger()
+
+
+def test_an_idle_log_costs_one_read_of_its_head(built: Built) -> None:
+    other = Built(built.root.path.parent / "other")
+    other.lines("a", [b"x"])
+    stream = Stream(built.root.path, other.root.path)
+    stream.trigger()
+    with opened() as paths:
+        for _ in range(5):
+            assert not stream.trigger()
+    assert paths == [str(log.root.head) for log in (built, other)] * 5
+
+
+_OPENED: list[list[str]] = []
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if _OPENED and event in ("open", "os.listdir", "os.scandir", "glob.glob"):
+        _OPENED[-1].append(str(arguments[0]))
+
+
+sys.addaudithook(_note)
+
+
+@contextmanager
+def opened() -> Iterator[list[str]]:
+    """Every file and directory that this process opens meanwhile."""
+    _OPENED.append([])
+    yield _OPENED[-1]
+    _OPENED.pop()
+
+
+def test_what_others_wrote_may_be_reclaimed_from_under_a_stream_of_one_route(built: Built) -> None:
+    """RECLAIM asks only the cursors of the routes that a segment holds."""
+    stream = Stream(built.root.path, route="b")
+    built.lines("b", [b"31"])
+    built.reclaim(1)
+    stream.at = Offsets({built.log_id.hex(): Position(0, 5)}, frozenset("b"))
+    stream.trigger()
+    assert stream.sequences == [31]
+
+
+def test_a_route_that_no_log_has_is_told_at_once(built: Built) -> None:
+    with pytest.raises(NotFound, match="there is no route 'nope'"):
+        Stream(built.root.path, route="nope").trigger()
