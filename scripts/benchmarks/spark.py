@@ -1,0 +1,275 @@
+"""The data source and the jobs on Spark, beside Spark's own readers on the same records; one session, two threads.
+
+count, export     beside spark.read.text on the same lines in .zst files
+JSON              parsed in the worker, beside from_json on the values
+latest per key    wald-compact, beside the same through the data source
+audit             by itself
+narrow queries    a thousand sequences, a second, a quiet route of 100: beside all of a log, and beside 1 % of one
+memory            the most that a worker has had resident, over a log and over a tenth of it
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.report import Goal, Row, Samples
+from benchmarks.sparkdata import QUIET, log_of_keys, log_of_lines, log_of_routes, text_of_lines, write_lines
+from benchmarks.stage import Stage
+from sidecars.spark.alone import alone_in
+from sidecars.spark.audit.job import audit
+from sidecars.spark.audit.plan import plan
+from sidecars.spark.compact.generations import Generations
+from sidecars.spark.compact.job import Compactor
+from sidecars.spark.export.book import Shape
+from sidecars.spark.export.job import Exporter
+from sidecars.spark.export.target import Target, private
+from sidecars.spark.places import LogPlace
+from sidecars.spark.session import session
+from sidecars.spark.source import WaldDataSource
+from wald.store.disk import Disk
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from wald.log import Log
+
+MASTER = "local[2]"
+JSON_DDL = "host STRING, status INT, amount DOUBLE"
+EXPORT_BYTES = 128 << 20  # the command's default
+_GROUP = "On Spark"
+_NARROW_RECORDS = 1000
+_SAMPLE_SECONDS = 0.02
+_NARROW_REPEAT = 5  # they take a fraction of a second
+
+
+def measure(stage: Stage, whole_bytes: int, large_bytes: int) -> list[Row]:
+    """
+    Args:
+        whole_bytes: of the logs that are read whole; ``large_bytes``: of the one in which little is looked for.
+    """
+    data = stage.disk / "lines"
+    lines = write_lines(data, whole_bytes)
+    log = log_of_lines(stage.disk / "log", data, lines)
+    text = text_of_lines(stage.disk / "text", data)
+    data.unlink()
+    with session("wald bench", master=MASTER, settings={"spark.driver.memory": "4g"}) as spark:
+        spark.dataSource.register(WaldDataSource)
+        bench = _Bench(spark, stage)
+        rows = bench.whole(log, text, whole_bytes / 1e6)
+        rows += bench.tasks(log)
+        rows += bench.memory(log)
+        keyed = log_of_keys(stage.disk / "keyed", whole_bytes)
+        rows += bench.latest(keyed, whole_bytes / 1e6)
+        shutil.rmtree(keyed.root.path)
+        large = log_of_routes(stage.disk / "large", large_bytes)
+        hundredth = log_of_routes(stage.disk / "hundredth", large_bytes // 100)
+        rows += bench.narrow(large, hundredth)
+    return rows
+
+
+class _Bench:
+    def __init__(self, spark: SparkSession, stage: Stage) -> None:
+        self._spark = spark
+        self._stage = stage
+
+    def whole(self, log: Log, text: Path, megabytes: float) -> list[Row]:
+        """What reads all of a log."""
+        from pyspark.sql.functions import from_json
+
+        parsed = self._load(log, schema=f"json STRUCT<{JSON_DDL}>")
+        values = self._load(log, schema="value STRING").select(from_json("value", JSON_DDL).alias("json"))
+        contenders: dict[str, Callable[[], object]] = {
+            "count": self._load(log).count,
+            "one column": self._load(log, schema="seq BIGINT").count,
+            "text count": self._spark.read.text(str(text)).count,
+            "export": lambda: self._export(log),
+            "text export": lambda: self._write(self._spark.read.text(str(text))),
+            "source export": lambda: self._write(self._load(log)),
+            # A frame each time: one that was collected before keeps what it had shuffled.
+            "json": lambda: _grouped(parsed).collect(),
+            "from_json": lambda: _grouped(values).collect(),
+            "audit": lambda: self._audit(log),
+        }
+        samples = self._rates(contenders, megabytes)
+        ours = ("count", "count, every column")
+        rows = samples.rows(_GROUP, "MB/s", ours, {"text count": Goal(0.5)})
+        rows += samples.rows(_GROUP, "MB/s", ("one column", 'count, .schema("seq BIGINT")'), {"text count": Goal(0.5)})
+        goals = {"text export": Goal(1.5), "source export": None}
+        rows += samples.rows(_GROUP, "MB/s", ("export", "wald-export to Parquet"), goals)
+        rows += samples.rows(_GROUP, "MB/s", ("json", "JSON parsed in the worker"), {"from_json": Goal(2)})
+        rows.append(Row(_GROUP, "wald-audit", "MB/s", samples.median("audit"), goal=Goal(500)))
+        return rows
+
+    def tasks(self, log: Log) -> list[Row]:
+        """How many tasks share a segment."""
+        count = self._load(log, maxBytesPerPartition="8MiB").rdd.getNumPartitions()
+        segments = len(list(log.root.segments.glob("*.zst")))
+        return [Row(_GROUP, "tasks for a segment, 8 MiB each", "tasks", count / segments, goal=Goal(2))]
+
+    def memory(self, log: Log) -> list[Row]:
+        """Workers over all of a log, and over a tenth of it."""
+        head = log.head()
+        assert head is not None
+        peaks = []
+        for last in (head.sequence // 10, head.sequence):
+            with _largest_worker() as peak:
+                self._load(log, endingSequence=last).count()
+            peaks.append(peak() / 1e6)
+        return [
+            Row(_GROUP, "a worker at its largest", "MB", peaks[1], "over a tenth of the log", peaks[0], Goal(1.3, True))
+        ]
+
+    def latest(self, log: Log, megabytes: float) -> list[Row]:
+        """The latest value of each key."""
+        from pyspark.sql.functions import max_by
+
+        source = self._load(log, schema="key BINARY, seq BIGINT, value BINARY")
+        contenders = {
+            "compact": lambda: self._compact(log),
+            "source": lambda: self._write(source.groupBy("key").agg(max_by("value", "seq"))),
+        }
+        samples = self._rates(contenders, megabytes)
+        return samples.rows(_GROUP, "MB/s", ("compact", "wald-compact, 200,000 keys"), {"source": Goal(1.5)})
+
+    def narrow(self, large: Log, hundredth: Log) -> list[Row]:
+        """Little out of much; seconds."""
+        rows = []
+        logs = {"large": large, "hundredth": hundredth}
+        scan = _seconds(self._load(large).count)
+        for what, options in (
+            ("1,000 sequences", _middle),
+            ("the records of one moment", _moment),
+            ("a quiet route of 100", lambda _: {"route": QUIET}),
+        ):
+            queries = {name: self._load(log, **options(log)) for name, log in logs.items()}
+            contenders = {name: lambda query=query: _seconds(query.count) for name, query in queries.items()}
+            samples = Samples.alternate(contenders, _NARROW_REPEAT)
+            median = samples.median("large")
+            rows.append(
+                Row(_GROUP, f"{what}, out of the large log", "s", median, "all of it", scan, Goal(1 / 20, True))
+            )
+            rows += samples.rows(_GROUP, "s", ("large", what), {"hundredth": Goal(1.3, at_most=True)})
+        return rows
+
+    def _load(self, log: Log, *, schema: str = "", **options: object) -> DataFrame:
+        reader = self._spark.read.format("wald").options(**{name: str(value) for name, value in options.items()})
+        return (reader.schema(schema) if schema else reader).load(str(log.root.path))
+
+    def _rates(self, contenders: dict[str, Callable[[], object]], megabytes: float) -> Samples:
+        """MB/s of each; the first round, in which the JVM compiles, does not count."""
+        for run in contenders.values():
+            run()
+        measured = {name: lambda run=run: megabytes / _seconds(run) for name, run in contenders.items()}
+        return Samples.alternate(measured, self._stage.repeat)
+
+    def _write(self, frame: DataFrame) -> None:
+        place = self._stage.fresh(self._stage.disk)
+        frame.write.mode("overwrite").parquet(str(place))
+        shutil.rmtree(place)
+
+    def _export(self, log: Log) -> None:
+        with self._alone("export") as out:
+            target = Target(out, Disk())
+            spark = partial(nullcontext, self._spark)
+            Exporter(target, Shape(), False, EXPORT_BYTES, out / "notes", "", spark).export([_place(log)])
+
+    def _compact(self, log: Log) -> None:
+        with self._alone("compact") as out:
+            spark = partial(nullcontext, self._spark)
+            Compactor(Generations(out, Disk()), None, False, out / "notes", "", spark).compact([_place(log)])
+
+    @contextmanager
+    def _alone(self, job: str) -> Iterator[Path]:
+        """A target of its own for a job."""
+        out = self._stage.fresh(self._stage.disk)
+        with alone_in(private(out), Disk(), job):
+            yield out
+        shutil.rmtree(out)
+
+    def _audit(self, log: Log) -> None:
+        found = audit(self._spark, plan([log.root.path], []), on_bytes=lambda _: None)
+        if found.errors:
+            raise SystemExit("the audit has found errors")
+
+
+def _place(log: Log) -> LogPlace:
+    return LogPlace(log.root, log.identity.log_id)
+
+
+def _grouped(frame: DataFrame) -> DataFrame:
+    return frame.groupBy("json.host").agg({"json.amount": "sum", "json.status": "max"})
+
+
+def _middle(log: Log) -> dict[str, object]:
+    head = log.head()
+    assert head is not None
+    first = head.sequence // 2
+    return {"startingSequence": first, "endingSequence": first + _NARROW_RECORDS - 1}
+
+
+def _moment(log: Log) -> dict[str, object]:
+    """A millisecond, which holds a batch or some."""
+    head = log.head()
+    assert head is not None
+    at = next(iter(log.batches(start=head.sequence // 2))).append_time_ns // 1_000_000
+    return {"startingTimestamp": at, "endingTimestamp": at + 1}
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _largest_worker() -> Iterator[Callable[[], int]]:
+    """The most bytes that any Python worker below this process has resident meanwhile."""
+    stop, largest = threading.Event(), 0
+
+    def watch() -> None:
+        nonlocal largest
+        while not stop.wait(_SAMPLE_SECONDS):
+            largest = max([largest, *(_status(worker, "VmRSS:") << 10 for worker in _workers())])
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield lambda: largest
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _workers() -> Iterator[Path]:
+    """The processes of Python that Spark has started for us."""
+    status = {int(path.parent.name): path for path in Path("/proc").glob("[0-9]*/status")}
+    parents = {pid: _status(path, "PPid:") for pid, path in status.items()}
+    for pid, path in status.items():
+        above = pid
+        while above in parents and above != os.getpid():
+            above = parents[above]
+        if above == os.getpid() and pid != above and b"pyspark.daemon" in _command_line(pid):
+            yield path
+
+
+def _status(path: Path, field: str) -> int:
+    """A number of /proc/PID/status; 0 when the process has ended."""
+    try:
+        return next((int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith(field)), 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
