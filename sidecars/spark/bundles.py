@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -47,6 +48,11 @@ class BundlePiece:
     def raw_bytes(self) -> int:
         return self.bundle.contents.record_bytes
 
+    @property
+    def name(self) -> str:
+        """It and no other of its archive."""
+        return f"{self.log}-{str(self.bag).replace('/', '-')}-{self.bundle.name}"
+
     def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The records as :func:`wald.store.arrow.record_batches` gives them; segment 0, which bundles do not know.
 
@@ -54,7 +60,7 @@ class BundlePiece:
             Damaged: the bundle is not as it was written, and that is not tolerated.
         """
         destination = open_destination(self.place.place, Disk())
-        with closing(Told(self.tolerance, f"{self.log}-{self.bundle.name}")) as told:
+        with closing(Told(self.tolerance, self.name)) as told:
             try:
                 for part in checked_parts(destination, self.bag, self.codec, self.bundle):
                     runs = [run for run in part.runs if self._wants(run)]
@@ -116,7 +122,7 @@ def bundle_pieces(
     names = [name for name in sorted(destination.listing("").folders) if is_route(name)]
     begin, end = _ALWAYS[0] if from_ns is None else from_ns, _ALWAYS[1] if until_ns is None else until_ns
     pieces: list[BundlePiece] = []
-    with closing(Told(tolerance, "planning")) as told:
+    with closing(Told(tolerance, f"planning-{quote(place.place, safe='')}")) as told:
         for route in (name for name in names if routes is None or name in routes):
             at: dict[str, int] = {}  # the bundles so far reach up to here, by log
             for manifest, entry in bundles_of(destination, route):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from wald.errors import Damaged
 
+_SHOWN = 10  # of one reading, on stderr; the report has all
 _log = logging.getLogger("wald.spark")
 
 
@@ -54,8 +55,10 @@ class Told:
         """Tell what was passed over: on stderr, and in the report. A reading that is repeated replaces its file."""
         if not self.messages:
             return
-        for message in self.messages:
+        for message in self.messages[:_SHOWN]:
             _log.warning("passed over: %s", message)
+        if len(self.messages) > _SHOWN:
+            _log.warning("passed over: %d more like these in %s", len(self.messages) - _SHOWN, self.name)
         if self.tolerance.report:
             os.makedirs(self.tolerance.report, exist_ok=True)
             lines = "".join(json.dumps({"reading": self.name, "message": message}) + "\n" for message in self.messages)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from wald.store.reader import nanoseconds
 PARTITION_BYTES = 64 * MIB
 VALUE_BYTES = 64 * MIB
 _LAST = (1 << 63) - 1
+_MILLISECONDS_DIGITS = 12  # from 1973 on; fewer are seconds by mistake, or a date
 _SEQUENCE = Count(1, 10**18 - 1)
 _KNOWN = (
     "path",
@@ -90,7 +92,7 @@ def parse_options(given: Mapping[str, str], *, also: tuple[str, ...] = ()) -> Op
     """
     told = _Told({name.lower(): value for name, value in given.items()})
     told.check_names((*_KNOWN, *also))
-    return Options(
+    options = Options(
         paths=_paths(told),
         routes=_routes(told),
         first=told.number("startingSequence", _SEQUENCE, 0) or None,
@@ -103,11 +105,16 @@ def parse_options(given: Mapping[str, str], *, also: tuple[str, ...] = ()) -> Op
         tolerance=Tolerance(
             damage=told.word("mode", "FAILFAST", "PERMISSIVE") == "PERMISSIVE",
             loss=not told.flag("failOnDataLoss"),
-            report=told.text("damagePath"),
+            report=os.path.abspath(told.text("damagePath")) if told.text("damagePath") else "",
         ),
         json_ddl=told.text("jsonSchema"),
         given=told.options,
     )
+    if (options.first or 1) > options.last:
+        raise InvalidInput(f"records {options.first} to {options.last} are none", hint="startingSequence is the lower")
+    if options.from_ns is not None and options.until_ns is not None and options.from_ns >= options.until_ns:
+        raise InvalidInput("no time is between startingTimestamp and endingTimestamp", hint="the first is the earlier")
+    return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +151,14 @@ class _Told:
         given = self.options.get(name.lower())
         if given is None:
             return None
-        if given.isdecimal():
+        if given.isdecimal() and len(given) >= _MILLISECONDS_DIGITS:
             return int(given) * 1_000_000
         try:
             moment = datetime.fromisoformat(given)
         except ValueError:
             raise InvalidInput(
-                f"{name} must be a time, not {given!r}", hint=f'.option("{name}", "2026-11-21T10:00:00Z")'
+                f"{name} must be a time, or milliseconds since 1970, not {given!r}",
+                hint=f'.option("{name}", "2026-11-21T10:00:00Z")',
             ) from None
         return nanoseconds(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
@@ -176,5 +184,6 @@ def _paths(told: _Told) -> tuple[str, ...]:
 
 
 def _routes(told: _Told) -> frozenset[str] | None:
-    names = ",".join(filter(None, (told.text("route"), told.text("routes"))))
-    return frozenset(check_route(name.strip()) for name in names.split(",")) if names else None
+    """An empty list is an error of whoever made it, and not all routes."""
+    given = [told.options[name] for name in ("route", "routes") if name in told.options]
+    return frozenset(check_route(name.strip()) for name in ",".join(given).split(",")) if given else None

@@ -18,7 +18,7 @@ from wald.errors import Damaged, NotFound
 from wald.store.arrow import record_batches
 from wald.store.batches import Batch
 from wald.store.directory import Listing
-from wald.store.head import Bound
+from wald.store.head import Bound, lost_head
 from wald.store.history import History
 from wald.store.reader import read_span
 
@@ -47,6 +47,11 @@ class LogPiece:
     def log(self) -> str:
         return self.place.log
 
+    @property
+    def name(self) -> str:
+        """It and no other."""
+        return f"{self.log}-{self.first:020d}-{self.last:020d}"
+
     def batches(self) -> Iterator[Batch]:
         """The records, in order.
 
@@ -54,7 +59,7 @@ class LogPiece:
             NotFound: RECLAIM has removed some of them since.
             Damaged: some cannot be read, and that is not tolerated; the message names segment and offset.
         """
-        with closing(Told(self.tolerance, f"{self.log}-{self.first:020d}-{self.last:020d}")) as told:
+        with closing(Told(self.tolerance, self.name)) as told:
             try:
                 yield from read_span(
                     self.place.root,
@@ -63,6 +68,7 @@ class LogPiece:
                     first=self.first,
                     last=self.last,
                     bound=self.bound,
+                    loss=self.tolerance.loss,
                     on_damage=told,
                 )
             except NotFound as error:
@@ -96,11 +102,13 @@ def pieces_of(
 
     Raises:
         NotFound: RECLAIM has removed records that are wanted, and loss is not tolerated.
-        Damaged: a segment is missing or cannot be opened, and damage is not tolerated.
+        Damaged: a segment is missing or cannot be opened, or there is no head, and damage is not tolerated.
     """
     history = History(place.root)
     blocks: list[Block] = []
     with closing(Told(tolerance, f"{place.log}-planning-{wanted.first:020d}")) as told:
+        if bound.lost and active and bound.sequence is not None and wanted.last > bound.sequence:
+            told(lost_head(place.root, bound))
         for met in blocks_of(place, bound, listing, wanted, active=active):
             if isinstance(met, Block):
                 blocks.append(met)

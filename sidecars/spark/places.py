@@ -3,7 +3,7 @@
 a directory with log.json                 a log: read up to its head
 a directory with *.wal.zst, or segments/  shipped segments: read to their ends; the log is who they say
 a directory of bags, or a URL             an archive that wald-archive has made
-any of these with * ? [                   all that match
+any of these with * ? [                   all that match; what is nothing of these is passed over
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,11 +91,13 @@ def _expand(path: str) -> Iterator[Place]:
     if not glob.has_magic(path):
         yield _place(Path(os.path.abspath(path)))
         return
-    names = sorted(glob.glob(os.path.abspath(path)))
-    if not names:
-        raise NotFound(f"{path}: nothing matches", hint=f"ls -d {path}")
-    for name in names:
-        yield _place(Path(name))
+    found = []
+    for name in sorted(glob.glob(os.path.abspath(path))):
+        with suppress(NotFound):  # whoever names a pattern does not mean everything that matches it
+            found.append(_place(Path(name)))
+    if not found:
+        raise NotFound(f"{path}: nothing that matches is a log, or has segments or bags in it", hint=f"ls -d {path}")
+    yield from found
 
 
 def _place(path: Path) -> Place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from sidecars.archive.objects import open_destination
 from sidecars.spark.blocks import Range
@@ -10,7 +11,7 @@ from sidecars.spark.bundles import BundlePiece, bundle_pieces
 from sidecars.spark.options import Options
 from sidecars.spark.pieces import LogPiece, pieces_of
 from sidecars.spark.places import ArchivePlace, LogPlace, Place, Shipped, find_places
-from wald.errors import NotFound
+from wald.errors import InvalidInput, NotFound
 from wald.store.disk import Disk
 from wald.store.reader import sequence_at
 
@@ -23,7 +24,7 @@ def plan_query(options: Options) -> list[Piece]:
     Raises:
         NotFound: no such path or route, or RECLAIM has removed records that were asked for by number.
         Damaged: something that should be there cannot be read, and that is not tolerated.
-        InvalidInput: two paths hold the same log.
+        InvalidInput: two paths hold the same records.
     """
     places = find_places(options.paths)
     require_routes(places, options.routes or frozenset())
@@ -41,7 +42,28 @@ def plan_query(options: Options) -> list[Piece]:
                 options.until_ns,
                 options.tolerance,
             )
+    _refuse_overlaps(pieces)
     return pieces
+
+
+def _refuse_overlaps(pieces: Sequence[Piece]) -> None:
+    """No record is to come from two places, as it would from a log and an archive of it."""
+    spans: dict[tuple[str, Place], tuple[int, int]] = {}
+    for piece in pieces:
+        first, last = spans.get((piece.log, piece.place), (piece.first, piece.last))
+        spans[piece.log, piece.place] = min(first, piece.first), max(last, piece.last)
+    ordered = sorted(spans.items(), key=lambda item: (item[0][0], item[1]))
+    for ((log, place), (_, last)), ((other_log, other), (first, _)) in pairwise(ordered):
+        if log == other_log and first <= last:
+            raise InvalidInput(
+                f"{_name(place)} and {_name(other)} both have records of log {log}, from {first} on",
+                hint=f'two queries: .option("endingSequence", "{max(1, first - 1)}") with the one, startingSequence '
+                "behind that with the other; then union",
+            )
+
+
+def _name(place: Place) -> str:
+    return place.place if isinstance(place, ArchivePlace) else str(place.root.path)
 
 
 def require_routes(places: Sequence[Place], routes: frozenset[str]) -> None:
@@ -73,8 +95,6 @@ def _log_pieces(place: LogPlace, options: Options) -> list[LogPiece]:
         first = max(first, sequence_at(place.root, place.log_id, options.from_ns))
     if options.until_ns is not None:
         last = min(last, sequence_at(place.root, place.log_id, options.until_ns) - 1)
-    if bound.sequence is not None:
-        last = min(last, bound.sequence)
     return pieces_of(
         place,
         bound,

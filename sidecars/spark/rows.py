@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 BATCH_BYTES = 8 << 20
 JSON, CORRUPT = "json", "_corrupt_record"
 _TIME = pa.timestamp("us", "UTC")
+_WORDS = {"key": "a key", "value": "a value", "headers": "headers"}
+_LONG = tuple(_WORDS)  # the columns that can be of any length
+_NAMES_BYTES = 64  # of log and route, in each row
 
 
 class Piece(Protocol):
@@ -55,7 +58,7 @@ class Piece(Protocol):
     def log(self) -> str: ...
 
     @property
-    def first(self) -> int: ...
+    def name(self) -> str: ...
 
     def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]: ...
 
@@ -100,7 +103,7 @@ class Rows:
 
     Attributes:
         schema: of the batches, as Spark expects them.
-        value_bytes: a longer value ends the query, or becomes null and is told of where damage is tolerated.
+        value_bytes: a longer value, key or headers end the query, or are null and told of where damage is tolerated.
     """
 
     schema: pa.Schema
@@ -124,37 +127,43 @@ class Rows:
         """The rows of ``piece``.
 
         Raises:
-            Refused: a value is longer than ``value_bytes``.
+            Refused: something is longer than ``value_bytes``.
             NotFound, Damaged: as reading the piece does.
         """
         sources = {column.source for name in self.schema.names if (column := _COLUMNS.get(name)) and column.source}
         sources |= {"sequence"} | ({"value"} if self.json else set())
-        if "value" in sources:
-            sources |= {"route"}  # a value that is too long is told of with its route
-        with closing(Told(self.tolerance, f"{piece.log}-{piece.first:020d}-values")) as told:
+        if not sources.isdisjoint(_LONG):
+            sources |= {"route"}  # what is too long is told of with its route
+        with closing(Told(self.tolerance, f"{piece.name}-values")) as told:
             for batch in piece.arrow(sorted(sources)):
                 for part in _parts(self._bounded(batch, told)):
                     yield self._rows(part, piece.log)
 
     def _bounded(self, batch: pa.RecordBatch, told: Told) -> pa.RecordBatch:
         """The same; a value that is too long for the JVM does not get there."""
-        if "value" not in batch.schema.names or batch.nbytes <= self.value_bytes:
+        if batch.nbytes <= self.value_bytes:
             return batch
-        values = batch.column("value")
-        too_long = compute.greater(compute.binary_length(values), self.value_bytes)
+        for name in _LONG:
+            if name in batch.schema.names:
+                batch = self._bounded_column(batch, name, told)
+        return batch
+
+    def _bounded_column(self, batch: pa.RecordBatch, name: str, told: Told) -> pa.RecordBatch:
+        values = batch.column(name)
+        too_long = compute.fill_null(compute.greater(compute.binary_length(values), self.value_bytes), False)
         for row in np.flatnonzero(too_long.to_numpy(zero_copy_only=False)):
             sequence, length = batch.column("sequence")[row].as_py(), len(values[row].as_buffer())
-            words = f"record {sequence} of route {batch.column('route')[row].as_py()} has {bytes_in_words(length)}"
+            route = batch.column("route")[row].as_py()
+            words = f"record {sequence} of route {route} has {_WORDS[name]} of {bytes_in_words(length)}"
             if not self.tolerance.damage:
                 raise Refused(
                     f"{words}, and maxValueBytes is {bytes_in_words(self.value_bytes)}",
                     hint=f'.option("maxValueBytes", "{length}"), with three times as much memory for each task; or '
                     '.option("mode", "PERMISSIVE"), which makes it null',
                 )
-            told(Damaged(f"{words}: its value is null"))
+            told(Damaged(f"{words}; it is null"))
         kept = compute.if_else(too_long, pa.scalar(None, values.type), values)
-        number = batch.schema.get_field_index("value")
-        return batch.set_column(number, pa.field("value", values.type), kept)
+        return batch.set_column(batch.schema.get_field_index(name), pa.field(name, values.type), kept)
 
     def _rows(self, batch: pa.RecordBatch, log: str) -> pa.RecordBatch:
         parsed: dict[str, pa.Array] = {}
@@ -213,10 +222,10 @@ def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """``batch`` in slices of up to :data:`BATCH_BYTES`, or of one longer row."""
-    if batch.nbytes <= BATCH_BYTES:
+    if batch.nbytes + batch.num_rows * _NAMES_BYTES <= BATCH_BYTES:
         yield batch
         return
-    ends = np.cumsum(sum(_row_bytes(column) for column in batch.columns), dtype=np.int64)
+    ends = np.cumsum(sum(_row_bytes(column) for column in batch.columns) + _NAMES_BYTES, dtype=np.int64)
     start = 0
     while start < batch.num_rows:
         room = BATCH_BYTES + (int(ends[start - 1]) if start else 0)
@@ -237,6 +246,6 @@ def _repeated(text: str, count: int) -> pa.Array:
     return _repeats_of_power(text, max(0, count - 1).bit_length()).slice(0, count)
 
 
-@cache
+@lru_cache(maxsize=8)  # a worker may read thousands of logs
 def _repeats_of_power(text: str, exponent: int) -> pa.Array:
     return pa.repeat(pa.scalar(text), 1 << exponent)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sidecars.spark.java import require_java
@@ -70,6 +72,7 @@ def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None =
     builder = SparkSession.builder.appName(app).master(_with_attempts(master))
     for name, value in ({name: wanted[name] for name in wanted if name not in told} | dict(settings or {})).items():
         builder = builder.config(name, value)
+    started_before = _children()
     with _stderr_held_back() as said:
         try:
             return builder.getOrCreate()
@@ -79,10 +82,31 @@ def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None =
                 f"Spark does not start on {master}: {words[-1].strip()}", hint="--master 'local[2]' needs no cluster"
             ) from error
         except Exception as error:
-            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
             raise Unavailable(
-                f"Spark does not start on {master}: {reason}", hint="--master 'local[2]' needs no cluster"
+                f"Spark does not start on {master}: {_reason(error)}", hint="--master 'local[2]' needs no cluster"
             ) from error
+        except BaseException:  # interrupted: the JVM would not notice
+            _end_children(started_before)
+            raise
+
+
+def _reason(error: Exception) -> str:
+    """What the JVM threw, out of the words of py4j around it, which end in stack frames."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line[2:] for line in lines if line.startswith(": ")), next(filter(None, lines), type(error).__name__))
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        found |= {*map(int, (task / "children").read_text().split())}
+    return found
+
+
+def _end_children(before: set[int]) -> None:
+    for pid in _children() - before:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 def _told_elsewhere() -> set[str]:
@@ -95,7 +119,8 @@ def _told_elsewhere() -> set[str]:
     arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
     told = set(re.findall(r"\bspark\.[\w.]+", arguments))
     told |= {"spark.driver.memory"} if "--driver-memory" in arguments else set()
-    if directory := os.environ.get("SPARK_CONF_DIR"):
+    home = os.environ.get("SPARK_HOME")
+    if directory := os.environ.get("SPARK_CONF_DIR") or (home and os.path.join(home, "conf")):
         with suppress(FileNotFoundError), open(os.path.join(directory, "spark-defaults.conf")) as file:
             told |= {words[0] for line in file if (words := re.split(r"[\s=]+", line.strip())) and words[0]}
     return told

@@ -13,7 +13,7 @@ from sidecars.spark.ends import complete_end
 from sidecars.spark.pieces import LogPiece, pieces_of
 from sidecars.spark.places import LogPlace, Shipped, find_places
 from sidecars.spark.plan import packed
-from wald.errors import InvalidInput, NotFound
+from wald.errors import Damaged, InvalidInput, NotFound
 
 PIECE_BYTES = 32 << 20  # what is planned in one go; chunks are made of these
 
@@ -63,10 +63,13 @@ def find_logs(paths: Sequence[str], routes: Sequence[str] | None) -> list[LogPla
         InvalidInput: an archive is among them.
         NotFound: a path names nothing, or no log has such a route.
     """
-    found = find_places(paths)
-    places = [place for place in found if isinstance(place, LogPlace)]
-    if len(places) < len(found):
-        raise InvalidInput("bundles have no numbers to go on from", hint='spark.read.format("wald") reads an archive')
+    places = []
+    for place in find_places(paths):
+        if not isinstance(place, LogPlace):
+            raise InvalidInput(
+                f"{place.place}: an archive; jobs read logs", hint='spark.read.format("wald") reads an archive'
+            )
+        places.append(place)
     known = {route for place in places for route in place.root.route_names()}
     unknown = [route for route in routes or () if route not in known]
     if unknown and not any(isinstance(place.root, Shipped) for place in places):
@@ -86,6 +89,12 @@ def since(place: LogPlace, after: int | None, routes: Sequence[str] | None, tole
     last = complete_end(place, bound, listing, wanted)
     oldest = listing.segments[0].base_sequence if listing.segments else 1
     first = oldest if after is None else after + 1
+    if after is not None and not bound.lost and bound.sequence is not None and bound.sequence < after:
+        raise Damaged(
+            f"{place.root.path}: it ends with record {bound.sequence}, and record {after} was read before: an older "
+            "copy was put back",
+            hint="another --out begins anew; wald verify tells what is there",
+        )
     if last < first:
         return None
     strict, lost = replace(tolerance, loss=False), ""

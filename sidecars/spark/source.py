@@ -52,12 +52,15 @@ class WaldDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from sidecars.spark.options import parse_options
-        from sidecars.spark.stream import WaldStreamReader
+        from sidecars.spark.stream import Refusing, WaldStreamReader
         from sidecars.spark.stream_options import OPTIONS
 
-        with hints():
-            options = parse_options(self.options, also=OPTIONS)
-            return WaldStreamReader(options, _rows(schema, options))
+        try:
+            with hints():
+                options = parse_options(self.options, also=OPTIONS)
+                return WaldStreamReader(options, _rows(schema, options))
+        except WaldError as error:
+            return Refusing(error)
 
 
 class Task(InputPartition):

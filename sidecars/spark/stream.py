@@ -27,13 +27,26 @@ from sidecars.spark.plan import shared
 from sidecars.spark.source import Task, hints, read_task
 from sidecars.spark.stream_options import parse_stream_options
 from sidecars.spark.triggers import Triggers
-from wald.errors import Damaged
+from wald.errors import Damaged, WaldError
 from wald.format.offsets import BadOffsets, Offsets, decode_offsets, encode_offsets
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from sidecars.spark.rows import Rows
+
+
+class Refusing(DataSourceStreamReader):
+    """A stream that cannot be. PySpark would lose the reason of what fails before there is a reader."""
+
+    def __init__(self, error: WaldError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, object]:  # noqa: N802 - Spark's name
+        raise self._error
+
+    def read(self, _: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
 
 
 class WaldStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from sidecars.spark.session import LOCAL
-from wald.errors import InvalidInput
+from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import check_route
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,7 +25,8 @@ def roots_option(function: F) -> F:
         multiple=True,
         metavar="DIR",
         callback=_roots,
-        help="A log, or shipped segments of one; * ? [ ] match several. Repeatable.  [env: WALD_ROOT]",
+        help="A log; export and compact also take shipped segments. * ? [ ] match several. Repeatable.  "
+        "[env: WALD_ROOT]",
     )(function)
 
 
@@ -46,7 +48,7 @@ def out_option(function: F) -> F:
         "--out",
         required=True,
         metavar="DIR",
-        callback=lambda _, __, given: Path(os.path.abspath(given)),
+        callback=_out,
         help="Where the files go; on a cluster the same path on every machine.",
     )(function)
 
@@ -56,6 +58,27 @@ def master_option(function: F) -> F:
     return click.option(
         "--master", default=LOCAL, show_default=True, metavar="URL", help="Where Spark runs: spark://HOST:7077, yarn, …"
     )(function)
+
+
+@contextmanager
+def permissive_hint(outcome: str) -> Iterator[None]:
+    """Where a hint is one for queries, as options of the data source are, ``--permissive`` is the one for commands.
+
+    Args:
+        outcome: what the error leaves behind, in words.
+    """
+    try:
+        yield
+    except (Damaged, NotFound) as error:
+        if ".option(" not in error.hint:
+            raise
+        raise type(error)(f"{error.message}; {outcome}", hint="--permissive passes over what cannot be read") from error
+
+
+def _out(_: click.Context, __: click.Parameter, given: str) -> Path:
+    if os.path.exists(given) and not os.path.isdir(given):
+        raise InvalidInput(f"{given}: not a directory", hint="name a directory, existing or not, with --out")
+    return Path(os.path.abspath(given))
 
 
 def _roots(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:

@@ -146,8 +146,8 @@ class WatchedLogs:
 
 
 def _is_place(name: str) -> bool:
-    """Whether there is something to read; a log that is just being made has no identity yet."""
+    """Whether there is something to stream; a log that is just being made has no identity yet."""
     try:
-        return bool(find_places([name]))
+        return any(isinstance(place, LogPlace) for place in find_places([name]))
     except NotFound:
         return False

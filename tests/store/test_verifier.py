@@ -284,3 +284,11 @@ def test_no_damage_makes_it_fall_over(seed: int, changes: int) -> None:
             path.write_bytes(data)
         assert all(finding.message for finding in verify(built.root))
         built.writer.close()
+
+
+def test_sealed_segments_that_are_gone_with_the_head_are_told_by_the_ledger(built: Built) -> None:
+    built.cut()
+    built.seal()
+    for path in [*built.root.segments.iterdir(), built.root.head]:
+        path.unlink()
+    assert any("were sealed and are in no segment" in words for words in errors(built))

@@ -74,6 +74,10 @@ class History:
         """The entry of the sealed segment that held ``sequence``."""
         return _segment_holding(self._sealed.entries("sealed"), sequence)
 
+    def last_sealed(self) -> int:
+        """The last sequence in any segment that was ever sealed; 0: no ledger tells of one."""
+        return max((int(entry["last"]) for entry in self._sealed.entries("sealed")), default=0)
+
     def routes_between(self, first: int, last: int) -> dict[str, int] | None:
         """The routes of the sealed segments that held ``first`` to ``last``, each with its last sequence there.
 

@@ -99,18 +99,20 @@ def read_span(
     first: int,
     last: int,
     bound: Bound,
+    loss: bool = False,
     on_damage: Callable[[Damaged], None] | None = None,
 ) -> Iterator[Batch]:
-    """Batches with the records ``first`` to ``last`` of ``routes`` (None: all), none of which may be missing.
+    """Batches with the records ``first`` to ``last`` of ``routes`` (None: all).
 
     Args:
         bound: as an earlier look gave it, maybe on another machine; the head is not asked again.
+        loss: whether what RECLAIM has removed may be missing.
 
     Raises:
-        NotFound: RECLAIM has removed some of them since.
+        NotFound: RECLAIM has removed some of them since, and none may be missing.
         Damaged: something cannot be read, and there is no ``on_damage`` to tell.
     """
-    selection = Selection(routes, first, last=last, group=None)
+    selection = Selection(routes, first, last=last, group=None, earliest=loss)
     return _Reading(root, log_id, selection, on_damage).batches(follow=False, cancel=threading.Event(), bound=bound)
 
 

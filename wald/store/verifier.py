@@ -174,6 +174,10 @@ class Verification:
 
     def _head_agrees(self) -> Iterator[Finding]:
         head, last = self._head, max(self._state.next_sequence - 1, 0)
+        sealed = self.history.last_sealed()
+        if sealed > last and not self.history.all_reclaimed(last + 1, sealed):
+            words = f"records {last + 1} to {sealed} were sealed and are in no segment"
+            yield Finding(Level.ERROR, self._root.ledger / LEDGERS[0], 0, words)
         if head is None:
             return
         if head.sequence > last and not self.history.all_reclaimed(last + 1, head.sequence):

@@ -106,9 +106,12 @@ class _Bench:
 
     def _expired(self, route: str, claim: _Claim, told: int) -> None:
         self.lost += told
-        most = max(0, min(claim.held.count, claim.held.last - claim.slowest))
-        if not 0 <= told <= most:
-            self.errors.append(f"it tells of {told} lost records of route {route}, and {most} were unread at most")
+        held = claim.held
+        most = max(0, min(held.count, held.last - claim.slowest))
+        # Between the cursor and the last record there is that one at least, and all that the cursor cannot have passed.
+        least = max(1, held.count - max(0, claim.slowest - held.first + 1)) if claim.slowest < held.last else 0
+        if not least <= told <= most:
+            self.errors.append(f"it tells of {told} lost records of route {route}, and {least} to {most} were unread")
 
 
 def judge(line: Entry, sealed: Entry | None, *, there: bool = False) -> Ruling:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,10 +17,9 @@ from sidecars.spark.compact.job import Compactor
 from sidecars.spark.compact.report import Report
 from sidecars.spark.session import session
 from sidecars.spark.since import find_logs
-from sidecars.spark.switches import master_option, out_option, roots_option, routes_option
+from sidecars.spark.switches import master_option, out_option, permissive_hint, roots_option, routes_option
 from wald.cli.entry import run
 from wald.cli.options import json_option
-from wald.errors import Damaged, NotFound
 from wald.store.disk import Disk
 
 
@@ -54,7 +52,7 @@ def command(
             on_begin=report.begin,
             on_done=report.advance,
         )
-        with _hints():
+        with permissive_hint("everything is as it was"):
             done = compactor.compact(places)
         report.close()
         report.done(done, compactor.notes)
@@ -63,14 +61,3 @@ def command(
 def main() -> None:
     """The console script."""
     sys.exit(run(command, "wald-compact", sys.argv[1:]))
-
-
-@contextmanager
-def _hints() -> Iterator[None]:
-    """What cannot be read ends the run; the hint is that of this command."""
-    try:
-        yield
-    except (Damaged, NotFound) as error:
-        raise type(error)(
-            f"{error.message}; everything is as it was", hint="--permissive passes over what cannot be read"
-        ) from error

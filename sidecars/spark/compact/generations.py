@@ -78,7 +78,7 @@ class Generations:
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise Damaged(
                 f"{path}: not what a compaction has written ({error})",
-                hint=f"ln -sfn of the generation before to {self._out / _LINK}, or another --out to begin anew",
+                hint="another --out begins anew",
             ) from error
 
     def begin(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -123,7 +124,9 @@ def _merged(spark: SparkSession, directories: Sequence[Path | None], made: Path)
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 
-    rows = spark.read.schema(_DDL).parquet(*[str(directory) for directory in directories if directory])
+    # Spark takes paths for patterns.
+    paths = [re.sub(r"([\[\]{}*?\\])", r"\\\1", str(directory)) for directory in directories if directory]
+    rows = spark.read.schema(_DDL).parquet(*paths)
     others = [name for name in rows.columns if name not in ("route", "key")]
     latest = rows.groupBy("route", "key").agg(F.max_by(F.struct(*others), F.struct(*_LATEST)).alias("row"))
     seen = Observation()

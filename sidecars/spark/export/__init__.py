@@ -5,8 +5,8 @@
     OUT/_wald/lock                                                  held by the run
     OUT/_staging/<run>/                                             files that are being made
 
-Readers pass over names with ``_``. The columns are those of the data source (:mod:`sidecars.spark.rows`); ``route`` is
-in the names of directories only.
+Spark and pyarrow pass over names with ``_``, and nothing below them is called ``.parquet``. The columns are those of
+the data source (:mod:`sidecars.spark.rows`); ``route`` is in the names of directories only.
 
 Executors write files below ``_staging``, synced. Once all are there, what is to be told of each log is replaced in one
 step: how far it is exported now, and which files have to be moved for that. Then they are moved. A run that dies before

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,10 +18,10 @@ from sidecars.spark.export.report import Report
 from sidecars.spark.export.target import Target, private
 from sidecars.spark.session import session
 from sidecars.spark.since import find_logs
-from sidecars.spark.switches import master_option, out_option, roots_option, routes_option
+from sidecars.spark.switches import master_option, out_option, permissive_hint, roots_option, routes_option
 from wald.cli.entry import run
 from wald.cli.options import json_option, size_option
-from wald.errors import Damaged, InvalidInput, NotFound
+from wald.errors import InvalidInput
 from wald.store.disk import Disk
 
 
@@ -74,7 +73,7 @@ def command(
             on_begin=report.begin,
             on_done=report.advance,
         )
-        with _hints():
+        with permissive_hint("nothing of this run is exported"):
             done = exporter.export(places)
         report.close()
         report.done(done, exporter.notes)
@@ -83,14 +82,3 @@ def command(
 def main() -> None:
     """The console script."""
     sys.exit(run(command, "wald-export", sys.argv[1:]))
-
-
-@contextmanager
-def _hints() -> Iterator[None]:
-    """What cannot be read ends the run; the hint is that of this command."""
-    try:
-        yield
-    except (Damaged, NotFound) as error:
-        raise type(error)(
-            f"{error.message}; nothing of this run is exported", hint="--permissive passes over what cannot be read"
-        ) from error

@@ -20,7 +20,7 @@ def ddl_of(names: Sequence[str], values: Iterable[bytes]) -> str:
         InvalidInput: a field is in none of them, is of several types, or is no scalar.
     """
     objects = list(islice(_objects(values), SAMPLE))
-    return ", ".join(f"`{name}` {_type_of(name, objects)}" for name in names)
+    return ", ".join(f"`{name.replace('`', '``')}` {_type_of(name, objects)}" for name in names)
 
 
 def values_of(pieces: Iterable[LogPiece]) -> Iterator[bytes]:

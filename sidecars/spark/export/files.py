@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import compute, parquet
+from pyarrow import parquet
 
 from sidecars.spark.export.book import Made
 from sidecars.spark.export.target import staged_name
@@ -29,13 +29,18 @@ OPEN_FILES = 128
 _SMALL_BYTES, _MIXED_BYTES = 256 << 10, 16 << 20
 _DAY_US = 86_400_000_000
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LOG = pa.field("log", pa.dictionary(pa.int8(), pa.string()))  # a STRING in the file
 _NO_DICTIONARY = ("seq", "value", CORRUPT)
-_PAGE_BYTES = 4 << 20
+_NO_STATISTICS = ("value", "headers", CORRUPT)
 
 
 @dataclass(frozen=True, slots=True)
 class Exporting:
-    """What a task does with a chunk: files in ``staging``. Its result says which: see :func:`made_by`."""
+    """What a task does with a chunk: files in ``staging``. Its result says which: see :func:`made_by`.
+
+    Attributes:
+        rows: all columns but ``log``, in their order; ``route`` as a dictionary.
+    """
 
     staging: str
     rows: Rows
@@ -83,12 +88,12 @@ def portions(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, pa.R
 
 def _is_uniform(batch: pa.RecordBatch) -> bool:
     """Whether all rows are of one route and day; within a route times do not go back."""
-    days, routes = _days(batch), batch.column("route")
-    return bool(days[0] == days[-1] and compute.all(compute.equal(routes, routes[0])).as_py())
+    days = _days(batch)
+    return len(batch.column("route").dictionary) == 1 and bool(days[0] == days[-1])
 
 
 def _parted(batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-    routes, days = batch.column("route").dictionary_encode(), _days(batch)
+    routes, days = batch.column("route"), _days(batch)
     groups = routes.indices.to_numpy().astype(np.int64) << 32 | (days - days.min())
     order = np.argsort(groups, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
@@ -107,6 +112,7 @@ class _File:
 
     path: Path
     writer: parquet.ParquetWriter
+    log: str
     first: int
     last: int = 0
     records: int = 0
@@ -114,19 +120,24 @@ class _File:
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_bytes: int = 0
 
-    def add(self, batch: pa.RecordBatch) -> None:
+    def add(self, batch: pa.RecordBatch) -> int:
+        """Let ``batch`` wait; gives how many bytes it has."""
+        size = int(batch.nbytes)
         self.waiting.append(batch)
-        self.waiting_bytes += batch.nbytes
+        self.waiting_bytes += size
         self.last = batch.column("seq")[-1].as_py()
         self.records += batch.num_rows
         if CORRUPT in batch.schema.names:
             self.corrupt += batch.num_rows - batch.column(CORRUPT).null_count
+        return size
 
     def write(self) -> int:
         """What waits, as a row group; gives how many bytes they were."""
         if self.waiting:
             table = pa.Table.from_batches(self.waiting)
-            self.writer.write_table(table, row_group_size=table.num_rows)
+            rows = table.num_rows
+            log = pa.DictionaryArray.from_arrays(np.zeros(rows, np.int8), pa.array([self.log]))
+            self.writer.write_table(table.add_column(0, _LOG, log), row_group_size=rows)
         written, self.waiting_bytes = self.waiting_bytes, 0
         self.waiting.clear()
         return written
@@ -138,9 +149,11 @@ class _Files:
     def __init__(self, staging: Path, log: str, schema: pa.Schema) -> None:
         self._staging = staging
         self._log = log
-        self._schema = schema.remove(schema.get_field_index("route"))
+        self._columns = [name for name in schema.names if name != "route"]
+        self._schema = pa.schema([_LOG, *(schema.field(name) for name in self._columns)])
         columns = [path for field in self._schema for path in _leaves(field.type, field.name)]
         self._repetitive = [path for path in columns if path not in _NO_DICTIONARY]
+        self._compared = [path for path in columns if path not in _NO_STATISTICS]
         self._open: dict[tuple[str, int], _File] = {}
         self._buffered = 0
         self._made: list[Made] = []
@@ -148,9 +161,7 @@ class _Files:
     def add(self, route: str, day: int, batch: pa.RecordBatch) -> None:
         file = self._open.pop((route, day), None) or self._begin(batch)
         self._open[route, day] = file
-        part = batch.select(self._schema.names)
-        file.add(part)
-        self._buffered += part.nbytes
+        self._buffered += file.add(batch.select(self._columns))
         if file.waiting_bytes >= ROW_GROUP_BYTES:
             self._buffered -= file.write()
         while self._buffered > BUFFERED_BYTES:
@@ -178,10 +189,11 @@ class _Files:
             compression="zstd",
             compression_level=1,
             use_dictionary=self._repetitive,
+            write_statistics=self._compared,
             column_encoding={"seq": "DELTA_BINARY_PACKED"},
-            data_page_size=_PAGE_BYTES,
+            store_schema=False,  # else a reader might make a dictionary of a column because we have
         )
-        return _File(path, writer, first=batch.column("seq")[0].as_py())
+        return _File(path, writer, self._log, first=batch.column("seq")[0].as_py())
 
     def _finish_oldest(self) -> None:
         route, day = next(iter(self._open))

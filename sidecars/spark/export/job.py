@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from sidecars.spark.damage import Tolerance
 from sidecars.spark.export.book import Exported, Made, Shape
 from sidecars.spark.export.fields import ddl_of, values_of
@@ -120,7 +122,7 @@ class Exporter:
 
 
 def rows_of(json_ddl: str) -> Rows:
-    """The rows of the data source, with these columns of JSON; needs a running session.
+    """The rows of the data source, with these columns of JSON, as files are made of them; needs a running session.
 
     Raises:
         InvalidInput: Spark does not take it for DDL, or JSON is not parsed as such a type.
@@ -134,4 +136,7 @@ def rows_of(json_ddl: str) -> Rows:
         why = next(line.strip() for line in str(error).splitlines() if line.strip())
         raise InvalidInput(f"--json-schema '{json_ddl}': {why}", hint="--json-schema 'a INT, b STRING'") from error
     assert isinstance(schema, StructType)
-    return Rows.of(schema, value_bytes=_NO_LIMIT)
+    rows = Rows.of(schema, value_bytes=_NO_LIMIT)
+    route = pa.field("route", pa.dictionary(pa.int32(), pa.string()))
+    fields = [route if field.name == "route" else field for field in rows.schema if field.name != "log"]
+    return replace(rows, schema=pa.schema(fields))

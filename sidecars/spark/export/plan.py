@@ -59,5 +59,5 @@ def settled(shape: Shape, entries: Mapping[str, Exported], places: Sequence[LogP
                 f"log {log} was exported there with {other.in_words()}, not with {shape.in_words()}",
                 hint="the same options again, or another --out",
             )
-    known = next((entry.shape.json for entry in entries.values()), "")
+    known = next((entry.shape.json for entry in entries.values() if entry.shape.json), "")
     return Shape(shape.routes, shape.names, known if shape.names else shape.json)

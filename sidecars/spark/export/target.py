@@ -94,5 +94,5 @@ def private(out: Path) -> Path:
 
 
 def staged_name(name: str) -> str:
-    """What the file ``name`` of an export is called while it is staged: there are no directories."""
-    return name.replace("/", ",")
+    """What the file ``name`` is called while it is staged: there are no directories, and no pattern of readers fits."""
+    return name.replace("/", ",") + ".staged"

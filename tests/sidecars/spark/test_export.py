@@ -212,7 +212,7 @@ def test_the_command_killed_before_it_commits_leaves_nothing_to_readers(
 
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     assert [path.name for path in sorted(out.iterdir())] == ["_staging", "_wald"]
-    assert len(list(out.glob("_staging/*/*.parquet"))) == 4
+    assert len(list(out.glob("_staging/*/*.staged"))) == 4
     assert spark_finds_nothing(spark, out)
 
     export(spark, out, night)

@@ -28,8 +28,9 @@ from wald.format.names import Kind
 from wald.store.disk import Disk
 
 TIME = pa.timestamp("us", "UTC")
+ROUTE = pa.dictionary(pa.int32(), pa.string())
 COLUMNS = pa.schema(
-    [("route", pa.string()), ("seq", pa.int64()), ("timestamp", TIME), ("key", pa.binary()), ("value", pa.binary())]
+    [("route", ROUTE), ("seq", pa.int64()), ("timestamp", TIME), ("key", pa.binary()), ("value", pa.binary())]
 )
 DAY_US = 86_400_000_000
 LOG, OTHER = "a" * 32, "b" * 32
@@ -174,6 +175,17 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_no_other_program_ever(tmp_path: Path) -> None:
+    """Tables of two kinds in one directory could not be read."""
+    with alone_in(tmp_path / "_wald", Disk(), "wald-export"):
+        pass
+    with (
+        pytest.raises(Refused, match="made by wald-export; wald-compact needs a place of its own"),
+        alone_in(tmp_path / "_wald", Disk(), "wald-compact"),
+    ):
+        pass
+
+
 @pytest.mark.parametrize(
     ("asked", "before", "ours"),
     [
@@ -204,9 +216,11 @@ def test_types_that_were_found_out_stay_what_they_are() -> None:
 
 
 def test_types_are_found_out_from_records() -> None:
-    values = [b'{"i":1,"f":1,"s":"x","b":true,"n":null}', b"no json", b'{"f":1.5,"n":2,"x":[]}', b"[]"]
+    values = [b'{"i":1,"f":1,"s":"x","b":true,"n":null,"`":1}', b"no json", b'{"f":1.5,"n":2,"x":[]}', b"[]"]
 
-    assert ddl_of(["i", "f", "s", "b", "n"], values) == ("`i` BIGINT, `f` DOUBLE, `s` STRING, `b` BOOLEAN, `n` BIGINT")
+    assert ddl_of(["i", "f", "s", "b", "n", "`"], values) == (
+        "`i` BIGINT, `f` DOUBLE, `s` STRING, `b` BOOLEAN, `n` BIGINT, ```` BIGINT"
+    )
 
 
 @pytest.mark.parametrize("name", ["missing", "mixed", "nested"])

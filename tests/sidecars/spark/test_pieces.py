@@ -163,6 +163,20 @@ def test_what_is_reclaimed_between_planning_and_reading_is_missed(built: Built) 
         read(pieces)
 
 
+def test_what_is_reclaimed_meanwhile_may_be_missing_if_loss_is_tolerated(built: Built) -> None:
+    pieces = planned(place_of(built), limit=1, tolerance=FORGIVING)
+    built.reclaim(3)
+    assert sequences(pieces) == [1, 2, 5, 6, 7, 8]
+
+
+def test_without_a_head_what_is_behind_the_last_complete_segment_is_told(built: Built) -> None:
+    built.root.head.unlink()
+    with pytest.raises(Damaged, match="no readable head"):
+        planned(place_of(built))
+    assert sequences(planned(place_of(built), Range(None, 1, 6))) == [1, 2, 3, 4, 5, 6]
+    assert sequences(planned(place_of(built), tolerance=FORGIVING)) == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_segment_that_is_gone_without_a_word_is_damage(built: Built) -> None:
     built.path(3, Kind.SEALED).unlink()
     with pytest.raises(Damaged, match="no segment holds records 3 to 4"):

@@ -165,14 +165,21 @@ def test_a_batch_is_no_larger_than_the_jvm_likes(built: Built) -> None:
 
 def test_a_value_that_is_too_long_ends_the_query_or_is_told(built: Built, tmp_path: Path) -> None:
     built.lines("a", [b"short", b"x" * 1001, b"short too"])
-    with pytest.raises(Refused, match=r"record 2 of route a has 1001 B, and maxValueBytes is 1000 B") as refused:
+    with pytest.raises(Refused, match=r"route a has a value of 1001 B, and maxValueBytes is 1000 B") as refused:
         table(rows_of(DEFAULT, value_bytes=1000), built)
     assert 'option("maxValueBytes", "1001")' in refused.value.hint
     forgiving = Tolerance(damage=True, report=str(tmp_path / "report"))
     read = table(rows_of({"value": "binary", "json": JSON}, value_bytes=1000, tolerance=forgiving), built)
     assert read["value"].to_pylist() == [b"short", None, b"short too"]
     (report,) = (tmp_path / "report").iterdir()
-    assert report.read_text().count("record 2 of route a has 1001 B: its value is null") == 1
+    assert report.read_text().count("record 2 of route a has a value of 1001 B; it is null") == 1
+
+
+def test_a_key_or_headers_that_are_too_long_are_refused_too(built: Built) -> None:
+    built.columns("a", [b"v", b"v"], keys=[b"k" * 2000, None], headers=[None, b'{"h":"1"}'])
+    with pytest.raises(Refused, match=r"record 1 of route a has a key of 2.0 KiB"):
+        table(rows_of(DEFAULT, value_bytes=1000), built)
+    assert table(rows_of({"seq": "bigint"}, value_bytes=1000), built).num_rows == 2
 
 
 @dataclass(frozen=True)
@@ -187,8 +194,8 @@ class Watched:
         return self.piece.log
 
     @property
-    def first(self) -> int:
-        return self.piece.first
+    def name(self) -> str:
+        return self.piece.name
 
     def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         self.wanted.append(columns)

@@ -101,5 +101,16 @@ def test_logs_are_found_and_others_are_refused(tmp_path: Path) -> None:
     assert [place.root.path for place in find_logs([root], ["a"])] == [built.root.path]
     with pytest.raises(NotFound, match="there is no route 'b'"):
         find_logs([root], ["b"])
-    with pytest.raises(InvalidInput, match="bundles"):
+    with pytest.raises(InvalidInput, match="archive: an archive; jobs read logs"):
         find_logs([root, str(tmp_path / "archive")], None)
+
+
+def test_an_older_copy_that_was_put_back_is_told(tmp_path: Path) -> None:
+    """What comes after it would be taken for what was exported before."""
+    built = Built(tmp_path / "root")
+    for _ in range(3):
+        built.lines("a", [b"x"])
+    place = LogPlace(built.root, built.log_id)
+    assert since(place, 3, None, STRICT) is None
+    with pytest.raises(Damaged, match="ends with record 3, and record 4 was read before"):
+        since(place, 4, None, STRICT)

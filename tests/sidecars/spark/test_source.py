@@ -185,7 +185,7 @@ def test_a_value_of_300_mb_is_refused_and_the_jvm_lives(load: Load, tmp_path: Pa
     built = Built(tmp_path / "root", segment_max_bytes=1 << 30)
     built.lines("a", [b"x" * 300_000_000])
     built.lines("a", [b"small"])
-    assert "record 1 of route a has 286.1 MiB" in refusal(load(built.root.path))
+    assert "record 1 of route a has a value of 286.1 MiB" in refusal(load(built.root.path))
     rows = load(built.root.path, mode="PERMISSIVE").orderBy("seq").collect()
     assert [row.value for row in rows] == [None, b"small"]
 
