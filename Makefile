@@ -36,13 +36,13 @@ fix: $(READY) ## mend what a tool can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: $(READY) ## every test, one process a core
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+test: $(READY) ## every test, one process a core; but not what starts a Spark of its own
+	$(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m 'not own_jvm'
 
 test-fast: $(READY) ## the tests that take no more than a few seconds
 	$(BIN)/pytest -q -m 'not slow and not spark'
 
-test-spark: $(READY) ## the tests of the data pipeline, in one process
+test-spark: $(READY) ## all tests of the data pipeline, in one process: kills and a cluster, too
 	$(BIN)/pytest -q tests/sidecars/spark
 
 test-spark-4.2: ## the same on the oldest PySpark that may be installed, in a .venv of its own

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _SPARK = Path(__file__).parent / "sidecars" / "spark"
 _NEED_JAVA = {"spark", "cluster"}  # the fixtures; who starts Spark in a process of its own is marked by hand
+_OWN_JVM = {"cluster"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by our marker
@@ -22,6 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _NEED_JAVA.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
+        if _OWN_JVM.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("own_jvm")
 
 
 @pytest.hookimpl(optionalhook=True)
