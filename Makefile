@@ -36,8 +36,9 @@ fix: $(READY) ## mend what a tool can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: $(READY) ## every test, one process a core; but not what starts a Spark of its own
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m 'not own_jvm'
+# One process more than there are cores, as tests wait for syncs and for daemons.
+test: $(READY) ## every test, in parallel; but not what starts a Spark of its own
+	$(BIN)/pytest -n $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m 'not own_jvm'
 
 test-fast: $(READY) ## the tests that take no more than a few seconds
 	$(BIN)/pytest -q -m 'not slow and not spark'
