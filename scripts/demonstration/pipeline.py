@@ -55,9 +55,6 @@ def prove_and_ask(root: Path, tables: Path, texts: list[Text]) -> None:
         counts = ", ".join(f"count_if(route = '{route}') AS `{route}`" for route in ROUTES)
         found = spark.sql(_WORDS.format(counts=counts))
         print(paint("  SELECT word, … FROM tables GROUP BY word ORDER BY lines DESC LIMIT 8", "36"))
-        print(
-            "".join(
-                f"    {row[0]:12}" + "".join(f"{value:>12,}" for value in row[1:]) + "\n" for row in [*found.collect()]
-            ),
-            end="",
-        )
+        print(f"    {found.columns[0]:12}" + "".join(f"{name:>12}" for name in found.columns[1:]))
+        for word, *numbers in found.collect():
+            print(f"    {word:12}" + "".join(f"{number:>12,}" for number in numbers))
