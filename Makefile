@@ -37,14 +37,14 @@ fix: $(READY) ## mend what a tool can mend
 	$(BIN)/ruff format .
 
 # One process more than there are cores, as tests wait for syncs and for daemons.
-test: $(READY) ## every test, in parallel; but not what starts a Spark of its own
-	$(BIN)/pytest -n $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile --no-loadscope-reorder -m 'not own_jvm'
+test: $(READY) ## every test that does not start Spark, in parallel
+	$(BIN)/pytest -n $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile -m 'not spark'
 
 test-fast: $(READY) ## the tests that take no more than a few seconds
 	$(BIN)/pytest -q -m 'not slow and not spark'
 
-test-spark: $(READY) ## all tests of the data pipeline, in one process: kills and a cluster, too
-	$(BIN)/pytest -q tests/sidecars/spark
+test-spark: $(READY) ## those that do, with one session, a cluster, and drivers that are killed
+	$(BIN)/pytest -q -m spark tests/sidecars/spark
 
 test-spark-4.2: ## the same on the oldest PySpark that may be installed, in a .venv of its own
 	$(MAKE) VENV=.venv-spark-4.2 LOCK=requirements-spark-4.2.lock test-spark

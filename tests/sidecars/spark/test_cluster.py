@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from running import eventually
 
-pytestmark = [pytest.mark.spark, pytest.mark.own_jvm]  # its daemons need Java, too
+pytestmark = pytest.mark.spark  # its daemons need Java, too
 SCRIPT = Path(__file__).parents[3] / "scripts" / "spark-cluster"
 # Two tasks, each of which leaves a file named for its executor, and waits to be let go.
 JOB = """

@@ -202,7 +202,7 @@ sys.exit(run(command, "wald-export", sys.argv[1:]))
 """
 
 
-@pytest.mark.own_jvm
+@pytest.mark.spark
 def test_the_command_killed_before_it_commits_leaves_nothing_to_readers(
     spark: SparkSession, night: Built, tmp_path: Path
 ) -> None:

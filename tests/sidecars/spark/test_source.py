@@ -180,12 +180,11 @@ def test_values_that_are_json_become_columns(load: Load, tmp_path: Path) -> None
     assert [tuple(row) for row in rows] == [(200, "x", None), (None, None, b"oops"), (404, None, None)]
 
 
-def test_a_value_of_300_mb_is_refused_and_the_jvm_lives(load: Load, tmp_path: Path) -> None:
+def test_a_value_of_300_mb_does_not_get_into_the_jvm(load: Load, tmp_path: Path) -> None:
     """Its heap is 1 GiB; such a value would be in it three times."""
     built = Built(tmp_path / "root", segment_max_bytes=1 << 30)
     built.lines("a", [b"x" * 300_000_000])
     built.lines("a", [b"small"])
-    assert "record 1 of route a has a value of 286.1 MiB" in refusal(load(built.root.path))
     rows = load(built.root.path, mode="PERMISSIVE").orderBy("seq").collect()
     assert [row.value for row in rows] == [None, b"small"]
 

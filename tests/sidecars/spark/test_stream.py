@@ -158,7 +158,7 @@ def test_a_reclaimed_range_ends_the_query_unless_loss_is_tolerated(
 
 
 @pytest.mark.slow
-@pytest.mark.own_jvm
+@pytest.mark.spark
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(spark: SparkSession, write: Write, tmp_path: Path) -> None:
     """Between two batches, and in the middle of one; the cursor is where the sink is."""
     built = Built(tmp_path / "logs" / "log")
