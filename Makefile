@@ -11,7 +11,7 @@ RUN    := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check fix test test-fast test-spark test-spark-4.2 demo bench bench-spark torture lock clean
+.PHONY: help setup check fix test test-slow test-spark test-spark-4.2 demo bench bench-spark torture lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,11 +37,13 @@ fix: $(READY) ## mend what a tool can mend
 	$(BIN)/ruff format .
 
 # One process more than there are cores, as tests wait for syncs and for daemons.
-test: $(READY) ## every test that does not start Spark, in parallel
-	$(BIN)/pytest -n $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile -m 'not spark'
+PARALLEL := -n $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile
 
-test-fast: $(READY) ## the tests that take no more than a few seconds
-	$(BIN)/pytest -q -m 'not slow and not spark'
+test: $(READY) ## the tests that need neither Spark nor minutes, in parallel
+	$(BIN)/pytest $(PARALLEL) -m 'not slow and not spark'
+
+test-slow: $(READY) ## those that take long: large data, many delays, many kills
+	$(BIN)/pytest $(PARALLEL) -m 'slow and not spark'
 
 test-spark: $(READY) ## those that do, with one session, a cluster, and drivers that are killed
 	$(BIN)/pytest -q -m spark tests/sidecars/spark
