@@ -147,6 +147,8 @@ def _raw_blocks(
             else:
                 blocks.append(Block(base, met.header.base_sequence, end, total))
                 kept.append(fits)
+        elif isinstance(met, Whole) and blocks and not met.header.is_control:  # more of a record that began before
+            blocks[-1] = replace(blocks[-1], raw_bytes=blocks[-1].raw_bytes + met.header.total_bytes)
     short = segment.tail is not None and (segment.tail.garbage_bytes or (following is not None and end < following))
     if damaged or short:
         end = max(end, following or 0)

@@ -3,8 +3,9 @@
     path, paths                             .load("/var/spool/wald"), .load(["/a", "/b"]); patterns are allowed
     route, routes                           "access", "access,orders"; without: every route
     startingSequence, endingSequence        records numbered so, both included
-    startingTimestamp, endingTimestamp      appended from then on, and before: ISO 8601 (UTC without a zone), or ms
-                                            since 1970
+    startingTimestamp, endingTimestamp      appended from then on, and before: ISO 8601, or ms since 1970
+    timeZone                                the zone of times that name none: "America/New_York"; Spark does not hand
+                                            the session's to a Python source, so without this they are refused
     includeActive                           "false": leave out the segment that is being written; default "true"
     maxBytesPerPartition                    raw bytes that one task reads at most; default 64MiB
     maxValueBytes                           a longer value ends the query; default 64MiB
@@ -23,7 +24,8 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sidecars.spark.damage import STRICT, Tolerance
 from wald.errors import InvalidInput
@@ -36,6 +38,8 @@ VALUE_BYTES = 64 * MIB
 _LAST = (1 << 63) - 1
 _MILLISECONDS_DIGITS = 12  # from 1973 on; fewer are seconds by mistake, or a date
 _SEQUENCE = Count(1, 10**18 - 1)
+# What Spark's catalog keeps of a table, and hands over among the options of CREATE TABLE … USING wald OPTIONS (…).
+_OF_TABLES = ("collation", "comment", "external", "is_managed_location", "location", "owner", "provider", "table_type")
 _KNOWN = (
     "path",
     "paths",
@@ -45,6 +49,7 @@ _KNOWN = (
     "endingSequence",
     "startingTimestamp",
     "endingTimestamp",
+    "timeZone",
     "includeActive",
     "maxBytesPerPartition",
     "maxValueBytes",
@@ -126,7 +131,7 @@ class _Told:
     def check_names(self, known: tuple[str, ...]) -> None:
         lower = {name.lower(): name for name in known}
         for name in self.options:
-            if name not in lower and "." not in name:  # names with dots are Spark's own
+            if name not in lower and name not in _OF_TABLES and "." not in name:  # names with dots are Spark's own
                 near = difflib.get_close_matches(name, lower, n=1)
                 hint = f"did you mean {lower[near[0]]}?" if near else f"there are {', '.join(known)}"
                 raise InvalidInput(f"there is no option {name!r}", hint=hint)
@@ -160,7 +165,25 @@ class _Told:
                 f"{name} must be a time, or milliseconds since 1970, not {given!r}",
                 hint=f'.option("{name}", "2026-11-21T10:00:00Z")',
             ) from None
-        return nanoseconds(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=self._zone(name, given))
+        return nanoseconds(moment)
+
+    def _zone(self, name: str, given: str) -> ZoneInfo:
+        """The zone of ``given``, which names none."""
+        zone = self.text("timeZone")
+        if not zone:
+            raise InvalidInput(
+                f"{name} is {given!r}, which names no time zone, and the session's is not known to the source",
+                hint=f'.option("{name}", "2026-11-21T10:00:00Z"), or .option("timeZone", "America/New_York")',
+            )
+        try:
+            return ZoneInfo(zone)
+        except (ValueError, OSError, ZoneInfoNotFoundError):
+            raise InvalidInput(
+                f"timeZone must be the name of a time zone, not {zone!r}",
+                hint='.option("timeZone", spark.conf.get("spark.sql.session.timeZone"))',
+            ) from None
 
     @staticmethod
     def _parsed(name: str, kind: Kind, given: str) -> int | str:

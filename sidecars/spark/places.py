@@ -2,7 +2,7 @@
 
 a directory with log.json                 a log: read up to its head
 a directory with *.wal.zst, or segments/  shipped segments: read to their ends; the log is who they say
-a directory of bags, or a URL             an archive that wald-archive has made
+a directory of bags, or a URL of one      an archive that wald-archive has made
 any of these with * ? [                   all that match; what is nothing of these is passed over
 """
 
@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sidecars.archive.layout import parse_bag_name
+from sidecars.archive.objects import open_destination
+from sidecars.spark.urls import is_remote, local_path
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind, is_route, parse_segment_name
 from wald.format.segment import BadHeader
 from wald.store.compression import SealedFile
 from wald.store.directory import Listing, Root, list_segments, read_identity
+from wald.store.disk import Disk
 from wald.store.head import Bound, look
 from wald.store.raw import RawFile
 
@@ -84,10 +87,11 @@ def find_places(paths: Sequence[str]) -> list[Place]:
 
 
 def _expand(path: str) -> Iterator[Place]:
-    path = path.removeprefix("file://") if path.startswith("file:///") else path
-    if "://" in path:
+    if is_remote(path):
+        require_bags(path)
         yield ArchivePlace(path)
         return
+    path = local_path(path, hint="")
     if not glob.has_magic(path):
         yield _place(Path(os.path.abspath(path)))
         return
@@ -129,6 +133,30 @@ def _holds_bags(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return any(parse_bag_name(route.name, name) for route in routes for name in os.listdir(route.path))
+
+
+def require_bags(place: str) -> None:
+    """Make sure that ``place``, a path or a URL, holds an archive: a store does not tell an empty place from none.
+
+    Raises:
+        NotFound: there are no bags.
+        InvalidInput, DiskFailure: it cannot be reached.
+    """
+    destination = open_destination(place, Disk())
+    top = destination.listing("")
+    if any(
+        parse_bag_name(route, name)
+        for route in top.folders
+        if is_route(route)
+        for name in destination.listing(route).folders
+    ):
+        return
+    segments = [name for name in top.files if parse_segment_name(name) is not None]
+    raise NotFound(
+        f"{place}: no bags of wald-archive are there"
+        + (", but segments, which are read from a directory" * bool(segments)),
+        hint="copy the segments to a directory, and name that" if segments else "wald-archive pack --dest makes them",
+    )
 
 
 def _told_by_segments(directory: Path) -> bytes:

@@ -118,8 +118,8 @@ class Rows:
             InvalidInput: a column that there is not, or of a type that it cannot have.
         """
         fields = [_field(field) for field in schema]
-        json = next((JsonValues(pa.schema(list(field.type))) for field in fields if field.name == JSON), None)
-        if json is None and CORRUPT in schema.names:
+        json = next((JsonValues(pa.schema(list(field.type))) for field in fields if field.name.lower() == JSON), None)
+        if json is None and any(field.name.lower() == CORRUPT for field in fields):
             raise InvalidInput(f"{CORRUPT} without {JSON}", hint='.option("jsonSchema", "status INT, host STRING")')
         return cls(pa.schema(fields), json, value_bytes, tolerance)
 
@@ -130,7 +130,9 @@ class Rows:
             Refused: something is longer than ``value_bytes``.
             NotFound, Damaged: as reading the piece does.
         """
-        sources = {column.source for name in self.schema.names if (column := _COLUMNS.get(name)) and column.source}
+        sources = {
+            column.source for name in self.schema.names if (column := _COLUMNS.get(name.lower())) and column.source
+        }
         sources |= {"sequence"} | ({"value"} if self.json else set())
         if not sources.isdisjoint(_LONG):
             sources |= {"route"}  # what is too long is told of with its route
@@ -174,29 +176,30 @@ class Rows:
             parsed[CORRUPT] = compute.if_else(bad, values, pa.scalar(None, values.type))
         arrays = []
         for field in self.schema:
-            if field.name == "log":
+            name = field.name.lower()  # Spark takes SEQ for seq, and wants it called as it was asked for
+            if name == "log":
                 arrays.append(_repeated(log, batch.num_rows))
-            elif field.name in parsed:
-                arrays.append(_as(parsed[field.name], field.type))
-            elif field.name == "segment":
+            elif name in parsed:
+                arrays.append(_as(parsed[name], field.type))
+            elif name == "segment":
                 bases = batch.column("segment").to_numpy()
                 arrays.append(pa.array(bases, mask=bases == 0))  # a bundle does not know
             else:
-                arrays.append(_as(batch.column(_COLUMNS[field.name].source), field.type))
+                arrays.append(_as(batch.column(_COLUMNS[name].source), field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 def _field(field: StructField) -> pa.Field:
     """The Arrow field that Spark takes for one of the schema."""
-    if field.name == JSON:
+    if field.name.lower() == JSON:
         from pyspark.sql.types import StructType
 
         if isinstance(field.dataType, StructType):
-            return pa.field(JSON, pa.struct(arrow_fields(field.dataType)), field.nullable)
+            return pa.field(field.name, pa.struct(arrow_fields(field.dataType)), field.nullable)
         raise InvalidInput(
             f"{JSON} must be a STRUCT, not {field.dataType.simpleString()}", hint=f"{JSON} STRUCT<a INT>"
         )
-    column, kind = _COLUMNS.get(field.name), field.dataType.simpleString()
+    column, kind = _COLUMNS.get(field.name.lower()), field.dataType.simpleString()
     if column is None:
         names = ", ".join([*_COLUMNS, JSON])
         raise InvalidInput(
@@ -216,8 +219,16 @@ def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(array.type):
         return array.dictionary_decode()
     if pa.types.is_timestamp(kind):
-        return array.cast(kind, safe=False)
+        return _microseconds(array).view(kind)
     return array.view(kind)
+
+
+def _microseconds(times: pa.Array) -> pa.Array:
+    """Nanoseconds as the microsecond they are in; a cast, and Arrow's division, go towards 1970 from either side."""
+    numbers = times.view(pa.int64())
+    quotient = compute.divide(numbers, 1000)
+    before = compute.greater(compute.multiply(quotient, 1000), numbers)
+    return compute.subtract(quotient, before.cast(pa.int64()))
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

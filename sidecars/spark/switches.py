@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from sidecars.spark.session import LOCAL
+from sidecars.spark.urls import local_path
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import check_route
 
@@ -76,6 +77,7 @@ def permissive_hint(outcome: str) -> Iterator[None]:
 
 
 def _out(_: click.Context, __: click.Parameter, given: str) -> Path:
+    given = local_path(given, hint="--out DIR, which may be a mounted store; then copy the files")
     if os.path.exists(given) and not os.path.isdir(given):
         raise InvalidInput(f"{given}: not a directory", hint="name a directory, existing or not, with --out")
     return Path(os.path.abspath(given))
@@ -85,7 +87,7 @@ def _roots(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tup
     roots = given or tuple(filter(None, [os.environ.get("WALD_ROOT")]))
     if not roots:
         raise InvalidInput("which logs? no root was given", hint="--root DIR, or export WALD_ROOT=DIR")
-    return roots
+    return tuple(local_path(root, hint="--root DIR; logs are read where they lie") for root in roots)
 
 
 def _routes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...] | None:

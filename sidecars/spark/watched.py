@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from sidecars.spark.ends import Ends
 from sidecars.spark.places import LogPlace, Place, Shipped, find_places
 from sidecars.spark.runs import Runs
+from sidecars.spark.urls import is_remote, local_path
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.head import Head
 from wald.store.directory import Listing, read_identity
@@ -89,7 +90,7 @@ class WatchedLogs:
     def __init__(
         self, paths: Sequence[str], routes: frozenset[str] | None, *, look_seconds: float = LOOK_SECONDS
     ) -> None:
-        self._paths = [path.removeprefix("file://") if path.startswith("file:///") else path for path in paths]
+        self._paths = [path if is_remote(path) else local_path(path, hint="") for path in paths]
         self._routes = routes
         self._look_seconds = look_seconds
         self._logs: dict[str, WatchedLog] = {}
@@ -134,7 +135,7 @@ class WatchedLogs:
         """Where there are logs now; when asked first, each path by itself has to be one."""
         names = []
         for path in self._paths:
-            if first and ("://" in path or not glob.has_magic(path)):
+            if first and (is_remote(path) or not glob.has_magic(path)):
                 names.append(path)
             else:
                 names += [

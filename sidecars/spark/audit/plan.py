@@ -10,6 +10,7 @@ from pathlib import Path
 from sidecars.spark.audit.archives import ArchiveAudit, archives_of
 from sidecars.spark.audit.logs import LogAudit
 from sidecars.spark.audit.pieces import Work
+from sidecars.spark.places import require_bags
 from wald.store.directory import Root
 
 
@@ -31,8 +32,10 @@ def plan(roots: Sequence[Path], destinations: Sequence[str]) -> Plan:
     """Look at ``roots``, and at the archives that their ledgers tell of and those at ``destinations``.
 
     Raises:
-        NotFound: one of the roots is no log.
+        NotFound: one of the roots is no log, or there is no archive at one of ``destinations``.
     """
+    for destination in destinations:
+        require_bags(destination)
     logs = [LogAudit(Root(path)) for path in dict.fromkeys(path.absolute() for path in roots)]
     told = (destination for log in logs for destination in log.destinations)
     return Plan(logs, archives_of([log.root for log in logs], [*told, *destinations]))

@@ -42,16 +42,39 @@ def test_routes_are_named_one_by_one_or_in_a_list(given: dict[str, str], routes:
     ("given", "nanoseconds"),
     [
         ("1970-01-01T00:00:01Z", 1_000_000_000),
-        ("1970-01-01T00:00:01", 1_000_000_000),
         ("1970-01-01T01:00:01.5+01:00", 1_500_000_000),
-        ("1970-01-02", 86_400_000_000_000),
         ("1700000000123", 1_700_000_000_123_000_000),
-        ("19700102", 86_400_000_000_000),
     ],
 )
 def test_a_time_is_iso_8601_or_milliseconds(given: str, nanoseconds: int) -> None:
     assert parsed(startingTimestamp=given).from_ns == nanoseconds
     assert parsed(endingTimestamp=given).until_ns == nanoseconds
+
+
+@pytest.mark.parametrize(
+    ("given", "zone", "nanoseconds"),
+    [
+        ("1970-01-01T00:00:01", "UTC", 1_000_000_000),
+        ("1970-01-02", "UTC", 86_400_000_000_000),
+        ("19700102", "UTC", 86_400_000_000_000),
+        ("1970-01-01T00:00:01", "America/New_York", 18_001_000_000_000),
+        ("1970-01-01T00:00:01Z", "America/New_York", 1_000_000_000),
+        ("1700000000123", "America/New_York", 1_700_000_000_123_000_000),
+    ],
+)
+def test_a_time_without_a_zone_is_in_the_one_that_was_named(given: str, zone: str, nanoseconds: int) -> None:
+    assert parsed(startingTimestamp=given, timeZone=zone).from_ns == nanoseconds
+
+
+@pytest.mark.parametrize("given", ["1970-01-01T00:00:01", "1970-01-02"])
+def test_a_time_that_names_no_zone_is_not_taken_for_any(given: str) -> None:
+    """The session's zone is not known to the source; under New York UTC gave twice the rows."""
+    with pytest.raises(InvalidInput, match="names no time zone"):
+        parsed(startingTimestamp=given)
+
+
+def test_what_a_catalog_keeps_of_a_table_is_no_option() -> None:
+    assert parsed(owner="me", provider="wald", comment="x").paths == ("/log",)
 
 
 def test_several_paths_come_as_json() -> None:
@@ -75,7 +98,10 @@ def test_modes_and_sizes() -> None:
         ({"endingSequence": "1.5"}, "endingSequence must be"),
         ({"startingTimestamp": "1700000000"}, "startingTimestamp must be a time, or milliseconds"),
         ({"startingSequence": "9", "endingSequence": "8"}, "records 9 to 8 are none"),
-        ({"startingTimestamp": "2026-11-21", "endingTimestamp": "2026-11-21"}, "no time is between"),
+        ({"startingTimestamp": "2026-11-21Z", "endingTimestamp": "2026-11-21Z"}, "startingTimestamp must be a time"),
+        ({"startingTimestamp": "2026-11-21T00Z", "endingTimestamp": "2026-11-21T00Z"}, "no time is between"),
+        ({"startingTimestamp": "2026-11-21", "timeZone": "Mars/Olympus"}, "timeZone must be the name"),
+        ({"startingTimestamp": "2026-11-21", "timeZone": "../etc"}, "timeZone must be the name"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp must be a time"),
         ({"endingTimestamp": "-5"}, "endingTimestamp must be a time"),
         ({"route": "../x"}, "x"),

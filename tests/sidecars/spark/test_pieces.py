@@ -108,6 +108,16 @@ def test_a_route_without_records_has_no_pieces(built: Built) -> None:
     assert planned(place_of(built), Range(frozenset(["none"]), 1, 99)) == []
 
 
+def test_a_long_record_counts_with_all_its_pieces_when_it_is_planned(built: Built) -> None:
+    """Else a task would be given far more than its share of bytes."""
+    before = sum(piece.raw_bytes for piece in planned(place_of(built)))
+    built.piece("a", b"x" * 1000, begins=True, ends=False)
+    for _ in range(8):
+        built.piece("a", b"y" * 1000, begins=False, ends=False)
+    built.piece("a", b"z\n", begins=False, ends=True)
+    assert sum(piece.raw_bytes for piece in planned(place_of(built))) - before > 9000
+
+
 def test_segments_outside_the_range_are_not_opened(built: Built) -> None:
     for base in (1, 5):
         built.path(base, Kind.SEALED).write_bytes(b"no segment at all")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from uuid import uuid4
 
+import fsspec
 import pytest
 from archives import archive
 from logs import Built
@@ -26,6 +28,12 @@ def built(tmp_path: Path) -> Built:
     return built
 
 
+@pytest.fixture
+def store() -> str:
+    """The address of a place in a store that has nothing in it yet."""
+    return f"memory://{uuid4().hex}/logs"
+
+
 def shipped(built: Built, to: Path) -> Path:
     to.mkdir(parents=True)
     for base in (1, 2):
@@ -38,7 +46,8 @@ def test_a_log_is_known_by_its_identity(built: Built) -> None:
 
 
 def test_a_file_url_is_a_path(built: Built) -> None:
-    assert find_places([f"file://{built.root.path}"]) == find_places([str(built.root.path)])
+    for address in (f"file://{built.root.path}", f"file:{built.root.path}", f"file://localhost{built.root.path}"):
+        assert find_places([address]) == find_places([str(built.root.path)])
 
 
 @pytest.mark.parametrize("below", ["", "segments"])
@@ -62,10 +71,20 @@ def test_a_damaged_segment_leaves_it_to_the_next(built: Built, tmp_path: Path) -
         find_places([str(directory)])
 
 
-def test_bags_are_an_archive_and_so_is_a_url(built: Built, tmp_path: Path) -> None:
+def test_bags_are_an_archive_and_so_is_a_url_of_some(built: Built, tmp_path: Path, store: str) -> None:
     archive(built, tmp_path / "archive")
     place = str(tmp_path / "archive")
-    assert find_places([place, "s3://bucket/x"]) == [ArchivePlace(place), ArchivePlace("s3://bucket/x")]
+    fsspec.filesystem("memory").put(f"{place}/", f"{store}/", recursive=True)
+    assert find_places([place, store]) == [ArchivePlace(place), ArchivePlace(store)]
+
+
+@pytest.mark.parametrize(("segments", "words"), [(False, "no bags"), (True, "read from a directory")])
+def test_a_url_without_bags_is_not_found(built: Built, store: str, segments: bool, words: str) -> None:
+    """A store tells an empty place from none as little as it tells a bucket of segments from an archive."""
+    if segments:
+        fsspec.filesystem("memory").put(str(built.path(1, Kind.SEALED)), f"{store}/{built.path(1, Kind.SEALED).name}")
+    with pytest.raises(NotFound, match=words):
+        find_places([store])
 
 
 def test_a_pattern_names_all_that_match_and_nothing_twice(tmp_path: Path) -> None:

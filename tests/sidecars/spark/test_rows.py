@@ -92,7 +92,7 @@ def test_every_column_holds_what_the_record_holds(few: Built) -> None:
     assert list(zip(*table(rows_of(DEFAULT), few).to_pydict().values(), strict=True)) == [
         (log, "a", 1, first, None, None, b"one", None, 1),
         (log, "a", 2, first, None, None, b"", None, 1),
-        (log, "b", 3, second, epoch - timedelta(microseconds=1), b"k", b"\xff", None, 3),
+        (log, "b", 3, second, epoch - timedelta(microseconds=2), b"k", b"\xff", None, 3),
         (log, "b", 4, second, epoch + timedelta(microseconds=2), None, b"four", '{"h":"1"}', 3),
     ]
 
@@ -114,6 +114,21 @@ def test_columns_come_in_the_order_asked_for(few: Built) -> None:
 def test_key_and_value_may_be_strings(built: Built) -> None:
     built.columns("b", ["größe".encode()], keys=[b"k"])
     assert table(rows_of({"key": "string", "value": "string"}), built).to_pylist() == [{"key": "k", "value": "größe"}]
+
+
+def test_an_event_time_is_the_microsecond_it_is_in_on_both_sides_of_1970(built: Built) -> None:
+    times = [-2001, -2000, -1999, -1, 0, 999, 1000, 1999, -(1 << 63)]
+    built.columns("b", [b""] * len(times), times_ns=times)
+    made = table(rows_of({"event_time": "timestamp"}), built)["event_time"].cast(pa.int64()).to_pylist()
+    assert made == [time // 1000 for time in times]
+
+
+def test_columns_are_found_in_any_case_and_called_as_they_were_asked_for(built: Built) -> None:
+    built.lines("a", [b'{"n":1}'])
+    rows = rows_of({"SEQ": "bigint", "Log": "string", "JSON": JSON, "_CORRUPT_record": "binary"})
+    assert table(rows, built).to_pylist() == [
+        {"SEQ": 1, "Log": built.log_id.hex(), "JSON": {"n": 1}, "_CORRUPT_record": None}
+    ]
 
 
 def test_not_null_stays_not_null() -> None:
