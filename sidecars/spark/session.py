@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +24,9 @@ LOCAL = "local[*]"
 ATTEMPTS = 4  # of each task, as on a cluster; a local master by itself tries once
 _LOOPBACK = re.compile(r"local|spark://(127\.|localhost)")
 _THREADS = re.compile(r"local(\[(?P<threads>\*|\d+)\])?")
+_STANDALONE = "spark://"
+ANSWER_SECONDS = 5.0
+SILENT_SECONDS = 5.0  # a wait that is longer is told
 _SETTINGS = {
     "spark.driver.memory": "2g",
     "spark.sql.session.timeZone": "UTC",
@@ -49,6 +54,7 @@ def session(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None
     """
     started = start(app, master=master, settings=settings)
     try:
+        _await_executor(started, master)
         yield started
     finally:
         started.stop()
@@ -64,6 +70,7 @@ def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None =
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise NotFound("there is no PySpark in this Python", hint="pip install 'wald[spark]'") from error
+    _require_master(master)
     wanted = dict(_SETTINGS)
     if _LOOPBACK.match(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -77,9 +84,9 @@ def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None =
         try:
             return builder.getOrCreate()
         except (PySparkException, RuntimeError, OSError) as error:
-            words = [line for line in said() if line.strip()] or str(error).splitlines()
             raise Unavailable(
-                f"Spark does not start on {master}: {words[-1].strip()}", hint="--master 'local[2]' needs no cluster"
+                f"Spark does not start on {master}: {_last_words(said()) or _reason(error)}",
+                hint="--master 'local[2]' needs no cluster",
             ) from error
         except Exception as error:
             raise Unavailable(
@@ -88,6 +95,47 @@ def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None =
         except BaseException:  # interrupted: the JVM would not notice
             _end_children(started_before)
             raise
+
+
+def _require_master(master: str) -> None:
+    """A standalone master that does not answer would be tried for a minute, and then be called a stopped context.
+
+    Raises:
+        Unavailable: none of the addresses answers.
+    """
+    if not master.startswith(_STANDALONE):
+        return
+    for address in master.removeprefix(_STANDALONE).split(","):
+        host, _, port = address.rpartition(":")
+        with suppress(OSError, ValueError), socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS):
+            return
+    raise Unavailable(
+        f"no Spark master answers at {master}", hint="scripts/spark-cluster start; --master 'local[2]' needs no cluster"
+    )
+
+
+def _await_executor(session: SparkSession, master: str) -> None:
+    """Wait until a standalone master has given an executor: it may have no workers, or none that are free."""
+    if not master.startswith(_STANDALONE):
+        return
+    tracker = session.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001 - PySpark's own does not know
+    told_at = time.monotonic() + SILENT_SECONDS
+    while len(tracker.getExecutorInfos()) < 2:  # the driver is one of them
+        if time.monotonic() >= told_at:
+            sys.stderr.write(f"waiting for {master}: no worker has joined it, or other jobs hold them all\n")
+            told_at += 6 * SILENT_SECONDS
+        time.sleep(0.1)
+
+
+def _last_words(said: list[str]) -> str:
+    """Of what the JVM has printed the last line that is no frame of a stack; "": there is none.
+
+    >>> _last_words(['Exception in thread "main" org.apache.SparkException: no', "  at org.apache.A.b(A.scala)"])
+    'org.apache.SparkException: no'
+    """
+    frames = ("at ", "... ")
+    lines = [line.strip() for line in said if line.strip() and not line.strip().startswith(frames)]
+    return lines[-1].removeprefix('Exception in thread "main" ') if lines else ""
 
 
 def _reason(error: Exception) -> str:
