@@ -26,13 +26,14 @@ from wald.daemon.pipes import (
     open_stdin,
 )
 from wald.daemon.turn import Turn
-from wald.errors import InvalidInput
+from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind
 from wald.format.takes import SLOT_BYTES, Take, decode_take
 from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.mapped import MappedFile
 from wald.store.raw import RawFile, Scanned
+from wald.store.regular import open_regular
 from wald.store.routes import has_fifo
 from wald.store.writer import Draft, Placement, Route
 
@@ -312,8 +313,8 @@ class Intake:
         """The payload at the place that was announced; None if no such batch was written."""
         path = self._root.segment(take.segment, Kind.RAW)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+            descriptor = open_regular(path)
+        except (FileNotFoundError, Damaged):
             return None
         try:
             raw = RawFile(descriptor)

@@ -27,6 +27,7 @@ from wald.store.finding import Finding, Level
 from wald.store.indexes import read_index
 from wald.store.opening import NOTHING, Opening
 from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
+from wald.store.regular import open_file
 
 _CONTINUES, _CONTINUED = int(Flag.CONTINUES), int(Flag.CONTINUED)  # enums are slow
 _ENDS_WITHOUT_NEWLINE = int(Flag.CONTINUED | Flag.UNTERMINATED)
@@ -145,10 +146,12 @@ class _Check:
             raise
         except OSError as error:
             yield self._error(0, f"cannot be read ({error.strerror})")
+        except Damaged as error:
+            yield self._error(0, error.message)
 
     def _raw(self) -> Iterator[Finding]:
         durable = self._piece.durable
-        with self._path.open("rb", buffering=0) as file:
+        with open_file(self._path) as file:
             whole = RawFile(file.fileno())
             raw = whole if durable is None else RawFile(file.fileno(), limit=min(durable, whole.limit))
             try:

@@ -37,6 +37,7 @@ from wald.format.sealed import (
 )
 from wald.store.disk import Disk
 from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
+from wald.store.regular import open_file, open_regular
 
 FRAME_BYTES = (1 << 20) + (1 << 16)  # 1 MiB, and room for the headers of two half-MiB batches that fill it
 LEVEL = 3
@@ -130,7 +131,7 @@ class SealedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._decompressor = zstandard.ZstdDecompressor()
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = open_regular(path)
         try:
             self.stored_bytes = os.fstat(self._descriptor).st_size
             self.index = self._read_index()
@@ -165,7 +166,7 @@ class SealedFile:
             if frame.raw_bytes <= FRAME_BYTES:
                 digest.update(self.frame(number))
                 continue
-            with open(self.path, "rb", buffering=0) as file:
+            with open_file(self.path) as file:
                 file.seek(frame.offset)
                 stream = self._decompressor.stream_reader(file)
                 left = frame.raw_bytes

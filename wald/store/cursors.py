@@ -6,18 +6,16 @@ the head) counts as if nothing had been processed: it pins what RECLAIM might de
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from wald.errors import InvalidInput, Refused
+from wald.errors import Damaged, InvalidInput, Refused
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
 from wald.format.names import DEFAULT_GROUP, check_group
 from wald.store.directory import Root, read_identity
 from wald.store.disk import Disk
+from wald.store.regular import open_file
 
 
 class CursorState(Enum):
@@ -74,6 +72,8 @@ def read_cursor(root: Root, route: str, group: str = DEFAULT_GROUP, *, log_id: b
         lines = decode_cursor(_read(path))
     except FileNotFoundError:
         return judged(CursorState.ABSENT, message="no cursor yet")
+    except Damaged:
+        return judged(CursorState.UNREADABLE, message="not a regular file")
     except OSError as error:
         return judged(CursorState.UNREADABLE, message=error.strerror or str(error))
     except BadCursor as error:
@@ -156,15 +156,6 @@ def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> 
 
 
 def _read(path: Path) -> bytes:
-    """What is in a cursor file, one byte more than a cursor may have at most; never waits, whatever stands there.
-
-    Raises:
-        OSError: it is not a file, or cannot be read.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        return os.read(descriptor, CURSOR_MAX_BYTES + 1)
-    finally:
-        os.close(descriptor)
+    """What is in a cursor file, one byte more than a cursor may have at most; errors as of :func:`open_file`."""
+    with open_file(path) as file:
+        return file.read(CURSOR_MAX_BYTES + 1)

@@ -25,6 +25,7 @@ from wald.format.names import (
     segment_name,
 )
 from wald.store.disk import Disk
+from wald.store.regular import read_regular
 
 FORMAT_VERSION = 1
 TEMPORARY = ".tmp"
@@ -213,7 +214,7 @@ def read_identity(root: Root) -> Identity:
         Damaged: ``log.json`` is not readable.
     """
     try:
-        text = root.identity.read_bytes()
+        text = read_regular(root.identity)
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(f"{root.path}: there is no log here", hint=f"wald run --root {root.path} makes one") from None
     except OSError as error:

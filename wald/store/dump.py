@@ -26,6 +26,7 @@ from wald.format.segment import INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_he
 from wald.format.takes import SLOT_BYTES, decode_take
 from wald.store.compression import SealedFile
 from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
+from wald.store.regular import open_file, read_regular
 
 Piece = dict[str, Any]  # JSON objects
 
@@ -65,7 +66,7 @@ def dump(path: Path, *, records: bool = False) -> Iterator[Piece]:
 
 
 def _raw(path: Path, *, records: bool) -> Iterator[Piece]:
-    with path.open("rb", buffering=0) as file:
+    with open_file(path) as file:
         raw = RawFile(file.fileno())
         yield _segment_header(raw.read(0, FIRST_BATCH), SEGMENT_MAGIC)
         for found in raw.scan():
@@ -190,7 +191,7 @@ def _end(tail: Tail, file_bytes: int) -> Piece:
 
 
 def _sparse_index(path: Path) -> Iterator[Piece]:
-    data = path.read_bytes()
+    data = read_regular(path)
     yield _segment_header(data, INDEX_MAGIC)
     whole = max(0, len(data) - FILE_HEADER.size) // ENTRY.size * ENTRY.size
     offset = FILE_HEADER.size
@@ -209,7 +210,7 @@ def _sparse_index(path: Path) -> Iterator[Piece]:
 
 def _cursor(path: Path) -> Iterator[Piece]:
     try:
-        lines = decode_cursor(path.read_bytes())
+        lines = decode_cursor(read_regular(path))
     except BadCursor as error:
         yield {"kind": "cursor", "damage": str(error)}
         return
@@ -221,12 +222,12 @@ def _cursor(path: Path) -> Iterator[Piece]:
 
 
 def _head(path: Path) -> Iterator[Piece]:
-    head = decode_head(path.read_bytes())
+    head = decode_head(read_regular(path))
     yield {"kind": "head"} | (asdict(head) if head is not None else {"damage": "not a head line"})
 
 
 def _takes(path: Path) -> Iterator[Piece]:
-    data = path.read_bytes()
+    data = read_regular(path)
     for number in range(len(data) // SLOT_BYTES):
         found = decode_take(data[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
         if found is not None:
@@ -235,7 +236,7 @@ def _takes(path: Path) -> Iterator[Piece]:
 
 def _identity(path: Path) -> Iterator[Piece]:
     try:
-        told = json.loads(path.read_bytes())
+        told = json.loads(read_regular(path))
     except ValueError as error:
         yield {"kind": "identity", "damage": str(error)}
         return
@@ -243,7 +244,7 @@ def _identity(path: Path) -> Iterator[Piece]:
 
 
 def _ledger(path: Path) -> Iterator[Piece]:
-    data = path.read_bytes()
+    data = read_regular(path)
     decoded = decode_ledger(data)
     for entry in decoded.entries:
         yield {"kind": "line"} | entry

@@ -12,6 +12,7 @@ from wald.format.head import LINE_BYTES, Head, decode_head
 from wald.format.names import Kind
 from wald.store.directory import Listing, Root, Segment, list_segments
 from wald.store.raw import RawFile, Scanned
+from wald.store.regular import open_file, open_regular
 
 _AT_ONCE = 100  # a line is torn for the nanoseconds in which it is rewritten, …
 _PAUSES, _PAUSE_SECONDS = 250, 0.001  # … or for as long as the kernel runs somebody else in the middle of that
@@ -46,7 +47,7 @@ def read_head(root: Root) -> Head | None:
         Damaged: the file is there and is not a head.
     """
     try:
-        descriptor = os.open(root.head, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(root.head)
     except FileNotFoundError:
         return None
     try:
@@ -94,8 +95,8 @@ def look(root: Root) -> tuple[Bound, Listing]:
 def _holds_a_batch(segment: Segment) -> bool:
     """Whether a raw segment has more in it than its control batch; one that is gone meanwhile counts as empty."""
     try:
-        with segment.path.open("rb") as file:
+        with open_file(segment.path) as file:
             scan = RawFile(file.fileno()).scan()
             return any(isinstance(found, Scanned) and not found.header.is_control for found in islice(scan, 2))
-    except FileNotFoundError:
+    except (FileNotFoundError, Damaged):
         return False

@@ -14,11 +14,13 @@ import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from wald.errors import Damaged
 from wald.format.names import DIGITS
 from wald.store.directory import Root
 from wald.store.ledger import entries_of
@@ -144,7 +146,7 @@ class _Ledger:
         seen = (status.st_size, status.st_mtime_ns)
         if seen != self._seen:
             found: dict[int, Entry] = {}
-            for number, entry in enumerate(entries_of(self.path)):
+            for number, entry in enumerate(_entries_of(self.path)):
                 begin, end = entry.get(self.first), entry.get("last")
                 if not isinstance(begin, int):
                     continue
@@ -155,6 +157,12 @@ class _Ledger:
                     found.pop(key, None)
             self._entries, self._seen = sorted(found.values(), key=itemgetter(self.first)), seen
         return self._entries
+
+
+def _entries_of(path: Path) -> Iterator[Entry]:
+    """None of a ledger that is no regular file: it counts as lost, and ``wald verify`` tells."""
+    with suppress(Damaged):
+        yield from entries_of(path)
 
 
 def _compact(entry: Entry) -> Entry:

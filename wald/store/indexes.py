@@ -11,10 +11,12 @@ import contextlib
 import os
 from pathlib import Path
 
+from wald.errors import Damaged
 from wald.format.index import INTERVAL_BYTES, SparseIndex, decode_index, encode_entry, encode_index_header
 from wald.format.segment import SegmentHeader
 from wald.store.disk import PRIVATE_MODE
 from wald.store.raw import FIRST_BATCH
+from wald.store.regular import read_regular
 
 
 class SparseIndexWriter:
@@ -57,7 +59,7 @@ class SparseIndexWriter:
 def read_index(path: Path, log_id: bytes, base_sequence: int) -> SparseIndex | None:
     """The index at ``path``; None if there is none, or it is not that of the segment."""
     try:
-        data = path.read_bytes()
-    except OSError:
+        data = read_regular(path)
+    except (OSError, Damaged):
         return None
     return decode_index(data, log_id=log_id, base_sequence=base_sequence)

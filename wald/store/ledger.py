@@ -11,6 +11,7 @@ from typing import Any
 from wald.errors import Locked
 from wald.format.ledger import GENESIS, Decoded, decode_ledger, decode_line, digest, encode_line
 from wald.store.disk import Disk
+from wald.store.regular import open_file, read_regular
 
 _TAIL_BYTES = 64 << 10  # more than any line but that of a segment with a thousand routes
 
@@ -126,7 +127,7 @@ def _last_line(descriptor: int, end: int) -> tuple[bytes, int]:
 def read_ledger(path: Path) -> Decoded:
     """What the ledger at ``path`` says; an absent one is empty."""
     try:
-        return decode_ledger(path.read_bytes())
+        return decode_ledger(read_regular(path))
     except FileNotFoundError:
         return decode_ledger(b"")
 
@@ -134,7 +135,7 @@ def read_ledger(path: Path) -> Decoded:
 def entries_of(path: Path) -> Iterator[dict[str, Any]]:
     """The well-formed lines of the ledger at ``path``, one at a time, the chain unchecked; an absent one is empty."""
     try:
-        file = path.open("rb")
+        file = open_file(path)
     except FileNotFoundError:
         return
     with file:

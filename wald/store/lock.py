@@ -18,6 +18,7 @@ from wald.format.names import Kind
 from wald.format.segment import HEADER, BadHeader, decode_header
 from wald.store.directory import Root, Segment, list_segments
 from wald.store.disk import Disk
+from wald.store.regular import open_file, read_regular
 
 
 class Lock:
@@ -82,8 +83,8 @@ def is_held(root: Root, disk: Disk) -> bool:
 
 def _told(path: Path) -> dict[str, object]:
     try:
-        told = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        told = json.loads(read_regular(path))
+    except (OSError, ValueError, Damaged):
         return {}
     return told if isinstance(told, dict) else {}
 
@@ -93,9 +94,9 @@ def _last_epoch(root: Root) -> int:
     epoch = _told(root.lock).get("epoch", 0)
     found = [epoch if isinstance(epoch, int) else 0]
     try:
-        head = decode_head(root.head.read_bytes())
+        head = decode_head(read_regular(root.head))
         found.append(head.epoch if head else 0)
-    except FileNotFoundError:
+    except (FileNotFoundError, Damaged):
         pass
     found += [_epoch_of(segment) for segment in list_segments(root).segments[-1:]]
     return max(found)
@@ -108,7 +109,7 @@ def _epoch_of(segment: Segment) -> int:
         if segment.kind is Kind.SEALED:
             with SealedFile(segment.path) as sealed:
                 return sealed.index.epoch
-        with segment.path.open("rb") as file:
+        with open_file(segment.path) as file:
             return decode_header(file.read(HEADER.size)).epoch
     except (BadHeader, Damaged):
         return 0

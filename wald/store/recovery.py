@@ -29,6 +29,7 @@ from wald.store.compression import SealedFile
 from wald.store.directory import TEMPORARY, Listing, Root, Segment, list_segments
 from wald.store.disk import Disk
 from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
+from wald.store.regular import open_file, read_regular
 
 REPORTS_KEPT = 32
 
@@ -206,7 +207,7 @@ def _scan(
     listing: Listing, log_id: bytes, report: Report, torn_turn: _TornTurn, *, limit: int | None = None
 ) -> _Examined:
     segment = listing.segments[-1]
-    with segment.path.open("rb") as file:
+    with open_file(segment.path) as file:
         raw = RawFile(file.fileno(), limit=limit)
         header, reason = _header_fact(raw, log_id)
         replay = _Replay(control.State(next_sequence=segment.base_sequence))
@@ -290,7 +291,7 @@ def _keep_aside(root: Root, disk: Disk, path: Path, tail: Tail, report: Report) 
     temporary.unlink(missing_ok=True)
     target = disk.create(temporary)
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             disk.copy(target, file.fileno(), tail.garbage_bytes, 0, source_offset=tail.offset)
         disk.sync(target)
     finally:
@@ -363,7 +364,7 @@ def _replayed(listing: Listing, report: Report) -> control.State:
 
 
 def _replay_raw(segment: Segment, replay: _Replay) -> None:
-    with segment.path.open("rb") as file:
+    with open_file(segment.path) as file:
         raw = RawFile(file.fileno())
         for met in raw.scan():
             if isinstance(met, Scanned):
@@ -394,8 +395,8 @@ def _durable_bytes(root: Root, segment: Segment) -> int:
 
 def _head(root: Root) -> Head | None:
     try:
-        return decode_head(root.head.read_bytes())
-    except FileNotFoundError:
+        return decode_head(read_regular(root.head))
+    except (FileNotFoundError, Damaged):
         return None
 
 

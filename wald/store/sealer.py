@@ -27,6 +27,7 @@ from wald.store.directory import TEMPORARY, Root, Segment
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger
 from wald.store.raw import Gap
+from wald.store.regular import open_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def _compress(segment: Segment, temporary: Path, disk: Disk, level: int) -> Comp
         disk.unlink(temporary)
     target = disk.create(temporary)
     try:
-        with segment.path.open("rb", buffering=0) as source:
+        with open_file(segment.path) as source:
             compressed = compress_segment(source.fileno(), target, disk, level=level)
         disk.sync(target)
         # So that it is read back from the disk and not from memory.

@@ -23,6 +23,7 @@ from wald.store.compression import SealedFile
 from wald.store.directory import Segment
 from wald.store.indexes import read_index
 from wald.store.raw import FIRST_BATCH, WINDOW_BYTES, Gap, RawFile, Scanned, Tail
+from wald.store.regular import open_regular
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -66,7 +67,7 @@ class RawSegment:
         self.path = segment.path
         self.tail: Tail | None = None
         self._log_id = log_id
-        self._descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = open_regular(segment.path)
         try:
             header = RawFile(self._descriptor).header()
         except BadHeader:

@@ -187,7 +187,11 @@ class Verification:
             yield Finding(Level.OK, self._root.head, 0, f"record {head.sequence}")
 
     def _ledger(self, path: Path) -> Iterator[Finding]:
-        decoded = read_ledger(path)
+        try:
+            decoded = read_ledger(path)
+        except (Damaged, OSError) as error:
+            yield Finding(Level.ERROR, path, 0, str(error))
+            return
         for number, reason in decoded.broken:
             yield Finding(Level.ERROR, path, 0, f"line {number}: {reason}")
         if path.exists() and not decoded.broken:

@@ -1,0 +1,149 @@
+"""A FIFO, a directory or a link planted where a file of the log belongs is told by name, and nobody waits for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from logs import Built
+
+from wald.errors import Damaged, WaldError
+from wald.format.names import Kind
+from wald.store.dump import dump
+from wald.store.finding import Level
+from wald.store.head import read_head
+from wald.store.lock import Lock
+from wald.store.progress import progress
+from wald.store.regular import open_regular
+from wald.store.verifier import verify
+
+PLANTS: dict[str, Callable[[Path], object]] = {
+    "fifo": os.mkfifo,
+    "directory": os.mkdir,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "link": lambda path: path.symlink_to("/etc/passwd"),
+}
+PLACES = (
+    "head",
+    "log.json",
+    "lock",
+    "ledger/segments.jsonl",
+    "ledger/reclaim.jsonl",
+    "ledger/archive.jsonl",
+    "routes/a/processed.cursor",
+    "segments/00000000000000000001.wal.zst",
+    "segments/00000000000000000003.wal",
+    "segments/00000000000000000003.idx",
+    "segments/00000000000000000005.wal",
+)
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """A reclaimed front, a sealed, a cut and the active segment."""
+    built = Built(tmp_path / "root")
+    for number in range(3):
+        built.lines("a", [b"%d" % number, b"x"])
+        if number < 2:
+            built.cut()
+        if number == 0:
+            built.seal()
+    built.log.set_cursor("a", 2)
+    (built.root.ledger / "reclaim.jsonl").touch()
+    (built.root.ledger / "archive.jsonl").touch()
+    return built
+
+
+def plant(path: Path, what: str) -> None:
+    path.unlink(missing_ok=True)
+    PLANTS[what](path)
+
+
+def in_time(call: Callable[[], object], seconds: float = 20) -> object:
+    """What ``call`` gives, or the error it raises; an error of ours if it waits."""
+    got: list[object] = []
+
+    def run() -> None:
+        try:
+            got.append(call())
+        except (WaldError, OSError) as error:
+            got.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it waits"
+    assert got, "it fell over"
+    return got[0]
+
+
+@pytest.mark.parametrize("what", PLANTS)
+@pytest.mark.parametrize("place", PLACES)
+def test_whoever_looks_at_the_log_does_not_wait(built: Built, place: str, what: str) -> None:
+    log, root, path = built.log, built.root, built.root.path / place
+    plant(path, what)
+
+    calls: dict[str, Callable[[], object]] = {
+        "read": lambda: list(log.read(on_damage=lambda _: None)),
+        "read from": lambda: list(log.read("a", 2, on_damage=lambda _: None)),
+        "read on": lambda: list(log.read("a", "cursor", on_damage=lambda _: None)),
+        "where": lambda: log.where(1),
+        "cursor": lambda: log.cursor("a"),
+        "progress": lambda: progress(root, log_id=built.log_id, head_sequence=6),
+        "dump": lambda: list(dump(path)),
+    }
+    for name, call in calls.items():
+        outcome = in_time(call)
+        if isinstance(outcome, WaldError):
+            assert str(path) in outcome.message, (name, outcome.message)
+    found = in_time(lambda: list(verify(root)))
+    if place not in ("lock", "segments/00000000000000000003.idx"):  # of which verify reads nothing, or needs nothing
+        assert isinstance(found, list), found
+        assert any(finding.level is Level.ERROR and path.name in str(finding.path) for finding in found)
+
+
+@pytest.mark.parametrize("what", PLANTS)
+def test_a_segment_that_is_none_loses_itself_alone(built: Built, what: str) -> None:
+    plant(built.path(3, Kind.RAW), what)
+    damage: list[Damaged] = []
+    assert [record.sequence for record in built.log.read(on_damage=damage.append)] == [1, 2, 5, 6]
+    assert "not a regular file; records 3 to 4" in damage[0].message
+    assert built.path(3, Kind.RAW).name in damage[0].message
+
+
+@pytest.mark.parametrize("what", PLANTS)
+def test_a_head_that_is_none_is_named(built: Built, what: str) -> None:
+    plant(built.root.head, what)
+    with pytest.raises(Damaged, match=r"head: not a regular file"):
+        read_head(built.root)
+
+
+def test_a_start_does_not_wait_for_a_planted_head_or_segment(built: Built) -> None:
+    built.crash()
+    for path in (built.root.head, built.path(5, Kind.RAW)):
+        plant(path, "fifo")
+        in_time(lambda: Lock(built.root, built.disk, now="now").release())
+        in_time(lambda: Built(built.root.path, epoch=2))
+
+
+def test_a_socket_is_told_too(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.fspath(tmp_path / "x"))
+        with pytest.raises(Damaged, match="not a regular file"):
+            open_regular(tmp_path / "x")
+
+
+def test_nothing_stays_open(built: Built, tmp_path: Path) -> None:
+    shutil.copy(built.root.head, tmp_path / "head")
+    os.mkfifo(tmp_path / "fifo")
+    before = len(os.listdir("/proc/self/fd"))
+    os.close(open_regular(tmp_path / "head"))
+    with pytest.raises(Damaged):
+        open_regular(tmp_path / "fifo")
+    assert len(os.listdir("/proc/self/fd")) == before
