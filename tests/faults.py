@@ -8,11 +8,14 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from wald.format.batch import Buffer
 from wald.store.disk import Disk
+
+_RANDOM = re.compile(r"[-.][0-9a-f]{16}(?=\.tmp$)")
 
 
 class Died(BaseException):
@@ -97,14 +100,14 @@ class SteppingDisk(Disk):
 
 
 class TracingDisk(SteppingDisk):
-    """Keeps the order of the steps."""
+    """Keeps the order of the steps; temporary names without what is random in them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[tuple[str, str]] = []
 
     def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
-        self.steps.append((name, path.name if path else ""))
+        self.steps.append((name, _RANDOM.sub("", path.name) if path else ""))
 
 
 class DyingDisk(SteppingDisk):

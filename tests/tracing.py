@@ -1,6 +1,7 @@
 """Real processes under strace: system calls that hang, fail, or kill, at exactly the one that is meant.
 
-Only the main thread is traced, which is the daemon's turn; what the background does is neither counted nor touched.
+Unless all threads are asked for, only the main one is traced, which is the daemon's turn; what the background does is
+then neither counted nor touched.
 """
 
 from __future__ import annotations
@@ -36,16 +37,18 @@ class Trace:
 
 
 @contextmanager
-def traced(pid: int, path: Path, *expressions: str) -> Iterator[Trace]:
+def traced(pid: int, path: Path, *expressions: str, threads: bool = False) -> Iterator[Trace]:
     """Attach strace to a running process.
 
     Args:
         path: for what strace writes.
         expressions: what its option -e takes, as "inject=fdatasync:error=EIO:when=1".
+        threads: whether those that the process has by now are traced too.
     """
     errors = path.with_suffix(".errors")
     with errors.open("wb") as stderr:
-        line = [strace(), "-y", "-o", str(path), *(f"-e{each}" for each in expressions), "-p", str(pid)]
+        options = [*("-f" for _ in range(threads)), "-y", *(f"-e{each}" for each in expressions)]
+        line = [strace(), *options, "-o", str(path), "-p", str(pid)]
         process = subprocess.Popen(line, stderr=stderr)
     trace = Trace(process, path)
     try:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from contents import assert_sound, records, values
+from disturbed import invariants
 from running import Client, Daemon, eventually
+from tracing import traced
 
 import wald
 from wald.format.names import parse_segment_name
@@ -162,6 +164,30 @@ def test_cuts_under_load_lose_nothing(start: Start, root: Path) -> None:
     assert values(root, "a") == lines
     assert values(root, "pipe") == lines
     assert len(bases(root)) >= 10
+    assert_sound(root)
+
+
+@pytest.mark.parametrize("calls", ["rename", "unlink", "fallocate", "fdatasync", "rename,unlink,fallocate,fsync"])
+def test_cuts_while_system_calls_are_slow(start: Start, root: Path, tmp_path: Path, calls: str) -> None:
+    """Whatever the turn and the background are doing meanwhile, what was acknowledged is in a file that has a name."""
+    daemon = start(segment_max_bytes="64KiB")
+    pid = daemon.process.pid
+    daemon.ask("ROUTE ADD a")
+    sent: dict[int, bytes] = {}
+    expressions = (f"trace={calls}", f"inject={calls}:delay_enter=30000")
+    with Client(daemon.socket_path) as client, traced(pid, tmp_path / "trace", *expressions, threads=True) as trace:
+        for cut in range(12):
+            for line in range(2):
+                value = b"%d.%d" % (cut, line)
+                _, sequence, _ = client.ask(b"PUB a %d\n%s\n" % (len(value) + 1, value)).split()
+                sent[int(sequence)] = value
+            assert client.ask(b"CUT\n").startswith("OK cut")
+            assert invariants(pid, root) == []
+        trace.release()
+        assert client.ask(b"PUB a 4\nend\n") == f"OK {len(sent) + 1} {len(sent) + 1}"
+    assert {record.sequence: record.value for record in records(root)} == sent | {len(sent) + 1: b"end"}
+    assert daemon.stop() == 0
+    assert [name for name in os.listdir(root / "segments") if name.endswith(".tmp")] == []
     assert_sound(root)
 
 

@@ -124,12 +124,6 @@ def test_replace_gives_a_file_its_new_content(disk: Disk, tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_replace_goes_over_what_a_crash_left(disk: Disk, tmp_path: Path) -> None:
-    (tmp_path / f"file.{os.getpid()}.tmp").write_bytes(b"left from a process with the same id")
-    disk.replace(tmp_path / "file", b"new")
-    assert os.listdir(tmp_path) == ["file"]
-
-
 STEPS = ["create", "write", "sync", "rename"]
 
 

@@ -205,7 +205,7 @@ def test_a_disk_that_does_not_hold_what_it_was_given_keeps_the_raw_file(root: Ro
     raw = some_segment()
     found = put(root, raw)
     ledger = Ledger(root.ledger / "segments.jsonl", Disk())
-    with pytest.raises(Damaged, match=r"\.wal\.zst\.tmp: offset \d+: "):
+    with pytest.raises(Damaged, match=r"\.wal\.zst\.\w+\.tmp: offset \d+: "):
         seal(root, found, LyingDisk(), ledger, now=lambda: NOW_NS)
     ledger.close()
     assert found.path.read_bytes() == raw

@@ -627,12 +627,13 @@ class TestSpare:
         built.writer.prepare_spare()
         built.writer.prepare_spare()
         assert disk.steps.count(("allocate", "spare-1.tmp")) == 1
-        number = (built.root.segments / "spare-1.tmp").stat().st_ino
+        (spare,) = built.root.segments.glob("spare-*.tmp")
+        number = spare.stat().st_ino
         disk.steps.clear()
         built.cut()
         assert "allocate" not in [name for name, _ in disk.steps]
         assert built.path(5, Kind.RAW).stat().st_ino == number
-        assert not (built.root.segments / "spare-1.tmp").exists()
+        assert not spare.exists()
 
     def test_it_is_gone_when_the_writer_is_closed(self, tmp_path: Path) -> None:
         disk = TracingDisk()
@@ -642,7 +643,7 @@ class TestSpare:
         assert [name for name in os.listdir(built.root.segments) if name.endswith(".tmp")] == []
         assert all("ledger" in os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in disk.descriptors)
 
-    def test_one_that_cannot_be_renamed_is_given_up(self, tmp_path: Path) -> None:
+    def test_one_that_cannot_be_used_is_given_up(self, tmp_path: Path) -> None:
         """And the next attempt makes another."""
         disk = FailingDisk(NEVER)
         built = with_some_records(tmp_path / "log", disk)
@@ -655,6 +656,25 @@ class TestSpare:
         built.writer.prepare_spare()
         built.cut()
         commit_more(built)
+        assert_whole(built)
+
+    @pytest.mark.parametrize("harm", ["removed", "replaced"])
+    def test_one_that_lost_its_name_never_becomes_a_segment(self, tmp_path: Path, harm: str) -> None:
+        """The cut fails as on a full disk, the active segment goes on, and the next attempt makes another."""
+        disk = TracingDisk()
+        built = with_some_records(tmp_path / "log", disk)
+        descriptors = set(disk.descriptors)
+        built.writer.prepare_spare()
+        (spare,) = built.root.segments.glob("spare-*.tmp")
+        spare.unlink()
+        if harm == "replaced":
+            spare.touch()
+        with pytest.raises(OSError, match=spare.name):
+            built.cut()
+        assert (disk.descriptors, built.writer.failed, built.writer.base_sequence) == (descriptors, False, 3)
+        commit_more(built)
+        built.cut()
+        assert values(built.root.path, "web") == [b"1", b"2", b"4", b"5", b"6", b"7"]
         assert_whole(built)
 
 

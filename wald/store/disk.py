@@ -10,6 +10,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -110,8 +111,9 @@ class Disk:
         Args:
             exclusive: raise FileExistsError if there is an old one, even if somebody makes it this very moment.
         """
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.unlink(missing_ok=True)
+        # A name that nobody else makes: process ids are alike in containers, and whoever is in the middle of this would
+        # give the other's unfinished file the name.
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
         descriptor = self.create(temporary)
         try:
             try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from wald.store.disk import Disk
 from wald.store.ledger import Ledger
 from wald.store.raw import Gap
 from wald.store.regular import open_file
+
+_OURS = f".{secrets.token_hex(8)}{TEMPORARY}"  # of this process: one that was taken over may still be sealing
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def seal(
         OSError: a step failed; the raw file stays.
     """
     target = root.segment(segment.base_sequence, Kind.SEALED)
-    temporary = target.with_name(target.name + TEMPORARY)
+    temporary = target.with_name(target.name + _OURS)
     cut_ns = segment.path.stat().st_mtime_ns  # nobody writes to it after the cut
     both = target.exists()
     try:

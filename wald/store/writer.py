@@ -15,6 +15,9 @@ its own; a record larger than a segment makes its segment grow.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -251,7 +254,7 @@ class Writer:
         with self._spare_mutex:
             if self._spare is None:
                 with contextlib.suppress(OSError):  # the cut itself will meet and report the full disk
-                    self._spare = self._allocate(self._temporary("spare"))
+                    self._spare = self._allocate("spare")
 
     def close(self) -> None:
         """Leave the active segment at its true length; the next start cuts it."""
@@ -330,6 +333,7 @@ class Writer:
             self._disk.sync(descriptor)
             if self._descriptor >= 0:
                 self._complete()
+            _require_named(temporary, descriptor)
             self._disk.rename(temporary, self.root.segment(state.next_sequence, Kind.RAW))
         except OSError:
             self._disk.close(descriptor)
@@ -377,23 +381,11 @@ class Writer:
     def _take_spare(self) -> tuple[Path, int]:
         with self._spare_mutex:
             spare, self._spare = self._spare, None
-        if spare is None:
-            return self._allocate(self._temporary("next"))
-        path = spare[0].with_name(self._temporary("next"))
-        try:
-            self._disk.rename(spare[0], path)
-        except OSError:
-            self._disk.close(spare[1])
-            raise
-        return path, spare[1]
+        return spare or self._allocate("next")
 
-    def _temporary(self, name: str) -> str:
-        """A name that only this life uses: one that was taken over may still be running."""
-        return f"{name}-{self.epoch}{TEMPORARY}"
-
-    def _allocate(self, name: str) -> tuple[Path, int]:
-        path = self.root.segments / name
-        path.unlink(missing_ok=True)
+    def _allocate(self, purpose: str) -> tuple[Path, int]:
+        # A name that nobody else makes: neither another thread, nor a life that was taken over and still runs.
+        path = self.root.segments / f"{purpose}-{self.epoch}-{secrets.token_hex(8)}{TEMPORARY}"
         descriptor = self._disk.create(path)
         try:
             self._disk.allocate(descriptor, self.segment_max_bytes)
@@ -402,3 +394,13 @@ class Writer:
             self._disk.unlink(path)
             raise
         return path, descriptor
+
+
+def _require_named(path: Path, descriptor: int) -> None:
+    """
+    Raises:
+        OSError: the file at ``path`` is not the open one, so what is written to that would have no name.
+    """
+    named, opened = os.stat(path), os.fstat(descriptor)
+    if (named.st_dev, named.st_ino) != (opened.st_dev, opened.st_ino):
+        raise OSError(errno.ESTALE, "somebody has replaced the file", os.fspath(path))

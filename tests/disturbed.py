@@ -1,0 +1,111 @@
+"""What has to hold of a running daemon, judged from outside while something disturbs it.
+
+The process is looked at in ``/proc``, the log in its files: what the daemon says of itself is not asked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from wald.format.head import Head
+from wald.format.names import Kind
+from wald.store.directory import Root, list_segments
+from wald.store.head import read_head
+from wald.store.raw import RawFile, Scanned, Tail
+
+THREADS_MIN = 2  # the turn and the background
+DESCRIPTORS_MAX = 512
+MEMORY_MAX_BYTES = 512 << 20
+_LOOKS = 1000  # at a segment that is cut while it is looked at
+
+
+def invariants(
+    pid: int, root: Path, *, descriptors_max: int = DESCRIPTORS_MAX, memory_max_bytes: int = MEMORY_MAX_BYTES
+) -> list[str]:
+    """What is wrong with the daemon ``pid``, which has answered, on the log at ``root``; nothing should be.
+
+    What it writes to in ``segments/`` has a name there, the newest raw segment is among that, and whole batches reach
+    up to the head; every thread is alive; descriptors and memory are within a budget.
+
+    Raises:
+        FileNotFoundError: there is no such process any more.
+    """
+    found = _nameless(pid, root) + _newest_segment(pid, Root(root))
+    threads, descriptors = (len(os.listdir(f"/proc/{pid}/{what}")) for what in ("task", "fd"))
+    if threads < THREADS_MIN:
+        found.append(f"{threads} of {THREADS_MIN} threads are left")
+    if descriptors > descriptors_max:
+        found.append(f"{descriptors} descriptors are open, more than {descriptors_max}")
+    memory = _resident_bytes(pid)
+    if memory > memory_max_bytes:
+        found.append(f"{memory} bytes of memory are in use, more than {memory_max_bytes}")
+    return found
+
+
+def _nameless(pid: int, root: Path) -> list[str]:
+    """Files that are written to and have no name; one that another has just taken the name of is about to be closed."""
+    looks = [{path for path, status in _written(pid, root) if status.st_nlink == 0} for _ in range(2)]
+    return [f"{path}: written to, and the file has no name" for path in sorted(looks[0] & looks[1])]
+
+
+def _written(pid: int, root: Path) -> list[tuple[str, os.stat_result]]:
+    """Every file in ``segments/`` that the process may write to: its path as the kernel tells it, and its status."""
+    folder = f"{(root / 'segments').resolve()}/"
+    found = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        link = f"/proc/{pid}/fd/{number}"
+        try:
+            path, mode, status = os.readlink(link), os.lstat(link).st_mode, os.stat(link)
+        except FileNotFoundError:  # closed meanwhile
+            continue
+        if path.startswith(folder) and mode & 0o200:
+            found.append((path, status))
+    return found
+
+
+def _newest_segment(pid: int, root: Root) -> list[str]:
+    """What is wrong with the segment that the daemon appends to, and the one that the head is in."""
+    for _ in range(_LOOKS):
+        newest, head = _newest_raw(root), read_head(root)
+        if newest is None or head is None:
+            return [f"{root.path}: there is no raw segment, or no head"]
+        found = []
+        try:
+            inode = newest.stat().st_ino
+            if inode not in [status.st_ino for _, status in _written(pid, root.path)]:
+                found.append(f"{newest}: the newest segment, and the daemon writes to another file")
+            whole = _whole_until(root.segment(head.segment, Kind.RAW), head)
+            if whole != (head.position, head.sequence):
+                found.append(f"{root.head}: {head}; its segment is whole up to {whole}")
+        except FileNotFoundError as error:
+            found.append(f"{error.filename}: is not there")
+        now = read_head(root)
+        if now is not None and (_newest_raw(root), now.segment) == (newest, head.segment):
+            return found
+    return [f"{root.segments}: no segment is the newest for long enough to be looked at"]
+
+
+def _newest_raw(root: Root) -> Path | None:
+    raw = [segment.path for segment in list_segments(root).segments if segment.kind is Kind.RAW]
+    return raw[-1] if raw else None
+
+
+def _whole_until(path: Path, head: Head) -> tuple[int, int]:
+    """Where the whole batches of a raw segment end that are not behind ``head``, and the last record in them."""
+    sequence = head.segment - 1
+    with path.open("rb") as file:
+        for found in RawFile(file.fileno(), limit=head.position).scan():
+            if isinstance(found, Scanned):
+                sequence = max(sequence, found.header.end_sequence - 1)
+            elif isinstance(found, Tail):
+                return found.offset, sequence
+            else:
+                break
+    return found.offset, sequence
+
+
+def _resident_bytes(pid: int) -> int:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) << 10 if found else 0

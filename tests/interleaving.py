@@ -1,0 +1,132 @@
+"""Threads that run one at a time, in every order that is possible: what a race does, without waiting for it to happen.
+
+Each thread stops where it calls :meth:`Schedule.pause`, and whenever all have stopped the schedule says whose turn it
+is. An order is the list of these choices; :func:`interleavings` makes one schedule after the other until every order
+was run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+from faults import SteppingDisk
+
+_STUCK_SECONDS = 30.0
+
+
+class Schedule:
+    """One order: the ``choices`` it is told, and from there on always the first thread that can go on.
+
+    Attributes:
+        taken: each choice that was made, and among how many threads.
+    """
+
+    def __init__(self, choices: list[int]) -> None:
+        self.taken: list[tuple[int, int]] = []
+        self._choices = choices
+        self._threads: list[_Scheduled] = []
+
+    def run(self, *works: Callable[[], None]) -> None:
+        """Run ``works`` to their ends, each in a thread of its own; raises what the first of them raised."""
+        self._threads = [_Scheduled(work) for work in works]
+        while running := [thread for thread in self._threads if not thread.ended]:
+            able = [thread for thread in running if thread.needs is None or not thread.needs.held]
+            assert able, "every thread waits for another"
+            at = len(self.taken)
+            choice = self._choices[at] if at < len(self._choices) else 0
+            self.taken.append((choice, len(able)))
+            able[choice].go_on()
+        for thread in self._threads:
+            if thread.failure is not None:
+                raise thread.failure
+
+    def pause(self, needs: Lock | None = None) -> None:
+        """Let the others go on here; a thread that is not scheduled is not held up."""
+        for thread in self._threads:
+            if thread.is_current:
+                thread.pause(needs)
+
+
+class Lock:
+    """Stands for a ``threading.Lock``: a thread that finds it held is not chosen until it is free."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.held = False
+        self._schedule = schedule
+
+    def __enter__(self) -> None:
+        self._schedule.pause(self)
+        assert not self.held
+        self.held = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.held = False
+
+
+class PausingDisk(SteppingDisk):
+    """Pauses before each of ``calls``; all others do not matter to anybody else."""
+
+    def __init__(self, schedule: Schedule, *calls: str) -> None:
+        super().__init__()
+        self._schedule = schedule
+        self._calls = calls
+
+    def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
+        if name in self._calls:
+            self._schedule.pause()
+
+
+def interleavings() -> Iterator[Schedule]:
+    """A schedule for every order; each has to be run before the next is asked for."""
+    choices: list[int] = []
+    while True:
+        schedule = Schedule(choices)
+        yield schedule
+        taken = schedule.taken
+        while taken and taken[-1][0] + 1 == taken[-1][1]:
+            taken.pop()
+        if not taken:
+            return
+        choices = [choice for choice, _ in taken[:-1]] + [taken[-1][0] + 1]
+
+
+class _Scheduled:
+    """A thread that stands still unless :meth:`go_on` lets it."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.ended = False
+        self.failure: BaseException | None = None
+        self.needs: Lock | None = None
+        self._work = work
+        self._may_go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def go_on(self) -> None:
+        """Return when it has stopped again."""
+        self.needs = None
+        self._may_go.release()
+        assert self._stopped.acquire(timeout=_STUCK_SECONDS), "a thread waits for something that is not scheduled"
+
+    def pause(self, needs: Lock | None) -> None:
+        self.needs = needs
+        self._stopped.release()
+        self._may_go.acquire()
+
+    def _run(self) -> None:
+        self._may_go.acquire()
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001  (it is raised where the schedule runs)
+            self.failure = error
+        self.ended = True
+        self._stopped.release()
