@@ -237,10 +237,9 @@ def test_a_record_that_looks_like_a_batch_is_never_one() -> None:
     [
         batch(b"forged\n", base=1),
         batch(b"forged\n", base=500),
-        batch(b"forged\n", base=4, append_time_ns=TIME_NS - 1),
         control_batch(control.State(4, TIME_NS + 9)),
     ],
-    ids=["old-sequence", "sequence-far-ahead", "old-time", "control"],
+    ids=["old-sequence", "sequence-far-ahead", "control"],
 )
 def test_a_record_behind_a_damaged_header_is_not_believed(forged: bytes) -> None:
     """The length is lost with the header, so content is searched: what cannot follow the last batch is passed over."""

@@ -66,6 +66,8 @@ class Flag(IntFlag):
     """The last record ends here without a newline (end of input)."""
     CONTROL = 8
     """State for recovery: no record, no sequence; readers pass over it."""
+    BARRIER = 16
+    """Everything before it in the segment was synced before it was written."""
 
 
 _CONTINUES, _CONTROL = int(Flag.CONTINUES), int(Flag.CONTROL)  # plain numbers: flags are slow to combine

@@ -180,27 +180,25 @@ def _examine(root: Root, listing: Listing, log_id: bytes, report: Report) -> _Ex
 class _TornTurn:
     """Finds a gap that a power cut can leave in the last turn, whose pages reach the disk in any order.
 
-    The batches of one turn have one append time, and a turn is written only after the one before it was synced. So a
-    gap behind the durable end, with batches of one append time behind it, is an unfinished write and not damage.
+    A turn's first batch says whether all before it was synced before it was written. So a gap behind the durable end
+    is an unfinished write if no such batch follows it, and damage if one does. Append times would not tell: while a
+    clock that was set back catches up, every turn has the same.
+
+    Attributes:
+        offset: where the unfinished turn begins; None if there is none.
     """
 
     def __init__(self, durable_bytes: int | None) -> None:
-        self._durable_bytes = durable_bytes
-        self._gap: int | None = None
-        self._times: set[int] = set()
+        self.offset: int | None = None
+        # The control batch was durable before the segment had its name.
+        self._from = None if durable_bytes is None else max(durable_bytes, FIRST_BATCH + 1)
 
     def add(self, found: Scanned | Gap) -> None:
         if isinstance(found, Scanned):
-            if self._gap is not None:
-                self._times.add(found.header.append_time_ns)
-        elif self._gap is None and self._durable_bytes is not None and found.offset >= self._durable_bytes:
-            # The control batch was durable before the segment had its name.
-            self._gap = found.offset if found.offset > FIRST_BATCH else None
-
-    @property
-    def offset(self) -> int | None:
-        """Where the unfinished turn begins; None if there is none."""
-        return self._gap if len(self._times) == 1 else None
+            if found.header.flags & Flag.BARRIER:
+                self.offset = None
+        elif self.offset is None and self._from is not None and found.offset >= self._from:
+            self.offset = found.offset
 
 
 def _scan(
@@ -325,15 +323,16 @@ class _Replay:
     def add(self, header: BatchHeader, route: str, payload: bytes) -> None:
         self.batches += 1
         state = self.state
+        state.append_time_ns = max(state.append_time_ns, header.append_time_ns)
         if header.is_control:
             try:
                 self.state = control.decode(payload)
             except control.BadControl:
                 return  # its checksum held, so a newer wald wrote it; what follows tells enough
             self.state.next_sequence = max(self.state.next_sequence, state.next_sequence)
+            self.state.append_time_ns = max(self.state.append_time_ns, state.append_time_ns)
             return
         state.next_sequence = max(state.next_sequence, header.end_sequence)
-        state.append_time_ns = max(state.append_time_ns, header.append_time_ns)
         self.pieces = self.pieces or bool(header.continues_sequence)
         if header.count:
             state.routes[route] = header.end_sequence - 1

@@ -194,8 +194,10 @@ class Writer:
     def _write(self, placement: Placement) -> None:
         pending: list[Buffer] = []
         start = placement.position
+        barrier = 0 if self.unsynced else int(Flag.BARRIER)
         for placed in placement.batches:
-            buffers = self._encode(placed, placement.append_time_ns)
+            buffers = self._encode(placed, placement.append_time_ns, barrier)
+            barrier = 0
             spool = placed.draft.spool
             if spool is None:
                 pending += buffers
@@ -269,7 +271,7 @@ class Writer:
                     self._disk.unlink(self._spare[0])
                 self._spare = None
 
-    def _encode(self, placed: Placed, time_ns: int) -> list[Buffer]:
+    def _encode(self, placed: Placed, time_ns: int, barrier: int) -> list[Buffer]:
         draft = placed.draft
         spool = draft.spool
         return encode(
@@ -282,7 +284,7 @@ class Writer:
             epoch=self.epoch,
             route_bytes=draft.route.name_bytes,
             encoding=draft.encoding,
-            flags=draft.flags,
+            flags=draft.flags | barrier,
             producer_id=draft.producer_id,
             producer_sequence=draft.continues or draft.producer_sequence,
             payload_checksum=None if spool is None else spool.checksum,
@@ -321,11 +323,13 @@ class Writer:
     def _open_next(self, now_ns: int, carry: tuple[Path, int] | None) -> None:
         """Make the next segment complete under a temporary name, then name it: a crash leaves it whole or not there."""
         state = self.state
+        # Stored with the state: a clock that was set back must not make what follows older than the control batch.
+        state.append_time_ns = max(now_ns, state.append_time_ns)
         header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns)
         temporary, descriptor = self._take_spare()
         try:
             if carry is None:
-                end = self._disk.write(descriptor, [encode_header(header), *self._control(now_ns)], 0)
+                end = self._disk.write(descriptor, [encode_header(header), *self._control()], 0)
             else:
                 # The old file's control batch and pieces stay where they were, so a reader's offsets stay right.
                 end = self._copy(descriptor, *carry)
@@ -363,7 +367,7 @@ class Writer:
             self._disk.close(source)
         return length
 
-    def _control(self, now_ns: int) -> list[Buffer]:
+    def _control(self) -> list[Buffer]:
         payload = control.encode(self.state)
         return encode(
             b"",
@@ -371,7 +375,7 @@ class Writer:
             payload_bytes=len(payload),
             base_sequence=self.state.next_sequence,
             count=0,
-            append_time_ns=max(now_ns, self.state.append_time_ns),
+            append_time_ns=self.state.append_time_ns,
             epoch=self.epoch,
             route_bytes=0,
             encoding=Encoding.CONTROL,

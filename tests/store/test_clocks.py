@@ -1,0 +1,122 @@
+"""Clocks that are set: forward, back, by years. Times never decrease within a log, and no decision rests on them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from contents import assert_sound, errors, records, values
+from damage import flipped
+from logs import SECOND_NS, START_NS, Built
+
+import wald
+from wald.errors import Damaged
+from wald.format import control
+from wald.format.names import Kind
+from wald.store.directory import list_segments
+from wald.store.raw import RawFile, Scanned
+
+YEAR_NS = 365 * 24 * 3600 * SECOND_NS
+STEPS = {
+    "back": [0, -3600 * SECOND_NS],
+    "forward and back": [3600 * SECOND_NS, -3600 * SECOND_NS],
+    "ten years ahead and back": [10 * YEAR_NS, -10 * YEAR_NS],
+    "to before 1970": [0, -60 * YEAR_NS],
+    "forward": [YEAR_NS, 0],
+}
+
+
+def steps(path: Path, name: str, *, publish: bool = True) -> Built:
+    """A cut between two steps of the clock, and then a turn a second: records 3 to 6, each in a turn of its own."""
+    ahead, back = STEPS[name]
+    built = Built(path)
+    built.lines("web", [b"1"])
+    built.lines("web", [b"2"])
+    built.now_ns += ahead
+    built.cut()
+    built.now_ns += back
+    for number in range(3, 7):
+        built.lines("web", [b"%d" % number], publish=publish)
+    return built
+
+
+def batches(path: Path) -> list[Scanned]:
+    with path.open("rb") as file:
+        return [found for found in RawFile(file.fileno()).scan() if isinstance(found, Scanned)]
+
+
+def spoil(built: Built, sequence: int) -> int:
+    """Flip a bit in the record's batch; returns where that begins."""
+    path = built.path(built.writer.base_sequence, Kind.RAW)
+    offset = next(found.offset for found in batches(path)[1:] if found.header.base_sequence == sequence)
+    path.write_bytes(flipped(path.read_bytes(), 8 * (offset + 73)))
+    return offset
+
+
+@pytest.mark.parametrize("name", STEPS)
+class TestClocks:
+    def test_a_healthy_log_is_sound_in_either_form(self, tmp_path: Path, name: str) -> None:
+        built = steps(tmp_path, name)
+        times = [record.append_time_ns for record in records(tmp_path)]
+        assert times == sorted(times)
+        assert_sound(tmp_path)
+        built.cut()
+        built.seal()
+        assert_sound(tmp_path)
+
+    def test_the_control_batch_hands_its_time_on(self, tmp_path: Path, name: str) -> None:
+        built = steps(tmp_path, name)
+        for segment in list_segments(built.root).segments:
+            with segment.path.open("rb") as file:
+                raw = RawFile(file.fileno())
+                first, *others = batches(segment.path)
+                told = control.decode(raw.payload(first)).append_time_ns
+            assert told == first.header.append_time_ns
+            assert all(batch.header.append_time_ns >= told for batch in others)
+
+    @pytest.mark.parametrize("publish", [True, False], ids=["head", "old-head"])
+    def test_a_start_keeps_every_whole_record_behind_a_flipped_bit(
+        self, tmp_path: Path, name: str, publish: bool
+    ) -> None:
+        """An old head is what a power cut leaves: that the others are whole shows that they were synced."""
+        built = steps(tmp_path, name, publish=publish)
+        offset = spoil(built, 4)
+        built.crash()
+        built = Built(tmp_path, epoch=2, now_ns=built.now_ns)
+        assert [f"offset {offset}: " in line for line in built.report.errors] == [True]
+        assert built.report.trimmed_bytes == 0
+        told: list[Damaged] = []
+        read = [record.value for record in wald.open(tmp_path).read("web", on_damage=told.append)]
+        assert read == [b"1", b"2", b"3", b"5", b"6"]
+        assert len(told) == 1
+
+    def test_verify_tells_of_the_flipped_bit_and_of_nothing_else(self, tmp_path: Path, name: str) -> None:
+        built = steps(tmp_path, name)
+        spoil(built, 4)
+        assert all("no batch" in line or "4 is due" in line for line in errors(tmp_path))
+        assert len(errors(tmp_path)) == 2
+
+    def test_the_next_life_does_not_go_back_in_time(self, tmp_path: Path, name: str) -> None:
+        built = steps(tmp_path, name)
+        latest = built.writer.state.append_time_ns
+        built.crash()
+        built = Built(tmp_path, epoch=2, now_ns=START_NS - YEAR_NS)
+        built.lines("web", [b"7"])
+        assert records(tmp_path)[-1].append_time_ns >= latest
+        built.cut()
+        built.seal()
+        assert_sound(tmp_path)
+
+    def test_reading_from_a_time_meets_every_record_of_it_and_later(self, tmp_path: Path, name: str) -> None:
+        built = steps(tmp_path, name)
+        for sealed in (False, True):
+            if sealed:
+                built.cut()
+                built.seal()
+            for since in {record.append_time_ns for record in records(tmp_path)}:
+                wanted = [record.value for record in records(tmp_path) if record.append_time_ns >= since]
+                start = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=since // 1000)
+                lines = built.log.read("web", start=start)
+                assert [record.value for record in lines] == wanted
+        assert values(tmp_path) == [b"%d" % number for number in range(1, 7)]
