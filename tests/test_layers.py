@@ -37,6 +37,7 @@ READING = (
     "wald.store.progress",
     "wald.store.raw",
     "wald.store.reader",
+    "wald.store.seeking",
     "wald.store.segments",
     "wald.store.verifier",
 )

@@ -25,7 +25,8 @@ from wald.store.directory import Root, read_identity
 from wald.store.disk import Disk
 from wald.store.head import read_head
 from wald.store.lookup import Whereabouts, where
-from wald.store.reader import Place, end_sequence, read_batches
+from wald.store.reader import Place, read_batches
+from wald.store.seeking import end_sequence
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,7 +13,7 @@ from sidecars.spark.pieces import LogPiece, pieces_of
 from sidecars.spark.places import ArchivePlace, LogPlace, Place, Shipped, find_places
 from wald.errors import InvalidInput, NotFound
 from wald.store.disk import Disk
-from wald.store.reader import sequence_at
+from wald.store.seeking import sequence_at
 
 Piece = LogPiece | BundlePiece
 

@@ -243,7 +243,7 @@ def test_a_pin_holds_until_its_cursor_has_come_or_its_claim_is_given_up(built: B
 def test_a_segment_that_is_not_what_its_name_says_is_told(built: Built) -> None:
     path = built.path(2, Kind.SEALED)
     shutil.copy(built.path(1, Kind.SEALED), path)
-    with pytest.raises(Damaged, match="it holds segment 1"):
+    with pytest.raises(Damaged, match="it is segment 1"):
         sealed_index(Segment(2, Kind.SEALED, path), built.log_id)
     with pytest.raises(Damaged, match="belongs to log"):
         sealed_index(Segment(1, Kind.SEALED, built.path(1, Kind.SEALED)), b"0123456789abcdef")

@@ -13,7 +13,7 @@ from wald.store.directory import Listing, Root, Segment, look_again
 from wald.store.head import Bound, look, lost_head
 from wald.store.history import Entry, History, part_of
 from wald.store.raw import Gap
-from wald.store.segments import Whole, open_segment
+from wald.store.segments import Misplaced, Whole, open_segment
 
 _LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which no calendar here knows
 
@@ -105,14 +105,19 @@ def _where(root: Root, sequence: int, log_id: bytes, bound: Bound, listing: List
         return _beyond(sequence, bound.sequence)
     holding = [segment for segment in segments if segment.base_sequence <= sequence]
     reason = ""
-    if holding:
-        # The newest at or below it; of two forms of one segment the one that is not doomed.
-        segment = max(holding, key=lambda found: (found.base_sequence, found.kind is not Kind.DOOMED))
-        found = _in_segment(root, sequence, segment, bound, newest, log_id)
+    # The newest at or below it; of two forms of one segment the one that is not doomed.
+    holding.sort(key=lambda found: (found.base_sequence, found.kind is not Kind.DOOMED))
+    for segment in reversed(holding):
+        try:
+            found = _in_segment(root, sequence, segment, bound, newest, log_id)
+        except Misplaced as error:  # the one before it may hold the record
+            reason = reason or error.message
+            continue
         if isinstance(found, Whereabouts):
             return found
-        reason = found
-    if bound.sequence is None and (not holding or segment.base_sequence == newest):
+        reason = found or reason
+        break
+    if bound.sequence is None and (not holding or holding[-1].base_sequence == newest):
         return _beyond(sequence, None)
     return _gone(sequence, reason, history)
 
@@ -120,10 +125,16 @@ def _where(root: Root, sequence: int, log_id: bytes, bound: Bound, listing: List
 def _in_segment(
     root: Root, sequence: int, segment: Segment, bound: Bound, newest: int, log_id: bytes
 ) -> Whereabouts | str:
-    """Its place in the segment that should hold it; or what is found there instead, "" for nothing."""
+    """Its place in the segment that should hold it; or what is found there instead, "" for nothing.
+
+    Raises:
+        Misplaced: it is not the segment that its name says.
+    """
     limit = bound.limit(segment.base_sequence)
     try:
         opened = open_segment(segment, log_id)
+    except Misplaced:
+        raise
     except Damaged as error:
         return error.message
     gap: Gap | None = None

@@ -22,8 +22,8 @@ from wald.format.sealed import RouteEntry, SealedIndex
 from wald.store.compression import SealedFile
 from wald.store.cursors import Cursor, CursorState, cursors_of
 from wald.store.directory import Root, Segment
-from wald.store.reader import end_sequence
-from wald.store.segments import foreign
+from wald.store.seeking import end_sequence
+from wald.store.segments import check_name
 
 DIRECTORY_GONE = "the directory of the route is gone, and its cursors with it"
 
@@ -110,7 +110,7 @@ def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
 
     Raises:
         FileNotFoundError: it is gone.
-        Damaged: that cannot be read, or it belongs to another log; either way nobody can say that it was read.
+        Damaged: that cannot be read, or is not what the name says; either way nobody can say that it was read.
     """
     try:
         with SealedFile(segment.path) as sealed:
@@ -119,11 +119,5 @@ def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
         raise
     except OSError as error:
         raise Damaged(f"{segment.path}: {error.strerror or error}", hint=f"ls -l {segment.path}") from error
-    if index.log_id != log_id:
-        raise foreign(segment, index.log_id)
-    if index.base_sequence != segment.base_sequence:
-        raise Damaged(
-            f"{segment.path}: offset 0: it holds segment {index.base_sequence}, not what its name says",
-            hint=f"mv {segment.path} to where it belongs",
-        )
+    check_name(segment, log_id, index)
     return index

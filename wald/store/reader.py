@@ -17,7 +17,6 @@ which the head's poll beats).
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -28,10 +27,11 @@ from wald.format.head import Head
 from wald.format.names import DEFAULT_GROUP
 from wald.store.batches import Batch, Broken, Joiner
 from wald.store.cursors import CursorState, read_cursor
-from wald.store.directory import Listing, Root, list_segments, look_again
+from wald.store.directory import Root, list_segments
 from wald.store.head import Bound, look, lost_head, read_head
 from wald.store.history import History
-from wald.store.segments import Passed, SealedSegment, Whole, open_segment
+from wald.store.seeking import end_sequence, sequence_since
+from wald.store.segments import Passed, Whole
 from wald.store.walk import Hole, Lost, Walk
 
 Place = int | str | datetime
@@ -116,26 +116,6 @@ def read_span(
     return _Reading(root, log_id, selection, on_damage).batches(follow=False, cancel=threading.Event(), bound=bound)
 
 
-def end_sequence(root: Root, log_id: bytes) -> int:
-    """The number that the next record gets, as far as the durable log tells."""
-    return _looked(root, lambda bound, listing: _end(bound, listing, log_id))
-
-
-def sequence_at(root: Root, log_id: bytes, time_ns: int) -> int:
-    """The first record appended at ``time_ns`` or later; the number after the last record if there is none yet."""
-    return _looked(root, lambda bound, listing: _sequence_at(bound, listing, log_id, time_ns))
-
-
-def _looked(root: Root, answer: Callable[[Bound, Listing], int]) -> int:
-    """What a look at the log answers; another look, if a segment was sealed or reclaimed meanwhile."""
-    while True:
-        bound, listing = look(root)
-        try:
-            return answer(bound, listing)
-        except FileNotFoundError as gone:
-            look_again(root, listing, gone)
-
-
 class _Reading:
     """One way through the log for one consumer."""
 
@@ -210,6 +190,8 @@ class _Reading:
         words = " and ".join(part for part in (begun_words, missing) if part)
         if words:
             self._tell(f"{lost.message}; {words} cannot be read")
+        elif lost.wholly and lost.first <= self._selection.last:
+            self._tell(lost.message)
 
     def _tell_hole(self, hole: Hole) -> None:
         self._joiner.abandon()
@@ -297,7 +279,7 @@ def _begin(root: Root, log_id: bytes, routes: frozenset[str] | None, start: Plac
     """A selection without an end."""
     if isinstance(start, datetime):
         time_ns = nanoseconds(start)
-        return Selection(routes, sequence_at(root, log_id, time_ns), from_ns=time_ns, earliest=True)
+        return Selection(routes, sequence_since(root, log_id, time_ns), from_ns=time_ns, earliest=True)
     if start == "earliest":
         _, listing = look(root)
         first = listing.segments[0].base_sequence if listing.segments else 1
@@ -338,52 +320,6 @@ def _after_cursors(root: Root, log_id: bytes, routes: frozenset[str] | None, gro
                 hint=f"wald --root {root.path} cursor set {name} SEQUENCE --group {group} --rewind",
             )
     return Selection(routes, min(floors.values(), default=oldest), floors)
-
-
-def _end(bound: Bound, listing: Listing, log_id: bytes) -> int:
-    if bound.sequence is not None:
-        return bound.sequence + 1
-    if not listing.segments:
-        return 1
-    newest = open_segment(listing.segments[-1], log_id)
-    try:
-        assert isinstance(newest, SealedSegment), "without a head the newest raw segment is the bound"
-        return newest.index.next_sequence
-    finally:
-        newest.close()
-
-
-def _sequence_at(bound: Bound, listing: Listing, log_id: bytes, time_ns: int) -> int:
-    readable = [segment for segment in listing.segments if segment.base_sequence <= bound.segment]
-
-    def begins_earlier(number: int) -> bool:
-        """Whether the first batch of a segment, or of the last readable one before it, is older than ``time_ns``."""
-        for segment in reversed(readable[: number + 1]):
-            try:
-                opened = open_segment(segment, log_id)
-            except Damaged:
-                continue
-            try:
-                first_ns = opened.first_time_ns(bound.limit(segment.base_sequence))
-            finally:
-                opened.close()
-            return first_ns is not None and first_ns < time_ns  # only the newest segment may be empty
-        return True
-
-    later = bisect_left(range(len(readable)), True, key=lambda number: not begins_earlier(number))
-    for segment in readable[max(0, later - 1) :]:
-        try:
-            opened = open_segment(segment, log_id)
-        except Damaged:
-            continue
-        limit = bound.limit(segment.base_sequence)
-        try:
-            for met in opened.batches(opened.position_of_time(time_ns, limit), limit):
-                if isinstance(met, Whole) and met.header.count and met.header.append_time_ns >= time_ns:
-                    return met.header.base_sequence
-        finally:
-            opened.close()
-    return _end(bound, listing, log_id)
 
 
 def nanoseconds(moment: datetime) -> int:

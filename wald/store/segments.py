@@ -18,7 +18,8 @@ from wald.errors import Damaged
 from wald.format.batch import HEADER, BatchHeader, Outcome, decode_header, look, route_of
 from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
-from wald.format.segment import BadHeader
+from wald.format.sealed import SealedIndex
+from wald.format.segment import BadHeader, SegmentHeader
 from wald.store.compression import SealedFile
 from wald.store.directory import Segment
 from wald.store.indexes import read_index
@@ -59,7 +60,8 @@ class RawSegment:
 
     Raises:
         FileNotFoundError: it has been replaced or reclaimed already.
-        Damaged: it belongs to another log.
+        Misplaced: it is not the one that its name says.
+        Damaged: it is not a regular file.
     """
 
     def __init__(self, segment: Segment, log_id: bytes) -> None:
@@ -69,12 +71,18 @@ class RawSegment:
         self._log_id = log_id
         self._descriptor = open_regular(segment.path)
         try:
-            header = RawFile(self._descriptor).header()
-        except BadHeader:
-            return  # the batches have checksums of their own; wald verify tells of the header
-        if header.log_id != log_id:
+            check_name(segment, log_id, self._told(log_id))
+        except BaseException:
             os.close(self._descriptor)
-            raise foreign(segment, header.log_id)
+            raise
+
+    def _told(self, log_id: bytes) -> SegmentHeader | None:
+        """The header; without a good one what the first batch says. Only wald verify tells of the header."""
+        try:
+            return RawFile(self._descriptor).header()
+        except BadHeader:
+            first = self._header_at(FIRST_BATCH)
+            return SegmentHeader(log_id, first.base_sequence, first.epoch, 0) if first and first.is_control else None
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -168,7 +176,8 @@ class SealedSegment:
 
     Raises:
         FileNotFoundError: it has been reclaimed.
-        Damaged: its index cannot be read, or it belongs to another log.
+        Misplaced: it is not the one that its name says.
+        Damaged: its index cannot be read.
     """
 
     tail: Tail | None = None
@@ -180,9 +189,11 @@ class SealedSegment:
         self._ahead: tuple[int, Future[bytes]] | None = None
         self._file = SealedFile(segment.path)
         self.index = self._file.index
-        if self.index.log_id != log_id:
+        try:
+            check_name(segment, log_id, self.index)
+        except Misplaced:
             self._file.close()
-            raise foreign(segment, self.index.log_id)
+            raise
 
     def close(self) -> None:
         if self._pool is not None:
@@ -288,14 +299,30 @@ def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
     """
     Raises:
         FileNotFoundError: the file has been replaced or reclaimed: look at the directory again.
-        Damaged: nothing in it can be read, or it belongs to another log.
+        Misplaced: it is not the one that its name says.
+        Damaged: nothing in it can be read.
     """
     return RawSegment(segment, log_id) if segment.kind is Kind.RAW else SealedSegment(segment, log_id)
 
 
-def foreign(segment: Segment, log_id: bytes) -> Damaged:
-    """The error for a segment with the id of another log."""
-    return Damaged(
-        f"{segment.path}: offset 16: the segment belongs to log {log_id.hex()}",
-        hint=f"move it out of {segment.path.parent}",
+class Misplaced(Damaged):
+    """A file has the name of a segment and is another one, of this log or of another."""
+
+
+def check_name(segment: Segment, log_id: bytes, told: SegmentHeader | SealedIndex | None) -> None:
+    """Hold a segment's name against what its header, or its index, says (None: nothing can be told).
+
+    Raises:
+        Misplaced: it is another log's, or another segment of this one. A copy is never read in its place.
+    """
+    if told is None or (told.log_id, told.base_sequence) == (log_id, segment.base_sequence):
+        return
+    if told.log_id != log_id:
+        raise Misplaced(
+            f"{segment.path}: offset 16: the segment belongs to log {told.log_id.hex()}",
+            hint=f"move it out of {segment.path.parent}",
+        )
+    raise Misplaced(
+        f"{segment.path}: offset 32: it is segment {told.base_sequence}, not what its name says",
+        hint=f"move it to where it belongs, or out of {segment.path.parent} if it is a copy",
     )

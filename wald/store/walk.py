@@ -15,7 +15,7 @@ from wald.errors import Damaged
 from wald.store.directory import Listing, Root, Segment, list_segments, look_again
 from wald.store.head import Bound
 from wald.store.raw import FIRST_BATCH, Gap
-from wald.store.segments import OpenSegment, Passed, Whole, open_segment
+from wald.store.segments import Misplaced, OpenSegment, Passed, Whole, open_segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,13 @@ class Lost:
 
     Attributes:
         message: path, offset in the file, and what is wrong.
+        wholly: whether it is a whole segment, of which to tell even where nothing is missing.
     """
 
     message: str
     first: int
     last: int
+    wholly: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,11 @@ class Walk:
                         listing = look_again(self._root, listing, gone)
                         continue
                 except Damaged as error:
-                    yield self._unreadable(following, error, listing, bound)
+                    before = self._before(following, listing)
+                    if isinstance(error, Misplaced) and self._expected is None and before is not None:
+                        self._behind = before.base_sequence - 1  # what is wanted may be in that one
+                    else:
+                        yield self._unreadable(following, error, listing, bound)
                     continue
             segment = self._current
             assert segment is not None
@@ -115,6 +121,9 @@ class Walk:
     def _following(self, listing: Listing, bound: Bound) -> Segment | None:
         later = (s for s in listing.segments if self._behind < s.base_sequence <= bound.segment)
         return next(later, None)
+
+    def _before(self, segment: Segment, listing: Listing) -> Segment | None:
+        return next((s for s in reversed(listing.segments) if s.base_sequence < segment.base_sequence), None)
 
     def _enter(self, segment: Segment, bound: Bound) -> None:
         opened = open_segment(segment, self._log_id)
@@ -195,7 +204,7 @@ class Walk:
         end = following[0] if following and following[0] <= bound.segment else (bound.sequence or begin) + 1
         self._behind = segment.base_sequence
         self._expected = max(end, begin)
-        return Lost(error.message, begin, end - 1)
+        return Lost(error.message, begin, end - 1, wholly=True)
 
     def _missing_until(self, bound: Bound) -> Iterator[Hole]:
         """The segment that the head stands in is not there, nor is any later one."""
