@@ -144,6 +144,68 @@ def test_a_repeated_request_is_acknowledged_with_its_first_sequences(daemon: Dae
     assert [record.value for record in wald.open(daemon.root).read("a")] == [b"one", b"two"]
 
 
+def test_a_fork_makes_two_producers(daemon: Daemon) -> None:
+    """Both go on where they are, with requests under way: what either was told is durable is in the log."""
+    with Producer(daemon.root) as producer:
+        producer.publish("a", b"before\n")
+        producer.publish("a", b"under way\n")
+        child = os.fork()
+        name = b"child" if child == 0 else b"parent"
+        status = 1
+        try:
+            for number in range(5):
+                producer.publish("a", b"%b %d\n" % (name, number))
+            acknowledged = len(producer.flush())
+            status = 0 if acknowledged == 5 else 1
+        finally:
+            if child == 0:
+                os._exit(status)
+        _, ended = os.waitpid(child, 0)
+
+    assert (ended, acknowledged) == (0, 7)
+    found = [record.value for record in wald.open(daemon.root).read("a")]
+    assert sorted(found) == sorted(
+        [b"before", b"under way", *(b"%b %d" % (name, n) for name in (b"child", b"parent") for n in range(5))]
+    )
+
+
+def test_a_given_id_stays_with_the_process_it_was_given_to(daemon: Daemon) -> None:
+    """A fork's child is refused, and the parent goes on."""
+    with Producer(daemon.root, producer_id=7) as producer:
+        producer.publish("a", b"before\n")
+        child = os.fork()
+        if child == 0:
+            try:
+                producer.publish("a", b"child\n")
+            except Refused:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        producer.publish("a", b"parent\n")
+        assert producer.flush() == [Durable(1, 1), Durable(2, 2)]
+
+
+def test_threads_may_share_a_producer(daemon: Daemon) -> None:
+    """Each call is whole: nothing is lost, doubled or cut by another thread's."""
+    with Producer(daemon.root) as producer:
+
+        def publish(name: str) -> None:
+            for number in range(100):
+                producer.publish("a", f"{name} {number}\n".encode() * 50)
+                producer.acknowledged() if number % 7 else producer.command("PING")
+
+        threads = [threading.Thread(target=publish, args=(name,)) for name in "tuvw"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        producer.flush()
+
+    found = [record.value.decode() for record in wald.open(daemon.root).read("a")]
+    assert sorted(found) == sorted(f"{name} {number}" for name in "tuvw" for number in range(100) for _ in range(50))
+
+
 def test_commands_wait_for_what_was_published(daemon: Daemon) -> None:
     with Producer(daemon.root) as producer:
         producer.publish("a", b"one\n")

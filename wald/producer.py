@@ -14,9 +14,12 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -45,9 +48,13 @@ class Durable(NamedTuple):
 class Producer:
     """A connection that outlives restarts of the daemon. After an error it is finished.
 
+    Threads may share one: a call waits for the others' to end. After a fork (os.fork) the child's is another producer,
+    with a connection and an id of its own and nothing under way; what the parent has published the parent flushes.
+
     Args:
         at: the root of the log, or the socket itself.
-        producer_id: 1 to 2**64 - 1; nobody else may use it at the same time. By default a random one.
+        producer_id: 1 to 2**64 - 1; nobody else may use it at the same time, not even a fork's child.
+            By default a random one.
         retry_for: seconds of waiting in which nothing has to become durable before the daemon is given up.
         connect_for: seconds for which the first connection is tried; enough for a daemon that is just being started.
     """
@@ -57,18 +64,13 @@ class Producer:
     ) -> None:
         path = Path(at)
         self._path = path / SOCKET_NAME if path.is_dir() else path
-        self._id = producer_id or int.from_bytes(os.urandom(8)) >> 1 or 1
+        self._given_id = producer_id
         self._retry_for = retry_for
-        self._number = 0
-        self._established = False
-        self._durable: list[Durable] = []
-        self._under_way: deque[tuple[bytes, bytes | memoryview]] = deque()
-        self._received = b""
+        self._connect_for = connect_for
         self._socket: socket.socket | None = None
-        self._deadline: float | None = None  # of a trouble; an answer is its end, a connection is not
-        self._pause = _PAUSE_SECONDS
-        self._recover(None, time.monotonic() + connect_for)
-        self._over_it()
+        self._begin()
+        self._connect()
+        _PRODUCERS.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -78,8 +80,49 @@ class Producer:
     ) -> None:
         self.close()
 
+    def _begin(self) -> None:
+        """Be a producer that has sent nothing yet."""
+        self._lock = threading.Lock()
+        self._inherited = False
+        self._id = self._given_id or int.from_bytes(os.urandom(8)) >> 1 or 1
+        self._number = 0
+        self._established = False
+        self._durable: list[Durable] = []
+        self._under_way: deque[tuple[bytes, bytes | memoryview]] = deque()
+        self._received = b""
+        self._deadline: float | None = None  # of a trouble; an answer is its end, a connection is not
+        self._pause = _PAUSE_SECONDS
+
+    def _connect(self) -> None:
+        self._recover(None, time.monotonic() + self._connect_for)
+        self._over_it()
+
+    def begin_in_child(self) -> None:
+        """Leave to the parent what is the parent's; called in the child of a fork, before anything else runs there."""
+        self._hang_up()  # the parent's connection stays open: it has a descriptor of its own
+        self._begin()
+        self._inherited = True
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One call at a time; the first one in the child of a fork connects."""
+        with self._lock:
+            if self._inherited:
+                if self._given_id:
+                    raise Refused(
+                        f"{self._path}: producer id {self._given_id:x} was given to the process before the fork",
+                        hint="make another Producer in the child, with another id",
+                    )
+                self._inherited = False
+                self._connect()
+            yield
+
     def close(self) -> None:
         """Hang up. What has not been acknowledged may or may not be in the log: :meth:`flush` first."""
+        with self._lock:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -100,47 +143,54 @@ class Producer:
         check_route(route)
         if not columns and payload[-1:] != b"\n":
             raise InvalidInput(f"route {route}: a payload of lines must end in a newline", hint="append b'\\n'")
-        for frame in [payload] if columns else _frames(payload):
-            if len(frame) > REQUEST_MAX_BYTES:
-                raise InvalidInput(
-                    f"route {route}: a record of {len(frame)} bytes; the limit is {REQUEST_MAX_BYTES}",
-                    hint="write it to the route's FIFO, or split it",
-                )
-            # The first goes alone: to the daemon a new producer may start at any number, so if it took the second and
-            # not the first, the first would come too late.
-            while len(self._under_way) >= (WINDOW if self._established else 1):
-                self._receive()
-            self._number += 1
-            request = Publish(route.encode(), len(frame), columns, self._id, self._number)
-            self._send(encode_publish(request), frame)
+        with self._alone():
+            for frame in [payload] if columns else _frames(payload):
+                self._publish(route, frame, columns)
+
+    def _publish(self, route: str, frame: bytes | memoryview, columns: bool) -> None:
+        if len(frame) > REQUEST_MAX_BYTES:
+            raise InvalidInput(
+                f"route {route}: a record of {len(frame)} bytes; the limit is {REQUEST_MAX_BYTES}",
+                hint="write it to the route's FIFO, or split it",
+            )
+        # The first goes alone: to the daemon a new producer may start at any number, so if it took the second and
+        # not the first, the first would come too late.
+        while len(self._under_way) >= (WINDOW if self._established else 1):
+            self._receive()
+        self._number += 1
+        request = Publish(route.encode(), len(frame), columns, self._id, self._number)
+        self._send(encode_publish(request), frame)
 
     def flush(self) -> list[Durable]:
         """Wait until everything sent is durable, and return :meth:`acknowledged`; raises as :meth:`publish`."""
-        while self._under_way:
-            self._receive()
-        return self.acknowledged()
+        with self._alone():
+            self._receive_all()
+            return self._take_durable()
 
     def acknowledged(self) -> list[Durable]:
         """What has become durable since this was last asked, in the order in which it was sent."""
-        durable, self._durable = self._durable, []
-        return durable
+        with self._lock:
+            return self._take_durable()
 
     def wait_for(self, descriptor: int) -> None:
         """Return once ``descriptor`` can be read; meanwhile take acknowledgements, and send lost requests again."""
-        while True:
+        with self._alone():
+            while not self._is_readable(descriptor):
+                self._receive()
+
+    def _is_readable(self, descriptor: int) -> bool:
+        """Wait for either: True if ``descriptor`` can be read, False if there is an answer to take."""
+        while b"\n" not in self._received:
             deadline = self._give_up_at()
             poller = select.poll()
             poller.register(descriptor, select.POLLIN)
             if self._under_way and self._socket is not None:
                 poller.register(self._socket, select.POLLIN)
-            if b"\n" not in self._received:
-                readable = dict(poller.poll(_left(deadline) * 1000 if self._under_way else None))
-                if descriptor in readable:
-                    return
-                if not readable:
-                    self._recover(TimeoutError(), deadline)
-                    continue
-            self._receive()
+            readable = dict(poller.poll(_left(deadline) * 1000 if self._under_way else None))
+            if readable:
+                return descriptor in readable
+            self._recover(TimeoutError(), deadline)
+        return False
 
     def command(self, *words: str) -> str:
         """Send HEAD, STAT, CUT, ROUTE or PING; returns the words of the answer. A lost connection repeats it.
@@ -148,10 +198,10 @@ class Producer:
         Raises:
             WaldError: as :meth:`publish`. Whatever was published before is flushed.
         """
-        while self._under_way:
-            self._receive()
-        self._send(" ".join(words).encode() + b"\n", b"")
-        return self._answer()
+        with self._alone():
+            self._receive_all()
+            self._send(" ".join(words).encode() + b"\n", b"")
+            return self._answer()
 
     def _send(self, line: bytes, payload: bytes | memoryview) -> None:
         self._under_way.append((line, payload))
@@ -176,6 +226,14 @@ class Producer:
         self._established = True
         self._durable.append(Durable(int(first), int(last)))
 
+    def _receive_all(self) -> None:
+        while self._under_way:
+            self._receive()
+
+    def _take_durable(self) -> list[Durable]:
+        durable, self._durable = self._durable, []
+        return durable
+
     def _answer(self) -> str:
         """The answer to the oldest request, which is then forgotten; troubles that pass are sat out."""
         deadline = self._give_up_at()
@@ -186,7 +244,7 @@ class Producer:
                 self._recover(error, deadline)
             except ProtocolError as error:
                 if error.code not in _TRY_AGAIN:
-                    self.close()
+                    self._hang_up()
                     self._under_way.clear()
                     raise _as_error(error) from None
                 self._recover(error, deadline)
@@ -217,7 +275,7 @@ class Producer:
         """Connect anew and send again what is under way."""
         self._deadline = deadline
         while True:
-            self.close()
+            self._hang_up()
             self._received = b""
             if reason is not None:
                 if time.monotonic() >= deadline or isinstance(reason, PermissionError):
@@ -244,6 +302,15 @@ class Producer:
             return Unavailable(f"{self._path}: {words}", hint=f"df -h {self._path.parent}; wald head")
         words = reason.strerror or str(reason)
         return Unavailable(f"{self._path}: no daemon answers ({words})", hint=f"wald run --root {self._path.parent}")
+
+
+def _begin_in_child() -> None:
+    for producer in list(_PRODUCERS):
+        producer.begin_in_child()
+
+
+_PRODUCERS: weakref.WeakSet[Producer] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _left(deadline: float) -> float:
@@ -285,7 +352,7 @@ def _as_error(error: ProtocolError) -> WaldError:
             return NotFound(error.words, hint="wald route add NAME makes it; wald routes lists them")
         case Code.DENIED:
             return Refused(error.words, hint="add the user to writers in [routes.NAME] of the daemon's config")
-        case Code.GAP | Code.FORGOTTEN:
+        case Code.GAP | Code.FORGOTTEN | Code.CONFLICT:
             return Refused(error.words, hint="use another producer id; wald read shows what has arrived")
         case Code.TOO_LARGE:
             return InvalidInput(error.words, hint="raise request_max_bytes, or write the record to the route's FIFO")

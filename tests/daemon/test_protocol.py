@@ -373,6 +373,73 @@ def test_repetitions_are_recognised_after_kills_and_cuts(start: Start, root: Pat
     assert_sound(root)
 
 
+def test_other_content_under_a_number_that_is_taken_is_refused(shared: Daemon, client: Client, route: str) -> None:
+    """Never acknowledged and dropped: in one write, in a later one, from another connection. The route is content."""
+    other_route = route[:96] + ".two"
+    assert shared.ask(f"ROUTE ADD {other_route}").startswith("OK ")
+    first = sequence(client.ask(numbered(route, 0xC1, 1, b"one\n")))
+    client.send(numbered(route, 0xC1, 2, b"two\n") + numbered(route, 0xC1, 2, b"tow\n") + b"PING\n")
+    assert sequence(client.reply()) == first + 1
+    assert client.reply().startswith("ERR conflict batch 2 of this producer is already ")
+    assert client.reply() == "OK pong"
+    with Client(shared.socket_path) as other:
+        for payload in (b"eno\n", b"o\ne\n", b"one\n\n", b"x" * SPOOLED + b"\n"):
+            assert other.ask(numbered(route, 0xC1, 1, payload)).startswith("ERR conflict ")
+        assert other.ask(numbered(other_route, 0xC1, 1, b"one\n")).startswith("ERR conflict ")
+        assert sequence(other.ask(numbered(route, 0xC1, 1, b"one\n"))) == first
+
+    assert text(shared.root, route) == b"one\ntwo\n"
+    assert text(shared.root, other_route) == b""
+
+
+def test_the_end_of_a_route_and_the_beginning_of_a_payload_are_told_apart(shared: Daemon, client: Client) -> None:
+    """A batch's body is the route and then the payload: the same bytes, parted elsewhere, are other content."""
+    for name in ("ROUTE ADD shifted1", "ROUTE ADD shifted1payload1"):
+        assert shared.ask(name).startswith("OK ")
+    assert client.ask(numbered("shifted1", 0xC2, 1, b"payload1text\n" + b"x" * 10 + b"\n")).startswith("OK ")
+
+    assert client.ask(numbered("shifted1payload1", 0xC2, 1, b"text\n" + b"x" * 10 + b"\n")).startswith("ERR conflict ")
+
+
+def test_a_conflict_is_seen_after_kills_and_cuts(start: Start, root: Path) -> None:
+    """From the batches that recovery scans, and from the state that a cut hands on."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r")
+    large = b"l" * SPOOLED + b"\n"
+    with Client(daemon.socket_path) as client:
+        assert client.ask(numbered("r", 7, 1, b"one\n") + numbered("r", 7, 2, large)) == "OK 1 1"
+        assert client.reply() == "OK 2 2"
+    for disturb in (daemon.kill, lambda: daemon.ask("CUT"), daemon.kill):
+        disturb()
+        if daemon.process.poll() is not None:
+            daemon.start_again()
+        with Client(daemon.socket_path) as client:
+            assert client.ask(numbered("r", 7, 1, b"eno\n")).startswith("ERR conflict ")
+            assert client.ask(numbered("r", 7, 2, large[1:] + b"\n")).startswith("ERR conflict ")
+            assert client.ask(numbered("r", 7, 1, b"one\n")) == "OK 1 1"
+            assert client.ask(numbered("r", 7, 2, large)) == "OK 2 2"
+
+    assert text(root, "r") == b"one\n" + large
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's place")
+def test_a_producer_id_is_its_users_own(start: Start, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has read it elsewhere, in a segment or over a shoulder, can neither be taken for it nor be in its way."""
+    daemon = start(socket_mode="0666")
+    daemon.ask("ROUTE ADD r")
+    monkeypatch.chdir(root)  # the way to a test's directory is closed to others
+    root.chmod(0o755)
+    with Client(daemon.socket_path) as mine:
+        assert mine.ask(numbered("r", 7, 1, b"mine\n")) == "OK 1 1"
+        with acting_as(os.geteuid() + 1), Client(Path("wald.sock")) as theirs:
+            for number in (1, 2):
+                assert theirs.ask(numbered("r", 7, number, b"theirs\n")) == f"OK {1 + number} {1 + number}"
+        assert mine.ask(numbered("r", 7, 2, b"mine\n")) == "OK 4 4"
+        assert mine.ask(numbered("r", 7, 1, b"mine\n")) == "OK 1 1"
+
+    assert values(root) == [b"mine", b"theirs", b"theirs", b"mine"]
+
+
 # Who may write.
 
 

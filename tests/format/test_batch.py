@@ -19,9 +19,11 @@ from wald.format.batch import (
     Encoding,
     Flag,
     Outcome,
+    checksum_body,
     decode_header,
     encode,
     look,
+    padding,
     payload_of,
     route_of,
     route_prefix,
@@ -113,9 +115,9 @@ def test_a_batch_comes_back(
 @settings(max_examples=50, deadline=None)
 @given(payload=st.binary(max_size=100))
 def test_a_checksum_of_the_caller_gives_the_same_batch(payload: bytes) -> None:
-    checksum = crc32c(payload, crc32c(route_prefix(b"web")))
+    checksum = checksum_body(route_prefix(b"web"), [payload], padding(len(payload)))
     count = payload.count(b"\n")
-    assert batch(payload, payload_checksum=checksum, count=count) == batch(payload, count=count)
+    assert batch(payload, body_checksum=checksum, count=count) == batch(payload, count=count)
 
 
 def test_every_flipped_bit_is_damage() -> None:

@@ -14,8 +14,9 @@ from wald.format import control
 from wald.format.control import PRODUCERS_MAX, WINDOW, BadControl, Producers, State, Written
 
 U64 = st.integers(0, (1 << 64) - 1)
+U32 = st.integers(0, (1 << 32) - 1)
 ROUTES = st.dictionaries(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True), U64, max_size=4)
-WINDOWS = st.lists(st.builds(Written, U64, U64, U64), max_size=WINDOW).map(lambda w: deque(w, WINDOW))
+WINDOWS = st.lists(st.builds(Written, U64, U64, U32, U32), max_size=WINDOW).map(lambda w: deque(w, WINDOW))
 STATES = st.builds(State, U64, U64, ROUTES, ROUTES, st.dictionaries(U64, WINDOWS, max_size=4).map(Producers))
 ENCODED = control.encode(STATE)
 
@@ -73,10 +74,10 @@ def test_state_that_lies_is_refused(payload: bytes) -> None:
 def test_a_retry_is_found_while_it_is_remembered() -> None:
     producers = Producers()
     for number in range(WINDOW + 1):
-        producers.add(7, Written(number, number + 1, number + 1))
+        producers.add(7, Written(number, number + 1, 1, number))
 
     assert producers.find(7, 0) is None
-    assert producers.find(7, 1) == Written(1, 2, 2)
+    assert producers.find(7, 1) == Written(1, 2, 1, 1)
     assert producers.find(8, 1) is None
     assert producers.expected(7) == WINDOW + 1
     assert producers.expected(8) is None
@@ -85,15 +86,15 @@ def test_a_retry_is_found_while_it_is_remembered() -> None:
 def test_the_least_recently_active_producer_is_forgotten_first() -> None:
     producers = Producers()
     for producer_id in range(1, PRODUCERS_MAX + 1):
-        producers.add(producer_id, Written(0, 1, 1))
-    producers.add(1, Written(1, 2, 2))
-    producers.add(PRODUCERS_MAX + 1, Written(0, 3, 3))
+        producers.add(producer_id, Written(0, 1, 1, 0))
+    producers.add(1, Written(1, 2, 1, 1))
+    producers.add(PRODUCERS_MAX + 1, Written(0, 3, 1, 0))
 
-    assert producers.find(1, 0) == Written(0, 1, 1)
+    assert producers.find(1, 0) == Written(0, 1, 1, 0)
     assert producers.expected(2) is None
     assert len(producers.table) == PRODUCERS_MAX
 
 
 def test_the_largest_state_stays_small() -> None:
-    producers = Producers({n: deque([Written(n, n, n)] * WINDOW, WINDOW) for n in range(PRODUCERS_MAX)})
+    producers = Producers({n: deque([Written(n, n, 1, n)] * WINDOW, WINDOW) for n in range(PRODUCERS_MAX)})
     assert len(control.encode(State(producers=producers))) <= 400 * 1024 + 1024

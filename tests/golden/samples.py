@@ -62,8 +62,10 @@ STATE = control.State(
     open_records={"web": 249},
     producers=control.Producers(
         {
-            0xFFFFFFFFFFFFFFFF: deque([control.Written(7, 100, 109), control.Written(8, 110, 109)], control.WINDOW),
-            1: deque([control.Written(0, 1, 1)], control.WINDOW),
+            0xFFFFFFFFFFFFFFFF: deque(
+                [control.Written(7, 100, 10, 0x1234), control.Written(8, 110, 0, 0)], control.WINDOW
+            ),
+            1: deque([control.Written(0, 1, 1, 0xFFFFFFFF)], control.WINDOW),
         }
     ),
 )

@@ -12,21 +12,20 @@ from pathlib import Path
 
 import pytest
 from contents import assert_sound, records, values
-from crc32c import crc32c
 from faults import Died, DyingDisk, FailingDisk, SteppingDisk, TracingDisk, until_it_survives
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import START_NS, Built
 
 from wald.format import control
-from wald.format.batch import HEADER, Flag
+from wald.format.batch import HEADER, Flag, checksum_body, padding
 from wald.format.names import Kind
 from wald.format.segment import HEADER as SEGMENT_HEADER
 from wald.store.directory import Root, create_root, list_segments
 from wald.store.disk import Disk
 from wald.store.indexes import read_index
 from wald.store.raw import RawFile, Scanned
-from wald.store.writer import Draft, Placement, Route, Spool, Writer
+from wald.store.writer import Draft, Placement, Route, Writer
 
 ROUTE = Route.named("web")
 NEVER = 1 << 30  # steps a disk survives
@@ -415,7 +414,7 @@ class TestPlaces:
     def test_a_control_batch_larger_than_a_segment_does_not_make_every_commit_a_cut(self, tmp_path: Path) -> None:
         built = Built(tmp_path / "log", segment_max_bytes=4096)
         for producer in range(1, 200):
-            built.writer.state.producers.add(producer, control.Written(1, 1, 1))
+            built.writer.state.producers.add(producer, control.Written(1, 1, 1, 1))
         built.lines("web", [b"1"])
         built.cut()
         assert built.writer.position > 4096
@@ -456,11 +455,13 @@ class TestPlaces:
         assert found == [5, 5, 6, 6]
 
 
-def spooled(directory: str, payload: bytes, route: Route = ROUTE) -> Spool:
-    """The payload in a file, as the daemon's spool keeps it."""
+def spool(made: Draft, directory: str, payload: bytes) -> int:
+    """Put ``payload`` in a file, as the daemon does with a large one; returns the descriptor."""
     descriptor = os.open(directory, os.O_TMPFILE | os.O_RDWR)
     os.write(descriptor, payload)
-    return Spool(descriptor, crc32c(payload, crc32c(route.prefix)))
+    made.spool, made.payload = descriptor, []
+    made.body_checksum = checksum_body(made.route.prefix, [payload], padding(made.payload_bytes))
+    return descriptor
 
 
 @settings(max_examples=40, deadline=None)
@@ -469,17 +470,16 @@ def test_a_spooled_draft_becomes_the_same_bytes_as_one_in_memory(lines: list[tup
     """Alone and among others, of every length modulo the alignment."""
     with tempfile.TemporaryDirectory() as directory:
         written = []
-        for spool in (False, True):
-            built = Built(Path(directory) / str(spool))
+        for through_files in (False, True):
+            built = Built(Path(directory) / str(through_files))
             drafts = [draft(line.replace(b"\n", b"") + b"\n") for line, _ in lines]
             for made, (_, through_a_file) in zip(drafts, lines, strict=True):
-                if spool and through_a_file:
-                    made.spool = spooled(directory, bytes(made.payload[0]))
-                    made.payload = []
+                if through_files and through_a_file:
+                    spool(made, directory, bytes(made.payload[0]))
             commit(built, drafts)
             for made in drafts:
                 if made.spool is not None:
-                    os.close(made.spool.descriptor)
+                    os.close(made.spool)
             written.append(raw(built)[SEGMENT_HEADER.size :])
             assert values(built.root.path) == [line.replace(b"\n", b"") for line, _ in lines]
             built.writer.close()
@@ -489,7 +489,7 @@ def test_a_spooled_draft_becomes_the_same_bytes_as_one_in_memory(lines: list[tup
 def test_a_spool_that_became_shorter_fails_the_commit(tmp_path: Path) -> None:
     built = with_some_records(tmp_path / "log", TracingDisk())
     made = draft(b"5" * 100 + b"\n")
-    made.spool, made.payload = spooled(str(tmp_path), b"5" * 50), []
+    descriptor = spool(made, str(tmp_path), b"5" * 50)
     with pytest.raises(OSError, match="shorter"):
         commit(built, [made])
     assert built.writer.failed
@@ -497,7 +497,7 @@ def test_a_spool_that_became_shorter_fails_the_commit(tmp_path: Path) -> None:
     commit_more(built)
     assert values(built.root.path, "web") == [b"1", b"2", b"4", b"5", b"6", b"7"]
     assert_whole(built)
-    os.close(made.spool.descriptor)
+    os.close(descriptor)
 
 
 ACTIONS = st.lists(

@@ -295,7 +295,7 @@ class Connections:
                 route = self._admit(connection, request, gate)
                 if body + request.payload_bytes <= end:
                     position = body + request.payload_bytes
-                    connection.answers.append(publish_whole(turn, arena, route, request, body))
+                    connection.answers.append(publish_whole(turn, arena, connection.user_id, route, request, body))
                 elif self._fits(request):
                     break
                 else:
@@ -361,7 +361,7 @@ class Connections:
         assert spooling is not None
         try:
             gate.pass_through(spooling.route)  # again: a pipe may have begun a long line since the request began
-            connection.answers.append(publish_spooled(turn, spooling))
+            connection.answers.append(publish_spooled(turn, spooling, connection.user_id))
         except Parked as parked:
             self._wait(connection, parked.cause)
             return

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+from functools import lru_cache
+from hashlib import blake2b
+
 from stringzilla import count as count_bytes
 
 from wald.daemon.arena import Arena
@@ -17,6 +21,18 @@ Answer = bytes | Ticket
 """A reply, or a claim on one that the commit makes good."""
 
 _NEWLINE = ord("\n")
+_OWNED = struct.Struct("<IQ")
+
+
+@lru_cache(maxsize=1024)
+def id_in_log(user_id: int, producer_id: int) -> int:
+    """The producer id that the log has for a user's ``producer_id`` (0: none).
+
+    It is read by whoever may read segments; what it was made of cannot be found out, and another user cannot make it.
+    """
+    if not producer_id:
+        return 0
+    return int.from_bytes(blake2b(_OWNED.pack(user_id, producer_id), digest_size=8).digest()) or 1
 
 
 def ok(first: int, last: int) -> bytes:
@@ -24,18 +40,19 @@ def ok(first: int, last: int) -> bytes:
     return b"OK %d %d\n" % (first, last)
 
 
-def publish_whole(turn: Turn, arena: Arena, route: Route, request: Publish, body: int) -> Answer:
-    """Hand a whole payload to the turn."""
+def publish_whole(turn: Turn, arena: Arena, user_id: int, route: Route, request: Publish, body: int) -> Answer:
+    """Hand a user's whole payload to the turn; it begins at ``body`` of the arena."""
     end = body + request.payload_bytes
     payload = arena.view[body:end]
     try:
         if request.columns:
-            return _answer(turn.publish(request, route, payload, _records(decode_columns(payload).count)))
+            count = _records(decode_columns(payload).count)
+            return _answer(turn.publish(request, id_in_log(user_id, request.producer_id), route, payload, count))
         if not payload or payload[-1] != _NEWLINE:
             raise ProtocolError(Code.BAD_LINES, "the payload must end in a newline")
         count = int(count_bytes(payload, b"\n"))
         if request.producer_id:
-            return _answer(turn.publish(request, route, payload, count))
+            return _answer(turn.publish(request, id_in_log(user_id, request.producer_id), route, payload, count))
         return turn.publish_lines(route, payload, count)
     except BadColumns as error:
         return encode_err(Code.BAD_COLUMNS, str(error))
@@ -43,7 +60,12 @@ def publish_whole(turn: Turn, arena: Arena, route: Route, request: Publish, body
         return encode_err(error.code, error.words)
 
 
-def publish_spooled(turn: Turn, spooling: Spooling) -> Answer:
+def publish_spooled(turn: Turn, spooling: Spooling, user_id: int) -> Answer:
+    """Hand a user's payload, whole in its file, to the turn.
+
+    Raises:
+        ProtocolError: it is malformed, or :meth:`Turn.publish` refuses it.
+    """
     request = spooling.request
     if request.columns:
         try:
@@ -54,7 +76,8 @@ def publish_spooled(turn: Turn, spooling: Spooling) -> Answer:
         count = spooling.newlines
     else:
         raise ProtocolError(Code.BAD_LINES, "the payload must end in a newline")
-    return _answer(turn.publish(request, spooling.route, None, count, spooling.spool()))
+    producer_id = id_in_log(user_id, request.producer_id)
+    return _answer(turn.publish(request, producer_id, spooling.route, None, count, spooling))
 
 
 def _records(count: int) -> int:

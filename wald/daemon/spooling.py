@@ -12,9 +12,10 @@ from pathlib import Path
 from crc32c import crc32c
 from stringzilla import count as count_bytes
 
+from wald.format.batch import padding
 from wald.format.columns import decode as decode_columns
 from wald.format.framing import Publish
-from wald.store.writer import Route, Spool
+from wald.store.writer import Route
 
 
 class Spooling:
@@ -50,9 +51,15 @@ class Spooling:
             self.missing_bytes -= len(part)
         return len(part)
 
-    def spool(self) -> Spool:
-        """The whole payload, as the writer takes it."""
-        return Spool(self._file.fileno(), self._checksum)
+    @property
+    def descriptor(self) -> int:
+        """Of the file."""
+        return self._file.fileno()
+
+    @property
+    def body_checksum(self) -> int:
+        """Of the batch that the whole payload makes."""
+        return crc32c(padding(self.request.payload_bytes), self._checksum)
 
     def columns_count(self) -> int:
         """How many records the payload has as columns.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from wald.daemon.spooling import Spooling
 from wald.format.batch import Buffer, Encoding, Flag
 from wald.format.control import Producers, Written
 from wald.format.framing import Code, ProtocolError, Publish
-from wald.store.writer import Draft, Placed, Route, Spool
+from wald.store.writer import Draft, Placed, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +66,25 @@ class Turn:
         return ticket
 
     def publish(
-        self, request: Publish, route: Route, payload: Buffer | None, count: int, spool: Spool | None = None
+        self,
+        request: Publish,
+        producer_id: int,
+        route: Route,
+        payload: Buffer | None,
+        count: int,
+        spooling: Spooling | None = None,
     ) -> Ticket | Written:
         """Take a batch that stays one; what is in the log already is answered instead of taken.
 
+        Args:
+            producer_id: as it will be in the log; 0: none.
+            payload: None where ``spooling`` has it.
+
         Raises:
-            ProtocolError: a producer's batches are not consecutive, or it asks for one too old to be remembered.
+            ProtocolError: under this number the producer sent something else, its batches are not consecutive, or it
+                asks for one too old to be remembered.
         """
-        producer_id, number = request.producer_id, request.producer_sequence
-        if producer_id:
-            known = self._published.get(producer_id, {}).get(number) or self.producers.find(producer_id, number)
-            if known is not None:
-                return known
-            self._check_order(producer_id, number)
+        number = request.producer_sequence
         draft = Draft(
             route,
             [] if payload is None else [payload],
@@ -86,17 +93,34 @@ class Turn:
             encoding=Encoding.COLUMNS if request.columns else Encoding.LINES,
             producer_id=producer_id,
             producer_sequence=number,
-            spool=spool,
         )
+        if spooling is not None:
+            draft.spool, draft.body_checksum = spooling.descriptor, spooling.body_checksum
+        if not producer_id:
+            return Ticket(self.add(draft), 0, count)
+        if known := self._known(draft):
+            return known
+        self._check_order(producer_id, number)
         ticket = Ticket(self.add(draft), 0, count)
-        if producer_id:
-            self._published.setdefault(producer_id, {})[number] = ticket
+        self._published.setdefault(producer_id, {})[number] = ticket
         return ticket
 
     def sequences(self, ticket: Ticket) -> tuple[int, int]:
         """First and last sequence of a ticket, after the commit."""
         first = self.placed[ticket.draft].base_sequence + ticket.offset
         return first, first + ticket.count - 1
+
+    def _known(self, draft: Draft) -> Ticket | Written | None:
+        """What became of the batch that this one repeats; None if it repeats none."""
+        producer_id, number = draft.producer_id, draft.producer_sequence
+        here = self._published.get(producer_id, {}).get(number)
+        known = here or self.producers.find(producer_id, number)
+        if known is None:
+            return None
+        before = known.fingerprint if isinstance(known, Written) else self.drafts[known.draft].fingerprint
+        if before != draft.fingerprint:
+            raise ProtocolError(Code.CONFLICT, f"batch {number} of this producer is already another one")
+        return known
 
     def _check_order(self, producer_id: int, number: int) -> None:
         here = self._published.get(producer_id)

@@ -162,24 +162,20 @@ def encode(
     flags: int = 0,
     producer_id: int = 0,
     producer_sequence: int = 0,
-    payload_checksum: int | None = None,
+    body_checksum: int | None = None,
 ) -> list[Buffer]:
     """The buffers of one batch, ready for a gather-write; the payload is not copied.
 
     Args:
         prefix: :func:`route_prefix` of the route.
         payload: buffers of together ``payload_bytes`` bytes.
-        payload_checksum: crc32c of prefix and payload, where the caller has it already.
+        body_checksum: :func:`checksum_body` of it, where the caller has it already.
     """
     assert payload_bytes <= PAYLOAD_MAX_BYTES, "no reader would believe the length"
-    tail = _ZEROS[: -payload_bytes & (ALIGNMENT - 1)]
-    checksum = payload_checksum
+    tail = padding(payload_bytes)
+    checksum = body_checksum
     if checksum is None:
-        checksum = crc32c(prefix)
-        for part in payload:
-            checksum = crc32c(part, checksum)
-    if tail:
-        checksum = crc32c(tail, checksum)
+        checksum = checksum_body(prefix, payload, tail)
     fields = _FIELDS.pack(
         checksum,
         payload_bytes,
@@ -196,6 +192,19 @@ def encode(
     )
     head = _LEAD.pack(MAGIC, crc32c(fields)) + fields + prefix
     return [head, *payload, tail] if tail else [head, *payload]
+
+
+def padding(payload_bytes: int) -> bytes:
+    """What stands between a payload and the next batch."""
+    return _ZEROS[: -payload_bytes & (ALIGNMENT - 1)]
+
+
+def checksum_body(prefix: bytes, payload: Sequence[Buffer], tail: bytes) -> int:
+    """The checksum of a body made of these; ``tail`` is the payload's :func:`padding`."""
+    checksum = crc32c(prefix)
+    for part in payload:
+        checksum = crc32c(part, checksum)
+    return crc32c(tail, checksum) if tail else checksum
 
 
 def decode_header(data: bytes | memoryview, offset: int = 0) -> BatchHeader | None:

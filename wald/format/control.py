@@ -1,7 +1,7 @@
 """The payload of a CONTROL batch: what recovery would otherwise have to read older segments for.
 
 It is the first batch of every segment and takes no sequence. One line of JSON, a newline, then for each producer
-``u64 id, u64 n`` and n times ``u64 producer sequence, u64 first, u64 last`` (sequences; last = first - 1: none).
+``u64 id, u64 n`` and n times ``u64 producer sequence, u64 first sequence, u32 count, u32 fingerprint``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import struct
 from collections import deque
 from dataclasses import dataclass, field
 
+from crc32c import crc32c
+
 VERSION = 1
 PRODUCERS_MAX = 1024  # the least recently active is forgotten first; bounds the control batch to 400 KiB
 WINDOW = 16  # batches remembered per producer: how many a client may have in flight and still retry them all
 _PAIR = struct.Struct("<QQ")
-_ENTRY = struct.Struct("<QQQ")
+_ENTRY = struct.Struct("<QQII")
+_PRINTED = struct.Struct("<IBH")
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, struct.error)
 
 
@@ -25,11 +28,24 @@ class BadControl(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One batch a producer wrote: its number and the sequences it got."""
+    """One batch a producer wrote: its number, the sequences it got, and the :func:`fingerprint` of what it held."""
 
     producer_sequence: int
     first: int
-    last: int
+    count: int
+    fingerprint: int
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+
+def fingerprint(*, body_checksum: int, payload_bytes: int, encoding: int, route_bytes: int) -> int:
+    """32 bits that tell a batch from one with another route, encoding or payload; the header says all they are made of.
+
+    The body's checksum covers route and payload, but not where the one ends and the other begins.
+    """
+    return crc32c(_PRINTED.pack(payload_bytes, encoding, route_bytes), body_checksum)
 
 
 @dataclass(slots=True)
@@ -90,7 +106,7 @@ def encode(state: State) -> bytes:
     parts = [json.dumps(line, separators=(",", ":")).encode(), b"\n"]
     for producer_id, window in state.producers.table.items():
         parts.append(_PAIR.pack(producer_id, len(window)))
-        parts += [_ENTRY.pack(w.producer_sequence, w.first, w.last) for w in window]
+        parts += [_ENTRY.pack(w.producer_sequence, w.first, w.count, w.fingerprint) for w in window]
     return b"".join(parts)
 
 

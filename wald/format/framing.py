@@ -9,7 +9,8 @@ Anything else gets ``ERR <code> <words>\n``, and the connection lives on where t
 Replies come in the order of the requests; requests may be pipelined. ``socat - UNIX:ROOT/wald.sock`` speaks it.
 
 A payload of lines must end in a newline; each line is a record. With ``pid`` and ``pseq`` a request may be repeated,
-over another connection too: what is already in the log is acknowledged again with its first sequences.
+over another connection too: what is already in the log is acknowledged again with its first sequences, and other
+content under the same number is refused. Each user has producer ids of their own.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Code(StrEnum):
     DENIED = "denied"
     GAP = "gap"
     FORGOTTEN = "forgotten"
+    CONFLICT = "conflict"
     FULL = "full"
     BUSY = "busy"
     TIMEOUT = "timeout"

@@ -341,7 +341,13 @@ class _Replay:
         elif header.continues_sequence:
             state.open_records.pop(route, None)
         if header.producer_id:
-            written = control.Written(header.producer_sequence, header.base_sequence, header.end_sequence - 1)
+            fingerprint = control.fingerprint(
+                body_checksum=header.body_checksum,
+                payload_bytes=header.payload_bytes,
+                encoding=header.encoding,
+                route_bytes=header.route_bytes,
+            )
+            written = control.Written(header.producer_sequence, header.base_sequence, header.count, fingerprint)
             state.producers.add(header.producer_id, written)
 
 

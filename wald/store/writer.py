@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wald.format import control
-from wald.format.batch import HEADER, Buffer, Encoding, Flag, encode, padded, route_prefix
+from wald.format.batch import HEADER, Buffer, Encoding, Flag, checksum_body, encode, padded, padding, route_prefix
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader, encode_header
 from wald.store.directory import TEMPORARY, Root
@@ -46,14 +46,6 @@ class Route:
 
 
 @dataclass(slots=True)
-class Spool:
-    """A payload too large for memory: in a file, with the checksum of the route's prefix and the payload."""
-
-    descriptor: int
-    checksum: int
-
-
-@dataclass(slots=True)
 class Draft:
     """One batch before it has a place in the log.
 
@@ -61,6 +53,8 @@ class Draft:
         payload: the buffers; empty where ``spool`` holds the payload.
         count: records that begin in it.
         continues: sequence of the record that the payload starts in the middle of; 0 if it does not.
+        body_checksum: once it is known; with ``spool`` it has to be.
+        spool: descriptor of the file that holds a payload too large for memory.
     """
 
     route: Route
@@ -72,7 +66,20 @@ class Draft:
     continues: int = 0
     producer_id: int = 0
     producer_sequence: int = 0
-    spool: Spool | None = None
+    body_checksum: int | None = None
+    spool: int | None = None
+
+    @property
+    def fingerprint(self) -> int:
+        """By which a producer's batch is told from another; see :func:`wald.format.control.fingerprint`."""
+        if self.body_checksum is None:
+            self.body_checksum = checksum_body(self.route.prefix, self.payload, padding(self.payload_bytes))
+        return control.fingerprint(
+            body_checksum=self.body_checksum,
+            payload_bytes=self.payload_bytes,
+            encoding=self.encoding,
+            route_bytes=self.route.name_bytes,
+        )
 
     @property
     def total_bytes(self) -> int:
@@ -206,7 +213,7 @@ class Writer:
             pending.append(buffers[0])
             body = placed.position + len(buffers[0])
             self._disk.write(self._descriptor, pending, start)
-            self._disk.copy(self._descriptor, spool.descriptor, placed.draft.payload_bytes, body)
+            self._disk.copy(self._descriptor, spool, placed.draft.payload_bytes, body)
             pending, start = buffers[1:], body + placed.draft.payload_bytes
         self._disk.write(self._descriptor, pending, start)
 
@@ -273,7 +280,6 @@ class Writer:
 
     def _encode(self, placed: Placed, time_ns: int, barrier: int) -> list[Buffer]:
         draft = placed.draft
-        spool = draft.spool
         return encode(
             draft.route.prefix,
             draft.payload,
@@ -287,7 +293,7 @@ class Writer:
             flags=draft.flags | barrier,
             producer_id=draft.producer_id,
             producer_sequence=draft.continues or draft.producer_sequence,
-            payload_checksum=None if spool is None else spool.checksum,
+            body_checksum=draft.body_checksum,
         )
 
     def _remember(self, placement: Placement) -> None:
@@ -304,7 +310,7 @@ class Writer:
                 elif draft.flags & Flag.CONTINUES:
                     state.open_records.pop(name, None)
             if draft.producer_id:
-                written = control.Written(draft.producer_sequence, placed.base_sequence, last)
+                written = control.Written(draft.producer_sequence, placed.base_sequence, draft.count, draft.fingerprint)
                 state.producers.add(draft.producer_id, written)
             state.next_sequence += draft.count
             if self._index is not None:
