@@ -8,7 +8,9 @@ The newest segment opens with the records that were open when it was begun, so t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
 
 from sidecars.spark.places import LogPlace
 from wald.errors import Damaged, UnsupportedFormat
@@ -20,8 +22,28 @@ from wald.store.raw import FIRST_BATCH, Gap
 from wald.store.segments import OpenSegment, Passed, RawSegment, Whole, open_segment
 
 
-def complete_end(place: LogPlace, bound: Bound, listing: Listing, routes: frozenset[str] | None) -> int:
-    """The last sequence up to which every record of ``routes`` (None: all) is complete; 0 if there is none.
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where a log ends.
+
+    Attributes:
+        last: number of the last record that has begun.
+        begun: of each route with a record that has begun and not ended, the number of that one.
+        routes: all routes that have had records, of those that were asked for; None: nobody knows.
+    """
+
+    last: int = 0
+    begun: Mapping[str, int] = field(default_factory=dict)
+    routes: frozenset[str] | None = frozenset()
+
+    @property
+    def complete(self) -> int:
+        """The last sequence up to which every record is complete; 0 if there is none."""
+        return min((sequence - 1 for sequence in self.begun.values()), default=self.last)
+
+
+def end_of(place: LogPlace, bound: Bound, listing: Listing, routes: frozenset[str] | None) -> End:
+    """Where ``routes`` (None: all) end.
 
     A record whose end will not come, because bytes are damaged, holds back nothing: whoever reads meets the damage.
 
@@ -32,11 +54,11 @@ def complete_end(place: LogPlace, bound: Bound, listing: Listing, routes: frozen
         UnsupportedFormat: the newest segment opens with what a newer wald has written.
         Damaged: a segment is gone for good.
     """
-    return Ends(place, routes).complete(bound, listing)
+    return Ends(place, routes).end(bound, listing)
 
 
 class Ends:
-    """As :func:`complete_end`, for whoever asks again and again: only what has come since is read."""
+    """As :func:`end_of`, for whoever asks again and again: only what has come since is read."""
 
     def __init__(self, place: LogPlace, routes: frozenset[str] | None) -> None:
         self._place = place
@@ -46,15 +68,17 @@ class Ends:
         self._position = FIRST_BATCH  # in the segment of this base; what is in front of it has been looked at
         self._last = 0
         self._open: dict[str, int] = {}
+        self._known: set[str] | None = set()
 
-    def complete(self, bound: Bound, listing: Listing) -> int:
-        """What :func:`complete_end` tells; where the bound has not moved, without a look at any file."""
+    def end(self, bound: Bound, listing: Listing) -> End:
+        """What :func:`end_of` tells; where the bound has not moved, without a look at any file."""
         if bound.sequence is None or bound != self._seen:  # a bound without a sequence does not tell of changes
             self._look(bound, listing)
             self._seen = bound
         last = self._last if bound.sequence is None else bound.sequence
-        wanted = (sequence for route, sequence in self._open.items() if self._routes is None or route in self._routes)
-        return min((sequence - 1 for sequence in wanted), default=last)
+        if self._routes is None:
+            return End(last, dict(self._open), None if self._known is None else frozenset(self._known))
+        return End(last, {route: at for route, at in self._open.items() if route in self._routes}, self._routes)
 
     def _look(self, bound: Bound, listing: Listing) -> None:
         while (newest := _newest(listing, bound)) is not None:
@@ -63,14 +87,14 @@ class Ends:
                 return
             except FileNotFoundError as gone:
                 listing = look_again(self._place.root, listing, gone)
-        self._base, self._last, self._open = 0, 0, {}
+        self._base, self._last, self._open, self._known = 0, 0, {}, None
 
     def _go_on(self, newest: Segment, bound: Bound) -> None:
         limit = bound.limit(newest.base_sequence)
         try:
             opened = open_segment(newest, self._place.log_id)
         except Damaged:
-            self._base, self._last, self._open = 0, newest.base_sequence - 1, {}
+            self._base, self._last, self._open, self._known = 0, newest.base_sequence - 1, {}, None
             return
         with closing(opened) as segment:
             known = newest.base_sequence == self._base and (limit is None or self._position <= limit)
@@ -83,7 +107,7 @@ class Ends:
 
     def _begin(self, segment: OpenSegment) -> None:
         self._base, self._position = segment.base_sequence, FIRST_BATCH
-        self._last, self._open = segment.base_sequence - 1, {}
+        self._last, self._open, self._known = segment.base_sequence - 1, {}, None
         first = next(segment.batches(FIRST_BATCH, None), None)  # durable before the segment had its name
         if not isinstance(first, Whole) or not first.header.is_control:
             return
@@ -94,6 +118,7 @@ class Ends:
                 f"{segment.path}: offset {segment.file_offset(first.position)}: {error}",
                 hint="pip install --upgrade wald",
             ) from error
+        self._known = {*state.routes}
         # One that another record of its route has followed has lost its end.
         self._open = {route: begun for route, begun in state.open_records.items() if state.routes.get(route) == begun}
 
@@ -109,6 +134,8 @@ class Ends:
             self._last = max(self._last, header.end_sequence - 1)
             self._position = met.end
             begun = self._open.pop(met.route, None)
+            if self._known is not None:
+                self._known.add(met.route)
             if header.flags & Flag.CONTINUED and header.count:
                 self._open[met.route] = header.end_sequence - 1
             elif header.flags & Flag.CONTINUED and begun == header.continues_sequence:

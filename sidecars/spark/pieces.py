@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from sidecars.spark.blocks import Block, Range, Unreadable, blocks_of
 from sidecars.spark.damage import STRICT, Told, Tolerance
@@ -50,7 +51,8 @@ class LogPiece:
     @property
     def name(self) -> str:
         """It and no other."""
-        return f"{self.log}-{self.first:020d}-{self.last:020d}"
+        routes = "" if self.routes is None else f"-{crc32(','.join(sorted(self.routes)).encode()):08x}"
+        return f"{self.log}-{self.first:020d}-{self.last:020d}{routes}"
 
     def batches(self) -> Iterator[Batch]:
         """The records, in order.

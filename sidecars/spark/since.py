@@ -1,4 +1,4 @@
-"""What has come since: of each log the records behind those that a job has done, up to the last complete one."""
+"""What has come since: of each route the records behind those that a job has done, up to the last complete one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sidecars.spark.blocks import Range
 from sidecars.spark.damage import Tolerance
-from sidecars.spark.ends import complete_end
+from sidecars.spark.ends import end_of
 from sidecars.spark.pieces import LogPiece, pieces_of
 from sidecars.spark.places import LogPlace, Shipped, find_places
 from sidecars.spark.plan import packed
+from sidecars.spark.reached import Reached
 from wald.errors import Damaged, InvalidInput, NotFound
 
 PIECE_BYTES = 32 << 20  # what is planned in one go; chunks are made of these
@@ -38,15 +38,20 @@ class Portion:
     """What is to be done of one log.
 
     Attributes:
-        first, last: all that is wanted of these records is in ``pieces``, which may be none.
+        before, after: all that is wanted of the records between them is in ``pieces``, which may be none.
         lost: what RECLAIM had removed before it was done, in words; "": nothing.
     """
 
     place: LogPlace
-    first: int
-    last: int
+    before: Reached
+    after: Reached
     pieces: list[LogPiece]
     lost: str = ""
+
+    @property
+    def due(self) -> bool:
+        """Whether anything has come."""
+        return self.before != self.after
 
     @property
     def raw_bytes(self) -> int:
@@ -77,36 +82,43 @@ def find_logs(paths: Sequence[str], routes: Sequence[str] | None) -> list[LogPla
     return places
 
 
-def since(place: LogPlace, after: int | None, routes: Sequence[str] | None, tolerance: Tolerance) -> Portion | None:
-    """What has come behind record ``after``, None: all there is; None if nothing has.
+def since(place: LogPlace, before: Reached | None, routes: Sequence[str] | None, tolerance: Tolerance) -> Portion:
+    """What has come behind ``before``, None: all there is.
 
     Raises:
         Damaged: something is missing, and that is not tolerated.
-        NotFound: RECLAIM has removed records behind ``after``, and that is not tolerated.
+        NotFound: RECLAIM has removed records behind ``before``, and that is not tolerated.
     """
     bound, listing = place.look()
     wanted = None if routes is None else frozenset(routes)
-    last = complete_end(place, bound, listing, wanted)
-    oldest = listing.segments[0].base_sequence if listing.segments else 1
-    first = oldest if after is None else after + 1
-    if after is not None and not bound.lost and bound.sequence is not None and bound.sequence < after:
+    if before is not None and not bound.lost and bound.sequence is not None and bound.sequence < before.last:
         raise Damaged(
-            f"{place.root.path}: it ends with record {bound.sequence}, and record {after} was read before: an older "
-            "copy was put back",
+            f"{place.root.path}: it ends with record {bound.sequence}, and record {before.last} was read before: an "
+            "older copy was put back",
             hint="another --out begins anew; wald verify tells what is there",
         )
-    if last < first:
-        return None
-    strict, lost = replace(tolerance, loss=False), ""
-    span = Range(wanted, first, last)
+    end = end_of(place, bound, listing, wanted)
+    oldest = listing.segments[0].base_sequence if listing.segments else 1
+    begun = before or Reached(oldest - 1)
+    after = begun.to(end)
+    ranges = begun.ranges(after, end, wanted)
+
+    def planned(tolerance: Tolerance, *, gaps: bool) -> list[LogPiece]:
+        return [
+            piece
+            for span in ranges
+            for piece in pieces_of(place, bound, listing, span, limit_bytes=PIECE_BYTES, tolerance=tolerance, gaps=gaps)
+        ]
+
+    lost = ""
     try:
-        pieces = pieces_of(place, bound, listing, span, limit_bytes=PIECE_BYTES, tolerance=strict, gaps=after is None)
+        pieces = planned(replace(tolerance, loss=False), gaps=before is None)
     except NotFound as error:
         if not tolerance.loss:
             raise
         lost = error.message
-        pieces = pieces_of(place, bound, listing, span, limit_bytes=PIECE_BYTES, tolerance=tolerance)
-    return Portion(place, first, last, pieces, lost)
+        pieces = planned(tolerance, gaps=False)
+    return Portion(place, begun, after, pieces, lost)
 
 
 def passed_over(portion: Portion, notes: Path) -> list[str]:

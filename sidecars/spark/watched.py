@@ -60,7 +60,7 @@ class WatchedLog:
         self._require()
         bound, listing = self.place.look()
         if (bound, listing) != (self.bound, self.listing):
-            self.end = self._ends.complete(bound, listing)
+            self.end = self._ends.end(bound, listing).complete
         self.head, self.bound, self.listing = head, bound, listing
 
     def _read_head(self) -> Head | None:
@@ -123,9 +123,7 @@ class WatchedLogs:
         found = {}
         for place in self._places(first=self._next_look is None):
             if not isinstance(place, LogPlace):
-                raise InvalidInput(
-                    f"{place.place}: an archive cannot be streamed", hint='spark.read.format("wald") reads it'
-                )
+                raise _archive(place.place)
             known = self._logs.get(place.log)
             found[place.log] = known if known and known.place == place else WatchedLog(place, self._routes)
         self._logs = found
@@ -134,8 +132,10 @@ class WatchedLogs:
     def _places(self, *, first: bool) -> Sequence[Place]:
         """Where there are logs now; when asked first, each path by itself has to be one."""
         names = []
+        if remote := next(filter(is_remote, self._paths), None):
+            raise _archive(remote)
         for path in self._paths:
-            if first and (is_remote(path) or not glob.has_magic(path)):
+            if first and not glob.has_magic(path):
                 names.append(path)
             else:
                 names += [
@@ -144,6 +144,10 @@ class WatchedLogs:
         if first and not names:
             raise NotFound(f"{', '.join(self._paths)}: no log there", hint=f"ls -d {' '.join(self._paths)}")
         return find_places(names) if names else []
+
+
+def _archive(place: str) -> InvalidInput:
+    return InvalidInput(f"{place}: an archive cannot be streamed", hint='spark.read.format("wald") reads it')
 
 
 def _is_place(name: str) -> bool:

@@ -49,6 +49,7 @@ def command(
             notes=out / "_wald" / "passed-over" / at,
             at=at,
             spark=partial(session, "wald-compact", master=master),
+            on_held=report.held.add,
             on_begin=report.begin,
             on_done=report.advance,
         )

@@ -9,6 +9,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sidecars.spark.reached import Reached
 from wald.errors import Damaged, Refused
 from wald.store.disk import Disk
 
@@ -23,7 +24,7 @@ class Generation:
 
     Attributes:
         routes: None: all.
-        logs: up to which record each log is in it.
+        logs: how far each log is in it.
         keys, deleted: rows; those of them whose value is null.
         records, unkeyed: of all runs together; those without a key are in no row.
         passed_over: how often something could not be read, and was not to be.
@@ -31,7 +32,7 @@ class Generation:
     """
 
     routes: tuple[str, ...] | None
-    logs: dict[str, int]
+    logs: dict[str, Reached]
     keys: int = 0
     deleted: int = 0
     records: int = 0
@@ -74,7 +75,8 @@ class Generations:
             if told.pop("format") != FORMAT:
                 raise Refused(f"{path}: made by another wald", hint="pip install --upgrade wald")
             routes = told.pop("routes")
-            return Generation(None if routes is None else tuple(routes), **told)
+            logs = {log: Reached(**reached) for log, reached in told.pop("logs").items()}
+            return Generation(None if routes is None else tuple(routes), logs, **told)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise Damaged(
                 f"{path}: not what a compaction has written ({error})",

@@ -56,6 +56,7 @@ class Compactor:
         notes: a directory for what is passed over.
         at: the time, in words.
         spark: gives a session; asked only if there is something to do.
+        on_held: told of each log what is to be done, and so what is held back.
         on_begin, on_done: told the raw bytes of all that is due, and of each part of it that is reduced.
     """
 
@@ -65,6 +66,7 @@ class Compactor:
     notes: Path
     at: str
     spark: Callable[[], AbstractContextManager[SparkSession]]
+    on_held: Callable[[Portion], None] = field(default=_ignore)
     on_begin: Callable[[int], None] = field(default=_ignore)
     on_done: Callable[[int], None] = field(default=_ignore)
 
@@ -85,7 +87,9 @@ class Compactor:
         started = before or Generation(self.routes, {})
         tolerance = Tolerance(self.permissive, self.permissive, str(self.notes))
         found = [since(place, started.logs.get(place.log), self.routes, tolerance) for place in places]
-        portions = [portion for portion in found if portion is not None]
+        for portion in found:
+            self.on_held(portion)
+        portions = [portion for portion in found if portion.due]
         if not portions:
             return Done(self.generations.latest(), before, [], Counts(), [])
         earlier, directory = self.generations.latest(), self.generations.begin()
@@ -95,7 +99,7 @@ class Compactor:
         passed = [message for portion in portions for message in passed_over(portion, self.notes)]
         generation = replace(
             started,
-            logs=started.logs | {portion.place.log: portion.last for portion in portions},
+            logs=started.logs | {portion.place.log: portion.after for portion in portions},
             keys=keys,
             deleted=deleted,
             records=started.records + counts.records,

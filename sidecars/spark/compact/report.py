@@ -13,6 +13,7 @@ import click
 
 from sidecars.archive.report import progress
 from sidecars.spark.compact.job import Done
+from sidecars.spark.held import Held
 from wald.kinds import bytes_in_words
 
 
@@ -21,6 +22,7 @@ class Report:
     """Of one run."""
 
     as_json: bool
+    held: Held = field(default_factory=Held)
     _began: float = field(default_factory=time.monotonic)
     _bar: ExitStack = field(default_factory=ExitStack)
     _advance: Callable[[int], None] = field(default=lambda _: None)
@@ -43,6 +45,7 @@ class Report:
                 "directory": str(done.directory) if done.directory else None,
                 "read": asdict(done.counts) | {"raw_bytes": raw},
                 "generation": asdict(done.generation) if done.generation else None,
+                "held": self.held.routes,
                 "passed_over": done.passed_over,
                 "seconds": round(seconds, 3),
             }
@@ -50,6 +53,7 @@ class Report:
             return
         if not done.portions:
             click.echo("nothing to compact: every complete record is in what there is")
+        self.held.tell()
         if done.generation is not None:
             made, counts = done.generation, done.counts
             click.echo(f"{counts.records} records, {counts.unkeyed} of them without a key and left out")

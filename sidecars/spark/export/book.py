@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sidecars.spark.reached import Reached
 from wald.errors import Damaged, Refused
 from wald.store.disk import Disk
 
@@ -57,7 +59,8 @@ class Exported:
     """How far one log is exported.
 
     Attributes:
-        last: records up to this sequence are.
+        last: records up to this sequence are, but for those of the routes in ``held``.
+        held: of each route whose newest record had no end yet, the last one that is exported.
         records, corrupt, files, bytes: of all runs together.
         passed_over: how often something could not be read, and was not to be.
         at: when the last run ended.
@@ -68,6 +71,7 @@ class Exported:
     shape: Shape
     first: int
     last: int
+    held: Mapping[str, int] = field(default_factory=dict)
     records: int = 0
     corrupt: int = 0
     files: int = 0
@@ -77,11 +81,16 @@ class Exported:
     staging: str = ""
     pending: tuple[str, ...] = ()
 
-    def with_files(self, made: list[Made], *, last: int, staging: str, passed_over: int, at: str) -> Exported:
+    @property
+    def reached(self) -> Reached:
+        return Reached(self.last, self.held)
+
+    def with_files(self, made: list[Made], *, reached: Reached, staging: str, passed_over: int, at: str) -> Exported:
         """The same after one more run."""
         return replace(
             self,
-            last=last,
+            last=reached.last,
+            held=reached.held,
             records=self.records + sum(file.records for file in made),
             corrupt=self.corrupt + sum(file.corrupt for file in made),
             files=self.files + len(made),

@@ -70,6 +70,7 @@ def command(
             at=at,
             spark=partial(session, "wald-export", master=master),
             on_shape=report.shape,
+            on_held=report.held.add,
             on_begin=report.begin,
             on_done=report.advance,
         )

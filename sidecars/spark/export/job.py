@@ -14,11 +14,11 @@ from sidecars.spark.damage import Tolerance
 from sidecars.spark.export.book import Exported, Made, Shape
 from sidecars.spark.export.fields import ddl_of, values_of
 from sidecars.spark.export.files import Exporting, made_by
-from sidecars.spark.export.plan import Due, due, settled
+from sidecars.spark.export.plan import Due, look, settled
 from sidecars.spark.export.target import Target
 from sidecars.spark.places import LogPlace
 from sidecars.spark.rows import Rows, schema_ddl
-from sidecars.spark.since import Chunk, passed_over
+from sidecars.spark.since import Chunk, Portion, passed_over
 from sidecars.spark.tasks import run
 from wald.errors import InvalidInput
 
@@ -56,6 +56,7 @@ class Exporter:
         at: the time, in words.
         spark: gives a session; asked only if there is something to do.
         on_shape: told the types that were found out.
+        on_held: told of each log what is to be done, and so what is held back.
         on_begin, on_done: told the raw bytes of all that is due, and of each part of it that is written.
     """
 
@@ -67,6 +68,7 @@ class Exporter:
     at: str
     spark: Callable[[], AbstractContextManager[SparkSession]]
     on_shape: Callable[[str], None] = field(default=_ignore)
+    on_held: Callable[[Portion], None] = field(default=_ignore)
     on_begin: Callable[[int], None] = field(default=_ignore)
     on_done: Callable[[int], None] = field(default=_ignore)
 
@@ -85,7 +87,10 @@ class Exporter:
             if place.log not in before:
                 self.target.refuse_strays(place.log)
         tolerance = Tolerance(self.permissive, self.permissive, str(self.notes))
-        wanted = due(places, before, shape, tolerance)
+        found = look(places, before, shape, tolerance)
+        for each in found:
+            self.on_held(each.portion)
+        wanted = [each for each in found if each.portion.due]
         pieces = [piece for each in wanted for piece in each.portion.pieces]
         if shape.names and not shape.json and pieces:
             shape = replace(shape, json=ddl_of(shape.names, values_of(pieces)))
@@ -116,7 +121,7 @@ class Exporter:
     def _done(self, each: Due, shape: Shape, made: list[Made], staging: Path) -> Done:
         passed = passed_over(each.portion, self.notes)
         entry = replace(each.before, shape=shape).with_files(
-            made, last=each.portion.last, staging=staging.name, passed_over=len(passed), at=self.at
+            made, reached=each.portion.after, staging=staging.name, passed_over=len(passed), at=self.at
         )
         return Done(each, entry, sorted(made, key=lambda file: file.name), passed)
 

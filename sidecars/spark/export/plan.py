@@ -29,8 +29,8 @@ class Due:
         return self.portion.chunks(min(file_bytes * max(1, len(routes)), max(fair, file_bytes)))
 
 
-def due(places: Sequence[LogPlace], entries: Mapping[str, Exported], shape: Shape, tolerance: Tolerance) -> list[Due]:
-    """What is to be exported of the logs of which something is.
+def look(places: Sequence[LogPlace], entries: Mapping[str, Exported], shape: Shape, tolerance: Tolerance) -> list[Due]:
+    """What has come of each log, which may be nothing.
 
     Raises:
         Damaged, NotFound: as :func:`sidecars.spark.since.since` does.
@@ -38,9 +38,9 @@ def due(places: Sequence[LogPlace], entries: Mapping[str, Exported], shape: Shap
     found = []
     for place in places:
         before = entries.get(place.log)
-        portion = since(place, before.last if before else None, shape.routes, tolerance)
-        if portion is not None:
-            found.append(Due(portion, before or Exported(place.log, shape, portion.first, portion.first - 1)))
+        portion = since(place, before.reached if before else None, shape.routes, tolerance)
+        begun = portion.before.last
+        found.append(Due(portion, before or Exported(place.log, shape, begun + 1, begun)))
     return found
 
 

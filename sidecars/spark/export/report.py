@@ -15,6 +15,7 @@ import click
 from sidecars.archive.report import progress
 from sidecars.spark.export.book import Exported
 from sidecars.spark.export.job import Done
+from sidecars.spark.held import Held
 from wald.kinds import bytes_in_words
 
 
@@ -24,6 +25,7 @@ class Report:
 
     out: Path
     as_json: bool
+    held: Held = field(default_factory=Held)
     _began: float = field(default_factory=time.monotonic)
     _bar: ExitStack = field(default_factory=ExitStack)
     _advance: Callable[[int], None] = field(default=lambda _: None)
@@ -51,13 +53,19 @@ class Report:
     def done(self, logs: Sequence[Done], notes: Path) -> None:
         seconds = time.monotonic() - self._began
         if self.as_json:
-            told = {"out": str(self.out), "logs": [_told(each) for each in logs], "seconds": round(seconds, 3)}
+            told = {
+                "out": str(self.out),
+                "logs": [_told(each) for each in logs],
+                "held": self.held.routes,
+                "seconds": round(seconds, 3),
+            }
             click.echo(json.dumps(told))
             return
         for each in logs:
             click.echo(_line(each))
         if not logs:
             click.echo("nothing to export: every complete record is exported")
+        self.held.tell()
         if passed_over := [message for each in logs for message in each.passed_over]:
             click.echo(f"passed over {len(passed_over)} times, told in {notes}: {passed_over[0]}")
         if raw := sum(each.due.portion.raw_bytes for each in logs):

@@ -25,6 +25,7 @@ from sidecars.spark.compact.generations import Generation, Generations
 from sidecars.spark.compact.job import Compactor, Done
 from sidecars.spark.compact.partial import SCHEMA, Counts, Reducing, counted, last_of
 from sidecars.spark.damage import STRICT
+from sidecars.spark.reached import Reached
 from sidecars.spark.since import Chunk, find_logs, since
 from wald.errors import Damaged, Refused
 from wald.format.names import Kind
@@ -147,7 +148,7 @@ def test_a_crash_at_any_step_leaves_one_generation_or_the_next(tmp_path: Path) -
         directory = generations.begin()
         directory.mkdir()
         (directory / "part.parquet").write_text(str(number))
-        generations.commit(directory, Generation(None, {"log": number}))
+        generations.commit(directory, Generation(None, {"log": Reached(number)}))
 
     for number, disk in enumerate(until_it_survives(DyingDisk)):
         assert isinstance(disk, DyingDisk)
@@ -166,7 +167,7 @@ def test_a_crash_at_any_step_leaves_one_generation_or_the_next(tmp_path: Path) -
         told, latest = holding.read(), holding.latest()
         assert told is not None
         assert latest is not None
-        assert told.logs == {"log": int((latest / "part.parquet").read_text())}
+        assert told.logs == {"log": Reached(int((latest / "part.parquet").read_text()))}
         before = int(latest.name[-6:]) - 1
         run(out, Unsynced(), 4)
         assert sorted(path.name for path in out.glob("gen-*")) == [f"gen-{before + 1:06d}", f"gen-{before + 2:06d}"]

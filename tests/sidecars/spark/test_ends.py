@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import Built
 
-from sidecars.spark.ends import Ends, complete_end
+from sidecars.spark.ends import Ends, end_of
 from sidecars.spark.places import LogPlace, Shipped
 from wald.format.names import Kind
 from wald.store.directory import Listing, Root
@@ -31,9 +31,9 @@ def place_of(built: Built) -> LogPlace:
     return LogPlace(built.root, built.log_id)
 
 
-def end_of(place: LogPlace, *routes: str) -> int:
+def complete(place: LogPlace, *routes: str) -> int:
     bound, listing = place.look()
-    return complete_end(place, bound, listing, frozenset(routes) or None)
+    return end_of(place, bound, listing, frozenset(routes) or None).complete
 
 
 def begin(built: Built) -> None:
@@ -47,34 +47,34 @@ def finish(built: Built) -> None:
 
 
 def test_an_empty_log_ends_at_zero(tmp_path: Path) -> None:
-    assert end_of(place_of(Built(tmp_path / "root"))) == 0
+    assert complete(place_of(Built(tmp_path / "root"))) == 0
 
 
 def test_without_open_records_it_ends_with_the_head(built: Built) -> None:
-    assert end_of(place_of(built)) == 2
+    assert complete(place_of(built)) == 2
 
 
 def test_it_ends_in_front_of_an_open_record(built: Built) -> None:
     begin(built)
-    assert (end_of(place_of(built)), end_of(place_of(built), "a"), end_of(place_of(built), "b")) == (2, 2, 4)
+    assert (complete(place_of(built)), complete(place_of(built), "a"), complete(place_of(built), "b")) == (2, 2, 4)
     built.piece("a", b"goes on, and ", begins=False, ends=False)
-    assert end_of(place_of(built)) == 2
+    assert complete(place_of(built)) == 2
     finish(built)
-    assert end_of(place_of(built)) == 4
+    assert complete(place_of(built)) == 4
 
 
 def test_a_record_may_begin_where_the_one_before_it_ends(built: Built) -> None:
     begin(built)
     built.piece("a", b"goes on\n5", begins=False, ends=False)
-    assert end_of(place_of(built)) == 4
+    assert complete(place_of(built)) == 4
 
 
 def test_the_earliest_of_several_open_records_counts(built: Built) -> None:
     begin(built)
     built.piece("b", b"5 ", begins=True, ends=False)
-    assert (end_of(place_of(built)), end_of(place_of(built), "b"), end_of(place_of(built), "c")) == (2, 4, 5)
+    assert (complete(place_of(built)), complete(place_of(built), "b"), complete(place_of(built), "c")) == (2, 4, 5)
     finish(built)
-    assert end_of(place_of(built)) == 4
+    assert complete(place_of(built)) == 4
 
 
 def cut(built: Built) -> None:
@@ -100,7 +100,7 @@ def crash(built: Built) -> None:
 def test_a_record_stays_open_whatever_becomes_of_its_segment(built: Built, happens: Callable[[Built], None]) -> None:
     begin(built)
     happens(built)
-    assert end_of(place_of(built)) == 2
+    assert complete(place_of(built)) == 2
 
 
 def test_a_record_that_was_open_at_a_crash_ends_in_the_next_life(built: Built) -> None:
@@ -108,16 +108,16 @@ def test_a_record_that_was_open_at_a_crash_ends_in_the_next_life(built: Built) -
     built.crash()
     again = Built(built.root.path, epoch=2)
     finish(again)
-    assert end_of(place_of(built)) == 4
+    assert complete(place_of(built)) == 4
 
 
 def test_a_record_whose_end_will_not_come_holds_back_nothing(built: Built) -> None:
     """Its route goes on with another record; in the next segment, too."""
     begin(built)
     built.lines("a", [b"5"])
-    assert end_of(place_of(built)) == 5
+    assert complete(place_of(built)) == 5
     built.cut()
-    assert end_of(place_of(built)) == 5
+    assert complete(place_of(built)) == 5
 
 
 def test_a_lost_head_ends_it_in_front_of_the_newest_segment(built: Built) -> None:
@@ -125,8 +125,8 @@ def test_a_lost_head_ends_it_in_front_of_the_newest_segment(built: Built) -> Non
     built.cut()
     finish(built)
     built.root.head.unlink()
-    assert end_of(place_of(built)) == 2
-    assert end_of(place_of(built), "b") == 4
+    assert complete(place_of(built)) == 2
+    assert complete(place_of(built), "b") == 4
 
 
 def shipped(built: Built, to: Path) -> LogPlace:
@@ -137,16 +137,16 @@ def shipped(built: Built, to: Path) -> LogPlace:
 
 def test_shipped_segments_end_with_the_last_of_them(built: Built, tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
-    assert end_of(LogPlace(Shipped(tmp_path / "nothing"), built.log_id)) == 0
+    assert complete(LogPlace(Shipped(tmp_path / "nothing"), built.log_id)) == 0
     begin(built)
-    assert end_of(shipped(built, tmp_path / "raw")) == 2
-    assert end_of(shipped(built, tmp_path / "b"), "b") == 4
+    assert complete(shipped(built, tmp_path / "raw")) == 2
+    assert complete(shipped(built, tmp_path / "b"), "b") == 4
     seal(built)
     place = shipped(built, tmp_path / "sealed")
     place.root.segments.joinpath(built.path(5, Kind.RAW).name).unlink()
-    assert (end_of(place), end_of(place, "b"), end_of(place, "c")) == (2, 4, 4)
+    assert (complete(place), complete(place, "b"), complete(place, "c")) == (2, 4, 4)
     finish(built)
-    assert end_of(shipped(built, tmp_path / "finished")) == 4
+    assert complete(shipped(built, tmp_path / "finished")) == 4
 
 
 def test_shipped_segments_may_become_more(built: Built, tmp_path: Path) -> None:
@@ -155,11 +155,11 @@ def test_shipped_segments_may_become_more(built: Built, tmp_path: Path) -> None:
     place.root.segments.mkdir()
     ends = Ends(place, None)
     shutil.copy(built.path(1, Kind.SEALED), place.root.segments)
-    assert ends.complete(*place.look()) == 2
+    assert ends.end(*place.look()).complete == 2
     built.lines("a", [b"3"])
     seal(built)
     shutil.copy(built.path(3, Kind.SEALED), place.root.segments)
-    assert ends.complete(*place.look()) == 3
+    assert ends.end(*place.look()).complete == 3
 
 
 def damaged(path: Path, what: bytes) -> None:
@@ -176,11 +176,11 @@ def test_damage_leaves_nothing_open(built: Built, what: bytes) -> None:
         built.cut()
         built.lines("b", [b"5"])
         damaged(built.path(5, Kind.RAW), what)
-        assert end_of(place_of(built)) == 5
+        assert complete(place_of(built)) == 5
         return
     begin(built)
     damaged(built.path(1, Kind.RAW), what)
-    assert end_of(place_of(built)) == 4
+    assert complete(place_of(built)) == 4
 
 
 def test_a_segment_that_cannot_be_opened_leaves_nothing_open(built: Built, tmp_path: Path) -> None:
@@ -190,14 +190,14 @@ def test_a_segment_that_cannot_be_opened_leaves_nothing_open(built: Built, tmp_p
     place.root.segments.joinpath(built.path(5, Kind.RAW).name).unlink()
     path = place.root.segments / built.path(1, Kind.SEALED).name
     path.write_bytes(path.read_bytes()[:-20])
-    assert end_of(place) == 0
+    assert complete(place) == 0
 
 
 def test_a_segment_that_is_gone_for_good_leaves_nothing_open(built: Built) -> None:
     begin(built)
     built.cut()
     built.path(5, Kind.RAW).unlink()
-    assert end_of(place_of(built)) == 4
+    assert complete(place_of(built)) == 4
 
 
 def test_a_link_in_place_of_a_segment_ends_in_front_of_it_as_any_damage_does(built: Built) -> None:
@@ -206,7 +206,7 @@ def test_a_link_in_place_of_a_segment_ends_in_front_of_it_as_any_damage_does(bui
     path = built.path(5, Kind.RAW)
     path.unlink()
     path.symlink_to("nowhere")
-    assert end_of(place_of(built)) == 4
+    assert complete(place_of(built)) == 4
 
 
 def test_a_segment_that_is_sealed_meanwhile_is_found(built: Built) -> None:
@@ -214,7 +214,7 @@ def test_a_segment_that_is_sealed_meanwhile_is_found(built: Built) -> None:
     place = place_of(built)
     bound, listing = place.look()
     seal(built)
-    assert complete_end(place, bound, listing, None) == 2
+    assert end_of(place, bound, listing, None).complete == 2
 
 
 def test_a_bound_that_has_not_moved_is_not_looked_behind(built: Built, tmp_path: Path) -> None:
@@ -223,9 +223,9 @@ def test_a_bound_that_has_not_moved_is_not_looked_behind(built: Built, tmp_path:
     place = place_of(built)
     ends = Ends(place, None)
     bound, listing = place.look()
-    assert ends.complete(bound, listing) == 2
+    assert ends.end(bound, listing).complete == 2
     built.root.segments.rename(tmp_path / "away")
-    assert ends.complete(bound, listing) == 2
+    assert ends.end(bound, listing).complete == 2
 
 
 def test_only_what_has_come_since_is_read(built: Built) -> None:
@@ -233,12 +233,12 @@ def test_only_what_has_come_since_is_read(built: Built) -> None:
     begin(built)
     place = place_of(built)
     ends = Ends(place, None)
-    assert ends.complete(*place.look()) == 2
+    assert ends.end(*place.look()).complete == 2
     damaged(built.path(1, Kind.RAW), b"3 ")
     built.lines("b", [b"5"])
-    assert ends.complete(*place.look()) == 2
+    assert ends.end(*place.look()).complete == 2
     finish(built)
-    assert ends.complete(*place.look()) == 5
+    assert ends.end(*place.look()).complete == 5
 
 
 def test_an_earlier_bound_is_answered_too(built: Built) -> None:
@@ -246,10 +246,10 @@ def test_an_earlier_bound_is_answered_too(built: Built) -> None:
     before = place.look()
     begin(built)
     ends = Ends(place, None)
-    assert ends.complete(*place.look()) == 2
+    assert ends.end(*place.look()).complete == 2
     finish(built)
-    assert ends.complete(*place.look()) == 4
-    assert ends.complete(*before) == 2
+    assert ends.end(*place.look()).complete == 4
+    assert ends.end(*before).complete == 2
 
 
 Step = Callable[[Built], Built]
@@ -323,10 +323,10 @@ def test_it_is_the_largest_end_up_to_which_every_record_comes_out(steps: list[St
             built = step(built)
             found = place.look()
             for routes, ends in zip(choices, patient, strict=True):
-                assert ends.complete(*found) == expected(built, routes) == complete_end(place, *found, routes)
+                assert ends.end(*found).complete == expected(built, routes) == end_of(place, *found, routes).complete
         built.crash()
 
 
 def test_a_bound_without_any_segment_is_believed(built: Built) -> None:
     place = place_of(built)
-    assert complete_end(place, Bound(9, 64, 8), Listing(()), None) == 8
+    assert end_of(place, Bound(9, 64, 8), Listing(()), None).complete == 8

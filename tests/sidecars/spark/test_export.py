@@ -95,11 +95,12 @@ def test_every_complete_record_is_exported_once(spark: SparkSession, night: Buil
     day.lines("a", [b"another log"])
     done = export(spark, out, night, day)
 
-    assert [(each.entry.first, each.entry.last, each.entry.records) for each in done] == [(1, 8, 8), (1, 1, 1)]
+    assert [(each.entry.first, each.entry.last, each.entry.records) for each in done] == [(1, 10, 9), (1, 1, 1)]
+    assert [each.entry.held for each in done] == [{"b": 8}, {}]
     columns = ("log", "seq", "route", "key", "value", "headers")
-    assert rows(out, *columns) == [row for row in truth(night, day) if row[1] <= 8]
+    assert rows(out, *columns) == truth(night, day)
     early = [(route, "2026-11-21", number) for number, route in enumerate(["a", "a", "keyed", "keyed", "b", "a"], 1)]
-    late = [("a", "2026-11-22", 7), ("a", "2026-11-22", 8)]
+    late = [("a", "2026-11-22", number) for number in (7, 8, 10)]
     assert [row[1:] for row in rows(out, "log", "route", "date", "seq") if row[0] == done[0].entry.log] == early + late
     assert export(spark, out, night, day) == []
 
@@ -217,7 +218,7 @@ def test_the_command_killed_before_it_commits_leaves_nothing_to_readers(
     assert spark_finds_nothing(spark, out)
 
     export(spark, out, night)
-    assert [row[2] for row in rows(out, "log", "route", "seq")] == list(range(1, 9))
+    assert [row[2] for row in rows(out, "log", "route", "seq")] == [*range(1, 9), 10]
     assert not (out / "_staging").exists()
 
 

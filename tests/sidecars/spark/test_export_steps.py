@@ -19,8 +19,9 @@ from sidecars.spark.export import files
 from sidecars.spark.export.book import Exported, Made, Shape
 from sidecars.spark.export.fields import ddl_of
 from sidecars.spark.export.files import Exporting, made_by, portions
-from sidecars.spark.export.plan import due, settled
+from sidecars.spark.export.plan import look, settled
 from sidecars.spark.export.target import Target, private, staged_name
+from sidecars.spark.reached import Reached
 from sidecars.spark.rows import Rows
 from sidecars.spark.since import Chunk, find_logs, since
 from wald.errors import Damaged, InvalidInput, Locked, Refused
@@ -64,7 +65,11 @@ def two_logs(out: Path, disk: Disk) -> None:
     staging, made = staged(target, *names_of(LOG, 1, 2), *names_of(OTHER, 3, 4))
     entries = [
         entry(log, 0).with_files(
-            [file for file in made if log in file.name], last=last, staging=staging.name, passed_over=0, at="now"
+            [file for file in made if log in file.name],
+            reached=Reached(last),
+            staging=staging.name,
+            passed_over=0,
+            at="now",
         )
         for log, last in ((LOG, 2), (OTHER, 4))
     ]
@@ -129,7 +134,9 @@ class _DyingAtRename(Unsynced):
 def test_what_was_exported_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     target = Target(tmp_path, Unsynced())
     private(tmp_path).mkdir()
-    written = entry(LOG, 7, shape=Shape(("a", "b"), ("status",), "status INT"), records=3, at="now", pending=("x",))
+    written = entry(
+        LOG, 7, shape=Shape(("a", "b"), ("status",), "status INT"), held={"b": 4}, records=3, at="now", pending=("x",)
+    )
     target.book.enter(written)
 
     assert target.book.entries() == {LOG: written}
@@ -272,7 +279,6 @@ def exported(root: Path, staging: Path) -> list[Made]:
     staging.mkdir()
     place = find_logs([str(root)], None)[0]
     portion = since(place, None, None, STRICT)
-    assert portion is not None
     made = made_by(Exporting(str(staging), Rows(COLUMNS, None, 1 << 30))(Chunk(tuple(portion.pieces))))
     assert sorted(path.name for path in staging.iterdir()) == sorted(staged_name(file.name) for file in made)
     return made
@@ -307,7 +313,6 @@ def test_a_chunk_that_cannot_be_read_leaves_no_file(tmp_path: Path) -> None:
     segment.write_bytes(flipped(segment.read_bytes(), 8 * (segment.stat().st_size - 50)))
     (tmp_path / "staging").mkdir()
 
-    assert portion is not None
     with pytest.raises(Damaged):
         Exporting(str(tmp_path / "staging"), Rows(COLUMNS, None, 1 << 30))(Chunk(tuple(portion.pieces)))
     assert list((tmp_path / "staging").iterdir()) == []
@@ -325,7 +330,7 @@ def test_chunks_grow_with_the_routes_and_keep_all_cores_at_work(
     place = find_logs([str(built.root.path)], None)[0]
 
     def largest(shape: Shape, cores: int) -> float:
-        found = due([place], {}, shape, STRICT)[0].chunks(file_bytes=(1 << 20) + 4096, cores=cores)
+        found = look([place], {}, shape, STRICT)[0].chunks(file_bytes=(1 << 20) + 4096, cores=cores)
         return max(chunk.raw_bytes for chunk in found) / (1 << 20)
 
     assert 3 < largest(Shape(), 1) < 4.1

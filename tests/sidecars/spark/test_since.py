@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 from archives import archive
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from logs import Built
 
 from sidecars.spark.damage import STRICT, Tolerance
 from sidecars.spark.places import LogPlace
+from sidecars.spark.reached import Reached
 from sidecars.spark.since import Portion, find_logs, since
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind
@@ -19,25 +23,61 @@ def place_of(built: Built) -> LogPlace:
     return find_logs([str(built.root.path)], None)[0]
 
 
-def numbers(portion: Portion | None) -> list[int]:
-    assert portion is not None
+def numbers(portion: Portion) -> list[int]:
     batches = [batch for piece in portion.pieces for batch in piece.batches()]
     return sorted(record.sequence for batch in batches for record in batch.records())
 
 
-def test_a_run_goes_up_to_the_record_before_the_first_open_one(tmp_path: Path) -> None:
-    """What other routes have written behind it comes with it in the next run, not twice and not never."""
+def test_an_open_record_holds_back_its_route_and_no_other(tmp_path: Path) -> None:
+    """What its own route has written behind it comes with it in the next run, not twice and not never."""
     built = Built(tmp_path / "root")
     built.lines("a", [b"1", b"2"])
     built.piece("b", b"long ", begins=True, ends=False)
     built.lines("a", [b"4", b"5"])
     first = since(place_of(built), None, None, STRICT)
-    assert first is not None
-    assert (first.last, numbers(first)) == (2, [1, 2])
-    assert since(place_of(built), first.last, None, STRICT) is None
+    assert (first.after, numbers(first)) == (Reached(5, {"b": 2}), [1, 2, 4, 5])
+    again = since(place_of(built), first.after, None, STRICT)
+    assert (again.due, again.after) == (False, first.after)
 
+    built.lines("a", [b"6"])
+    second = since(place_of(built), first.after, None, STRICT)
+    assert (second.after, numbers(second)) == (Reached(6, {"b": 2}), [6])
     built.piece("b", b"record\n", begins=False, ends=True)
-    assert numbers(since(place_of(built), first.last, None, STRICT)) == [3, 4, 5]
+    built.lines("b", [b"7"])
+    third = since(place_of(built), second.after, None, STRICT)
+    assert (third.after, numbers(third)) == (Reached(7), [3, 7])
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.lists(
+        st.sampled_from(["line a", "line b", "piece a", "piece b", "end a", "end b", "cut", "seal", "run"]), max_size=24
+    )
+)
+def test_every_record_is_in_one_run(steps: list[str]) -> None:
+    """And at the end nothing waits but what has not ended, whatever had begun when."""
+    with tempfile.TemporaryDirectory() as path:
+        built = Built(Path(path, "root"), segment_max_bytes=4096)
+        reached, found = None, []
+        for step in [*steps, "run"]:
+            verb, _, route = step.partition(" ")
+            begins = route not in built.writer.state.open_records
+            if verb == "line" and begins:
+                built.lines(route, [b"x", b"y"])
+            elif verb == "piece":
+                built.piece(route, b"p", begins=begins, ends=False)
+            elif verb == "end" and not begins:
+                built.piece(route, b"e\n", begins=False, ends=True)
+            elif verb == "cut" and built.writer.advanced:
+                built.cut()
+            elif verb == "seal":
+                built.seal()
+            elif verb == "run":
+                portion = since(place_of(built), reached, None, STRICT)
+                found += numbers(portion)
+                reached = portion.after
+        assert sorted(found) == sorted(record.sequence for record in built.log.read())
+        built.crash()
 
 
 def test_an_open_record_of_another_route_holds_nothing_back(tmp_path: Path) -> None:
@@ -49,7 +89,7 @@ def test_an_open_record_of_another_route_holds_nothing_back(tmp_path: Path) -> N
 
 
 def test_a_log_without_records_has_nothing_to_do(tmp_path: Path) -> None:
-    assert since(place_of(Built(tmp_path / "root")), None, None, STRICT) is None
+    assert not since(place_of(Built(tmp_path / "root")), None, None, STRICT).due
 
 
 def test_records_that_are_not_wanted_are_passed_by(tmp_path: Path) -> None:
@@ -57,10 +97,9 @@ def test_records_that_are_not_wanted_are_passed_by(tmp_path: Path) -> None:
     built = Built(tmp_path / "root")
     built.lines("a", [b"1"])
     built.lines("b", [b"2", b"3"])
-    found = since(place_of(built), 1, ["a"], STRICT)
+    found = since(place_of(built), Reached(1), ["a"], STRICT)
 
-    assert found is not None
-    assert (found.first, found.last, found.pieces) == (2, 3, [])
+    assert (found.after, found.pieces) == (Reached(3), [])
 
 
 def test_what_was_reclaimed_before_the_first_run_is_no_loss_and_later_it_is(tmp_path: Path) -> None:
@@ -72,10 +111,9 @@ def test_what_was_reclaimed_before_the_first_run_is_no_loss_and_later_it_is(tmp_
     built.reclaim(1)
     assert numbers(since(place_of(built), None, None, STRICT)) == [3, 4, 5, 6]
     with pytest.raises(NotFound, match="RECLAIM has removed record 2"):
-        since(place_of(built), 1, None, STRICT)
+        since(place_of(built), Reached(1), None, STRICT)
 
-    found = since(place_of(built), 1, None, Tolerance(damage=True, loss=True))
-    assert found is not None
+    found = since(place_of(built), Reached(1), None, Tolerance(damage=True, loss=True))
     assert "RECLAIM has removed" in found.lost
     assert numbers(found) == [3, 4, 5, 6]
 
@@ -111,6 +149,6 @@ def test_an_older_copy_that_was_put_back_is_told(tmp_path: Path) -> None:
     for _ in range(3):
         built.lines("a", [b"x"])
     place = LogPlace(built.root, built.log_id)
-    assert since(place, 3, None, STRICT) is None
+    assert not since(place, Reached(3), None, STRICT).due
     with pytest.raises(Damaged, match="ends with record 3, and record 4 was read before"):
-        since(place, 4, None, STRICT)
+        since(place, Reached(4), None, STRICT)
