@@ -51,6 +51,9 @@ class SteppingDisk(Disk):
     def open_append(self, path: Path) -> int:
         return self._opened(super().open_append(path))
 
+    def open_lock(self, path: Path) -> int:
+        return self._opened(super().open_lock(path))
+
     def close(self, descriptor: int) -> None:
         self.descriptors.discard(descriptor)
         super().close(descriptor)

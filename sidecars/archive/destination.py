@@ -112,7 +112,7 @@ class Directory:
     @contextmanager
     def writing(self, name: str) -> Iterator[Sink]:
         path = self._path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._disk.make_directory(path.parent)
         file = _Growing(path, self._disk)
         try:
             yield file

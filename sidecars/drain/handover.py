@@ -75,7 +75,7 @@ class HandoverFile:
         root.require_route(route)
         path = root.route(route) / f"{group}.drain"
         self._disk = disk
-        self._descriptor = disk.open_append(path)
+        self._descriptor = disk.open_lock(path)
         try:
             if not disk.lock(self._descriptor):
                 raise Locked(

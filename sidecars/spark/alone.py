@@ -18,9 +18,9 @@ def alone_in(directory: Path, disk: Disk, program: str) -> Iterator[None]:
         Locked: another process has it.
         Refused: another program's files are there.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    disk.make_directory(directory)
     path = directory / "lock"
-    descriptor = disk.open_append(path)
+    descriptor = disk.open_lock(path)
     try:
         if not disk.lock(descriptor):
             raise Locked(

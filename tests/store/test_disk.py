@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from wald.format.batch import Buffer
-from wald.store.disk import PRIVATE_MODE, Disk, free_bytes
+from wald.store.disk import FILE_MODE, Disk, free_bytes
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_what_is_created_is_not_for_everybody(disk: Disk, tmp_path: Path) -> Non
     disk.close(disk.create(tmp_path / "file"))
     disk.close(disk.open_append(tmp_path / "log"))
     for name in ("file", "log"):
-        assert (tmp_path / name).stat().st_mode & 0o777 & ~PRIVATE_MODE == 0
+        assert (tmp_path / name).stat().st_mode & 0o777 & ~FILE_MODE == 0
 
 
 @pytest.mark.parametrize(

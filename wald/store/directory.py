@@ -247,8 +247,9 @@ def create_root(path: Path, disk: Disk, *, now: str) -> Root:
         raise InvalidInput(f"{path}: not a directory", hint="name a directory, existing or not, with --root")
     if path.is_dir() and not root.identity.exists() and any(map(_foreign, os.listdir(path))):
         raise InvalidInput(f"{path}: not empty, and not a log", hint="name an empty or a new directory with --root")
+    disk.make_directory(path)
     for folder in _FOLDERS:
-        (path / folder).mkdir(mode=0o750, parents=True, exist_ok=True)
+        disk.make_directory(path / folder)
     if not root.identity.exists():
         if list_segments(root).segments:
             raise Damaged(f"{root.identity}: missing, though {root.segments} holds segments", hint=_RESTORE_IDENTITY)

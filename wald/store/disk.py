@@ -6,11 +6,13 @@ Errors are the operating system's own, with the path where there is one.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,15 +23,17 @@ _KEEP_SIZE = 1
 _fallocate = ctypes.CDLL(None).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-PRIVATE_MODE = 0o640
+FILE_MODE = 0o640  # the daemon's group may read, nobody else
+_LOCK_MODE = 0o600  # who may open a file may hold its lock
+_DIRECTORY_MODE = 0o750
 
 
 class Disk:
-    """The real one."""
+    """The real one. What it makes has the same mode under every umask; what was there keeps its own."""
 
     def create(self, path: Path) -> int:
         """A new file, open for reading and writing; FileExistsError rather than touch an old one."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_MODE)
+        return _with_mode(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), FILE_MODE)
 
     def open(self, path: Path) -> int:
         """An existing file, open for reading and writing."""
@@ -37,7 +41,26 @@ class Disk:
 
     def open_append(self, path: Path) -> int:
         """A file whose writes all go to its end; created if missing."""
-        return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+        try:
+            return _with_mode(os.open(path, flags | os.O_CREAT | os.O_EXCL, FILE_MODE), FILE_MODE)
+        except FileExistsError:
+            return os.open(path, flags)
+
+    def open_lock(self, path: Path) -> int:
+        """A file to :meth:`lock`, created if missing; only its owner may open it."""
+        return _with_mode(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _LOCK_MODE), _LOCK_MODE)
+
+    def make_directory(self, path: Path) -> None:
+        """A directory, and those above it that are missing; one that is there already stays as it is."""
+        if path.is_dir():
+            return
+        if not path.parent.exists():
+            self.make_directory(path.parent)
+        with contextlib.suppress(FileExistsError):  # two may make it at once
+            os.mkdir(path, _DIRECTORY_MODE)
+            # The directory above it may have told which group files in it are to have.
+            os.chmod(path, _DIRECTORY_MODE | path.stat().st_mode & stat.S_ISGID)
 
     def close(self, descriptor: int) -> None:
         os.close(descriptor)
@@ -138,6 +161,15 @@ class Disk:
         except BlockingIOError:
             return False
         return True
+
+
+def _with_mode(descriptor: int, mode: int) -> int:
+    try:
+        os.fchmod(descriptor, mode)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def free_bytes(path: Path) -> int:

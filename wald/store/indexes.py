@@ -14,7 +14,7 @@ from pathlib import Path
 from wald.errors import Damaged
 from wald.format.index import INTERVAL_BYTES, SparseIndex, decode_index, encode_entry, encode_index_header
 from wald.format.segment import SegmentHeader
-from wald.store.disk import PRIVATE_MODE
+from wald.store.disk import FILE_MODE
 from wald.store.raw import FIRST_BATCH
 from wald.store.regular import read_regular
 
@@ -32,7 +32,8 @@ class SparseIndexWriter:
         self._indexed = FIRST_BATCH
         with contextlib.suppress(OSError):
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            self._descriptor = os.open(path, flags, PRIVATE_MODE)
+            self._descriptor = os.open(path, flags, FILE_MODE)
+            os.fchmod(self._descriptor, FILE_MODE)
         self._write(encode_index_header(header))
 
     def add(self, sequence: int, position: int, append_time_ns: int) -> None:

@@ -84,13 +84,14 @@ class Ledger:
             self._descriptor = self._lock = None
 
     def _take(self, owner: str) -> None:
-        """Lock the file, through a descriptor of its own: the one that is written to may have to be given up."""
-        descriptor = self._disk.open_append(self._path)
+        """Lock a file beside it: the ledger itself may be opened, and so locked, by whoever may read it."""
+        path = self._path.with_suffix(".lock")
+        descriptor = self._disk.open_lock(path)
         if not self._disk.lock(descriptor):
             self._disk.close(descriptor)
             raise Locked(
-                f"{self._path}: another {owner} is at work on this root",
-                hint=f"wait until it is done, or look for it: fuser {self._path}",
+                f"{path}: another {owner} is at work on this root",
+                hint=f"wait until it is done, or look for it: fuser {path}",
             )
         self._lock = descriptor
 

@@ -1,15 +1,19 @@
 """One writer: a lock on the root, held for the daemon's life, and an epoch that grows by one at every start.
 
-The lock file holds one line of JSON: epoch, pid, host, started. A daemon that lost its lock without noticing (somebody
-deleted the file, or the file system does not really lock) sees before its next acknowledgement that the file is not
-the one it wrote.
+The lock file holds one line of JSON: epoch, pid, host, started, nonce. Some network and FUSE file systems let two have
+the lock. So whoever has it writes a nonce into the file and looks again before anything is written to the log: of two
+that start together the last to write goes on, and the other finds its nonce gone. A daemon that lost its lock later
+(somebody deleted the file, or another started where nothing locks) sees before its next acknowledgement that the file
+is not the one it wrote.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
+import time
 from pathlib import Path
 
 from wald.errors import Damaged, Locked
@@ -19,6 +23,10 @@ from wald.format.segment import HEADER, BadHeader, decode_header
 from wald.store.directory import Root, Segment, list_segments
 from wald.store.disk import Disk
 from wald.store.regular import open_file, read_regular
+
+_SETTLE_SECONDS = 0.02  # more than a tick of the clock that files' times come from
+_SETTLE_UNLOCKED_SECONDS = 1.0  # where flock(2) does not lock: what another may take from there to its nonce
+_ASKED_SECONDS = 0.1  # for so long a lock is tried that somebody may hold just to see whether it is held
 
 
 class Lock:
@@ -31,20 +39,14 @@ class Lock:
     def __init__(self, root: Root, disk: Disk, *, now: str) -> None:
         self._path = os.fspath(root.lock)
         self._disk = disk
-        self._descriptor = disk.open_append(root.lock)
-        if not disk.lock(self._descriptor):
+        self._descriptor = disk.open_lock(root.lock)
+        try:
+            self._take(root)
+            self.epoch = _last_epoch(root) + 1
+            self._sign(root, {"epoch": self.epoch, "pid": os.getpid(), "host": socket.gethostname(), "started": now})
+        except BaseException:
             disk.close(self._descriptor)
-            raise Locked(
-                f"{root.lock}: another daemon writes to this root ({holder(root)})",
-                hint="stop it first, or use its socket: wald append, wald cut",
-            )
-        self.epoch = _last_epoch(root) + 1
-        told = {"epoch": self.epoch, "pid": os.getpid(), "host": socket.gethostname(), "started": now}
-        disk.truncate(self._descriptor, 0)
-        disk.write(self._descriptor, [json.dumps(told).encode() + b"\n"], 0)
-        disk.sync(self._descriptor)
-        disk.sync_directory(root.path)
-        self._seen = self._stat()
+            raise
 
     def is_ours(self) -> bool:
         """Whether nobody else has taken the root over; one stat(2)."""
@@ -52,6 +54,38 @@ class Lock:
 
     def release(self) -> None:
         self._disk.close(self._descriptor)
+
+    def _take(self, root: Root) -> None:
+        until = time.monotonic() + _ASKED_SECONDS
+        while not self._disk.lock(self._descriptor):
+            if time.monotonic() > until:
+                raise Locked(
+                    f"{root.lock}: another daemon writes to this root ({holder(root)})",
+                    hint="stop it first, or use its socket: wald append, wald cut",
+                )
+            time.sleep(_ASKED_SECONDS / 10)
+
+    def _sign(self, root: Root, told: dict[str, object]) -> None:
+        nonce = secrets.token_hex(16)
+        self._disk.truncate(self._descriptor, 0)
+        self._disk.write(self._descriptor, [json.dumps(told | {"nonce": nonce}).encode() + b"\n"], 0)
+        self._disk.sync(self._descriptor)
+        self._disk.sync_directory(root.path)
+        self._seen = self._stat()
+        time.sleep(_SETTLE_SECONDS if self._excludes(root) else _SETTLE_UNLOCKED_SECONDS)
+        if _told(root.lock).get("nonce") != nonce or not self.is_ours():
+            raise Locked(
+                f"{root.lock}: two daemons were started together, and the other goes on ({holder(root)})",
+                hint="the file system does not lock: put the root on a local one, or start only one daemon",
+            )
+
+    def _excludes(self, root: Root) -> bool:
+        """Whether the lock keeps another descriptor out; a file system of several machines may do so on each alone."""
+        descriptor = self._disk.open_lock(root.lock)
+        try:
+            return not self._disk.lock(descriptor)
+        finally:
+            self._disk.close(descriptor)
 
     def _stat(self) -> tuple[int, int, int]:
         try:
@@ -70,15 +104,28 @@ def holder(root: Root) -> str:
 
 
 def is_held(root: Root, disk: Disk) -> bool:
-    """Whether a daemon runs on ``root`` now."""
+    """Whether a daemon runs on ``root`` now; who may not open its lock is told by the kernel's list of locks."""
     try:
         descriptor = os.open(root.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
+    except PermissionError:
+        return _is_listed(root.lock)
     try:
         return not disk.lock(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _is_listed(path: Path) -> bool:
+    """Source: proc_locks(5): ``1: FLOCK  ADVISORY  WRITE 123 fe:00:4711 0 EOF``."""
+    try:
+        status = os.stat(path)
+        lines = Path("/proc/locks").read_text().splitlines()
+    except FileNotFoundError:
+        return False
+    file = f" {os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino} "
+    return any(file in line for line in lines)
 
 
 def _told(path: Path) -> dict[str, object]:

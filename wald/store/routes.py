@@ -24,7 +24,7 @@ def add_route(root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: in
     """
     route = root.route(name)
     if not route.is_dir():
-        route.mkdir(mode=0o750)
+        disk.make_directory(route)
         disk.sync_directory(root.routes)
     if root.retired(name).exists():
         disk.unlink(root.retired(name))
@@ -61,5 +61,5 @@ def _make_fifo(root: Root, name: str, mode: int) -> None:
         if not path.is_fifo():
             raise InvalidInput(f"{path}: not a FIFO", hint=f"mv {path} elsewhere, then wald route add {name} --fifo")
     else:
-        os.mkfifo(path)
+        os.mkfifo(path, 0o600)  # until it has its mode nobody else may open it
     path.chmod(mode)  # mkfifo's own mode is narrowed by the umask

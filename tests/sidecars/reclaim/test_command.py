@@ -159,7 +159,7 @@ def test_a_second_one_is_told_that_there_is_a_first(daemon: Daemon, root: Path) 
 
     assert code == Locked.exit_code
     assert "another wald-reclaim is at work" in message
-    assert "reclaim.jsonl" in hint
+    assert "reclaim.lock" in hint
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""Who may open what: the modes of a root and all in it are what they are meant to be, whatever the umask says."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sample_segments import LOG_ID, TIME_NS
+
+from wald.format.segment import SegmentHeader
+from wald.store.directory import Root, create_root
+from wald.store.disk import Disk
+from wald.store.indexes import SparseIndexWriter
+from wald.store.ledger import Ledger
+from wald.store.lock import Lock
+from wald.store.mapped import MappedFile
+from wald.store.routes import add_route
+
+NOW = "2026-11-21T10:00:00Z"
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def modes(path: Path) -> dict[str, int]:
+    return {str(found.relative_to(path)): mode(found) for found in (path, *path.rglob("*"))}
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_root_is_made_with_the_same_modes_under_every_umask(tmp_path: Path) -> None:
+    disk = Disk()
+    root = create_root(tmp_path / "log", disk, now=NOW)
+    Lock(root, disk, now=NOW).release()
+    add_route(root, disk, "a", fifo=True)
+    disk.replace(root.cursor("a", "processed"), b"1\n")
+    Ledger(root.ledger / "reclaim.jsonl", disk, owner="wald-reclaim").close()
+    MappedFile(root.takes, 4096, disk).close()
+
+    assert modes(root.path) == {
+        ".": 0o750,
+        "ledger": 0o750,
+        "ledger/reclaim.jsonl": 0o640,
+        "ledger/reclaim.lock": 0o600,
+        "lock": 0o600,
+        "log.json": 0o640,
+        "quarantine": 0o750,
+        "recovery": 0o750,
+        "routes": 0o750,
+        "routes/a": 0o750,
+        "routes/a/in": 0o620,
+        "routes/a/processed.cursor": 0o640,
+        "segments": 0o750,
+        "takes": 0o640,
+    }
+
+
+def test_nobody_else_may_write_where_a_new_root_is(tmp_path: Path) -> None:
+    """The directories above it are made as well, and who may write there may put another root in its place."""
+    before = os.umask(0)
+    try:
+        create_root(tmp_path / "deep" / "down" / "log", Disk(), now=NOW)
+    finally:
+        os.umask(before)
+
+    assert mode(tmp_path / "deep") == mode(tmp_path / "deep" / "down") == 0o750
+
+
+def test_what_an_operator_has_set_stays(tmp_path: Path) -> None:
+    """A root that was there, and the group that new files in it are to have."""
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log").chmod(0o2770)
+    root = create_root(tmp_path / "log", Disk(), now=NOW)
+    (root.path / "log.json").chmod(0o600)
+    create_root(tmp_path / "log", Disk(), now=NOW)
+
+    assert (mode(root.path), mode(root.segments), mode(root.identity)) == (0o2770, 0o2750, 0o600)
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_file_that_is_made_anew_may_be_read_by_the_group(tmp_path: Path) -> None:
+    SparseIndexWriter(tmp_path / "1.wal.idx", SegmentHeader(LOG_ID, 1, 1, TIME_NS)).close()
+
+    assert mode(tmp_path / "1.wal.idx") == 0o640
+
+
+def test_a_lock_file_is_its_owners_alone(tmp_path: Path) -> None:
+    """Who may open a file may hold its lock, and keep the daemon from starting."""
+    (tmp_path / "lock").touch(mode=0o644)
+    disk = Disk()
+    disk.close(disk.open_lock(tmp_path / "lock"))
+
+    assert mode(tmp_path / "lock") == 0o600
+    assert Root(tmp_path).lock == tmp_path / "lock"
