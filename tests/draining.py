@@ -13,8 +13,10 @@ from typing import Any
 from running import TIMEOUT_SECONDS
 
 import wald
+from sidecars.drain.consumer import Consumer
 from sidecars.drain.feed import Drain, Job
 from sidecars.drain.portions import Form
+from sidecars.drain.redrive import redrive
 from wald.errors import Damaged
 from wald.store.disk import Disk
 
@@ -48,16 +50,23 @@ class InProcess:
         self.stop = threading.Event()
         self.told: list[str] = []
         self.damaged: list[Damaged] = []
+        self.given_up = 0
 
     def tell(self, line: str) -> None:
         self.told.append(line)
 
-    def run(self, *words: object, disk: Disk | None = None, now_ns: int = NOW_NS, **options: Any) -> None:
-        """Run a job on route ``a`` to its end; the options are fields of a job."""
+    def run(
+        self,
+        *words: object,
+        route: str = "a",
+        group: str = "processed",
+        disk: Disk | None = None,
+        now_ns: int = NOW_NS,
+        **options: Any,
+    ) -> None:
+        """Run a job to its end; the options are fields of a job."""
         # Any: they are of many types.
         job: dict[str, Any] = {
-            "route": "a",
-            "group": "processed",
             "command": tuple(map(str, words)),
             "form": Form.RAW,
             "records_max": 1000,
@@ -66,15 +75,16 @@ class InProcess:
             "daemon": self.root,
             "exit_at_end": True,
         }
-        Drain(
-            wald.open(self.root),
-            Job(**(job | options)),
-            disk=disk or Disk(),
-            stop=self.stop,
-            tell=self.tell,
-            on_damage=self.damaged.append,
-            now_ns=lambda: now_ns,
-        ).run()
+        consumer = self.consumer(route, group, disk=disk, now_ns=now_ns)
+        self.given_up = Drain(consumer, Job(**(job | options)), stop=self.stop, tell=self.tell).run()
+
+    def redrive(self, route: str, *, group: str = "processed", disk: Disk | None = None, now_ns: int = NOW_NS) -> None:
+        """Put the dead letters of a route back."""
+        redrive(self.consumer(route, group, disk=disk, now_ns=now_ns), daemon=self.root, stop=self.stop, tell=self.tell)
+
+    def consumer(self, route: str, group: str, *, disk: Disk | None, now_ns: int) -> Consumer:
+        """A group on a route of the log."""
+        return Consumer(wald.open(self.root), route, group, disk or Disk(), self.damaged.append, lambda: now_ns)
 
 
 class Gate:

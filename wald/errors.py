@@ -64,3 +64,9 @@ class Refused(WaldError):
     """The operation would break a promise: a cursor moved backwards, or past the head."""
 
     exit_code = 9
+
+
+class GivenUp(WaldError):
+    """Records that a command could not process are dead letters now."""
+
+    exit_code = 10

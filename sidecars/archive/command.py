@@ -29,7 +29,7 @@ from sidecars.archive.told import Told, told_of
 from sidecars.archive.verify import bundle_bytes
 from sidecars.archive.verify import verify as findings_of
 from wald.cli.entry import run
-from wald.cli.options import group_option, json_option, root_option, route_argument, size_option
+from wald.cli.options import DefaultGroup, group_option, json_option, root_option, route_argument, size_option
 from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound
 from wald.format.names import check_route
 from wald.kinds import MIB
@@ -40,23 +40,11 @@ from wald.store.finding import Level
 from wald.store.ledger import Ledger, entries_of
 
 BUNDLE_BYTES = 256 * MIB
-_PACK = "pack"
 _AUTO, _LOCAL, _SPARK = "auto", "local", "spark"
 
 
-class Commands(click.Group):
-    """A group that packs what is no command of it: ``wald-archive ROUTE…`` is ``wald-archive pack ROUTE…``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        before = 2 if args[:1] == ["--root"] else int(bool(args) and args[0].startswith("--root="))
-        following = args[before : before + 1]
-        if following and following[0] not in (*self.commands, "--help", "-h", "--version"):
-            args = [*args[:before], _PACK, *args[before:]]
-        return super().parse_args(ctx, args)
-
-
 @click.group(
-    cls=Commands,
+    cls=DefaultGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     subcommand_metavar="ROUTE... | COMMAND [ARGS]...",
 )
@@ -71,7 +59,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
     ctx.obj = root
 
 
-@command.command(_PACK)
+@command.command()
 @click.argument("routes", nargs=-1, required=True, metavar="ROUTE...")
 @root_option
 @click.option(

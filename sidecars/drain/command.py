@@ -3,24 +3,48 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 import wald
 from sidecars.drain.attempt import check_command
+from sidecars.drain.consumer import Consumer
 from sidecars.drain.feed import Drain, Job
 from sidecars.drain.portions import Form
+from sidecars.drain.redrive import redrive as put_back
 from sidecars.loop import stop_on_signals
 from wald.cli.entry import run
-from wald.cli.options import group_option, root_option, route_argument, socket_option
-from wald.errors import Damaged, InvalidInput
+from wald.cli.options import DefaultGroup, group_option, root_option, route_argument, socket_option
+from wald.errors import Damaged, GivenUp, InvalidInput
 from wald.format.names import check_route
 from wald.store.disk import Disk
 
+_DEAD_LETTER = "dead_letter"
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(
+    cls=DefaultGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    subcommand_metavar="ROUTE -- COMMAND [ARGUMENT]... | redrive [ROUTE]",
+)
+@click.option("--root", type=click.Path(path_type=Path), help="The directory of the log.  [env: WALD_ROOT]")
+@click.version_option(wald.__version__, message="%(prog)s %(version)s")
+@click.pass_context
+def command(ctx: click.Context, root: Path | None) -> None:
+    """Feed a route to a command, batch by batch; put back what it could not process.
+
+    `wald-drain ROUTE -- COMMAND...` is short for `wald-drain feed ROUTE -- COMMAND...`, whose --help tells of its
+    options.
+    """
+    ctx.obj = root
+
+
+@command.command()
 @route_argument
 @click.argument("words", nargs=-1, required=True, metavar="-- COMMAND [ARGUMENT]...", type=click.UNPROCESSED)
 @root_option
@@ -36,13 +60,11 @@ from wald.store.disk import Disk
 @click.option(
     "--tries",
     type=click.IntRange(1, 1000),
-    default=5,
-    show_default=True,
     metavar="N",
-    help="So often it gets them before they are given up.",
+    help="So often it gets a record alone before that is given up; without it: until it succeeds.",
 )
 @click.option(
-    "--dead-letter", default="dead_letter", show_default=True, metavar="ROUTE", help="The route for what is given up."
+    "--dead-letter", default=_DEAD_LETTER, show_default=True, metavar="ROUTE", help="The route for what is given up."
 )
 @click.option("--exit-at-end", is_flag=True, help="Exit once everything is processed that was there at the start.")
 @click.option(
@@ -54,14 +76,13 @@ from wald.store.disk import Disk
     help="json: an object a line.",
 )
 @socket_option
-@click.version_option(wald.__version__, message="%(prog)s %(version)s")
-def command(
+def feed(
     root: Path,
     route: str,
     words: tuple[str, ...],
     group: str,
     batch_records: int,
-    tries: int,
+    tries: int | None,
     dead_letter: str,
     exit_at_end: bool,
     form: str,
@@ -69,25 +90,25 @@ def command(
 ) -> int:
     """Feed the records of ROUTE behind the group's cursor to COMMAND, a batch at a time.
 
-    COMMAND gets a batch on its stdin. If it exits 0, the cursor moves behind the batch; if not, it gets the very same
-    batch again after 0.1 s, 0.2 s, 0.4 s and so on up to 30 s. After the last try the batch goes to the dead-letter
-    route, where its records say in their headers where they come from and why, and then the cursor moves.
+    COMMAND gets a batch on its stdin, a file that holds all of it. If it exits 0, the cursor moves behind the batch; if
+    not, it gets the very same batch again after 0.1 s and 0.2 s, and then in halves, until the record at which it fails
+    stands alone. That one it gets after 0.1 s, 0.2 s, 0.4 s and so on up to 30 s, until it succeeds; or, with --tries,
+    so often: then the record goes to the dead-letter route, where it says in its headers where it comes from and why,
+    and the cursor moves. If COMMAND exits 75 (EX_TEMPFAIL), that is no try: it gets the same again later.
 
-    COMMAND finds WALD_ROUTE, WALD_GROUP, WALD_FIRST, WALD_LAST (sequences), WALD_COUNT and WALD_TRY in its environment.
-    It may get a batch again that it has processed, if drain dies before the cursor has moved.
+    COMMAND finds WALD_ROUTE, WALD_GROUP, WALD_FIRST, WALD_LAST (sequences), WALD_COUNT (of records) and WALD_TRY in its
+    environment. It may get a batch again that it has processed, if the machine stops before the cursor has moved. If
+    only drain is killed, COMMAND goes on, and the next start waits for it and believes its exit code.
 
     SIGTERM or Ctrl-C lets a running COMMAND finish and starts no other. Where bytes are damaged it says so, goes on
-    behind them, and the exit code is 4.
+    behind them, and the exit code is 4; else it is 10 if something was given up.
     """
-    if check_route(dead_letter) == route:
+    if check_route(dead_letter) == route and tries is not None:
         raise InvalidInput(
             f"route {route}: cannot be its own dead-letter route", hint="--dead-letter takes the name of another route"
         )
     check_command(words)
-    log = wald.open(root)
     job = Job(
-        route=route,
-        group=group,
         command=words,
         form=Form(form),
         records_max=batch_records,
@@ -96,19 +117,51 @@ def command(
         daemon=socket or root,
         exit_at_end=exit_at_end,
     )
-    damaged: set[str] = set()
+    with _at_work(root, route, group) as (consumer, stop, damaged):
+        given_up = Drain(consumer, job, stop=stop, tell=_tell).run()
+    if damaged:
+        return Damaged.exit_code
+    if given_up:
+        raise GivenUp(
+            f"{given_up} {'record of' if given_up == 1 else 'records of'} {route} given up",
+            hint=f"wald read {dead_letter} --format json --root {root}; wald-drain redrive {dead_letter} --root {root}",
+        )
+    return 0
 
-    def tell(line: str) -> None:
-        click.echo(f"wald-drain: {line}", err=True)
+
+@command.command()
+@click.argument("route", default=_DEAD_LETTER, callback=lambda _ctx, _parameter, name: check_route(name))
+@root_option
+@group_option
+@socket_option
+def redrive(root: Path, route: str, group: str, socket: Path | None) -> int:
+    """Put the dead letters of ROUTE (dead_letter) behind the group's cursor back to where they came from.
+
+    Each is appended once to the route that its headers name, as it was before: value, key, event time and headers. It
+    is a new record there, which every group of that route gets. Then the cursor moves.
+    """
+    with _at_work(root, route, group) as (consumer, stop, damaged):
+        put_back(consumer, daemon=socket or root, stop=stop, tell=_tell)
+    return Damaged.exit_code if damaged else 0
+
+
+@contextmanager
+def _at_work(root: Path, route: str, group: str) -> Iterator[tuple[Consumer, threading.Event, set[str]]]:
+    """A consumer, what stops it on a signal, and the damage that was met."""
+    damaged: set[str] = set()
 
     def tell_damage(error: Damaged) -> None:
         if error.message not in damaged:  # it is met anew in every look behind the cursor
             damaged.add(error.message)
-            tell(f"{error.message}\n  hint: {error.hint}")
+            _tell(f"{error.message}\n  hint: {error.hint}")
 
+    consumer = Consumer(wald.open(root), route, group, Disk(), tell_damage, time.time_ns)
     with stop_on_signals() as stop:
-        Drain(log, job, disk=Disk(), stop=stop, tell=tell, on_damage=tell_damage, now_ns=time.time_ns).run()
-    return Damaged.exit_code if damaged else 0
+        yield consumer, stop, damaged
+
+
+def _tell(line: str) -> None:
+    click.echo(f"wald-drain: {line}", err=True)
 
 
 def main() -> None:

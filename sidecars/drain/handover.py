@@ -1,22 +1,20 @@
-"""What is being handed over to the dead-letter route, in a file that is also the lock of its route and group.
+"""What is being handed over to another route, in a file that is also the lock of its route and group.
 
     routes/<route>/<group>.drain    empty, or one line of JSON: {"after": 10, "first": 11, "last": 20, …, "crc": "…"}
 
-The line is there before the first dead letter is sent, and goes after the cursor has moved. So after a crash in between
-the next start finishes exactly this handover, whatever has arrived since and whatever options it got: the daemon
-recognises what it has already. ``crc`` is the crc32c of the same line without it.
+The line is there before the first record is sent, and goes after the cursor has moved. So after a crash in between the
+next start finishes exactly this handover, whatever has arrived since and whatever options it got: the daemon recognises
+what it has already.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
 
-from crc32c import crc32c
-
+from sidecars.drain.line import decode_line, encode_line
 from wald.errors import Locked
 from wald.store.directory import Root
 from wald.store.disk import Disk
@@ -26,12 +24,13 @@ _LINE_MAX_BYTES = 4096  # some ten times what is ever written
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """Records that the command was given in vain.
+    """Records that the command was given in vain, or dead letters on their way back.
 
     Attributes:
         after: the cursor before; the handover is finished once it has moved.
-        dead_letter: the route that gets them.
-        at_ns: when they were given up, ns since 1970. The same records given up again are another handover.
+        reason, tries: why the command did not process them.
+        dead_letter: the route that gets them; None: they are dead letters, and each goes to where it came from.
+        at_ns: when this was decided, ns since 1970. The same records handed over again are another handover.
     """
 
     after: int
@@ -39,28 +38,22 @@ class Handover:
     last: int
     reason: str
     tries: int
-    dead_letter: str
+    dead_letter: str | None
     at_ns: int
 
 
 def encode_handover(handover: Handover) -> bytes:
     """The line."""
-    told = asdict(handover)
-    return json.dumps(told | {"crc": _checksum(told)}).encode() + b"\n"
+    return encode_line(asdict(handover))
 
 
 def decode_handover(line: bytes) -> Handover | None:
     """What a line says; None for one that was half written, when nothing had been sent yet."""
+    told = decode_line(line)
     try:
-        told = json.loads(line)
-        crc = told.pop("crc")
-        return Handover(**told) if crc == _checksum(told) else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None if told is None else Handover(**told)
+    except TypeError:
         return None
-
-
-def _checksum(told: dict[str, object]) -> str:
-    return f"{crc32c(json.dumps(told).encode()):08x}"
 
 
 class HandoverFile:

@@ -36,6 +36,11 @@ class Portion:
     def count(self) -> int:
         return len(self.records)
 
+    def halves(self) -> tuple[Portion, Portion]:
+        """The same in two; it has at least two records."""
+        middle = self.count // 2
+        return Portion(self.records[:middle]), Portion(self.records[middle:])
+
     def encoded(self, form: Form) -> bytes:
         """All of it, as the command is to read it."""
         if form is Form.RAW:

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share."""
+"""Options, arguments and the form of command lines that several programs share."""
 
 from __future__ import annotations
 
@@ -17,6 +17,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 GROUP_HELP = f"The consumer group; without it: {DEFAULT_GROUP}."
 _DAY = 86400
+
+
+class DefaultGroup(click.Group):
+    """A group of which the first command may be left out: ``wald-archive ROUTE…`` is ``wald-archive pack ROUTE…``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        before = 2 if args[:1] == ["--root"] else int(bool(args) and args[0].startswith("--root="))
+        following = args[before : before + 1]
+        if following and following[0] not in (*self.commands, "--help", "-h", "--version"):
+            args = [*args[:before], next(iter(self.commands)), *args[before:]]
+        return super().parse_args(ctx, args)
 
 
 def root_option(function: F) -> F:

@@ -5,14 +5,39 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from damage import every_flip, every_truncation
+from logs import Built
 
-from sidecars.drain.attempt import attempt, check_command
+from sidecars.drain.attempt import Attempts, Ended, check_command, decode_ended, encode_ended
 from wald.errors import InvalidInput
+from wald.store.disk import Disk
 
 MORE_THAN_A_PIPE_HOLDS = b"line\n" * 1_000_000
+ENDED = Ended((7, 1_795_255_200_000_000_000), 11, 20, -9)
+Attempt = Callable[[list[str], bytes, dict[str, str]], int]
+
+
+@pytest.fixture
+def attempts(tmp_path: Path) -> Iterator[Attempts]:
+    built = Built(tmp_path / "log")
+    built.lines("a", [b"one"])
+    with Attempts(built.root, "a", "g", Disk()) as made:
+        yield made
+
+
+@pytest.fixture
+def attempt(attempts: Attempts) -> Attempt:
+    """A run for record 1."""
+
+    def run(command: list[str], stdin: bytes, variables: dict[str, str]) -> int:
+        return attempts.run(command, stdin, variables, first=1, last=1)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -25,11 +50,11 @@ MORE_THAN_A_PIPE_HOLDS = b"line\n" * 1_000_000
         ("nosuch-command", 127),
     ],
 )
-def test_the_exit_code_comes_back(script: str, exit_code: int) -> None:
+def test_the_exit_code_comes_back(attempt: Attempt, script: str, exit_code: int) -> None:
     assert attempt(["sh", "-c", script], b"", {}) == exit_code
 
 
-def test_stdin_is_all_of_it(tmp_path: Path) -> None:
+def test_stdin_is_all_of_it(attempt: Attempt, tmp_path: Path) -> None:
     script = f"cat > {tmp_path / 'got'}"
 
     assert attempt(["sh", "-c", script], MORE_THAN_A_PIPE_HOLDS, {}) == 0
@@ -37,11 +62,11 @@ def test_stdin_is_all_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("script", "exit_code"), [("head -1 > /dev/null", 0), ("exec 0<&-; exit 4", 4), ("exit 5", 5)])
-def test_a_command_may_leave_off_reading(script: str, exit_code: int) -> None:
+def test_a_command_may_leave_off_reading(attempt: Attempt, script: str, exit_code: int) -> None:
     assert attempt(["sh", "-c", script], MORE_THAN_A_PIPE_HOLDS, {}) == exit_code
 
 
-def test_the_environment_is_ours_and_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_ours_and_more(attempt: Attempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OURS", "here")
     script = f'echo "$OURS $WALD_TRY" > {tmp_path / "got"}'
 
@@ -49,7 +74,7 @@ def test_the_environment_is_ours_and_more(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "got").read_text() == "here 2\n"
 
 
-def test_it_has_a_session_of_its_own(tmp_path: Path) -> None:
+def test_it_has_a_session_of_its_own(attempt: Attempt, tmp_path: Path) -> None:
     """So Ctrl-C in the terminal of drain does not reach it."""
     script = f"ps -o sid= -p $$ > {tmp_path / 'got'}"
 
@@ -57,7 +82,7 @@ def test_it_has_a_session_of_its_own(tmp_path: Path) -> None:
     assert int((tmp_path / "got").read_text()) != os.getsid(0)
 
 
-def test_a_broken_pipe_kills_it_as_it_would_in_a_shell() -> None:
+def test_a_broken_pipe_kills_it_as_it_would_in_a_shell(attempt: Attempt) -> None:
     """SIGPIPE, which Python ignores, is what it always is."""
     script = "kill -PIPE $$; exit 0"
 
@@ -72,7 +97,7 @@ def test_missing_command_is_found_out_before_it_runs(tmp_path: Path) -> None:
     check_command(["sh", "-c", "no such argument is looked at"])
 
 
-def test_what_cannot_be_run_says_so(tmp_path: Path) -> None:
+def test_what_cannot_be_run_says_so(attempt: Attempt, tmp_path: Path) -> None:
     (tmp_path / "script").write_text("echo no first line\n")
     (tmp_path / "script").chmod(0o755)
 
@@ -82,7 +107,43 @@ def test_what_cannot_be_run_says_so(tmp_path: Path) -> None:
         attempt([str(tmp_path / "nosuch")], b"", {})
 
 
-def test_an_error_of_the_machine_is_not_the_commands() -> None:
+def test_an_error_of_the_machine_is_not_the_commands(attempt: Attempt) -> None:
     with pytest.raises(OSError, match="Argument list too long"):
         attempt(["true", "x" * 10_000_000], b"", {})
     assert subprocess.run(["true"], check=False).returncode == 0
+
+
+def test_stdin_cannot_be_changed(attempt: Attempt, tmp_path: Path) -> None:
+    """Whatever another run, or what it has left running, does with its own."""
+    script = f"(echo more >&0; : > /dev/stdin) 2> {tmp_path / 'errors'}; cat > {tmp_path / 'got'}"
+
+    assert attempt(["sh", "-c", script], b"one\n", {}) == 0
+    assert (tmp_path / "got").read_bytes() == b"one\n"
+    assert (tmp_path / "errors").read_text().count("not permitted") >= 1
+
+
+def test_a_killed_keeper_is_a_failure_and_its_command_is_waited_for(attempts: Attempts, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    script = f"kill -KILL $PPID; read go < {go}"
+    told: list[str] = []
+    stop = threading.Event()
+
+    def tell(line: str) -> None:
+        told.append(line)
+        threading.Thread(target=go.write_text, args=("go\n",)).start()
+
+    assert attempts.wait(stop, told.append)
+    assert attempts.run(["sh", "-c", script], b"", {}, first=1, last=1) == -signal.SIGKILL
+    assert told == []
+    assert attempts.wait(stop, tell)
+    assert len(told) == 1
+
+
+def test_how_a_run_ended_is_told_by_a_whole_line_only() -> None:
+    line = encode_ended(ENDED)
+
+    assert decode_ended(line) == ENDED
+    assert {decode_ended(torn) for torn in every_truncation(line[:-1])} == {None}
+    assert {decode_ended(changed) for changed in every_flip(line)} <= {None, ENDED}
+    assert {decode_ended(other) for other in (b"", bytes(512), b"null", b"{}", b"[" * 100_000)} == {None}

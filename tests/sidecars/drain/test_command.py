@@ -21,6 +21,7 @@ from wald.cli.entry import run
 from wald.format.names import Kind
 from wald.producer import Producer
 
+DRAIN = "$(ps -o ppid= -p $PPID)"  # of a command, whose parent is the keeper
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
@@ -107,13 +108,24 @@ def test_what_is_given_up_is_in_the_dead_letter_route(own: Stream) -> None:
     lines = b'{"key": "k", "value": "one", "time": 5, "headers": {"h": "1"}}\n{"value": "two"}\n'
     output_of("append", "a", "--jsonl", "--root", own.root, stdin=lines)
     own.append("three")
-    done = own.drain("--tries", 2, "--group", "g", "--", "sh", "-c", "exit 3")
+    root = f"--root {own.root}"
+    done = own.drain("--tries", 2, "--batch-records", 2, "--group", "g", "--", "sh", "-c", "exit 3")
 
-    assert done.returncode == 0
+    assert done.returncode == 10
     assert done.stderr.decode().splitlines() == [
-        "wald-drain: a 1 to 3: exit 3, try 1 of 2, again in 0.1 s",
-        "wald-drain: a 1 to 3: exit 3, try 2 of 2",
-        "wald-drain: a 1 to 3: given up: exit 3 after 2 tries; 3 records sent to dead_letter as 4 to 6",
+        "wald-drain: a 1 to 2: exit 3, try 1 of 2, again in 0.1 s",
+        "wald-drain: a 1 to 2: exit 3, try 2 of 2, in halves in 0.1 s",
+        "wald-drain: a 1: exit 3, try 1 of 2, again in 0.1 s",
+        "wald-drain: a 1: exit 3, try 2 of 2",
+        "wald-drain: a 1: given up: exit 3 after 2 tries; 1 record sent to dead_letter as 4",
+        "wald-drain: a 2: exit 3, try 1 of 2, again in 0.1 s",
+        "wald-drain: a 2: exit 3, try 2 of 2",
+        "wald-drain: a 2: given up: exit 3 after 2 tries; 1 record sent to dead_letter as 5",
+        "wald-drain: a 3: exit 3, try 1 of 2, again in 0.1 s",
+        "wald-drain: a 3: exit 3, try 2 of 2",
+        "wald-drain: a 3: given up: exit 3 after 2 tries; 1 record sent to dead_letter as 6",
+        "wald-drain: 3 records of a given up",
+        f"  hint: wald read dead_letter --format json {root}; wald-drain redrive dead_letter {root}",
     ]
     dead = records(own.root, "dead_letter")
     assert [(record.key, record.value, record.event_time_ns) for record in dead] == [
@@ -132,12 +144,12 @@ def test_what_is_given_up_is_in_the_dead_letter_route(own: Stream) -> None:
     assert_sound(own.root)
 
 
-def test_only_the_batch_that_fails_is_given_up(stream: Stream, got: Path) -> None:
+def test_only_the_record_that_fails_is_given_up(stream: Stream, got: Path) -> None:
     stream.append("one", "bad", "three")
-    script = f"grep -v bad >> {got} || kill -SEGV $$"
-    done = stream.drain("--batch-records", 1, "--tries", 1, "--dead-letter", "bin", "--", "sh", "-c", script)
+    script = f"grep bad /dev/stdin && kill -SEGV $$; cat >> {got}"
+    done = stream.drain("--tries", 1, "--dead-letter", "bin", "--", "sh", "-c", script)
 
-    assert done.returncode == 0
+    assert done.returncode == 10
     assert got.read_bytes() == b"one\nthree\n"
     (dead,) = records(stream.root, "bin")
     assert dead.value == b"bad"
@@ -191,7 +203,7 @@ def test_a_signal_lets_the_command_finish_and_starts_no_other(
 
 def test_a_batch_that_fails_while_stopping_stays(stream: Stream, start: Start) -> None:
     stream.append("one")
-    words = ("--tries", 1, "--dead-letter", "unwanted", "--", "sh", "-c", "kill -TERM $PPID; exit 1")
+    words = ("--tries", 1, "--dead-letter", "unwanted", "--", "sh", "-c", f"kill -TERM {DRAIN}; exit 1")
     process = start(stream.name, "--root", stream.root, *words)
 
     assert process.wait(TIMEOUT_SECONDS) == 0
@@ -209,21 +221,6 @@ def test_a_pause_is_not_sat_out(stream: Stream, start: Start) -> None:
 
     assert process.wait(TIMEOUT_SECONDS) == 0
     assert list(tells) == []
-
-
-@pytest.mark.parametrize("exit_code", [0, 1])
-def test_killed_with_its_command_at_work_it_hands_the_records_out_again(
-    stream: Stream, got: Path, exit_code: int
-) -> None:
-    """Whatever the command would have said, nobody was there to hear it."""
-    stream.append("one", "two")
-    script = f"cat >> {got}; kill -KILL $PPID; exit {exit_code}"
-    assert stream.drain("--tries", 1, "--", "sh", "-c", script).returncode == -signal.SIGKILL
-    assert stream.cursor == 0
-
-    stream.drain("--", "sh", "-c", f"cat >> {got}")
-    assert got.read_bytes() == b"one\ntwo\n" * 2
-    assert stream.is_processed()
 
 
 def test_two_drains_do_not_share_batches(stream: Stream, got: Path, tmp_path: Path, start: Start) -> None:
@@ -269,14 +266,14 @@ def test_damage_makes_the_exit_code_4(tmp_path: Path, got: Path) -> None:
     assert f"hint: wald --root {built.root.path} verify" in told
 
 
-def test_draining_leaves_a_cursor_and_a_lock_file(stream: Stream) -> None:
+def test_draining_leaves_a_cursor_and_two_files_of_its_own(stream: Stream) -> None:
     """And the records as they were."""
     stream.append("one", "two")
     stream.drain("--", "true")
 
     assert values(stream.root, stream.name) == [b"one", b"two"]
     files = (stream.root / "routes" / stream.name).iterdir()
-    assert sorted(path.name for path in files) == ["processed.cursor", "processed.drain"]
+    assert sorted(path.name for path in files) == ["processed.command", "processed.cursor", "processed.drain"]
 
 
 @pytest.fixture(scope="module")
@@ -292,14 +289,15 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "code", "words"),
     [
         (["a", "--", "nosuch-command"], 2, "nosuch-command: cannot be run: No such file or directory"),
-        (["a", "--dead-letter", "a", "--", "true"], 2, "route a: cannot be its own dead-letter route"),
-        (["dead_letter", "--", "true"], 2, "route dead_letter: cannot be its own dead-letter route"),
+        (["a", "--tries", "1", "--dead-letter", "a", "--", "true"], 2, "route a: cannot be its own dead-letter route"),
+        (["dead_letter", "--tries", "1", "--", "true"], 2, "route dead_letter: cannot be its own dead-letter route"),
         (["a", "--dead-letter", "../b", "--", "true"], 2, "illegal route name '../b'"),
         (["a", "--group", "", "--", "true"], 2, "illegal group name ''"),
         (["a", "--batch-records", "0", "--", "true"], 2, "Invalid value for '--batch-records'"),
         (["a", "--tries", "0", "--", "true"], 2, "Invalid value for '--tries'"),
         (["a", "--format", "xml", "--", "true"], 2, "Invalid value for '--format'"),
         (["a"], 2, "Missing argument"),
+        (["redrive", "nosuch"], 3, "there is no route 'nosuch'"),
         (["nosuch", "--", "true"], 3, "there is no route 'nosuch'"),
         (["a", "--root", "nosuch", "--", "true"], 3, "nosuch: there is no log here"),
     ],
@@ -315,3 +313,37 @@ def test_refusals_start_no_command(
     assert words in message
     assert hint.startswith("  hint: ")
     assert wald.open(untouched).cursor("a").effective == 0
+
+
+def test_dead_letters_go_back_to_where_they_came_from(own: Stream) -> None:
+    """Once, as they were, whatever their route; what was put back is not put back again."""
+    lines = b'{"key": "k", "value": "one", "time": 5, "headers": {"h": "1"}}\n{"value": "two"}\n'
+    output_of("append", "a", "--jsonl", "--root", own.root, stdin=lines)
+    other = Stream(own.root, "b")
+    other.append("three")
+    for stream in (own, other):
+        assert stream.drain("--tries", 1, "--", "false").returncode == 10
+    done = drain("--root", own.root, "redrive")
+
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert done.stderr == b"wald-drain: dead_letter 4 to 6: 3 records put back as 7 to 9\n"
+    for stream in (own, other):
+        found = [(each.value, each.key, each.event_time_ns, each.headers) for each in records(own.root, stream.name)]
+        half = len(found) // 2
+        assert [(value, key, time) for value, key, time, _ in found[:half]] == [each[:3] for each in found[half:]]
+    assert [json.loads(each.headers or b"null") for each in records(own.root, "a")[2:]] == [{"h": "1"}, None]
+    again = drain("redrive", "--root", own.root)
+    assert (again.returncode, again.stderr) == (0, b"")
+    assert own.sequences == [1, 2, 7, 8]
+
+
+def test_what_is_no_dead_letter_is_not_put_anywhere(own: Stream) -> None:
+    """Those before it are; it is named, and can be passed over."""
+    own.append("one")
+    assert own.drain("--tries", 1, "--", "false").returncode == 10
+    output_of("append", "dead_letter", "--root", own.root, stdin=b"somebody wrote here\n")
+    for _ in range(2):
+        code, message, hint = drain_refusal("redrive", "--root", own.root)
+        assert (code, message) == (2, "dead_letter 3: is not a dead letter of this log")
+        assert "wald cursor set dead_letter 3" in hint
+    assert values(own.root, "a") == [b"one", b"one"]

@@ -15,8 +15,10 @@ from sidecars.drain.deadletters import (
     PAYLOAD_MAX_BYTES,
     Origin,
     Undeliverable,
+    dead_letter,
     fits,
     headers_of,
+    original,
     payloads,
     prepare,
     producer_id,
@@ -24,6 +26,7 @@ from sidecars.drain.deadletters import (
     send,
 )
 from sidecars.drain.handover import Handover
+from wald.errors import InvalidInput
 from wald.format.columns import decode
 from wald.format.control import WINDOW
 from wald.format.record import Record
@@ -50,9 +53,13 @@ some_records = st.lists(
 )
 
 
+def dead(record: Record, route: str = "dead_letter") -> Record:
+    return dead_letter(record, HEADERS, route)
+
+
 def letter(record: Record) -> Record:
     """The dead letter of one record, as a reader gets it."""
-    (payload,) = payloads([record], HEADERS)
+    ((_, payload),) = payloads([dead(record)])
     columns = decode(payload)
     return Record(
         "dead_letter",
@@ -68,6 +75,31 @@ def letter(record: Record) -> Record:
 def headers(record: Record) -> dict[str, str]:
     told: dict[str, str] = json.loads(letter(record).headers or b"")
     return told
+
+
+@given(some_records)
+def test_a_dead_letter_tells_all_that_the_record_was(given_records: list[Record]) -> None:
+    """Headers may be written otherwise."""
+    for record in given_records:
+        back = original(letter(record), ORIGIN.log_id)
+        assert (back.route, back.value, back.key) == (record.route, record.value, record.key)
+        assert back.event_time_ns == record.event_time_ns
+        assert (back.headers or b"").replace(b" ", b"") == (record.headers or b"").replace(b" ", b"")
+
+
+@pytest.mark.parametrize("told", [None, b"", b"{}", b'{"wald.origin.route":"orders"}'])
+def test_what_is_no_dead_letter_of_this_log_goes_nowhere(told: bytes | None) -> None:
+    with pytest.raises(InvalidInput, match="dead_letter 1: is not a dead letter of this log"):
+        original(Record("dead_letter", 1, b"x", 5, headers=told), ORIGIN.log_id)
+    with pytest.raises(InvalidInput):
+        original(letter(Record("orders", 12, b"x", 5)), bytes(16))
+    with pytest.raises(InvalidInput):
+        original(Record("dead_letter", 1, b"x", 5, headers=odd_route()), ORIGIN.log_id)
+
+
+def odd_route() -> bytes:
+    """The headers of a dead letter from a route that there cannot be."""
+    return (letter(Record("orders", 12, b"x", 5)).headers or b"").replace(b"orders", b"../ab")
 
 
 def test_headers_say_where_and_why() -> None:
@@ -112,7 +144,7 @@ def test_odd_headers_are_kept_in_hexadecimal(odd: bytes) -> None:
 @given(some_records)
 def test_payloads_are_all_records_in_order_and_small_enough(given_records: list[Record]) -> None:
     found: list[tuple[bytes | None, bytes | None, int | None]] = []
-    for payload in payloads(given_records, HEADERS):
+    for _, payload in payloads(map(dead, given_records)):
         columns = decode(payload)
         keys = columns.keys.to_list() if columns.keys else [None] * columns.count
         times = columns.times.cast("q").tolist() if columns.times else [None] * columns.count
@@ -124,17 +156,22 @@ def test_payloads_are_all_records_in_order_and_small_enough(given_records: list[
 
 def test_payloads_are_as_large_as_they_may_be() -> None:
     """Short records without key and time, of which the size is guessed worst, fill it to nine tenths."""
-    sizes = [len(payload) for payload in payloads([Record("a", 1, b"x", 5)] * 5000, HEADERS)]
+    sizes = [len(payload) for _, payload in payloads([dead(Record("a", 1, b"x", 5))] * 5000)]
 
     assert all(size > 0.9 * PAYLOAD_MAX_BYTES for size in sizes[:-1])
     assert len(sizes) > 2
 
 
 def test_a_window_has_the_id_of_its_content() -> None:
-    window = [b"one", b"two"]
+    window = [("a", b"one"), ("a", b"two")]
 
     assert producer_id(SEED, window) == producer_id(SEED, window) > 0
-    others = [producer_id(SEED, [b"one"]), producer_id(SEED, [b"one", b"twp"]), producer_id(b"", window)]
+    others = [
+        producer_id(SEED, window[:1]),
+        producer_id(SEED, [("a", b"one"), ("a", b"twp")]),
+        producer_id(SEED, [("a", b"one"), ("b", b"two")]),
+        producer_id(b"", window),
+    ]
     assert producer_id(SEED, window) not in others
 
 
@@ -169,16 +206,16 @@ def test_what_was_sent_before_a_crash_is_not_doubled(daemon: Daemon, sent: int) 
     """Three windows of requests, interrupted after any number of them, are there once and in order in the end."""
     route, seed = f"sent.{sent}", SEED + bytes([sent])
     prepare(daemon.root, Root(daemon.root), route)
-    letters = list(payloads(MANY, HEADERS))
+    letters = list(payloads(dead(record, route) for record in MANY))
     assert len(letters) == len(MANY)
     for start in range(0, sent, WINDOW):
         window = letters[start : start + WINDOW]
         with Producer(daemon.root, producer_id=producer_id(seed, window)) as producer:
-            for payload in window[: sent - start]:
+            for _, payload in window[: sent - start]:
                 producer.publish(route, payload, columns=True)
             producer.flush()
 
-    durable = send(daemon.root, route, iter(letters), seed=seed)
+    durable = send(daemon.root, iter(letters), seed=seed)
 
     assert [record.value for record in records_of(daemon.root, route)] == [record.value for record in MANY]
     assert sum(last - first + 1 for first, last in durable) == len(MANY)
@@ -200,7 +237,7 @@ def test_a_record_above_the_daemons_limit_is_refused(daemon: Daemon) -> None:
     large = Record("orders", 1, b"x" * 200_000, 5)
 
     with pytest.raises(Undeliverable, match="the limit is 131072") as refused:
-        send(daemon.root, "large", payloads([large], HEADERS), seed=SEED)
+        send(daemon.root, payloads([dead(large, "large")]), seed=SEED)
     assert refused.value.sent == 0
     assert records_of(daemon.root, "large") == []
 
@@ -214,7 +251,7 @@ def test_what_comes_before_a_refused_record_is_on_disk(daemon: Daemon, before: i
 
     for _ in range(2):
         with pytest.raises(Undeliverable) as refused:
-            send(daemon.root, route, payloads(given_up, HEADERS), seed=SEED + route.encode())
+            send(daemon.root, payloads(dead(each, route) for each in given_up), seed=SEED + route.encode())
         assert refused.value.sent == before
         assert [record.value for record in records_of(daemon.root, route)] == [each.value for each in MANY[:before]]
 
@@ -222,6 +259,6 @@ def test_what_comes_before_a_refused_record_is_on_disk(daemon: Daemon, before: i
 @given(some_records)
 def test_what_fits_makes_a_payload_of_that_size_and_little_is_wasted(given_records: list[Record]) -> None:
     for record in given_records:
-        (payload,) = payloads([record], HEADERS)
-        assert not fits(record, HEADERS, bytes_max=len(payload) - 1)
-        assert fits(record, HEADERS, bytes_max=len(payload) + 200)
+        ((_, payload),) = payloads([dead(record)])
+        assert not fits(dead(record), bytes_max=len(payload) - 1)
+        assert fits(dead(record), bytes_max=len(payload) + 200)

@@ -86,14 +86,69 @@ def test_nothing_to_do_starts_no_command(built: Built, tmp_path: Path) -> None:
 
 def test_failure_gets_the_very_same_batch_again(built: Built, tmp_path: Path) -> None:
     command, inside = Keeping(tmp_path, "test $WALD_TRY = 3 || exit 7"), InProcess(built.root.path)
-    inside.run(*command.words, tries=5, records_max=6)
+    inside.run(*command.words, tries=None, records_max=6)
 
     assert command.runs == [b"1\n2\n3\n5\n6\n7\n"] * 3 + [b"8\n9\n10\n"] * 3
     assert command.told[:3] == ["a processed 1-7 6 1", "a processed 1-7 6 2", "a processed 1-7 6 3"]
     assert inside.told[:2] == [
-        "a 1 to 7: exit 7, try 1 of 5, again in 0.1 s",
-        "a 1 to 7: exit 7, try 2 of 5, again in 0.2 s",
+        "a 1 to 7: exit 7, try 1, again in 0.1 s",
+        "a 1 to 7: exit 7, try 2, again in 0.2 s",
     ]
+    assert cursor(built) == 10
+
+
+POISONED = "! grep -qx '[69]' $0/$n"  # records 6 and 9 make it fail
+
+
+def test_a_batch_that_fails_is_halved_until_the_record_that_fails_stands_alone(built: Built, tmp_path: Path) -> None:
+    """What comes before it is processed, and what comes after it waits: the order is kept."""
+
+    class Stopping(InProcess):
+        def tell(self, line: str) -> None:
+            super().tell(line)
+            if line.startswith("a 6: exit 1, try 4,"):
+                self.stop.set()
+
+    command, inside = Keeping(tmp_path, POISONED), Stopping(built.root.path)
+    inside.run(*command.words, tries=None)
+
+    assert command.told == [
+        *(f"a processed 1-10 9 {number}" for number in (1, 2, 3)),
+        "a processed 1-5 4 1",
+        "a processed 6-10 5 1",
+        "a processed 6-7 2 1",
+        *(f"a processed 6-6 1 {number}" for number in (1, 2, 3, 4)),
+    ]
+    assert cursor(built) == 5
+    assert inside.told[2:5] == [
+        "a 1 to 10: exit 1, try 3, in halves in 0.1 s",
+        "a 6 to 10: exit 1, try 1, in halves in 0.1 s",
+        "a 6 to 7: exit 1, try 1, in halves in 0.1 s",
+    ]
+
+
+def test_without_tries_nothing_is_ever_given_up(built: Built, tmp_path: Path) -> None:
+    """An outage is sat out, however long it takes, and then everything is processed in order."""
+    command, inside = Keeping(tmp_path, "test $(ls $0 | wc -l) -gt 9"), InProcess(built.root.path)
+    inside.run(*command.words, tries=None)
+
+    assert [line.split()[3:] for line in command.told[3:11]] == [
+        ["4", "1"],
+        ["2", "1"],
+        *(["1", f"{n}"] for n in range(1, 6)),
+        ["1", "1"],
+    ]
+    assert b"".join(command.runs[9:]) == b"1\n2\n3\n5\n6\n7\n8\n9\n10\n"
+    assert cursor(built) == 10
+    assert inside.given_up == 0
+
+
+def test_exit_75_is_no_try(built: Built, tmp_path: Path) -> None:
+    command, inside = Keeping(tmp_path, "test $(ls $0 | wc -l) -gt 3 || exit 75"), InProcess(built.root.path)
+    inside.run(*command.words, tries=1)
+
+    assert command.told == ["a processed 1-10 9 1"] * 4
+    assert inside.told == [f"a 1 to 10: exit 75, which says later, again in {pause} s" for pause in (0.1, 0.2, 0.4)]
     assert cursor(built) == 10
 
 

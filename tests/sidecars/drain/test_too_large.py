@@ -51,7 +51,7 @@ def test_the_refusal_names_the_record_and_the_ways_on(limited: Daemon) -> None:
         assert re.fullmatch(r"a 3: cannot be a dead letter: \d+ bytes; the limit is 131072", message)
         assert "request_max_bytes" in hint
         assert f"wald --root {limited.root} cursor set a 3 --group g" in hint
-    assert cursor(limited.root) == 0
+    assert cursor(limited.root) == 2
 
 
 def test_passed_over_it_is_the_only_one(limited: Daemon, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_raised_limit_lets_it_go_on(limited: Daemon) -> None:
     restart(limited, {})
     done = drain(*words(limited.root, "false"))
 
-    assert done.returncode == 0
+    assert done.returncode == 10
     assert values(limited.root, "dead_letter") == [b"one", b"two", LARGE, b"four"]
     assert cursor(limited.root) == 4
 
@@ -87,7 +87,7 @@ def test_what_no_daemon_takes_is_not_begun(limited: Daemon, tmp_path: Path) -> N
         assert "cursor set a 3 --group processed" in refused.value.hint
         assert values(limited.root, "dead_letter") == [b"one", b"two"]
         assert cursor(limited.root, "processed") == 2
-    assert [line for line in inside.told if line.startswith("a 3 to 4: exit 1")]
+    assert [line for line in inside.told if line.startswith("a 3: exit 1")]
 
     got = tmp_path / "got"
     inside.run("sh", "-c", f"cat > {got}", letter_max_bytes=131_072)

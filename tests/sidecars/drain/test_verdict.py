@@ -2,39 +2,78 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 
 import pytest
 
-from sidecars.drain.verdict import PAUSE_MAX_SECONDS, Verdict, ending, judge, pause_seconds, reason
+from sidecars.drain.verdict import (
+    PAUSE_MAX_SECONDS,
+    TRIES_WHOLE,
+    Verdict,
+    ending,
+    judge,
+    pause_seconds,
+    reason,
+    tries_of,
+)
 
 FAILURES = (1, 2, 127, 255, -1, -9, -11, -64)
-TRIES = (1, 2, 5, 1000)
+TRIES = (1, 2, 5, 1000, None)
+COUNTS = (1, 2, 1000)
 
 
-@pytest.mark.parametrize(("tries", "stopping"), list(itertools.product(TRIES, (False, True))))
-def test_success_commits_whatever_else(tries: int, stopping: bool) -> None:
-    for number in range(1, tries + 1):
-        assert judge(0, number=number, tries=tries, stopping=stopping) is Verdict.COMMIT
+def numbers(tries: int | None) -> range:
+    """Of tries; so many where there is no last one."""
+    return range(1, (tries or 2000) + 1)
 
 
-@pytest.mark.parametrize(("exit_code", "tries"), list(itertools.product(FAILURES, TRIES)))
-def test_failure_is_tried_again_until_the_last_try(exit_code: int, tries: int) -> None:
-    verdicts = [judge(exit_code, number=number, tries=tries, stopping=False) for number in range(1, tries + 1)]
+@pytest.mark.parametrize("tries", TRIES)
+def test_success_commits_whatever_else(tries: int | None) -> None:
+    for stopping in (False, True):
+        for count in COUNTS:
+            verdicts = {judge(0, number=n, tries=tries, count=count, stopping=stopping) for n in numbers(tries)}
+            assert verdicts == {Verdict.COMMIT}
 
-    assert verdicts == [Verdict.RETRY] * (tries - 1) + [Verdict.GIVE_UP]
+
+@pytest.mark.parametrize("tries", TRIES)
+def test_failure_is_tried_again_until_the_last_try(tries: int | None) -> None:
+    """Then a record alone is given up, and several are halved; without a last try neither ever is."""
+    for exit_code in FAILURES:
+        for count in COUNTS:
+            verdicts = [
+                judge(exit_code, number=number, tries=tries, count=count, stopping=False) for number in numbers(tries)
+            ]
+            last = Verdict.GIVE_UP if count == 1 else Verdict.HALVE
+            assert verdicts[:-1] == [Verdict.RETRY] * (len(verdicts) - 1)
+            assert verdicts[-1] is (Verdict.RETRY if tries is None else last)
 
 
-@pytest.mark.parametrize(("exit_code", "tries"), list(itertools.product(FAILURES, TRIES)))
-def test_failure_while_stopping_leaves_the_records(exit_code: int, tries: int) -> None:
+@pytest.mark.parametrize("tries", TRIES)
+def test_failure_while_stopping_leaves_the_records(tries: int | None) -> None:
     """Not even the last try gives them up: the next start has all of its tries."""
-    for number in range(1, tries + 1):
-        assert judge(exit_code, number=number, tries=tries, stopping=True) is Verdict.LEAVE
+    for exit_code in (*FAILURES, os.EX_TEMPFAIL):
+        for number in numbers(tries):
+            assert judge(exit_code, number=number, tries=tries, count=1, stopping=True) is Verdict.LEAVE
+
+
+@pytest.mark.parametrize("tries", TRIES)
+def test_later_is_never_a_last_try(tries: int | None) -> None:
+    for count in COUNTS:
+        for number in numbers(tries):
+            verdict = judge(os.EX_TEMPFAIL, number=number, tries=tries, count=count, stopping=False)
+            assert verdict is Verdict.LATER
+
+
+def test_a_batch_is_tried_a_few_times_and_its_halves_once() -> None:
+    """Only a record alone is tried as often as was asked for."""
+    assert [tries_of(1, halved=halved, tries=tries) for halved in (False, True) for tries in (None, 7)] == [None, 7] * 2
+    assert [tries_of(9, halved=False, tries=tries) for tries in (None, 7, 1)] == [TRIES_WHOLE, TRIES_WHOLE, 1]
+    assert [tries_of(9, halved=True, tries=tries) for tries in (None, 7, 1)] == [1, 1, 1]
 
 
 def test_pauses_double_from_a_tenth_of_a_second_to_half_a_minute() -> None:
     assert [pause_seconds(number) for number in range(1, 5)] == [0.1, 0.2, 0.4, 0.8]
-    assert [pause_seconds(number) for number in (9, 10, 1000)] == [25.6, PAUSE_MAX_SECONDS, PAUSE_MAX_SECONDS]
+    assert [pause_seconds(number) for number in (9, 10, 10**9)] == [25.6, PAUSE_MAX_SECONDS, PAUSE_MAX_SECONDS]
 
 
 def test_endings_have_words() -> None:
