@@ -74,7 +74,9 @@ class Config:
     )
     sync_interval: float = _setting(Duration(0.001, 3600), "1s", 'time between syncs where sync = "interval"')
     free_space_min: int = _setting(
-        Size(MIB, 1024 * TIB, zero=True), "256MiB", "with less free space than this nothing is taken; 0: off"
+        Size(MIB, 1024 * TIB, zero=True),
+        "256MiB",
+        "free space that is left to others, beside room to seal and for the next segment",
     )
     on_full: str = _setting(Choice(("block", "reject")), "block", "sockets wait then, or are answered ERR full")
     socket: str = _setting(Text("a path"), "", "of the unix socket; empty: ROOT/wald.sock")

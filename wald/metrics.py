@@ -13,6 +13,9 @@ class Metrics:
     """The numbers of one life of the daemon.
 
     Attributes:
+        free_bytes: under the root when last looked at.
+        needed_bytes: of them with less than this input waits.
+        degraded_by: why it does, as :class:`wald.store.room.Cause` has it; "" while it does not.
         waiting_since: since when something readable has been waiting for the head to move; 0: nothing is.
     """
 
@@ -32,7 +35,9 @@ class Metrics:
     epoch: int = 0
     connections: int = 0
     free_bytes: int = 0
+    needed_bytes: int = 0
     degraded: bool = False
+    degraded_by: str = ""
     waiting_since: float = 0.0
 
     def stalled_seconds(self, now: float) -> float:

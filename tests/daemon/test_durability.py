@@ -218,13 +218,13 @@ def _published(client: Client, number: int) -> str:
 
 
 def test_a_payload_that_the_disk_cannot_hold_is_refused(start: Start, small_disk: Path) -> None:
-    """It is gathered in a file first; the connection lives on, and smaller ones are taken."""
+    """There will never be room for it; the connection lives on, and smaller ones are taken."""
     root = small_disk / "log"
     daemon = start(at=root, segment_max_bytes="1MiB", free_space_min=0)
     daemon.ask("ROUTE ADD a")
     with Client(daemon.socket_path) as client:
         client.publish("a", b"x" * (2 * SMALL_DISK_BYTES) + b"\n")
-        assert client.reply().startswith("ERR full ")
+        assert client.reply().startswith("ERR too-large ")
         assert client.ask(b"PUB a 6\nsmall\n") == "OK 1 1"
     assert values(root) == [b"small"]
     assert_sound(root)
@@ -269,8 +269,10 @@ def test_a_head_file_that_was_harmed_is_made_anew_at_the_next_commit(start: Star
     assert b"seq=00000000000000000002 " in head.read_bytes()
 
 
-def test_a_start_without_room_for_its_segment_says_what_to_do(start: Start, small_disk: Path) -> None:
-    daemon = start(at=small_disk / "log", ready=False, free_space_min=0)
+def test_a_start_without_a_byte_of_room_says_what_to_do(start: Start, small_disk: Path) -> None:
+    """Not even a lock can be written."""
+    fill(small_disk / "filler")
+    daemon = start(at=small_disk / "log", ready=False)
     assert daemon.wait() == 7
     assert "the daemon cannot start" in daemon.log
-    assert "WALD_SEGMENT_MAX_BYTES" in daemon.log
+    assert "wald-reclaim" in daemon.log

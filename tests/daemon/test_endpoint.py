@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import signal
 import socket
 import struct
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from full_disk import fill, small_file_system
 from prometheus_client.parser import text_string_to_metric_families
 from running import TIMEOUT_SECONDS, Client, Daemon, eventually
 
@@ -51,7 +51,11 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
     daemon = start(metrics=address)
     daemon.ask("ROUTE ADD r")
     before = metrics(address)
-    assert {name: before[name] for name in before if name not in ("wald_free_bytes", "wald_connections")} == {
+    assert {
+        name: before[name]
+        for name in before
+        if name not in ("wald_free_bytes", "wald_needed_bytes", "wald_connections")
+    } == {
         "wald_turns_total": 0,
         "wald_records_total": 0,
         "wald_payload_bytes_total": 0,
@@ -65,6 +69,7 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
         "wald_head_sequence": 0,
         "wald_epoch": 1,
         "wald_degraded": 0,
+        "wald_degraded_by": 0,
         "wald_recovery_errors": 0,
         "wald_trimmed_bytes": 0,
     }
@@ -140,16 +145,24 @@ def test_an_address_that_is_taken_is_refused(start: Start, root: Path) -> None:
     daemon.start_again()
 
 
-def test_healthy_means_progress(start: Start, root: Path, tmp_path: Path, address: str) -> None:
-    """Without room: degraded as long as nothing waits, unhealthy once something has for too long, and then well."""
-    config = tmp_path / "wald.toml"
-    config.write_text("free_space_min = '1024TiB'\n[routes.r]\nfifo = true\n")
-    idle_address = free_address()
-    start("--config", config, at=tmp_path / "idle", metrics=idle_address, stall_timeout="1s")
-    daemon = start("--config", config, metrics=address, stall_timeout="1s")
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk that is soon full."""
+    with small_file_system(tmp_path / "disk", 16 << 20) as disk:
+        yield disk
 
-    eventually(lambda: metrics(address)["wald_degraded"] == 1)
-    assert re.fullmatch(r"degraded: \d+ bytes free, input is not taken\n", get(address, "/healthz")[1])
+
+def test_healthy_means_progress(start: Start, small: Path, address: str) -> None:
+    """Without room: degraded as long as nothing waits, unhealthy once something has for too long, and then well."""
+    root, idle_address = small / "log", free_address()
+    start(at=small / "idle", metrics=idle_address, stall_timeout="1s", segment_max_bytes="64KiB")
+    daemon = start(at=root, metrics=address, stall_timeout="1s", segment_max_bytes="64KiB")
+    daemon.ask("ROUTE ADD r fifo")
+    fill(small / "filler")
+
+    eventually(lambda: daemon.ask("PING") and metrics(address)["wald_degraded"] == 1)
+    words = r"degraded: \d+ bytes free of \d+ needed, input is not taken \(others\)\n"
+    assert re.fullmatch(words, get(address, "/healthz")[1])
     with (root / "routes/r/in").open("wb", buffering=0) as fifo:
         fifo.write(b"x\n")
         eventually(lambda: get(address, "/healthz")[0] == 503)
@@ -157,7 +170,6 @@ def test_healthy_means_progress(start: Start, root: Path, tmp_path: Path, addres
         assert re.fullmatch(r"stalled: input waits for \d+ s, the head stands at 0\n", words)
         assert get(idle_address, "/healthz")[0] == 200  # it has stood as long, but nothing waits
 
-        config.write_text("free_space_min = 0\n[routes.r]\nfifo = true\n")
-        daemon.process.send_signal(signal.SIGHUP)
+        (small / "filler").unlink()
         eventually(lambda: get(address, "/healthz") == (200, "ok: head 1\n"))
     assert metrics(address)["wald_degraded"] == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from contents import assert_sound, records, text, values
+from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually, readable
 
 from wald.format.columns import PREFIX, encode
@@ -644,9 +644,10 @@ def test_a_route_that_stays_busy_is_refused_in_time(start: Start, root: Path) ->
     assert text(root, "in") == b"l" * CHUNK + b"end\ny\n"
 
 
-def test_who_leaves_while_he_waits_makes_room(start: Start, full: Path) -> None:
+def test_who_leaves_while_he_waits_makes_room(start: Start, small: Path) -> None:
     """A parked connection is not read, and still its end is seen; half an end is none."""
-    daemon = start("--config", full, connections_max=2)
+    daemon = on(small, start, connections_max=2)
+    fill(small / "filler")
     with Client(daemon.socket_path) as half_closed:
         half_closed.send(b"PUB r 2\nx\n")
         half_closed.socket.shutdown(socket.SHUT_WR)
@@ -654,18 +655,19 @@ def test_who_leaves_while_he_waits_makes_room(start: Start, full: Path) -> None:
             with Client(daemon.socket_path) as leaving:
                 assert leaving.ask(b"PING\nPUB r 2\ny\n") == "OK pong"
         assert daemon.ask("PING") == "OK pong"
-        give_room(daemon, full)
+        (small / "filler").unlink()
         assert half_closed.reply() == "OK 1 1"
 
 
-def test_a_half_request_that_was_parked_has_its_time_from_then_on(start: Start, full: Path) -> None:
+def test_a_half_request_that_was_parked_has_its_time_from_then_on(start: Start, small: Path) -> None:
     """Its rest could not come before."""
-    daemon = start("--config", full, frame_timeout=2)
+    daemon = on(small, start, frame_timeout=2)
+    fill(small / "filler")
     with Client(daemon.socket_path) as client, Client(daemon.socket_path) as half:
         client.send(b"PUB r 2\nx\nPUB r 7\nabc")
         half.send(b"half")
         assert half.reply().startswith("ERR timeout ")
-        give_room(daemon, full)
+        (small / "filler").unlink()
         assert client.reply() == "OK 1 1"
         assert not readable(client.socket.fileno(), within=1.1)  # a sweep later
         assert client.ask(b"def\n") == "OK 2 2"
@@ -727,48 +729,56 @@ def test_last_replies_that_nobody_reads_do_not_keep_the_slot(talkative: Daemon) 
 # A disk without room.
 
 
-def give_room(daemon: Daemon, full: Path) -> None:
-    """Undo :func:`full` in a running daemon."""
-    full.write_text("free_space_min = 0\n[routes.r]\n")
-    daemon.process.send_signal(signal.SIGHUP)
-
-
 @pytest.fixture
-def full(root: Path, tmp_path: Path) -> Path:
-    """Settings under which no disk has room."""
-    path = tmp_path / "wald.toml"
-    path.write_text("free_space_min = '1024TiB'\n[routes.r]\n")
-    return path
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk that is soon full."""
+    with small_file_system(tmp_path / "disk", 16 << 20) as disk:
+        yield disk
 
 
-def test_without_room_a_producer_is_told_if_it_shall_be(start: Start, root: Path, full: Path) -> None:
+def on(small: Path, start: Start, **options: Any) -> Daemon:
+    """A daemon on that disk, with a route. ``Any``: they are handed on."""
+    daemon = start(at=small / "log", segment_max_bytes="64KiB", free_space_min="1MiB", **options)
+    daemon.ask("ROUTE ADD r")
+    return daemon
+
+
+def test_without_room_a_producer_is_told_if_it_shall_be(small: Path, start: Start) -> None:
     """on_full = "reject": ERR full at once, for small and for large; what writes no record is answered as ever."""
-    daemon = start("--config", full, on_full="reject")
-    before = written(root)
+    daemon = on(small, start, on_full="reject")
+    before = written(daemon.root)
+    fill(small / "filler")
     with Client(daemon.socket_path) as client:
         client.send(b"PUB r 2\nx\nPUB r %d\n%b" % (SPOOLED, bytes(SPOOLED)))
         client.send(b"PUB absent 2\nx\nHEAD\n")
-        assert client.reply() == "ERR full the disk has less free space than free_space_min"
+        assert client.reply() == "ERR full the disk is full; STAT says what fills it"
         assert client.reply().startswith("ERR full ")
         assert client.reply().startswith("ERR no-route ")
         assert client.reply().startswith("OK seq=00000000000000000000 ")
+        assert stat(daemon)["degraded_by"] == "others"
 
-    assert written(root) == before
+    assert written(daemon.root) == before
 
 
-def test_without_room_a_producer_waits_until_there_is(start: Start, root: Path, full: Path) -> None:
+def test_without_room_a_producer_waits_until_there_is(small: Path, start: Start) -> None:
     """on_full = "block": nothing is lost and nothing refused; others are answered meanwhile."""
-    daemon = start("--config", full)
+    daemon = on(small, start)
+    fill(small / "filler")
     with Client(daemon.socket_path) as client, Client(daemon.socket_path) as other:
         client.send(b"PUB r 2\nx\nPING\n")
         assert other.ask(b"PING\n") == "OK pong"
-        assert stat(daemon)["degraded"] is True
+        told = stat(daemon)
+        assert told["degraded"] is True
+        assert told["free_bytes"] < told["needed_bytes"]
         assert is_quiet(client)
-        give_room(daemon, full)
+        (small / "filler").unlink()
         assert client.reply() == "OK 1 1"
         assert client.reply() == "OK pong"
+    told = stat(daemon)
+    assert (told["degraded"], told["degraded_by"]) == (False, "")
+    assert told["free_bytes"] >= told["needed_bytes"]
 
-    assert values(root) == [b"x"]
+    assert values(daemon.root) == [b"x"]
 
 
 def spooled_bytes(daemon: Daemon) -> int:
@@ -782,26 +792,31 @@ def spooled_bytes(daemon: Daemon) -> int:
     return total
 
 
-def test_without_room_a_payload_under_way_is_not_gathered_on(start: Start, root: Path, tmp_path: Path) -> None:
+def test_without_room_a_payload_under_way_is_not_gathered_on(small: Path, start: Start) -> None:
     """It waits where it is, and goes on once there is room."""
-    path = tmp_path / "wald.toml"
-    path.write_text("free_space_min = 0\n[routes.r]\n")
-    daemon = start("--config", path)
+    daemon = on(small, start)
     with Client(daemon.socket_path) as client:
         client.send(b"PUB r %d\n" % (2 * SPOOLED) + bytes(SPOOLED))
         eventually(lambda: spooled_bytes(daemon) == SPOOLED)
-        path.write_text("free_space_min = '1024TiB'\n[routes.r]\n")
-        daemon.process.send_signal(signal.SIGHUP)
+        fill(small / "filler")
         eventually(lambda: stat(daemon)["degraded"])
         client.send(bytes(100 << 10))
         for _ in range(3):
             assert daemon.ask("PING") == "OK pong"
         assert spooled_bytes(daemon) == SPOOLED
-        give_room(daemon, path)
+        (small / "filler").unlink()
         client.send(bytes(SPOOLED - (100 << 10) - 1) + b"\n")
         assert client.reply() == "OK 1 1"
 
-    assert text(root, "r") == bytes(2 * SPOOLED - 1) + b"\n"
+    assert text(daemon.root, "r") == bytes(2 * SPOOLED - 1) + b"\n"
+
+
+def test_a_payload_for_which_there_will_never_be_room_is_refused(small: Path, start: Start) -> None:
+    """Else it would wait for ever; the connection lives on."""
+    daemon = on(small, start)
+    with Client(daemon.socket_path) as client:
+        assert client.ask(b"PUB r %d\n" % (8 << 20) + bytes(8 << 20)).startswith("ERR too-large ")
+        assert client.ask(b"PUB r 2\nx\n") == "OK 1 1"
 
 
 def test_a_payload_that_would_take_the_last_room_is_not_begun(start: Start, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The thread that works beside the turn: it seals what was cut and allocates the file for the next cut.
 
-It is woken, and then looks at the directory, so a start after a crash needs nothing special. It runs at a lower
+It is woken, and then looks at the directory, so a start after a crash needs nothing special. What the disk has no room
+for waits, and takes nothing from others meanwhile: as it is, it can be read and reclaimed. The thread runs at a lower
 priority; compression and digests release the interpreter's lock, and for the rest the loop need not wait long for it.
 """
 
@@ -16,12 +17,14 @@ from dataclasses import dataclass
 from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger
+from wald.store.room import Room, sealed_bytes_max
 from wald.store.sealer import Sealed, pending, seal
 from wald.store.writer import Writer
 
 _NICENESS = 19  # 5 to 15 % more for the turn than 10 or 0, measured on two cores with a producer on the other
 _SWITCH_SECONDS = 0.0001  # the interpreter's 5 ms would be several turns
-_RETRY_SECONDS = 5.0  # after a failure that may pass by itself, such as a full disk; doubled while it does not
+_ROOM_SECONDS = 1.0  # between looks whether there is room on the disk by now
+_RETRY_SECONDS = 5.0  # after a failure that may pass by itself; doubled while it does not
 _RETRY_MAX_SECONDS = 600.0
 
 
@@ -38,6 +41,9 @@ class Background:
 
     Args:
         tell: called in the thread with each :class:`Sealed` and :class:`Failure`.
+
+    Attributes:
+        waiting: segments that the disk had no room to seal, at the last look.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class Background:
         disk: Disk,
         ledger: Ledger,
         writer: Writer,
+        room: Room,
         tell: Callable[[Sealed | Failure], None],
         *,
         level: int,
@@ -54,10 +61,12 @@ class Background:
         self._disk = disk
         self._ledger = ledger
         self._writer = writer
+        self._room = room
         self._tell = tell
         self._level = level
         self._wake = threading.Event()
         self._stopping = False
+        self.waiting = 0
         self._failures: set[Failure] = set()
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._thread = threading.Thread(target=self._run, name="background")
@@ -77,19 +86,26 @@ class Background:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         pause = _RETRY_SECONDS
         while not self._stopping:
-            self._writer.prepare_spare()
+            prepared = self._writer.prepare_spare()
             well = self._seal_all()
-            woken = self._wake.wait(None if well else pause)
+            looks = _ROOM_SECONDS if self.waiting or not prepared else None
+            woken = self._wake.wait(looks if well else pause)
             self._wake.clear()
             pause = _RETRY_SECONDS if well or woken else min(2 * pause, _RETRY_MAX_SECONDS)
 
     def _seal_all(self) -> bool:
-        """Seal until nothing is left; False if something failed."""
+        """Seal until nothing is left that there is room for; False if something failed."""
         well = True
+        waiting = 0
         for segment in pending(self._root, self._writer.base_sequence):
             if self._stopping:
                 break
             try:
+                raw_bytes = segment.path.stat().st_size
+                if not self._room.lets_seal(raw_bytes):
+                    waiting += 1
+                    continue
+                self._room.sealing_bytes = sealed_bytes_max(raw_bytes)
                 sealed = seal(
                     self._root,
                     segment,
@@ -106,6 +122,9 @@ class Background:
                 well = False
             else:
                 self._tell(sealed)
+            finally:
+                self._room.sealing_bytes = 0
             if not self._stopping:
                 self._writer.prepare_spare()
+        self.waiting = waiting
         return well

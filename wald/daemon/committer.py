@@ -24,10 +24,12 @@ from wald.store.directory import Root
 from wald.store.disk import Disk, free_bytes
 from wald.store.lock import Lock, holder
 from wald.store.mapped import MappedFile
+from wald.store.room import Cause, Room
 from wald.store.writer import Draft, Placed, Placement, Writer
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_SECONDS = 0.25  # how long a disk that was full is taken to be
+_CAUSE_SECONDS = 5.0  # between looks at what fills the disk
 _CUT_RETRY_SECONDS = 1.0  # between attempts to cut where the disk has no room for the next segment
 
 
@@ -54,6 +56,7 @@ class Committer:
         disk: Disk,
         writer: Writer,
         lock: Lock,
+        room: Room,
         sources: Sources,
         config: Config,
         metrics: Metrics,
@@ -64,13 +67,14 @@ class Committer:
         self._root = root
         self._disk = disk
         self._lock = lock
+        self._room = room
         self._sources = sources
         self._metrics = metrics
         self.journal = journal
         self._head = MappedFile(root.head, LINE_BYTES, disk)
         self._filled_at: float | None = None  # when the active segment got its first record
         self._haste = 1.0
-        self._cut_again_at = self._full_until = 0.0
+        self._cut_again_at = self._full_until = self._cause_again_at = 0.0
         self._refused = False  # the disk did not take the last turn
         self._synced_at = time.monotonic()
         self._publish()
@@ -124,7 +128,9 @@ class Committer:
         if self.writer.unsynced and self.config.sync == "interval" and self._sync_at() <= now:
             self._synced_at = now
             self._sync()
-        return self._cut_at() <= now and self.cut()
+        # A full disk takes no next batch, whose coming would cut a full segment: cut, it can be read and reclaimed.
+        full = self._metrics.degraded and self.writer.overshoots(1)
+        return (full or self._cut_at() <= now) and self.cut()
 
     def due(self) -> float | None:
         """When :meth:`tend` has something to do next, on the monotonic clock; None: not before the next commit."""
@@ -133,12 +139,17 @@ class Committer:
             due = min(due, self._sync_at())
         return due if due < float("inf") else None
 
-    def has_room(self) -> bool:
-        """Whether the disk has at least ``free_space_min`` free and took the last turn; tells when that changes."""
-        minimum = self.config.free_space_min
+    def has_room(self, *, wanted_bytes: int | None) -> bool:
+        """Whether there is as much room as is needed, and the disk took the last turn; tells when that changes.
+
+        Args:
+            wanted_bytes: what somebody waits for beyond that; None: nobody does.
+        """
         free = self._metrics.free_bytes = free_bytes(self._root.path)
-        full = free < minimum or time.monotonic() < self._full_until
-        self._tell_room(degraded=full or self._refused)
+        left = self._room.left_bytes(free)
+        self._metrics.needed_bytes = free - left
+        full = left < 0 or time.monotonic() < self._full_until
+        self._tell_room(degraded=full or self._refused or wanted_bytes is not None, wanted_bytes=wanted_bytes or 0)
         return not full
 
     def close(self) -> None:
@@ -223,13 +234,24 @@ class Committer:
         age = self.config.segment_max_age
         return float("inf") if self._filled_at is None or not age else self._filled_at + age * self._haste
 
-    def _tell_room(self, *, degraded: bool) -> None:
-        if degraded == self._metrics.degraded:
+    def _tell_room(self, *, degraded: bool, wanted_bytes: int = 0) -> None:
+        metrics, now = self._metrics, time.monotonic()
+        told = metrics.degraded
+        metrics.degraded = degraded
+        if not degraded:
+            if told:
+                metrics.degraded_by = ""
+                self.journal.info("disk has room again", free=metrics.free_bytes, needed=metrics.needed_bytes)
             return
-        self._metrics.degraded = degraded
-        tell = self.journal.error if degraded else self.journal.info
-        words = "disk full: input waits" if degraded else "disk has room again"
-        tell(words, free=self._metrics.free_bytes, free_space_min=self.config.free_space_min)
+        if told and now < self._cause_again_at:
+            return
+        self._cause_again_at = now + _CAUSE_SECONDS
+        cause = Cause.REFUSED if self._refused else self._room.cause(metrics.free_bytes - wanted_bytes)
+        if cause != metrics.degraded_by:
+            metrics.degraded_by = cause
+            numbers = {"free": metrics.free_bytes, "needed": metrics.needed_bytes}
+            hint = cause.hint.format(root=self._root.path)
+            self.journal.error("disk full: input waits", degraded_by=cause, **numbers, hint=hint)
 
     def _publish(self) -> None:
         head = self.head

@@ -130,9 +130,9 @@ class Connections:
         return self._listener.fileno()
 
     @property
-    def waiting(self) -> bool:
-        """Whether a request waits for room on the disk."""
-        return any(isinstance(cause, int) for cause in self._waiting)
+    def wanted_bytes(self) -> int | None:
+        """Room on the disk that a request waits for, the least of all; None if no request does."""
+        return min((cause for cause in self._waiting if isinstance(cause, int)), default=None)
 
     @property
     def ready(self) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from wald.errors import InvalidInput
 from wald.metrics import Metrics
+from wald.store.room import Cause
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -36,6 +37,7 @@ _GAUGES = {
     "epoch": "The number of this life of the daemon",
     "connections": "Open connections",
     "free_bytes": "Free space under the root when last looked at",
+    "needed_bytes": "How much of it has to be free for input to be taken",
     "degraded": "1 while input is not taken because the disk is nearly full",
     "recovery_errors": "What recovery found at the start that no crash explains",
     "trimmed_bytes": "Bytes of an unfinished write that recovery cut at the start",
@@ -112,7 +114,8 @@ def health(metrics: Metrics, now: float, stall_timeout: float) -> tuple[int, str
             f"stalled: input waits for {stalled:.0f} s, the head stands at {metrics.head_sequence}",
         )
     if metrics.degraded:
-        return 200, f"degraded: {metrics.free_bytes} bytes free, input is not taken"
+        numbers = f"{metrics.free_bytes} bytes free of {metrics.needed_bytes} needed"
+        return 200, f"degraded: {numbers}, input is not taken ({metrics.degraded_by})"
     return 200, f"ok: head {metrics.head_sequence}"
 
 
@@ -127,3 +130,7 @@ class _Collector:
             yield CounterMetricFamily(f"wald_{name}", words, getattr(self._metrics, name))
         for name, words in _GAUGES.items():
             yield GaugeMetricFamily(f"wald_{name}", words, float(getattr(self._metrics, name)))
+        family = GaugeMetricFamily("wald_degraded_by", "1 for what keeps input from being taken", labels=["cause"])
+        for cause in Cause:
+            family.add_metric([cause], float(self._metrics.degraded_by == cause))
+        yield family

@@ -45,7 +45,7 @@ class Gate:
         """
         if self.closed or self.room_bytes < payload_bytes + promised_bytes:
             if self.reject:
-                raise ProtocolError(Code.FULL, "the disk has less free space than free_space_min")
+                raise ProtocolError(Code.FULL, "the disk is full; STAT says what fills it")
             raise Parked(payload_bytes)
 
     def pass_through(self, route: Route) -> None:

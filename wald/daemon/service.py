@@ -29,6 +29,7 @@ from wald.daemon.intake import Intake
 from wald.daemon.journal import open_journal
 from wald.daemon.lifecycle import Signals, Systemd
 from wald.daemon.routes import Routes
+from wald.daemon.sizing import sizes_in_force
 from wald.daemon.turn import Turn
 from wald.errors import DiskFailure, InvalidInput, NotFound, WaldError
 from wald.format.framing import Code, Command, encode_err, encode_ok
@@ -39,6 +40,7 @@ from wald.store.disk import Disk
 from wald.store.ledger import Ledger
 from wald.store.lock import Lock
 from wald.store.recovery import recover
+from wald.store.room import Room
 from wald.store.routes import FIFO_MODE, add_route, has_fifo, retire_route
 from wald.store.sealer import Sealed, remove_temporaries
 from wald.store.writer import Writer
@@ -70,7 +72,7 @@ def run(
         except OSError as error:
             raise DiskFailure(
                 f"{error.filename or path}: {error.strerror}: the daemon cannot start",
-                hint=f"df -h {path}; ls -ld {path}; two segments must fit: WALD_SEGMENT_MAX_BYTES=4MiB is small",
+                hint=f"df -h {path}; ls -ld {path}; wald-reclaim --root {path} makes room without the daemon",
             ) from error
         service.loop()
         service.stop()
@@ -114,16 +116,20 @@ class Service:
         remove_temporaries(root, disk)
         ledger = Ledger(root.ledger / "segments.jsonl", disk)
         closers.callback(ledger.close)
+        self._room = Room(root.segments, sizes_in_force(config, root.segments, self._journal))
         self._writer = self._recover(identity.log_id)
         closers.callback(self._writer.close)
-        self._intake = Intake(root, disk, self._poller, self._systemd, config)
+        longest = min(config.record_max_bytes, self._room.sizes.payload_bytes)
+        self._intake = Intake(root, disk, self._poller, self._systemd, replace(config, record_max_bytes=longest))
         closers.callback(self._intake.close)
         self._committer = Committer(
-            root, disk, self._writer, self._lock, self._intake, config, self._metrics, self._journal
+            root, disk, self._writer, self._lock, self._room, self._intake, config, self._metrics, self._journal
         )
         closers.callback(self._committer.close)
         self._open_pipes(stdin_route)
-        self._background = Background(root, disk, ledger, self._writer, self._heard, level=config.compression_level)
+        self._background = Background(
+            root, disk, ledger, self._writer, self._room, self._heard, level=config.compression_level
+        )
         closers.callback(self._background.stop)
         self._background.wake()
         self._routes = Routes(root, _writers(config))
@@ -176,7 +182,7 @@ class Service:
             return
         events = self._poller.poll(timeout)
         now = time.monotonic()
-        room = self._committer.has_room()
+        room = self._committer.has_room(wanted_bytes=self._connections.wanted_bytes)
         self._arena.reset()
         turn = Turn(self._writer.state.producers)
         readable = self._dispatch(events, now)
@@ -184,14 +190,13 @@ class Service:
         if room:
             self._intake.collect(turn, self._arena)
         # After the pipes: what they have begun in this very turn keeps others off its route too.
-        minimum = self._config.free_space_min
-        room_bytes = self._metrics.free_bytes - minimum if minimum else float("inf")
+        room_bytes = self._room.left_bytes(self._metrics.free_bytes)
         gate = Gate(not room, self._config.on_full == "reject", self._intake.busy | turn.open_routes, room_bytes)
         self._connections.look_again(turn, self._arena, gate, now)
         begin = self._metrics.turns % len(readable) if readable else 0  # else the first would take all the room
         for descriptor in readable[begin:] + readable[:begin]:
             self._connections.collect(descriptor, turn, self._arena, gate, now)
-        waits = not room and (self._intake.has_input or self._connections.waiting)
+        waits = self._connections.wanted_bytes is not None or (not room and self._intake.has_input)
         self._metrics.waiting_since = (self._metrics.waiting_since or now) if waits else 0.0
         self._finish(turn)
         self._tend(now)
@@ -357,12 +362,17 @@ class Service:
             "epoch": head.epoch,
             "pid": os.getpid(),
             "degraded": self._metrics.degraded,
+            "degraded_by": self._metrics.degraded_by,
             "records": self._metrics.records,
             "turns": self._metrics.turns,
             "cuts": self._metrics.cuts,
             "sealed": self._metrics.sealed,
             "connections": len(self._connections),
+            "waits_to_seal": self._background.waiting,
             "free_bytes": self._metrics.free_bytes,
+            "needed_bytes": self._metrics.needed_bytes,
+            "free_space_min": self._room.sizes.reserve_bytes,
+            "segment_max_bytes": self._room.sizes.segment_bytes,
             "routes": self._writer.state.routes,
         }
 
@@ -385,10 +395,11 @@ class Service:
             recovered.state,
             log_id=log_id,
             epoch=epoch,
-            segment_max_bytes=config.segment_max_bytes,
+            segment_max_bytes=self._room.sizes.segment_bytes,
             now_ns=time.time_ns(),
             carry=recovered.carry,
             sync_commits=config.sync == "commit",
+            room=self._room,
         )
 
     def _open_pipes(self, stdin_route: str | None) -> None:
@@ -421,7 +432,7 @@ class Service:
             self._routes,
             self._command,
             spool_directory=self._root.path,
-            request_max_bytes=config.request_max_bytes,
+            request_max_bytes=min(config.request_max_bytes, self._room.sizes.payload_bytes),
             connections_max=config.connections_max,
         )
 
@@ -454,7 +465,8 @@ class Service:
         self._config = replace(self._config, **{name: getattr(fresh, name) for name in taken})
         self._journal = open_journal(self._config.log_format, self._config.log_level)
         self._committer.config, self._committer.journal = self._config, self._journal
-        self._writer.segment_max_bytes = self._config.segment_max_bytes
+        self._room.sizes = sizes_in_force(self._config, self._root.segments, self._journal)
+        self._writer.segment_max_bytes = self._room.sizes.segment_bytes
         self._routes.forget(writers=_writers(self._config))
         self._journal.info("reloaded", taken=sorted(taken), needs_restart=sorted(changed - taken))
 

@@ -176,3 +176,9 @@ def free_bytes(path: Path) -> int:
     """What an unprivileged writer may still add to the file system of ``path``."""
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize
+
+
+def total_bytes(path: Path) -> int:
+    """What an unprivileged writer could add to the file system of ``path`` if it were empty; 0 if it does not tell."""
+    status = os.statvfs(path)
+    return (status.f_blocks - (status.f_bfree - status.f_bavail)) * status.f_frsize

@@ -29,6 +29,7 @@ from wald.store.disk import Disk
 from wald.store.ledger import Ledger
 from wald.store.raw import Gap
 from wald.store.regular import open_file
+from wald.store.room import sealed_bytes_max
 
 _OURS = f".{secrets.token_hex(8)}{TEMPORARY}"  # of this process: one that was taken over may still be sealing
 
@@ -129,7 +130,10 @@ def _compress(segment: Segment, temporary: Path, disk: Disk, level: int) -> Comp
     target = disk.create(temporary)
     try:
         with open_file(segment.path) as source:
+            # The room that there was when this was begun shall be there to its end.
+            disk.reserve(target, 0, sealed_bytes_max(os.fstat(source.fileno()).st_size))
             compressed = compress_segment(source.fileno(), target, disk, level=level)
+        disk.truncate(target, compressed.stored_bytes)
         disk.sync(target)
         # So that it is read back from the disk and not from memory.
         os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -30,6 +30,7 @@ from wald.format.segment import SegmentHeader, encode_header
 from wald.store.directory import TEMPORARY, Root
 from wald.store.disk import Disk
 from wald.store.indexes import SparseIndexWriter
+from wald.store.room import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ class Writer:
         state: what recovery found; the writer owns it from now on.
         carry: a raw file without a sequence of its own, and how many of its bytes are good: the first segment takes
             them over, at the same positions, and replaces it.
+        room: what of the disk may be allocated ahead; None: as much as there is.
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class Writer:
         now_ns: int,
         carry: tuple[Path, int] | None = None,
         sync_commits: bool = True,
+        room: Room | None = None,
     ) -> None:
         self.root = root
         self.state = state
@@ -147,6 +150,7 @@ class Writer:
         self.failed = False
         self._disk = disk
         self._log_id = log_id
+        self._room = room
         self._spare: tuple[Path, int] | None = None
         self._spare_mutex = threading.Lock()
         self._index: SparseIndexWriter | None = None
@@ -258,12 +262,15 @@ class Writer:
             self._disk.close(descriptor)
         self._open_next(now_ns, None if self.advanced else (path, self.position))
 
-    def prepare_spare(self) -> None:
-        """Allocate the file that the next cut will need; called from the background thread."""
+    def prepare_spare(self) -> bool:
+        """Allocate the file that the next cut will need, from the background thread; False if there is no room."""
         with self._spare_mutex:
-            if self._spare is None:
+            if self._spare is None and self._lets_allocate():
+                self._hold(self.segment_max_bytes)
                 with contextlib.suppress(OSError):  # the cut itself will meet and report the full disk
                     self._spare = self._allocate("spare")
+                self._hold(os.fstat(self._spare[1]).st_blocks * 512 if self._spare else 0)
+            return self._spare is not None
 
     def close(self) -> None:
         """Leave the active segment at its true length; the next start cuts it."""
@@ -277,6 +284,7 @@ class Writer:
                 with contextlib.suppress(OSError):  # the next start removes it
                     self._disk.unlink(self._spare[0])
                 self._spare = None
+                self._hold(0)
 
     def _encode(self, placed: Placed, time_ns: int, barrier: int) -> list[Buffer]:
         draft = placed.draft
@@ -388,9 +396,17 @@ class Writer:
             flags=Flag.CONTROL,
         )
 
+    def _lets_allocate(self) -> bool:
+        return self._room is None or self._room.lets_allocate(self.segment_max_bytes)
+
+    def _hold(self, spare_bytes: int) -> None:
+        if self._room is not None:
+            self._room.spare_bytes = spare_bytes
+
     def _take_spare(self) -> tuple[Path, int]:
         with self._spare_mutex:
             spare, self._spare = self._spare, None
+            self._hold(0)
         return spare or self._allocate("next")
 
     def _allocate(self, purpose: str) -> tuple[Path, int]:
@@ -398,7 +414,8 @@ class Writer:
         path = self.root.segments / f"{purpose}-{self.epoch}-{secrets.token_hex(8)}{TEMPORARY}"
         descriptor = self._disk.create(path)
         try:
-            self._disk.allocate(descriptor, self.segment_max_bytes)
+            if self._lets_allocate():  # else it grows as it is written, and its cut can free what everybody has read
+                self._disk.allocate(descriptor, self.segment_max_bytes)
         except OSError:
             self._disk.close(descriptor)
             self._disk.unlink(path)

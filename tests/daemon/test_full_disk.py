@@ -1,0 +1,129 @@
+"""A full disk is never a wedge: the daemon starts on it, seals on it, and leaves to others what is theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contents import assert_sound, values
+from full_disk import fill, small_file_system
+from running import Client, Daemon, eventually
+
+from wald.kinds import MIB
+from wald.store.disk import free_bytes
+
+Start = Callable[..., Daemon]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 MiB."""
+    with small_file_system(tmp_path / "disk", 64 * MIB) as path:
+        yield path
+
+
+def stat(daemon: Daemon) -> dict[str, Any]:
+    """What STAT tells; its values are numbers and words."""
+    told: dict[str, Any] = json.loads(daemon.ask("STAT").removeprefix("OK "))
+    return told
+
+
+def flood(daemon: Daemon, line: Callable[[int], bytes]) -> int:
+    """Publish until the disk is full; returns how many records were acknowledged."""
+    number = 0
+    with Client(daemon.socket_path) as client:
+        while True:
+            client.publish("r", b"%08d%b\n" % (number, line(number)))
+            if not client.reply().startswith("OK "):
+                return number
+            number += 1
+
+
+def random_line(_: int) -> bytes:
+    return os.urandom(100 << 10).replace(b"\n", b" ")
+
+
+@pytest.mark.parametrize("line", [random_line, lambda _: b"." * (100 << 10)], ids=["random", "equal"])
+def test_whatever_was_cut_can_be_sealed_on_a_full_disk(start: Start, disk: Path, line: Callable[[int], bytes]) -> None:
+    """Input stops while there is room for that; and neither of the two touches the reserve."""
+    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB", on_full="reject")
+    daemon.ask("ROUTE ADD r")
+    taken = flood(daemon, line)
+    assert '"degraded_by": "segments"' in daemon.log
+    eventually(lambda: len(list(daemon.root.glob("segments/*.wal"))) == 1)
+    assert free_bytes(disk) >= 16 * MIB
+    assert len(values(daemon.root)) == taken
+    assert_sound(daemon.root)
+
+
+def test_a_large_request_that_waits_for_room_is_told_of(start: Start, disk: Path) -> None:
+    """Small ones are still taken."""
+    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB")
+    daemon.ask("ROUTE ADD r")
+    eventually(lambda: stat(daemon)["needed_bytes"] < 22 * MIB)  # the next segment is allocated by now
+    needed = stat(daemon)["needed_bytes"]
+    (disk / "filler").write_bytes(bytes(free_bytes(disk) - needed - 5 * MIB))
+    with Client(daemon.socket_path) as large:
+        large.send(b"PUB r %d\n" % (6 * MIB))
+        eventually(lambda: stat(daemon)["degraded_by"] == "others")
+        with Client(daemon.socket_path) as small:
+            assert small.ask(b"PUB r 2\ny\n") == "OK 1 1"
+        (disk / "filler").unlink()
+        large.send(b"x" * (6 * MIB - 1) + b"\n")
+        assert large.reply() == "OK 2 2"
+    eventually(lambda: stat(daemon)["degraded_by"] == "")
+
+
+def test_sealing_takes_nothing_from_others(start: Start, disk: Path) -> None:
+    """Others have filled the disk: what was cut waits as it is, can be read, and is sealed when there is room."""
+    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB")
+    daemon.ask("ROUTE ADD r")
+    with Client(daemon.socket_path) as client:
+        client.publish("r", random_line(0) + b"\n")
+        assert client.reply().startswith("OK ")
+    fill(disk / "filler")
+    assert daemon.ask("CUT").startswith("OK cut")
+    eventually(lambda: stat(daemon)["waits_to_seal"] == 1)
+    assert stat(daemon)["degraded_by"] == "others"
+    assert len(values(daemon.root)) == 1
+    assert "not sealed" not in daemon.log
+    (disk / "filler").unlink()
+    eventually(lambda: list(daemon.root.glob("segments/*.zst")))
+    assert stat(daemon)["waits_to_seal"] == 0
+
+
+def test_a_disk_full_of_segments_is_no_reason_not_to_start(start: Start, disk: Path) -> None:
+    """After a kill, with others having taken the rest meanwhile: it starts, is read, and says what fills the disk."""
+    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="1MiB", on_full="reject")
+    daemon.ask("ROUTE ADD r")
+    taken = flood(daemon, random_line)
+    daemon.kill()
+    (disk / "filler").write_bytes(bytes(free_bytes(disk) - (64 << 10)))
+    daemon.start_again()
+    assert stat(daemon)["degraded"]
+    assert len(values(daemon.root)) == taken
+    assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("reserve", ["256MiB", "62MiB", "40MiB"])
+def test_settings_that_the_disk_cannot_hold_are_made_smaller_and_told(start: Start, disk: Path, reserve: str) -> None:
+    """Else nothing could ever be written; with what is told to be in force there is nothing to warn of."""
+    daemon = start(at=disk / "log", segment_max_bytes="64MiB", free_space_min=reserve)
+    daemon.ask("ROUTE ADD r")
+    with Client(daemon.socket_path) as client:
+        client.publish("r", b"x\n")
+        assert client.reply() == "OK 1 1"
+    told = stat(daemon)
+    assert told["segment_max_bytes"] < 64 * MIB
+    assert "smaller ones are in force" in daemon.log
+    hint = f"WALD_SEGMENT_MAX_BYTES={told['segment_max_bytes']} WALD_FREE_SPACE_MIN={told['free_space_min']}"
+    assert hint in daemon.log
+    assert daemon.stop() == 0
+    daemon.env |= dict(setting.split("=") for setting in hint.split())
+    before = len(daemon.log)
+    daemon.start_again()
+    assert "smaller" not in daemon.log[before:]

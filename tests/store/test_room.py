@@ -1,0 +1,169 @@
+"""How much room there is, walked as a table: disk × segment × reserve × how well it compresses × how fast it is sealed.
+
+The model below is the daemon's rules on bytes alone; that the daemon keeps to them, the tests on real disks show.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from full_disk import fill, small_file_system
+
+from wald.format.segment import SegmentHeader, encode_header
+from wald.kinds import GIB, KIB, MIB, TIB, bytes_in_words
+from wald.store.compression import compress_segment
+from wald.store.disk import Disk, free_bytes
+from wald.store.room import Cause, Room, Sizes, sealed_bytes_max, sizes_for
+
+DISKS = (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1400 * MIB, 100 * GIB)
+SEGMENTS = (64 * KIB, MIB, 4 * MIB, 64 * MIB, 256 * MIB, 64 * GIB)
+RESERVES = (0, MIB, 8 * MIB, 48 * MIB, 248 * MIB, 256 * MIB, 1390 * MIB, 1024 * TIB)
+
+
+def sizes(disk: int, segment: int, reserve: int) -> Sizes:
+    return sizes_for(disk, segment_max_bytes=segment, free_space_min=reserve)
+
+
+each_disk = pytest.mark.parametrize("disk", DISKS, ids=bytes_in_words)
+
+
+@dataclass
+class Model:
+    """A daemon on a disk, in bytes; what is not segments takes all that is set aside for it."""
+
+    disk: int
+    sizes: Sizes
+    compressed: float
+    active: int = 0  # written of what is allocated for it
+    spare: bool = False
+    raw: list[int] = field(default_factory=list)
+    sealed: list[int] = field(default_factory=list)
+
+    @property
+    def free(self) -> int:
+        segments = self.sizes.segment_bytes * (1 + self.spare) + sum(self.raw) + sum(self.sealed)
+        return self.disk - self.disk // 32 - segments
+
+    def takes(self) -> bool:
+        """Whether input is taken: then a segment is filled, and another one begun."""
+        segment = self.sizes.segment_bytes
+        if not self.spare and self.free >= self.sizes.kept_bytes + segment:
+            self.spare = True
+        if self.free + self.spare * segment < self.sizes.needed_bytes:
+            return False
+        self.raw.append(segment)
+        self.spare = False
+        return True
+
+    def seals(self) -> bool:
+        """Whether the oldest is sealed: there is room for that, and the reserve is not touched."""
+        if not self.raw or self.free < self.sizes.reserve_bytes + sealed_bytes_max(self.raw[0]):
+            return False
+        self.sealed.append(int(sealed_bytes_max(self.raw.pop(0)) * self.compressed))
+        return True
+
+    def reclaim(self) -> None:
+        """Everybody has read everything."""
+        self.raw.clear()
+        self.sealed.clear()
+
+
+@each_disk
+def test_what_is_in_force_is_not_more_than_was_asked_for(disk: int) -> None:
+    for segment, reserve in itertools.product(SEGMENTS, RESERVES):
+        found = sizes(disk, segment, reserve)
+
+        assert 0 < found.segment_bytes <= segment
+        assert 0 <= found.reserve_bytes <= reserve
+        assert found.payload_bytes > 0
+        if reserve < disk // 8 and segment < disk // 8:
+            assert (found.segment_bytes, found.reserve_bytes) == (segment, reserve)
+
+
+@each_disk
+def test_no_disk_is_ever_wedged_by_the_log_itself(disk: int) -> None:
+    """Filled, blocked, read and reclaimed, it takes a whole segment again, over and over; the reserve stays free."""
+    for segment, reserve, compressed, sealed_each_time in itertools.product(SEGMENTS, RESERVES, (0.01, 1.0), (0, 1, 2)):
+        model = Model(disk, sizes(disk, segment, reserve), compressed)
+        for _ in range(2):
+            taken = 0
+            while taken < 20 and model.takes():
+                taken += 1
+                for _ in range(sealed_each_time):
+                    model.seals()
+                assert model.free >= model.sizes.reserve_bytes
+            assert taken >= 1
+            if model.raw:
+                assert model.seals(), "there is always room to seal one"
+            model.reclaim()
+
+
+@each_disk
+def test_a_payload_of_the_largest_size_never_waits_for_ever(disk: int) -> None:
+    """It gathers in a file and is copied; when all else is reclaimed, both fit without the room for others."""
+    for segment, reserve in itertools.product(SEGMENTS, RESERVES):
+        found = sizes(disk, segment, reserve)
+        left = disk - disk // 32 - found.segment_bytes - found.needed_bytes
+
+        assert 2 * found.payload_bytes <= left + found.segment_bytes
+
+
+def test_a_file_system_that_does_not_tell_its_size_is_taken_at_the_settings_word() -> None:
+    assert sizes(0, 64 * MIB, 256 * MIB).segment_bytes == 64 * MIB
+    assert sizes(0, 64 * MIB, 256 * MIB).reserve_bytes == 256 * MIB
+
+
+@pytest.mark.parametrize("payload", [1, 100, 5000])
+def test_no_sealed_form_is_larger_than_its_worst_case(tmp_path: Path, payload: int) -> None:
+    """Of random bytes, in batches as small as they come and larger."""
+    from wald.format.batch import encode, route_prefix
+
+    raw = tmp_path / "raw"
+    with raw.open("wb") as file:
+        file.write(encode_header(SegmentHeader(bytes(16), 1, 1, 0)))
+        prefix = route_prefix(b"a")
+        for number in range(2000):
+            body = os.urandom(payload)
+            parts = encode(
+                prefix,
+                [body],
+                payload_bytes=payload,
+                base_sequence=1 + number,
+                count=1,
+                append_time_ns=1_700_000_000_000_000_000 + (number << 32) + int.from_bytes(os.urandom(4), "big"),
+                epoch=1,
+                route_bytes=1,
+                encoding=1,
+                flags=0,
+            )
+            file.writelines(parts)
+    disk = Disk()
+    target = disk.create(tmp_path / "sealed")
+    with raw.open("rb", buffering=0) as source:
+        compressed = compress_segment(source.fileno(), target, disk)
+    disk.close(target)
+
+    assert compressed.index.routes[0].count > 0
+    assert compressed.stored_bytes <= sealed_bytes_max(raw.stat().st_size)
+
+
+def test_what_fills_the_disk_is_told(tmp_path: Path) -> None:
+    """The log's own segments, or what somebody else has put there."""
+    with small_file_system(tmp_path / "disk", 16 * MIB) as disk:
+        segments = disk / "segments"
+        segments.mkdir()
+        room = Room(segments, sizes(16 * MIB, MIB, 2 * MIB))
+        fill(segments / "1.wal")
+        assert room.cause(free_bytes(segments)) is Cause.SEGMENTS
+        assert not room.lets_seal(MIB)
+        assert not room.lets_allocate(MIB)
+        assert room.left_bytes(0) < 0
+        (segments / "1.wal").unlink()
+        assert room.lets_seal(MIB)
+        assert room.lets_allocate(MIB)
+        fill(disk / "other")
+        assert room.cause(free_bytes(segments)) is Cause.OTHERS
