@@ -11,6 +11,7 @@ from typing import Any
 
 from logs import Built
 
+from sidecars.reclaim.apply import Reclaim
 from sidecars.reclaim.command import Work
 from sidecars.reclaim.plan import Planner
 from sidecars.reclaim.policy import Limits
@@ -38,7 +39,7 @@ class Reclaimer:
         self.ledger = Ledger(self.root.ledger / "reclaim.jsonl", self.disk, owner="wald-reclaim")
 
     def look(self, *, now_ns: int) -> None:
-        work = Work(self.root, self.disk, self.ledger, self.planner, self.grace_ns, self.stop)
+        work = Work(Reclaim(self.root, self.disk, self.ledger, self.planner), self.grace_ns, self.stop)
         with contextlib.redirect_stdout(io.StringIO()):
             work.look(Report(as_json=True, intended=False, watching=False), now_ns=now_ns)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
@@ -27,6 +28,7 @@ from wald.store.head import read_head
 from wald.store.lookup import Whereabouts, where
 from wald.store.reader import Place, read_batches
 from wald.store.seeking import end_sequence
+from wald.store.taken import taken_above
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -155,6 +157,8 @@ class Log:
     def set_cursor(self, route: str, sequence: int, group: str = DEFAULT_GROUP, *, rewind: bool = False) -> Cursor:
         """Say that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
 
+        The ``message`` of a cursor that is new or was moved with ``rewind`` says what it needs and RECLAIM has taken.
+
         Raises:
             NotFound: no such route.
             Refused: backwards without ``rewind``, or beyond the head.
@@ -170,7 +174,8 @@ class Log:
             head = self.head()
         except Damaged:  # derived, and made anew at the next commit
             head = None
-        return set_cursor(
+        follows = not rewind and self.root.cursor(route, group).exists()
+        cursor = set_cursor(
             self.root,
             route,
             group,
@@ -181,3 +186,6 @@ class Log:
             now=now,
             rewind=rewind,
         )
+        if follows:  # what it needs, it has held back all the time
+            return cursor
+        return replace(cursor, message=taken_above(self.root, cursor, log_id=self.identity.log_id))

@@ -1,8 +1,17 @@
-"""Carrying a plan out, in steps of which each can be repeated: the ledger first, then the name, then the file."""
+"""Carrying a plan out, in steps of which each can be repeated.
+
+    sealed      the ledger's line, synced; then the name ``.doomed``; then the cursors are read again
+    doomed      read again at each look; after the grace period the name ``.deleting``; then they are read once more
+    deleting    unlinked
+
+Whoever sets a cursor writes it first and looks at the names then. So either the cursor is seen here after the name has
+changed, and the segment gets its old name back, or the new name is seen there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from sidecars.reclaim.plan import Decision, Planner
 from wald.format.names import Kind
@@ -15,42 +24,85 @@ _SEGMENTS_AT_ONCE = 64
 _ROUTES_AT_ONCE = 2048  # in all of them; so that a thousand in each take no more memory than a few
 
 
-def doom(root: Root, disk: Disk, ledger: Ledger, planner: Planner, decisions: Iterable[Decision]) -> Iterator[Decision]:
-    """Rename the segments that go; each decision comes back once it is carried out, also those that change nothing.
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """The one program that deletes what is published.
 
     Raises:
-        OSError: a step failed. What the ledger has been told stays to be done, or to be taken back, at the next look.
+        OSError: by every method: a step failed. What the ledger has been told stays to be done, or to be taken back, at
+            the next look.
     """
-    for group in _groups(decisions):
-        if entries := [decision.entry for decision in group if decision.entry is not None]:
-            ledger.append(*entries)
-        going = [decision.segment for decision in group if decision.verdict.goes]
-        planner.told -= {decision.segment.base_sequence for decision in group if not decision.verdict.goes}
-        planner.told |= {segment.base_sequence for segment in going}
-        for segment in going:
-            disk.rename(segment.path, root.segment(segment.base_sequence, Kind.DOOMED))
-        if going:
-            disk.sync_directory(root.segments)
-        yield from group
 
+    root: Root
+    disk: Disk
+    ledger: Ledger
+    planner: Planner
 
-def unlink(root: Root, disk: Disk, ledger: Ledger, planner: Planner, doomed: Iterable[Segment], *, now_ns: int) -> None:
-    """Delete what has waited out its grace period.
+    def doom(self, decisions: Iterable[Decision], *, now_ns: int) -> Iterator[Decision]:
+        """Rename the segments that go; each decision comes back once it is carried out, or has turned out otherwise."""
+        for group in _groups(decisions):
+            if entries := [decision.entry for decision in group if decision.entry is not None]:
+                self.ledger.append(*entries)
+            for decision in group:
+                self.planner.heard(decision)
+            going = {
+                decision.segment.base_sequence: self._renamed(decision.segment, Kind.DOOMED)
+                for decision in group
+                if decision.verdict.goes
+            }
+            if not going:
+                yield from group
+                continue
+            self.disk.sync_directory(self.root.segments)
+            decisions_now = self.planner.again(going.values(), now_ns=now_ns)
+            again = {decision.segment.base_sequence: decision for decision in decisions_now}
+            self._take_back(again.values())
+            for decision in group:
+                by_now = again.get(decision.segment.base_sequence, decision)
+                yield decision if by_now.verdict.goes else by_now
 
-    One that the ledger does not know of, because the ledger was lost or somebody else has renamed it, is told first.
+    def delete(self, doomed: Sequence[Segment], waited: Sequence[Segment], *, now_ns: int) -> Iterator[Decision]:
+        """Unlink what has ``waited`` out its grace period; what comes back is what has become of all the ``doomed``.
 
-    Raises:
-        OSError: a step failed.
-    """
-    unlinked = False
-    for segment in doomed:
-        if segment.base_sequence not in planner.told:
-            ledger.append(planner.unexplained(segment, now_ns=now_ns))
-        disk.unlink(segment.path)
-        planner.told.discard(segment.base_sequence)
-        unlinked = True
-    if unlinked:
-        disk.sync_directory(root.segments)
+        One that the ledger does not know of (it was lost, or somebody else has renamed the file) is told first.
+        """
+        over = {segment.base_sequence for segment in waited}
+        for begin in range(0, len(doomed), _SEGMENTS_AT_ONCE):
+            there = [
+                self._renamed(segment, Kind.DELETING) if segment.base_sequence in over else segment
+                for segment in doomed[begin : begin + _SEGMENTS_AT_ONCE]
+            ]
+            decisions = self.planner.again(there, now_ns=now_ns)
+            self._take_back(decisions)
+            going = [decision for decision in decisions if decision.verdict.goes]
+            for decision in going:
+                if decision.segment.kind is Kind.DELETING:
+                    if decision.entry is not None:
+                        self.ledger.append(decision.entry)
+                    self.disk.unlink(decision.segment.path)
+                    self.planner.gone(decision.segment)
+            if over:
+                self.disk.sync_directory(self.root.segments)
+            yield from decisions
+
+    def _renamed(self, segment: Segment, kind: Kind) -> Segment:
+        """The same segment under the name that stands for another state."""
+        path = self.root.segment(segment.base_sequence, kind)
+        if path != segment.path:
+            self.disk.rename(segment.path, path)
+        return Segment(segment.base_sequence, kind, path)
+
+    def _take_back(self, decisions: Iterable[Decision]) -> None:
+        """Give those that stay their old names back, and say so in the ledger."""
+        staying = [decision for decision in decisions if not decision.verdict.goes]
+        for decision in staying:
+            self._renamed(decision.segment, Kind.SEALED)
+        if staying:
+            self.disk.sync_directory(self.root.segments)  # before the line: until it is there, the name is judged again
+        if entries := [decision.entry for decision in staying if decision.entry is not None]:
+            self.ledger.append(*entries)
+        for decision in staying:
+            self.planner.heard(decision)
 
 
 def _groups(decisions: Iterable[Decision]) -> Iterator[list[Decision]]:

@@ -13,7 +13,7 @@ import click
 
 import wald
 from sidecars.loop import stop_on_signals, wakes
-from sidecars.reclaim.apply import doom, unlink
+from sidecars.reclaim.apply import Reclaim
 from sidecars.reclaim.plan import Planner
 from sidecars.reclaim.policy import Limits
 from sidecars.reclaim.report import Report
@@ -22,7 +22,6 @@ from wald.cli.options import duration_option, json_option, root_option, size_opt
 from wald.errors import DiskFailure, InvalidInput, WaldError
 from wald.format.names import CURSOR_SUFFIX, Kind
 from wald.log import Log
-from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger
 
@@ -111,21 +110,21 @@ def main() -> None:
 class Work:
     """What a look needs."""
 
-    root: Root
-    disk: Disk
-    ledger: Ledger
-    planner: Planner
+    reclaim: Reclaim
     grace_ns: int
     stop: threading.Event
 
     def look(self, report: Report, *, now_ns: int) -> None:
         """Look once, and carry out what follows; stopped, it ends where the next look can go on."""
-        decisions = takewhile(lambda _: not self.stop.is_set(), self.planner.decisions(now_ns=now_ns))
-        for decision in doom(self.root, self.disk, self.ledger, self.planner, decisions):
+        planner = self.reclaim.planner
+        decisions = takewhile(lambda _: not self.stop.is_set(), planner.decisions(now_ns=now_ns))
+        for decision in self.reclaim.doom(decisions, now_ns=now_ns):
             report.decision(decision)
-        waited = self.planner.doomed(now_ns=now_ns, grace_ns=self.grace_ns)
-        unlink(self.root, self.disk, self.ledger, self.planner, waited, now_ns=now_ns)
-        report.end(waited, self.planner.troubles)
+        doomed = planner.doomed()
+        waited = planner.waited(doomed, now_ns=now_ns, grace_ns=self.grace_ns)
+        for decision in self.reclaim.delete(doomed, waited, now_ns=now_ns):
+            report.doomed(decision, due=decision.segment.kind is Kind.DELETING)
+        report.end(planner.troubles)
 
 
 def _tell(log: Log, limits: Limits, report: Report, grace_ns: int) -> None:
@@ -134,7 +133,11 @@ def _tell(log: Log, limits: Limits, report: Report, grace_ns: int) -> None:
     now_ns = time.time_ns()
     for decision in planner.decisions(now_ns=now_ns):
         report.decision(decision)
-    report.end(planner.doomed(now_ns=now_ns, grace_ns=grace_ns), planner.troubles)
+    doomed = planner.doomed()
+    waited = {segment.base_sequence for segment in planner.waited(doomed, now_ns=now_ns, grace_ns=grace_ns)}
+    for decision in planner.again(doomed, now_ns=now_ns):
+        report.doomed(decision, due=decision.segment.base_sequence in waited)
+    report.end(planner.troubles)
 
 
 def _work(log: Log, limits: Limits, report: Report, grace_ns: int, *, watch: bool) -> None:
@@ -146,7 +149,7 @@ def _work(log: Log, limits: Limits, report: Report, grace_ns: int, *, watch: boo
         # Not before the ledger is ours: until then another one may be writing what the planner reads in it.
         planner = Planner(log.root, limits, log_id=log.identity.log_id)
         with stop_on_signals() as stop:
-            work = Work(log.root, disk, ledger, planner, grace_ns, stop)
+            work = Work(Reclaim(log.root, disk, ledger, planner), grace_ns, stop)
             if watch:
                 _watch(work, report)
             else:
@@ -157,7 +160,8 @@ def _work(log: Log, limits: Limits, report: Report, grace_ns: int, *, watch: boo
 
 def _watch(work: Work, report: Report) -> None:
     """Look until a signal comes; what goes wrong is told, and tried again at the next look."""
-    directories = (work.root.routes, work.root.segments, work.root.ledger)
+    root = work.reclaim.root
+    directories = (root.routes, root.segments, root.ledger)
     for _ in wakes(directories, _matters, period_seconds=PERIOD_SECONDS, stop=work.stop):
         try:
             work.look(report, now_ns=time.time_ns())

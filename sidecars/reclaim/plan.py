@@ -8,7 +8,7 @@ many takes a while; cursors are read again on the way, so that no decision rests
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -23,6 +23,7 @@ from wald.store.ledger import entries_of
 from wald.store.pins import Claims, Pin, read_claims, sealed_index
 
 CLAIMS_SECONDS = 0.25  # old enough to be read again; a thousand cursors take about a third of it
+_EXPIRING = {verdict.value: verdict for verdict in Verdict if verdict.expires}
 _CLAIMS_SHARE = 4  # and so many times as long as reading them took, where there are very many
 
 
@@ -61,7 +62,6 @@ class Planner:
     """Looks at ``root`` for one process.
 
     Attributes:
-        told: the segments still there of which the ledger says that they are reclaimed.
         troubles: what is wrong with cursors, as of the last look.
     """
 
@@ -75,23 +75,60 @@ class Planner:
         self._history = History(root)
         self._known: dict[int, _Known] = {}
         self.troubles: list[str] = []
-        self.told: set[int] = set()
+        self._told: dict[int, str] = {}
+        """Of segments still there of which the ledger says that they are reclaimed: by which rule."""
+        self._passed: dict[int, Claims] = {}
+        """Of segments that go: claims under which they do."""
         listing = list_segments(root)
         there = {segment.base_sequence for segment in (*listing.segments, *listing.doomed)}
         for entry in entries_of(root.ledger / "reclaim.jsonl"):
-            base = entry.get("base")
-            if isinstance(base, int) and base in there:
-                change = self.told.add if entry.get("event") == "reclaimed" else self.told.discard
-                change(base)
+            if entry.get("base") in there:
+                self._learn_line(entry)
 
-    def doomed(self, *, now_ns: int, grace_ns: int) -> list[Segment]:
-        """The segments that have waited long enough; a clock that was set back does not make them wait for ever."""
+    def heard(self, decision: Decision) -> None:
+        """The ledger has been told."""
+        if decision.entry is not None:
+            self._learn_line(decision.entry)
+
+    def gone(self, segment: Segment) -> None:
+        """The file is deleted."""
+        self._told.pop(segment.base_sequence, None)
+        self._passed.pop(segment.base_sequence, None)
+
+    def doomed(self) -> tuple[Segment, ...]:
+        """The segments that are reclaimed and still there, oldest first."""
+        return list_segments(self._root).doomed
+
+    def waited(self, doomed: Iterable[Segment], *, now_ns: int, grace_ns: int) -> list[Segment]:
+        """Those that have waited long enough; a clock that was set back does not make them wait for ever."""
         waited = []
-        for segment in list_segments(self._root).doomed:
+        for segment in doomed:
             with suppress(FileNotFoundError):  # another one is at work, and this is a dry run
-                if abs(now_ns - segment.path.stat().st_ctime_ns) >= grace_ns:  # renaming is the last change of it
+                since_ns = segment.path.stat().st_ctime_ns  # renaming is the last change of it
+                if segment.kind is Kind.DELETING or abs(now_ns - since_ns) >= grace_ns:
                     waited.append(segment)
         return waited
+
+    def again(self, doomed: Iterable[Segment], *, now_ns: int) -> list[Decision]:
+        """What is to become of segments whose names say that they are reclaimed; the cursors are read after that.
+
+        Only what may have turned against it since is asked: whether somebody needs it, and whether it is archived.
+
+        Raises:
+            Damaged: the end of the log or the ledger of the archive cannot be read.
+        """
+        renamed = list(doomed)
+        claims, _ = self._read_claims()
+        lets_go: dict[int, bool] = {}  # by the identity of earlier claims, of which there are few
+        decisions = []
+        for segment in renamed:
+            earlier = self._passed.get(segment.base_sequence)
+            if earlier is not None and id(earlier) not in lets_go:
+                lets_go[id(earlier)] = claims.lets_go(earlier)
+            passes = earlier is not None and lets_go[id(earlier)] and not self._limits.require_archived
+            with suppress(FileNotFoundError):  # gone meanwhile, and this is a dry run
+                decisions.append(self._decide_again(segment, None if passes else claims, now_ns))
+        return decisions
 
     def decisions(self, *, now_ns: int) -> Iterator[Decision]:
         """One about every sealed segment, oldest first.
@@ -132,7 +169,7 @@ class Planner:
             with suppress(FileNotFoundError):  # gone meanwhile
                 yield self._decide(segment, known, facts, claims, now_ns)
 
-    def unexplained(self, segment: Segment, *, now_ns: int) -> Entry:
+    def _unexplained(self, segment: Segment, now_ns: int) -> Entry:
         """The ledger's line about a doomed segment of which it does not tell."""
         try:
             index = sealed_index(segment, self._log_id)
@@ -151,7 +188,7 @@ class Planner:
         return claims, began + max(CLAIMS_SECONDS, _CLAIMS_SHARE * (self._clock() - began))
 
     def _decide(self, segment: Segment, known: _Known, facts: Facts, claims: Claims, now_ns: int) -> Decision:
-        told = segment.base_sequence in self.told
+        told = segment.base_sequence in self._told
         verdict = judge(facts, self._limits)
         pin: Pin | None = None
         entry: Entry | None = None
@@ -163,8 +200,33 @@ class Planner:
                 known.problem = str(error)
                 verdict = Verdict.UNREADABLE
         if told and not verdict.goes:
-            entry = {"event": "kept", "base": segment.base_sequence, "why": verdict.value, "at": now_ns}
+            entry = _kept(segment, verdict, now_ns)
         return Decision(segment, verdict, known.stored_bytes, pin, entry, told, known.problem)
+
+    def _decide_again(self, segment: Segment, claims: Claims | None, now_ns: int) -> Decision:
+        """The verdict on a doomed segment under ``claims``; None: under these nobody holds it back."""
+        base = segment.base_sequence
+        stored_bytes, told = segment.path.stat().st_size, self._told.get(base)
+        pin, verdict, message = None, _EXPIRING.get(told or "", Verdict.READ), ""
+        if claims is not None and not self._root.segment(base, Kind.SEALED).exists():
+            try:
+                index = sealed_index(segment, self._log_id)
+            except Damaged as error:
+                verdict, message = Verdict.UNREADABLE, error.message
+            else:
+                pin = next(claims.pins(index.routes), None)
+                if pin is not None and not (self._limits.expire and verdict.expires):
+                    verdict = Verdict.UNREAD
+                elif not self._archived(segment, index, claims):
+                    verdict = Verdict.NOT_ARCHIVED
+                elif pin is None:
+                    self._passed[base] = claims
+        entry: Entry | None = None
+        if told is not None and not verdict.goes:
+            entry = _kept(segment, verdict, now_ns)
+        elif told is None and verdict.goes:
+            entry = self._unexplained(segment, now_ns)
+        return Decision(segment, verdict, stored_bytes, pin, entry, told is not None, message)
 
     def _judge_opened(
         self, segment: Segment, known: _Known, facts: Facts, claims: Claims, now_ns: int, *, told: bool
@@ -176,6 +238,8 @@ class Planner:
             known.pin = next(claims.pins(index.routes), None)
         facts = replace(facts, read=known.pin is None, archived=self._archived(segment, index, claims))
         verdict = judge(facts, self._limits)
+        if known.pin is None:
+            self._passed[segment.base_sequence] = claims
         if not verdict.goes or told:
             return verdict, None
         index = index or sealed_index(segment, self._log_id)
@@ -190,6 +254,13 @@ class Planner:
             for entry in routes
             if entry.route not in claims.retired
         )
+
+    def _learn_line(self, entry: Entry) -> None:
+        """Follow a line of our ledger."""
+        if entry.get("event") == "reclaimed":
+            self._told[entry["base"]] = str(entry.get("rule"))
+        else:
+            self._told.pop(entry["base"], None)
 
     def _learn(self, segment: Segment, claims: Claims) -> _Known | None:
         """What is kept of a segment; one that could not be read is tried again each time."""
@@ -234,6 +305,11 @@ def _reclaimed(index: SealedIndex, claims: Claims, verdict: Verdict, stored_byte
     if index.damage:
         line["damaged_bytes"] = sum(length for _, length in index.damage)
     return line
+
+
+def _kept(segment: Segment, verdict: Verdict, now_ns: int) -> Entry:
+    """The ledger's line: what it has told of a segment is not, or not any more, what will be done."""
+    return {"event": "kept", "base": segment.base_sequence, "why": verdict.value, "at": now_ns}
 
 
 def _lost(index: SealedIndex, claims: Claims) -> dict[str, int]:

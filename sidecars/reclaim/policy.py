@@ -76,7 +76,12 @@ class Verdict(Enum):
 
     @property
     def goes(self) -> bool:
-        return self in (Verdict.READ, Verdict.MAX_AGE, Verdict.MAX_BYTES, Verdict.MAX_RECORDS)
+        return self is Verdict.READ or self.expires
+
+    @property
+    def expires(self) -> bool:
+        """Whether the rule may take what nobody has read."""
+        return self in (Verdict.MAX_AGE, Verdict.MAX_BYTES, Verdict.MAX_RECORDS)
 
 
 def judge(facts: Facts, limits: Limits) -> Verdict:

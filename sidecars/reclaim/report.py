@@ -12,7 +12,6 @@ import click
 from sidecars.reclaim.plan import Decision
 from sidecars.reclaim.policy import Verdict
 from wald.kinds import bytes_in_words
-from wald.store.directory import Segment
 
 
 @dataclass(slots=True)
@@ -28,6 +27,7 @@ class Report:
     intended: bool
     watching: bool
     _gone: int = 0
+    _deleted: int = 0
     _gone_bytes: int = 0
     _kept: Counter[Verdict] = field(default_factory=Counter)
     _kept_bytes: int = 0
@@ -57,7 +57,21 @@ class Report:
             f"{bytes_in_words(decision.stored_bytes)}, rule {decision.verdict.value}{words and f'; LOST: {words}'}"
         )
 
-    def end(self, unlinked: Sequence[Segment], troubles: Sequence[str]) -> None:
+    def doomed(self, decision: Decision, *, due: bool) -> None:
+        """One segment that was reclaimed before: it is deleted if ``due``, waits, or comes back."""
+        if decision.verdict.goes:
+            self._deleted += due
+            return
+        if decision.message:
+            self.trouble(decision.message)
+        if self.as_json:
+            told = {"base": decision.segment.base_sequence, "why": decision.verdict.value}
+            click.echo(json.dumps({"event": "would-take-back" if self.intended else "taken-back"} | told))
+        else:
+            name = decision.segment.path.name
+            click.echo(f"{'would take' if self.intended else 'took'} {name} back: {decision.verdict.value}")
+
+    def end(self, troubles: Sequence[str]) -> None:
         """The end of a look."""
         for message in troubles:
             self.trouble(f"{message}; it counts as nothing processed")
@@ -66,16 +80,16 @@ class Report:
                 "event": "look",
                 "reclaimed": self._gone,
                 "bytes": self._gone_bytes,
-                "unlinked": len(unlinked),
+                "unlinked": self._deleted,
                 "kept": {verdict.value: count for verdict, count in self._kept.items()},
                 "kept_bytes": self._kept_bytes,
                 "lost": dict(self._lost),
                 "dry_run": self.intended,
             }
             click.echo(json.dumps(told))
-        elif self._gone or unlinked or not self.watching:
-            click.echo(self._summary(len(unlinked)))
-        self._gone = self._gone_bytes = self._kept_bytes = 0
+        elif self._gone or self._deleted or not self.watching:
+            click.echo(self._summary())
+        self._gone = self._deleted = self._gone_bytes = self._kept_bytes = 0
         self._kept.clear()
         self._lost.clear()
 
@@ -86,13 +100,13 @@ class Report:
             if self.watching:
                 self._said.add(message)
 
-    def _summary(self, unlinked: int) -> str:
+    def _summary(self) -> str:
         done = "would be reclaimed" if self.intended else "reclaimed"
         deleted = "would be deleted" if self.intended else "deleted"
         segments = f"{self._gone} segment{'' if self._gone == 1 else 's'}"
         words = [
             f"{segments} {done}, {bytes_in_words(self._gone_bytes)}",
-            f"{unlinked} of those doomed {deleted}",
+            f"{self._deleted} of those doomed {deleted}",
         ]
         kept = ", ".join(f"{count} because {verdict.value}" for verdict, count in self._kept.items())
         words.append(f"{self._kept.total()} kept, {bytes_in_words(self._kept_bytes)}{kept and f': {kept}'}")

@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reclaiming
 from logs import Built
 
 from sidecars.archive.command import command
-from sidecars.reclaim.apply import doom, unlink
-from sidecars.reclaim.plan import Planner
 from sidecars.reclaim.policy import Limits
 from wald.cli.entry import run
 from wald.format.names import Kind
 from wald.store.cursors import CursorState
 from wald.store.directory import list_segments
-from wald.store.ledger import Ledger, read_ledger
+from wald.store.ledger import read_ledger
 from wald.store.lookup import State
 from wald.store.pins import read_claims, sealed_index
 
@@ -65,15 +64,9 @@ def archive(year: Built, dest: Path) -> None:
 
 def reclaim(year: Built) -> list[int]:
     """One pass without a grace period; the bases of what it let go."""
-    planner = Planner(year.root, Limits(require_archived=True), log_id=year.log_id)
-    ledger = Ledger(year.root.ledger / "reclaim.jsonl", year.disk, owner="wald-reclaim")
-    try:
-        decisions = list(doom(year.root, year.disk, ledger, planner, planner.decisions(now_ns=year.now_ns)))
-        waited = planner.doomed(now_ns=year.now_ns, grace_ns=0)
-        unlink(year.root, year.disk, ledger, planner, waited, now_ns=year.now_ns)
-        return [decision.segment.base_sequence for decision in decisions if decision.verdict.goes]
-    finally:
-        ledger.close()
+    before = reclaiming.bases(year.root)
+    reclaiming.reclaim(year, Limits(require_archived=True))
+    return sorted(set(before) - set(reclaiming.bases(year.root)))
 
 
 def told(year: Built) -> list[dict[str, Any]]:

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reclaiming
 from logs import Built
 
-from sidecars.reclaim.apply import doom, unlink
-from sidecars.reclaim.plan import Planner
-from sidecars.reclaim.policy import Limits
 from wald.format.names import DEFAULT_GROUP, Kind
 from wald.store.directory import list_segments
-from wald.store.ledger import Ledger, read_ledger
+from wald.store.ledger import read_ledger
 from wald.store.lookup import State
 from wald.store.pins import Pin, read_claims, sealed_index
 
@@ -64,16 +62,9 @@ def pins(bus: Built) -> list[list[Pin]]:
 
 def reclaim(bus: Built) -> list[dict[str, Any]]:
     """One pass without a grace period; what the ledger says of it."""
-    planner = Planner(bus.root, Limits(), log_id=bus.log_id)
-    ledger = Ledger(bus.root.ledger / "reclaim.jsonl", bus.disk, owner="wald-reclaim")
-    try:
-        before = len(ledger.entries())
-        list(doom(bus.root, bus.disk, ledger, planner, planner.decisions(now_ns=bus.now_ns)))
-        waited = planner.doomed(now_ns=bus.now_ns, grace_ns=0)
-        unlink(bus.root, bus.disk, ledger, planner, waited, now_ns=bus.now_ns)
-        return ledger.entries()[before:]
-    finally:
-        ledger.close()
+    before = len(reclaiming.ledger(bus.root.path))
+    reclaiming.reclaim(bus)
+    return reclaiming.ledger(bus.root.path)[before:]
 
 
 def test_frames_span_thirty_seconds() -> None:

@@ -11,7 +11,7 @@ import wald
 from wald.cli.options import group_option, json_option, root_option, route_argument
 from wald.errors import Damaged, NotFound
 from wald.store.checkpoint import processed_by_stream
-from wald.store.cursors import CursorState
+from wald.store.cursors import Cursor, CursorState
 
 
 @click.group()
@@ -47,7 +47,7 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
 @click.option("--rewind", is_flag=True, help="Allow it to move backwards, or to replace one that cannot be trusted.")
 def set_(root: Path, route: str, sequence: int, group: str, rewind: bool) -> None:
     """Say that the group has processed ROUTE up to and including SEQUENCE."""
-    click.echo(wald.open(root).set_cursor(route, sequence, group, rewind=rewind).sequence)
+    _say(wald.open(root).set_cursor(route, sequence, group, rewind=rewind))
 
 
 @cursor.command("from-checkpoint")
@@ -60,4 +60,11 @@ def from_checkpoint(root: Path, checkpoint: Path, route: str, group: str) -> Non
     log = wald.open(root)
     current = log.cursor(route, group)
     sequence = processed_by_stream(checkpoint, log.root, current, log_id=log.identity.log_id)
-    click.echo(log.set_cursor(route, sequence, group).sequence)
+    _say(log.set_cursor(route, sequence, group))
+
+
+def _say(cursor: Cursor) -> None:
+    """Where it stands now; and, on stderr, what it needs and RECLAIM has taken."""
+    click.echo(cursor.sequence)
+    if cursor.message:
+        click.echo(f"wald: {cursor.message}", err=True)

@@ -15,7 +15,7 @@ from wald.errors import InvalidInput
 DIGITS = 20  # the largest u64 has 20 digits
 ROUTE_MAX_LENGTH = 127  # leaves room for suffixes within the 255 bytes of a file name
 _ROUTE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
-_SEGMENT = re.compile(r"([0-9]{20})\.wal(|\.idx|\.zst|\.zst\.doomed)")
+_SEGMENT = re.compile(r"([0-9]{20})\.wal(|\.idx|\.zst|\.zst\.doomed|\.zst\.deleting)")
 SEQUENCE_MAX = (1 << 64) - 1
 
 DEFAULT_GROUP = "processed"  # so that the default cursor file is processed.cursor
@@ -29,6 +29,13 @@ class Kind(Enum):
     INDEX = ".wal.idx"
     SEALED = ".wal.zst"
     DOOMED = ".wal.zst.doomed"
+    """Reclaimed; it stays for the grace period, and comes back if somebody needs it before that is over."""
+    DELETING = ".wal.zst.deleting"
+    """Its grace period is over: who needs it from now on may come too late."""
+
+    @property
+    def reclaimed(self) -> bool:
+        return self in (Kind.DOOMED, Kind.DELETING)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -36,7 +36,7 @@ class Cursor:
 
     Attributes:
         sequence: what the file says; 0 where it says nothing usable.
-        message: what is wrong with it, for a person; "" if valid.
+        message: what is wrong with it, for a person; "" if valid. Of one just set: what it needs and is not there.
     """
 
     route: str

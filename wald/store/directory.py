@@ -153,11 +153,16 @@ class Listing:
 
     Attributes:
         segments: the readable ones. A raw file beside its sealed twin is already replaced and not listed.
-        doomed: those that are reclaimed and wait out their grace period.
+        doomed: those that are reclaimed, as long as their files are there.
     """
 
     segments: tuple[Segment, ...]
     doomed: tuple[Segment, ...] = ()
+
+    def with_doomed(self) -> Listing:
+        """The same, with what is reclaimed and still there among the readable ones: for who needs it."""
+        found = {segment.base_sequence: segment for segment in (*self.doomed, *self.segments)}
+        return Listing(tuple(found[base] for base in sorted(found)), self.doomed)
 
     def covering(self, sequence: int) -> int:
         """The position in ``segments`` of the one that ``sequence`` falls into; 0 if it is older than all."""
@@ -184,7 +189,7 @@ def list_segments(root: Root) -> Listing:
         name = parse_segment_name(entry.name)
         if name is None or name.kind is Kind.INDEX:
             continue
-        found = best if name.kind is not Kind.DOOMED else doomed
+        found = doomed if name.kind.reclaimed else best
         if name.base_sequence not in found or name.kind is Kind.SEALED:
             found[name.base_sequence] = Segment(name.base_sequence, name.kind, Path(entry.path))
     return Listing(tuple(best[base] for base in sorted(best)), tuple(doomed[base] for base in sorted(doomed)))

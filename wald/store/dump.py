@@ -51,7 +51,7 @@ def dump(path: Path, *, records: bool = False) -> Iterator[Piece]:
                 return _raw(path, records=records)
             case Kind.INDEX:
                 return _sparse_index(path)
-            case Kind.SEALED | Kind.DOOMED:
+            case Kind.SEALED | Kind.DOOMED | Kind.DELETING:
                 return _sealed(path, records=records)
     if parse_cursor_name(path.name) is not None:
         return _cursor(path)

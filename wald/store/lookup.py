@@ -106,7 +106,7 @@ def _where(root: Root, sequence: int, log_id: bytes, bound: Bound, listing: List
     holding = [segment for segment in segments if segment.base_sequence <= sequence]
     reason = ""
     # The newest at or below it; of two forms of one segment the one that is not doomed.
-    holding.sort(key=lambda found: (found.base_sequence, found.kind is not Kind.DOOMED))
+    holding.sort(key=lambda found: (found.base_sequence, not found.kind.reclaimed))
     for segment in reversed(holding):
         try:
             found = _in_segment(root, sequence, segment, bound, newest, log_id)
@@ -161,7 +161,7 @@ def _in_segment(
 def _placed(
     root: Root, sequence: int, segment: Segment, met: Whole, newest: int, log_id: bytes, bound: Bound
 ) -> Whereabouts:
-    states = {Kind.SEALED: State.SEALED, Kind.DOOMED: State.DOOMED}
+    states = {Kind.SEALED: State.SEALED, Kind.DOOMED: State.DOOMED, Kind.DELETING: State.DOOMED}
     state = states.get(segment.kind, State.ACTIVE if segment.base_sequence == newest else State.CUT)
     place = f"in {segment.path.name} at {met.position}, route {met.route}"
     if state is State.DOOMED:

@@ -11,6 +11,7 @@ an idle route that has read all it got holds back nothing, and a stuck one holds
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -72,6 +73,15 @@ class Claims:
     def still(self, pin: Pin) -> bool:
         """Whether ``pin``, found under earlier claims, holds back its segment under these."""
         return any(group == pin.group and at < pin.needs for group, at, _ in self._gating.get(pin.route, _LOST))
+
+    def lets_go(self, earlier: Claims) -> bool:
+        """Whether nobody holds back what nobody did under ``earlier`` claims."""
+        routes = self._gating.keys() | earlier._gating.keys()
+        return all(self._floor(route) >= earlier._floor(route) for route in routes)
+
+    def _floor(self, route: str) -> float:
+        """What everybody who gates has processed of ``route``."""
+        return min((at for _, at, _ in self._gating.get(route, _LOST)), default=math.inf)
 
     def vector(self, route: str) -> dict[str, int]:
         """The cursor of each group of ``route``, as far as it counts."""

@@ -132,6 +132,8 @@ class _Reading:
     def batches(self, *, follow: bool, cancel: threading.Event, bound: Bound | None = None) -> Generator[Batch]:
         selection = self._selection
         bound, listing = look(self._root) if bound is None else (bound, list_segments(self._root))
+        if not selection.earliest:  # what is doomed is still there for who needs it
+            listing = listing.with_doomed()
         lowest = min([selection.first, *selection.floors.values()])
         walk = Walk(self._root, self._log_id, listing, sequence=lowest, routes=selection.routes)
         try:

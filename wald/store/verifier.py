@@ -100,7 +100,7 @@ class Verification:
             return  # told of where they are listed
         for entry in sorted(os.scandir(self._root.segments), key=lambda entry: entry.name):
             name = parse_segment_name(entry.name)
-            if name is not None and name.kind is Kind.DOOMED:
+            if name is not None and name.kind.reclaimed:
                 yield Finding(Level.INFO, Path(entry.path), 0, "reclaimed; waits out its grace period")
             elif name is None and not entry.name.endswith(".tmp"):
                 yield Finding(Level.INFO, Path(entry.path), 0, "not a file of the log")

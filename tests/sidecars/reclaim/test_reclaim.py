@@ -321,7 +321,8 @@ def test_the_ledger_is_durable_before_a_name_changes_and_the_name_before_a_file_
         ("sync", "reclaim.jsonl"),
         ("rename", "00000000000000000001.wal.zst.doomed"),
         ("sync_directory", "segments"),
-        ("unlink", "00000000000000000001.wal.zst.doomed"),
+        ("rename", "00000000000000000001.wal.zst.deleting"),
+        ("unlink", "00000000000000000001.wal.zst.deleting"),
         ("sync_directory", "segments"),
     ]
 
@@ -396,12 +397,21 @@ def test_a_full_disk_at_any_step_loses_nothing_and_the_same_process_goes_on(tmp_
 
 def test_a_doomed_segment_that_the_ledger_does_not_know_is_told_before_it_goes(built: Built) -> None:
     """The ledger was lost, or somebody renamed the file by hand; either way there is an answer afterwards."""
+    read_all(built, a=2, b=2)
     os.rename(built.path(1, Kind.SEALED), built.path(1, Kind.DOOMED))
     reclaim(built)
 
     assert bases(built.root, Kind.DOOMED) == []
     assert [(entry["base"], entry["last"]) for entry in ledger(built.root.path)] == [(1, 2)]
     assert built.log.where(2).state is State.RECLAIMED
+
+
+def test_a_doomed_segment_that_somebody_needs_comes_back_whoever_has_renamed_it(built: Built) -> None:
+    os.rename(built.path(1, Kind.SEALED), built.path(1, Kind.DOOMED))
+    reclaim(built)
+
+    assert bases(built.root) == [1, 3, 5, 7]
+    assert ledger(built.root.path) == []
 
 
 def test_a_stop_ends_where_the_next_run_goes_on(built: Built) -> None:

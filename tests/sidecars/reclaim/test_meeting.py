@@ -1,0 +1,174 @@
+"""RECLAIM and whoever sets a cursor meet at any moment: either the records stay, or who has set it is told.
+
+A cursor is set in each gap between two steps of a deletion, in one process; and during system calls that are held back,
+in two.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from faults import SteppingDisk
+from logs import Built
+from reclaiming import Reclaimer, bases, ledger
+from running import Daemon, eventually, output_of, run, sidecar, wald
+from tracing import strace
+
+from wald.format.names import Kind
+from wald.store.cursors import Cursor
+
+
+class Gap(SteppingDisk):
+    """Does something before its ``left``-th change, and nothing else."""
+
+    def __init__(self, left: int, deed: Callable[[], None]) -> None:
+        super().__init__()
+        self.left = left
+        self.deed = deed
+
+    def step(self, name: str, path: Path | None = None, descriptor: int = -1) -> None:
+        if self.left == 0:
+            self.deed()
+        self.left -= 1
+
+
+def make(path: Path) -> Built:
+    """Sealed segments 1, 3, 5 and 7, each a record of route a and one of route b, all read; then an active one."""
+    built = Built(path)
+    for _ in range(4):
+        built.lines("a", [b"x"])
+        built.lines("b", [b"y"])
+        built.cut()
+    built.seal()
+    built.log.set_cursor("a", 8)
+    built.log.set_cursor("b", 8)
+    return built
+
+
+def rewind(built: Built) -> Cursor:
+    return built.log.set_cursor("a", 2, rewind=True)
+
+
+def new_group(built: Built) -> Cursor:
+    return built.log.set_cursor("a", 2, "late")
+
+
+def append_to(found: list[Cursor], set_cursor: Callable[[Built], Cursor], built: Built) -> None:
+    found.append(set_cursor(built))
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+@pytest.mark.parametrize("set_cursor", [rewind, new_group])
+def test_a_cursor_set_in_any_gap_has_its_records_or_was_told(
+    tmp_path: Path, set_cursor: Callable[[Built], Cursor], looks: int
+) -> None:
+    """With one look the grace period is over at once; with two it ends between them."""
+    told: list[str] = []
+    for number in range(100):
+        built = make(tmp_path / f"{number}")
+        found: list[Cursor] = []
+        disk = Gap(number, partial(append_to, found, set_cursor, built))
+        for look in range(looks):
+            reclaimer = Reclaimer(built.root, disk, grace_ns=0 if look == looks - 1 else 10**18)
+            reclaimer.look(now_ns=built.now_ns)
+            reclaimer.ledger.close()
+        if not found:
+            break
+        cursor = found[0]
+        Reclaimer(built.root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)  # the next run, as it was told
+        if "takes them back" in cursor.message or not cursor.message:
+            records = [record.sequence for record in built.log.read("a", "cursor", group=cursor.group)]
+            assert records == [3, 5, 7], (number, cursor.message)
+            assert set(bases(built.root)) >= {3, 5, 7}
+        told.append(cursor.message)
+        ledger(built.root.path)
+    assert number > 12
+    assert any(not message for message in told)
+    assert any("takes them back" in message for message in told)
+    assert any("are deleted" in message for message in told)
+
+
+def test_a_cursor_set_while_its_segments_wait_out_the_grace_period_gets_them_back(tmp_path: Path) -> None:
+    built = make(tmp_path / "root")
+    reclaimer = Reclaimer(built.root, built.disk, grace_ns=10**18)
+    reclaimer.look(now_ns=built.now_ns)
+    assert bases(built.root, Kind.DOOMED) == [1, 3, 5, 7]
+
+    cursor = rewind(built)
+    assert "records 3 to 7 of a" in cursor.message
+    assert "wald-reclaim --root" in cursor.message
+    assert [record.sequence for record in built.log.read("a", "cursor")] == [3, 5, 7]
+    reclaimer.look(now_ns=built.now_ns)
+
+    assert bases(built.root, Kind.DOOMED) == [1]
+    assert bases(built.root) == [3, 5, 7]
+    kept = [(entry["event"], entry["base"]) for entry in ledger(built.root.path)][4:]
+    assert kept == [("kept", 3), ("kept", 5), ("kept", 7)]
+    assert [built.log.where(sequence).state.value for sequence in (1, 3)] == ["doomed", "sealed"]
+    reclaimer.grace_ns = 0
+    built.log.set_cursor("a", 8)
+    reclaimer.look(now_ns=built.now_ns)
+    assert bases(built.root) == bases(built.root, Kind.DOOMED) == []
+
+
+def test_what_a_killed_run_was_about_to_delete_is_judged_again(tmp_path: Path) -> None:
+    """It stands under the name it has in the last moment; who needs it by now gets it back."""
+    built = make(tmp_path / "root")
+    for base in (1, 3):
+        built.path(base, Kind.SEALED).rename(built.path(base, Kind.DELETING))
+    cursor = rewind(built)
+    assert "are deleted" in cursor.message  # whether they still can be saved is not known to who sets a cursor
+    Reclaimer(built.root, built.disk).look(now_ns=built.now_ns)
+
+    assert bases(built.root) == [3, 5, 7]
+    assert bases(built.root, Kind.DELETING) == []
+
+
+def test_who_moves_a_cursor_forward_is_told_nothing(tmp_path: Path) -> None:
+    built = make(tmp_path / "root")
+    rewind(built)
+    Reclaimer(built.root, built.disk).look(now_ns=built.now_ns)
+
+    assert built.log.set_cursor("a", 4).message == ""
+    assert "records 1 to 1 of a" not in built.log.set_cursor("a", 2, rewind=True).message
+    told = built.log.set_cursor("a", 0, rewind=True).message
+    assert "record 1 of a" in told
+    assert "are deleted" in told
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "fdatasync",
+        pytest.param("rename,renameat,renameat2", marks=pytest.mark.slow),
+        pytest.param("unlink,unlinkat", marks=pytest.mark.slow),
+    ],
+)
+def test_a_cursor_set_while_a_system_call_of_reclaim_is_held_back(tmp_path: Path, call: str) -> None:
+    """The command has returned 0 before the call went on: its records are there, or it has said what is not."""
+    root = tmp_path / "log"
+    with Daemon(root):
+        output_of("route", "add", "a", "--root", root)
+        for _ in range(2):
+            output_of("append", "a", "--root", root, stdin=b"x\n")
+            output_of("cut", "--root", root)
+        eventually(lambda: len(list((root / "segments").glob("*.zst"))) == 2)
+        output_of("cursor", "set", "a", 2, "--root", root)
+        trace = tmp_path / "trace"
+        line = [strace(), "-f", "-o", str(trace), f"-einject={call}:delay_enter=1500000:when=1"]
+        with subprocess.Popen([*line, *sidecar("reclaim", "--root", root, "--grace", "0")]) as process:
+            names = tuple(call.split(","))
+            eventually(lambda: trace.exists() and any(f"{name}(" in trace.read_text() for name in names))
+            done = wald("cursor", "set", "a", 0, "--rewind", "--root", root)
+            assert process.wait() == 0
+        assert done.returncode == 0
+        run(sidecar("reclaim", "--root", root, "--grace", "0"))
+        read = wald("read", "a", "--from", "cursor", "--root", root)
+
+        assert read.stdout == b"x\nx\n" or b"are deleted" in done.stderr
+        assert [json.loads(wald("verify", "--root", root, "--json").stdout.splitlines()[-1])]
