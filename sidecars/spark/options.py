@@ -38,8 +38,6 @@ VALUE_BYTES = 64 * MIB
 _LAST = (1 << 63) - 1
 _MILLISECONDS_DIGITS = 12  # from 1973 on; fewer are seconds by mistake, or a date
 _SEQUENCE = Count(1, 10**18 - 1)
-# What Spark's catalog keeps of a table, and hands over among the options of CREATE TABLE … USING wald OPTIONS (…).
-_OF_TABLES = ("collation", "comment", "external", "is_managed_location", "location", "owner", "provider", "table_type")
 _KNOWN = (
     "path",
     "paths",
@@ -129,9 +127,13 @@ class _Told:
     options: Mapping[str, str]
 
     def check_names(self, known: tuple[str, ...]) -> None:
+        if self.options.keys() >= {"owner", "provider"}:  # Spark forgets the options of a table when it reads it
+            raise InvalidInput(
+                "a table cannot be of format wald", hint="CREATE TEMPORARY VIEW name USING wald OPTIONS (path '…')"
+            )
         lower = {name.lower(): name for name in known}
         for name in self.options:
-            if name not in lower and name not in _OF_TABLES and "." not in name:  # names with dots are Spark's own
+            if name not in lower and "." not in name:  # names with dots are Spark's own
                 near = difflib.get_close_matches(name, lower, n=1)
                 hint = f"did you mean {lower[near[0]]}?" if near else f"there are {', '.join(known)}"
                 raise InvalidInput(f"there is no option {name!r}", hint=hint)

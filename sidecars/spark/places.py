@@ -4,15 +4,18 @@ a directory with log.json                 a log: read up to its head
 a directory with *.wal.zst, or segments/  shipped segments: read to their ends; the log is who they say
 a directory of bags, or a URL of one      an archive that wald-archive has made
 any of these with * ? [                   all that match; what is nothing of these is passed over
+
+Several directories may hold parts of one log, as where older segments were shipped away: they are read as one log.
 """
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from sidecars.archive.layout import parse_bag_name
@@ -22,21 +25,39 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind, is_route, parse_segment_name
 from wald.format.segment import BadHeader
 from wald.store.compression import SealedFile
-from wald.store.directory import Listing, Root, list_segments, read_identity
+from wald.store.directory import Listing, Root, Segment, list_segments, read_identity
 from wald.store.disk import Disk
 from wald.store.head import Bound, look
-from wald.store.raw import RawFile
+from wald.store.raw import FIRST_BATCH, RawFile
+from wald.store.segments import SealedSegment, Whole, open_segment
 
 _ENDLESS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
 class Shipped(Root):
-    """Segments without the rest of a log, in a directory of their own."""
+    """Segments without the rest of a log, in a directory of their own, and in ``more``."""
+
+    more: tuple[Path, ...] = ()
 
     @property
     def segments(self) -> Path:
         return self.path
+
+    @property
+    def segment_directories(self) -> tuple[Path, ...]:
+        return (self.segments, *self.more)
+
+
+@dataclass(frozen=True, slots=True)
+class Continued(Root):
+    """A log whose older segments are in ``more``."""
+
+    more: tuple[Path, ...]
+
+    @property
+    def segment_directories(self) -> tuple[Path, ...]:
+        return (self.segments, *self.more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +93,28 @@ Place = LogPlace | ArchivePlace
 
 
 def find_places(paths: Sequence[str]) -> list[Place]:
-    """All that ``paths`` name, in their order and each once.
+    """All that ``paths`` name, in their order and each once; parts of one log are one place.
 
     Raises:
         NotFound: a path, or a pattern, names nothing that can be read.
-        InvalidInput: two of them hold segments of the same log, so records would be there twice.
+        InvalidInput: two of them hold the same records of a log in different segments, or are both the living log.
         Damaged, UnsupportedFormat: a log cannot say who it is.
     """
     found = dict.fromkeys(place for path in paths for place in _expand(path))
     if not found:
         raise NotFound("which log? no path was given", hint='.load("/var/spool/wald")')
-    _refuse_twins(place for place in found if isinstance(place, LogPlace))
-    return list(found)
+    logs: dict[bytes, list[LogPlace]] = {}
+    for place in found:
+        if isinstance(place, LogPlace):
+            logs.setdefault(place.log_id, []).append(place)
+    first_parts = {parts[0]: _joined(parts) for parts in logs.values()}
+    places: list[Place] = []
+    for place in found:
+        if isinstance(place, ArchivePlace):
+            places.append(place)
+        elif place in first_parts:
+            places.append(first_parts[place])
+    return places
 
 
 def _expand(path: str) -> Iterator[Place]:
@@ -173,12 +204,45 @@ def _told_by_segments(directory: Path) -> bytes:
     raise Damaged(f"{directory}: no segment here says which log it belongs to", hint=f"wald dump {directory}/*.wal.zst")
 
 
-def _refuse_twins(places: Iterable[LogPlace]) -> None:
-    seen: dict[bytes, Path] = {}
-    for place in places:
-        other = seen.setdefault(place.log_id, place.root.path)
-        if other != place.root.path:
+def _joined(parts: Sequence[LogPlace]) -> LogPlace:
+    """The parts of one log as one place."""
+    if len(parts) == 1:
+        return parts[0]
+    living = [part for part in parts if not isinstance(part.root, Shipped)]
+    if len(living) > 1:
+        raise InvalidInput(
+            f"{living[1].root.path}: the same log as {living[0].root.path}, so its records would be read twice",
+            hint="name one of the two",
+        )
+    main = (living or parts)[0]
+    more = tuple(part.root.segments for part in parts if part is not main)
+    root = Continued(main.root.path, more) if living else Shipped(main.root.path, more)
+    _refuse_overlaps(list_segments(root).segments, main.log_id)
+    return LogPlace(root, main.log_id)
+
+
+def _refuse_overlaps(segments: Sequence[Segment], log_id: bytes) -> None:
+    """Segments of one log never overlap, unless it went on twice from a copy; where both are of one directory, the
+    reader finds what is wrong.
+    """
+    for segment, following in pairwise(segments):
+        if segment.path.parent != following.path.parent and _end(segment, log_id) > following.base_sequence:
             raise InvalidInput(
-                f"{place.root.path}: the same log as {other}, so its records would be read twice",
-                hint="name one of the two",
+                f"{segment.path} and {following.path} both have records of log {log_id.hex()}, from "
+                f"{following.base_sequence} on, so they would be read twice",
+                hint="name one of the two directories",
             )
+
+
+def _end(segment: Segment, log_id: bytes) -> int:
+    """The sequence behind the last one of a segment; 0 if it cannot be opened, which whoever reads it meets."""
+    try:
+        with closing(open_segment(segment, log_id)) as opened:
+            if isinstance(opened, SealedSegment):
+                return opened.index.next_sequence
+            return max(
+                (met.header.end_sequence for met in opened.batches(FIRST_BATCH, None) if isinstance(met, Whole)),
+                default=0,
+            )
+    except (FileNotFoundError, Damaged):
+        return 0

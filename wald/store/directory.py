@@ -64,6 +64,11 @@ class Root:
         return self.path / "segments"
 
     @property
+    def segment_directories(self) -> tuple[Path, ...]:
+        """Where readers look for segments: in the log's own directory; of a log in parts, in several."""
+        return (self.segments,)
+
+    @property
     def routes(self) -> Path:
         return self.path / "routes"
 
@@ -178,20 +183,21 @@ def list_segments(root: Root) -> Listing:
     """
     best: dict[int, Segment] = {}
     doomed: dict[int, Segment] = {}
-    try:
-        entries = list(os.scandir(root.segments))
-    except (FileNotFoundError, NotADirectoryError):
-        raise Damaged(
-            f"{root.segments}: the directory of the segments is gone",
-            hint=f"ls -l {root.path}; restore it from a backup",
-        ) from None
-    for entry in entries:
-        name = parse_segment_name(entry.name)
-        if name is None or name.kind is Kind.INDEX:
-            continue
-        found = doomed if name.kind.reclaimed else best
-        if name.base_sequence not in found or name.kind is Kind.SEALED:
-            found[name.base_sequence] = Segment(name.base_sequence, name.kind, Path(entry.path))
+    for directory in root.segment_directories:
+        try:
+            entries = list(os.scandir(directory))
+        except (FileNotFoundError, NotADirectoryError):
+            raise Damaged(
+                f"{directory}: the directory of the segments is gone",
+                hint=f"ls -l {root.path}; restore it from a backup",
+            ) from None
+        for entry in entries:
+            name = parse_segment_name(entry.name)
+            if name is None or name.kind is Kind.INDEX:
+                continue
+            found = doomed if name.kind.reclaimed else best
+            if name.base_sequence not in found or name.kind is Kind.SEALED:
+                found[name.base_sequence] = Segment(name.base_sequence, name.kind, Path(entry.path))
     return Listing(tuple(best[base] for base in sorted(best)), tuple(doomed[base] for base in sorted(doomed)))
 
 

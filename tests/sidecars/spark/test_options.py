@@ -73,8 +73,11 @@ def test_a_time_that_names_no_zone_is_not_taken_for_any(given: str) -> None:
         parsed(startingTimestamp=given)
 
 
-def test_what_a_catalog_keeps_of_a_table_is_no_option() -> None:
-    assert parsed(owner="me", provider="wald", comment="x").paths == ("/log",)
+def test_a_table_is_refused_with_the_view_that_works() -> None:
+    """Spark hands the options of a table over when it is made, and no longer when it is read."""
+    with pytest.raises(InvalidInput, match="a table cannot be of format wald") as refused:
+        parsed(owner="me", provider="wald", location="file:/log")
+    assert "CREATE TEMPORARY VIEW" in refused.value.hint
 
 
 def test_several_paths_come_as_json() -> None:

@@ -11,9 +11,11 @@ import pytest
 from archives import archive
 from logs import Built
 
-from sidecars.spark.places import ArchivePlace, LogPlace, Shipped, find_places
+from sidecars.spark.blocks import Range
+from sidecars.spark.pieces import pieces_of
+from sidecars.spark.places import ArchivePlace, LogPlace, Place, Shipped, find_places
 from wald.errors import Damaged, InvalidInput, NotFound
-from wald.format.names import Kind
+from wald.format.names import Kind, parse_segment_name
 
 
 @pytest.fixture
@@ -26,6 +28,24 @@ def built(tmp_path: Path) -> Built:
             built.cut()
     built.seal()
     return built
+
+
+def part(built: Built, to: Path, *bases: int) -> Path:
+    """Some segments of a log, raw or sealed, in a directory of their own."""
+    to.mkdir()
+    for path in built.root.segments.iterdir():
+        if (name := parse_segment_name(path.name)) and name.base_sequence in bases and name.kind is not Kind.INDEX:
+            shutil.copy(path, to)
+    return to
+
+
+def values(place: Place) -> list[bytes]:
+    """All records, as a task reads them."""
+    assert isinstance(place, LogPlace)
+    bound, listing = place.look()
+    everything = Range(None, listing.segments[0].base_sequence, 10**9)
+    pieces = pieces_of(place, bound, listing, everything, limit_bytes=1)
+    return [record.value for piece in pieces for batch in piece.batches() for record in batch.records()]
 
 
 @pytest.fixture
@@ -93,10 +113,50 @@ def test_a_pattern_names_all_that_match_and_nothing_twice(tmp_path: Path) -> Non
     assert [place.log_id for place in found if isinstance(place, LogPlace)] == ids[::-1]
 
 
-def test_the_same_log_in_two_places_is_refused(built: Built, tmp_path: Path) -> None:
+def test_parts_of_one_log_are_read_as_one(built: Built, tmp_path: Path) -> None:
+    """Its past was shipped, and is no longer in the log; and what is in both is read once."""
     directory = shipped(built, tmp_path / "shipped")
+    before = [record.value for record in built.log.read()]
+    for base in (1, None):
+        if base is not None:
+            built.path(base, Kind.SEALED).unlink()
+        for names in ([built.root.path, directory], [directory, built.root.path]):
+            (place,) = find_places([str(name) for name in names])
+            assert values(place) == before
+    (place,) = find_places([str(part(built, tmp_path / "one", 2)), str(part(built, tmp_path / "two", 3))])
+    assert values(place) == before[1:]
+
+
+def test_a_hole_between_two_parts_is_damage(built: Built, tmp_path: Path) -> None:
+    (place,) = find_places([str(part(built, tmp_path / "one", 1)), str(part(built, tmp_path / "two", 3))])
+    with pytest.raises(Damaged, match="no segment holds record 2"):
+        values(place)
+
+
+def test_a_record_may_begin_in_one_part_and_end_in_another(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root")
+    built.piece("a", b"begins here, ", begins=True, ends=False)
+    built.cut()
+    built.piece("a", b"ends there\n", begins=False, ends=True)
+    (place,) = find_places([str(part(built, tmp_path / "one", 1)), str(part(built, tmp_path / "two", 2))])
+    assert values(place) == [b"begins here, ends there"]
+
+
+def test_a_log_and_a_copy_that_went_on_by_itself_are_refused(built: Built, tmp_path: Path) -> None:
+    """Both have a record 3, and not the same one."""
+    shutil.copytree(built.root.path, tmp_path / "copy", ignore=shutil.ignore_patterns("*.sock"))
     with pytest.raises(InvalidInput, match="read twice"):
-        find_places([str(built.root.path), str(directory)])
+        find_places([str(built.root.path), str(tmp_path / "copy")])
+    copy = Built(tmp_path / "copy", epoch=2)
+    copy.lines("a", [b"another three", b"four"])
+    copy.cut()
+    copy.lines("a", [b"five"])
+    built.lines("a", [b"three again"])
+    built.cut()
+    built.lines("a", [b"x"])
+    ours, theirs = part(built, tmp_path / "ours", 3), part(copy, tmp_path / "theirs", 4)
+    with pytest.raises(InvalidInput, match="from 4 on"):
+        find_places([str(ours), str(theirs)])
 
 
 @pytest.mark.parametrize("path", ["nowhere", "empty", "no-*"])

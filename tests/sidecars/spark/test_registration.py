@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from logs import Built
+from pyspark.errors import PySparkException
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,6 +23,8 @@ def test_the_name_is_enough(spark: SparkSession, tmp_path: Path) -> None:
     assert fresh.read.format("wald").load(str(tmp_path / "root")).count() == 2
     fresh.sql(f"CREATE TEMPORARY VIEW log USING wald OPTIONS (path '{tmp_path / 'root'}')")
     assert fresh.sql("SELECT max(seq) FROM log").head() == (2,)
+    with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
+        fresh.sql(f"CREATE TABLE kept USING wald OPTIONS (path '{tmp_path / 'root'}')")
 
 
 def test_being_found_costs_others_nothing() -> None:
