@@ -46,8 +46,8 @@ def test_routes_show_cursors_and_lag(daemon: Daemon, root: Path) -> None:
     output_of("cursor", "set", "b", 5, "--group", "g", "--root", root)
     a, b = told("routes", "--root", root)
 
-    assert (a["route"], a["last_sequence"], a["fifo"], a["groups"][0]["lag"]) == ("a", 3, False, 1)
-    assert (b["route"], b["last_sequence"], b["fifo"], b["groups"][0]["lag"]) == ("b", 5, True, 0)
+    assert (a["route"], a["last_sequence"], a["fifo"], a["groups"][0]["lag_records"]) == ("a", 3, False, 1)
+    assert (b["route"], b["last_sequence"], b["fifo"], b["groups"][0]["lag_records"]) == ("b", 5, True, 0)
     assert [group["group"] for group in b["groups"]] == ["g"]
     table = [line.split() for line in output_of("routes", "--root", root).decode().splitlines()]
     assert table == [

@@ -31,7 +31,7 @@ def counts(survey: Survey) -> dict[State, int]:
 
 
 def lags(survey: Survey) -> dict[str, int]:
-    return {hold.cursor.route: hold.lag_records for hold in survey.holds}
+    return {hold.cursor.route: hold.lag.records for hold in survey.holds}
 
 
 @given(took=st.floats(0, 1e6), interval=st.floats(0.1, 1e5))

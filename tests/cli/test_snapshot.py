@@ -13,6 +13,7 @@ from wald.format.names import Kind
 from wald.store.backlog import Form, Growth, Hold, Standing
 from wald.store.cursors import Cursor, CursorState
 from wald.store.directory import Segment
+from wald.store.lag import Lag
 from wald.store.pins import Pin
 
 NOW_NS = 1_700_000_000_000_000_000
@@ -30,7 +31,9 @@ PULSE = Pulse(
 
 def hold(route: str, group: str = "g", *, lag: int = 0, held: int = 0, oldest_ns: int | None = None) -> Hold:
     cursor = Cursor(route, group, Path(route), CursorState.VALID, 7)
-    return Hold(cursor, retired=False, lag_records=lag, oldest_ns=oldest_ns, pinned_bytes=held)
+    held_back = Hold(cursor, retired=False, pinned_bytes=held)
+    held_back.lag = Lag(cursor.effective, lag, oldest_ns)
+    return held_back
 
 
 def survey(taken: float, *holds: Hold, received: dict[str, int] | None = None) -> Survey:

@@ -71,9 +71,9 @@ def test_the_lag_counts_records_of_the_route_and_the_oldest_tells_how_long(
     built.log.set_cursor("a", cursor)
     found = hold(built, "a")
 
-    assert found.lag_records == lag
-    assert found.oldest_ns == (START_NS + oldest * SECOND_NS if lag else None)
-    assert found.lag_seconds(START_NS + 10 * SECOND_NS) == (10 - oldest if lag else 0)
+    assert found.lag.records == lag
+    assert found.lag.oldest_ns == (START_NS + oldest * SECOND_NS if lag else None)
+    assert found.lag.seconds(START_NS + 10 * SECOND_NS) == (10 - oldest if lag else 0)
 
 
 def test_bytes_are_those_held_back_and_those_that_would_go_if_this_one_moved(built: Built) -> None:
@@ -91,7 +91,7 @@ def test_a_retired_route_holds_back_nothing_and_still_has_a_lag(built: Built) ->
     retire_route(built.root, built.disk, "a", now="")
     found = hold(built, "a")
 
-    assert (found.retired, found.pinned_bytes, found.lag_records) == (True, 0, 6)
+    assert (found.retired, found.pinned_bytes, found.lag.records) == (True, 0, 6)
 
 
 def test_growth_is_what_came_on_disk_since_the_oldest_of_the_newest_segments(built: Built) -> None:
@@ -119,7 +119,7 @@ def test_a_segment_that_cannot_be_read_is_told_and_the_rest_is_counted(built: Bu
 
     assert [bool(standing.problem) for standing in standings] == [False, True, False, False, False]
     assert str(path) in standings[1].problem
-    assert backlog.holds["a", "processed"].lag_records == 3
+    assert backlog.holds["a", "processed"].lag.records == 3
 
 
 def test_a_segment_that_is_sealed_or_reclaimed_meanwhile_is_told_once(built: Built) -> None:
@@ -132,7 +132,7 @@ def test_a_segment_that_is_sealed_or_reclaimed_meanwhile_is_told_once(built: Bui
             os.unlink(built.path(6, Kind.SEALED))
 
     assert seen == [1, 2, 7, 9]
-    assert backlog.holds["b", "processed"].lag_records == 3
+    assert backlog.holds["b", "processed"].lag.records == 4
 
 
 def test_the_newest_segment_is_told_as_such(built: Built) -> None:

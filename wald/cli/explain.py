@@ -52,7 +52,7 @@ def explain(root: Path, as_json: bool) -> None:
     growth = backlog.growth(now_ns=now_ns)
     click.echo(_headline(counts, sizes))
     click.echo("\n".join(f"  {line}" for line in lines))
-    holds = [hold for hold in backlog.holds.values() if hold.pinned_segments or hold.lag_records or hold.cursor.message]
+    holds = [hold for hold in backlog.holds.values() if hold.pinned_segments or hold.lag.records or hold.cursor.message]
     if holds:
         click.echo("\n" + "\n".join(aligned([_HEADINGS, *(_row(hold, growth, now_ns) for hold in holds)], _NUMERIC)))
     if idle := len(backlog.holds) - len(holds):
@@ -158,8 +158,8 @@ def _row(hold: Hold, growth: Growth | None, now_ns: int) -> tuple[str, ...]:
         cursor.route,
         cursor.group,
         "-" if cursor.state is CursorState.ABSENT else str(cursor.sequence),
-        str(hold.lag_records),
-        seconds_in_words(hold.lag_seconds(now_ns)) if hold.lag_records else "-",
+        str(hold.lag.records),
+        seconds_in_words(hold.lag.seconds(now_ns)) if hold.lag.records else "-",
         "-" if hold.retired else bytes_in_words(hold.pinned_bytes),
         "-" if hold.retired else bytes_in_words(hold.alone_bytes),
         bytes_in_words(rate),
@@ -235,9 +235,9 @@ def _objects(backlog: Backlog, now_ns: int) -> Iterator[dict[str, object]]:
             "state": hold.cursor.state.value,
             "message": hold.cursor.message,
             "sequence": hold.cursor.sequence,
-            "lag_records": hold.lag_records,
-            "lag_seconds": round(hold.lag_seconds(now_ns), 3),
-            "oldest": None if hold.oldest_ns is None else moment(hold.oldest_ns),
+            "lag_records": hold.lag.records,
+            "lag_seconds": round(hold.lag.seconds(now_ns), 3),
+            "oldest": None if hold.lag.oldest_ns is None else moment(hold.lag.oldest_ns),
             "pinned_segments": hold.pinned_segments,
             "pinned_bytes": hold.pinned_bytes,
             "frees_bytes": hold.alone_bytes,

@@ -23,7 +23,7 @@ from wald.store.backlog import Backlog
 from wald.store.directory import Listing, Segment, list_segments, look_again
 from wald.store.lock import holder
 from wald.store.pins import sealed_index
-from wald.store.progress import progress
+from wald.store.progress import last_sequences
 
 T = TypeVar("T")
 
@@ -174,12 +174,12 @@ class Surveys:
             counts[state] += 1
             sizes[state] += standing.stored_bytes
             end = max(end, standing.last_sequence or 0)
-        every = progress(root, log_id=log_id, head_sequence=end)
+        last = last_sequences(root, log_id)
         survey = Survey(
             now,
             {state: Amount(counts[state], sizes[state]) for state in State if counts[state]},
             tuple(backlog.holds.values()),
-            {route.route: route.last_sequence for route in every},
+            {} if last is None else {route: last.get(route, 0) for route in root.route_names()},
             None if since is None else backlog.received(),
             backlog.growth(now_ns=time.time_ns()),
             backlog.free_bytes,

@@ -29,7 +29,7 @@ _COLUMNS = ("ROUTE", "LAST", "GROUP", "CURSOR", "LAG", "")
 def routes(root: Path, as_json: bool) -> None:
     """List routes with their last sequence, and for each group its cursor and its lag.
 
-    The lag counts sequences of the log: the group has at most so many records of the route still to process.
+    LAG is in records of the route that the group has still to process, as far as the log holds them.
     """
     log = wald.open(root)
     found = log.head()
@@ -93,12 +93,12 @@ def _bits(mode: str) -> int:
 def _rows(route: Progress) -> list[tuple[str, ...]]:
     notes = " ".join(words for words, holds in (("fifo", route.fifo), ("retired", route.retired)) if holds)
     rows: list[tuple[str, ...]] = []
-    for number, cursor in enumerate(route.cursors):
+    for number, (cursor, lag) in enumerate(zip(route.cursors, route.lags, strict=True)):
         name, last, about = (route.route, _number(route.last_sequence), notes) if number == 0 else ("", "", "")
         if cursor.state not in (CursorState.VALID, CursorState.ABSENT):
             about = f"{about} {cursor.state.value}".strip()
         shown = "-" if cursor.state is CursorState.ABSENT else str(cursor.sequence)
-        rows.append((name, last, cursor.group, shown, _number(route.lag(cursor)), about))
+        rows.append((name, last, cursor.group, shown, str(lag), about))
     return rows
 
 
@@ -113,10 +113,10 @@ def _told(route: Progress) -> dict[str, object]:
                 "group": cursor.group,
                 "state": cursor.state.value,
                 "sequence": cursor.sequence,
-                "lag": route.lag(cursor),
+                "lag_records": lag,
                 "message": cursor.message,
             }
-            for cursor in route.cursors
+            for cursor, lag in zip(route.cursors, route.lags, strict=True)
         ],
     }
 

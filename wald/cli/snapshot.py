@@ -188,7 +188,7 @@ def stock(surveys: Sequence[Survey], *, now: float, now_ns: int) -> Stock | None
         return None
     before, after = surveys[0], surveys[-1]
     seconds = after.taken - before.taken
-    lags = {(hold.cursor.route, hold.cursor.group): hold.lag_records for hold in before.holds}
+    lags = {(hold.cursor.route, hold.cursor.group): hold.lag.records for hold in before.holds}
     rows = [_row(hold, after, lags, seconds, now_ns) for hold in after.holds]
     rows.sort(key=lambda row: (-row.held_bytes, -row.lag_records, row.route, row.group))
     growth = after.growth
@@ -211,7 +211,7 @@ def _row(hold: Hold, survey: Survey, lags: Mapping[tuple[str, str], int], second
         received = _rate(count, seconds)
         lag_before = lags.get((cursor.route, cursor.group))
         if lag_before is not None:  # a cursor that moved back has processed nothing
-            processed = _rate(max(0, lag_before + count - hold.lag_records), seconds)
+            processed = _rate(max(0, lag_before + count - hold.lag.records), seconds)
     return Row(
         cursor.route,
         survey.last_sequences.get(cursor.route),
@@ -220,8 +220,8 @@ def _row(hold: Hold, survey: Survey, lags: Mapping[tuple[str, str], int], second
         cursor.sequence,
         cursor.state,
         hold.retired,
-        hold.lag_records,
-        hold.lag_seconds(now_ns) if hold.lag_records else None,
+        hold.lag.records,
+        hold.lag.seconds(now_ns) if hold.lag.records else None,
         processed,
         hold.pinned_bytes,
     )

@@ -14,14 +14,15 @@ from enum import Enum
 
 from wald.errors import Damaged
 from wald.format.names import Kind
-from wald.format.sealed import BadSealed, BatchTable, SealedIndex
-from wald.store.cursors import Cursor, CursorState
+from wald.format.sealed import BadSealed, SealedIndex
+from wald.store.cursors import Cursor
 from wald.store.directory import Root, Segment, look_again
 from wald.store.disk import free_bytes
 from wald.store.head import Bound, look
+from wald.store.lag import Lag, add_raw, add_sealed
 from wald.store.pins import Claims, Pin, read_claims, sealed_index
 from wald.store.raw import FIRST_BATCH
-from wald.store.segments import Whole, open_segment
+from wald.store.segments import open_segment
 
 RECENT_SEGMENTS = 16  # over which growth is measured
 
@@ -61,28 +62,20 @@ class Hold:
     """One group of one route, and what it holds back.
 
     Attributes:
-        lag_records: records of the route that it has not processed; those in unreadable segments are not counted.
-        oldest_ns: append time of the first of them; None if there is none.
         pinned_segments, pinned_bytes: sealed ones that it holds back, alone or with others.
         alone_bytes: of those, what nobody else holds back: it goes when this cursor reaches the head.
-        at: the cursor, as far as it counts.
+        lag: what it has still to process.
     """
 
     cursor: Cursor
     retired: bool
-    lag_records: int = 0
-    oldest_ns: int | None = None
     pinned_segments: int = 0
     pinned_bytes: int = 0
     alone_bytes: int = 0
-    at: int = field(init=False)
+    lag: Lag = field(init=False)
 
     def __post_init__(self) -> None:
-        self.at = self.cursor.effective
-
-    def lag_seconds(self, now_ns: int) -> float:
-        """How long the oldest record that it has not processed has been waiting."""
-        return 0.0 if self.oldest_ns is None else max(0.0, (now_ns - self.oldest_ns) / 1e9)
+        self.lag = Lag(self.cursor.effective)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +121,8 @@ class Backlog:
         self._root = root
         self._log_id = log_id
         self._since = since
-        self._observers: dict[str, Hold] = {}
-        self._of_route: dict[str, list[Hold]] = {}
+        self._observers: dict[str, Lag] = {}
+        self._of_route: dict[str, list[Lag]] = {}
         self._claims: Claims = read_claims(root, log_id=log_id)
         self._recent: deque[_Recent] = deque(maxlen=RECENT_SEGMENTS)
         self.free_bytes = free_bytes(root.path)
@@ -142,9 +135,10 @@ class Backlog:
     def segments(self) -> Iterator[Standing]:
         """Every segment, oldest first, the doomed ones before all others."""
         bound, listing = look(self._root)
+        bases = {segment.base_sequence for segment in listing.segments}
         for segment in listing.doomed:
             with suppress(FileNotFoundError):  # its grace period has ended
-                yield Standing(segment, Form.DOOMED, None, _stored_bytes(segment))
+                yield self._doomed(segment, counts=segment.base_sequence not in bases)
         done = -1
         while True:
             try:
@@ -171,7 +165,15 @@ class Backlog:
 
     def received(self) -> dict[str, int]:
         """Records of each route above ``since``; a route that is not in it has received none."""
-        return {route: observer.lag_records for route, observer in self._observers.items()}
+        return {route: lag.records for route, lag in self._observers.items()}
+
+    def _doomed(self, segment: Segment, *, counts: bool) -> Standing:
+        """Only a cursor that was moved back needs it."""
+        stored_bytes = _stored_bytes(segment)
+        if counts:
+            with suppress(Damaged, BadSealed):
+                add_sealed(sealed_index(segment, self._log_id), self._counting)
+        return Standing(segment, Form.DOOMED, None, stored_bytes)
 
     def _stand(self, segment: Segment, bound: Bound, *, newest: bool) -> Standing:
         stored_bytes = _stored_bytes(segment)
@@ -203,29 +205,16 @@ class Backlog:
         earliest_ns = min((frame.earliest_ns for frame in index.frames), default=0)
         payload_bytes = {entry.route: entry.payload_bytes for entry in index.routes}
         self._recent.append(_Recent(earliest_ns, stored_bytes, payload_bytes))
-        table: BatchTable | None = None
-        for number, entry in enumerate(index.routes):
-            for hold in self._counting(entry.route):
-                if hold.at >= entry.last:
-                    continue
-                if hold.oldest_ns is not None and hold.at < entry.first:
-                    hold.lag_records += entry.count
-                    continue
-                table = table or index.batch_table()
-                columns = zip(table.routes, table.bases, table.counts, table.times_ns, strict=True)
-                for route, base, count, time_ns in columns:
-                    if route == number:
-                        _add(hold, base, count, time_ns)
+        add_sealed(index, self._counting)
 
-    def _counting(self, route: str) -> list[Hold]:
+    def _counting(self, route: str) -> list[Lag]:
         """Every group of a route; and, as if it were one, who had processed everything up to ``since``."""
         found = self._of_route.get(route)
         if found is None:
             cursors = self._claims.cursors.get(route, ())
-            found = self._of_route[route] = [self.holds[route, cursor.group] for cursor in cursors]
+            found = self._of_route[route] = [self.holds[route, cursor.group].lag for cursor in cursors]
             if self._since is not None:
-                observed = Cursor(route, "", self._root.path, CursorState.VALID, self._since)
-                self._observers[route] = Hold(observed, retired=False)
+                self._observers[route] = Lag(self._since)
                 found.append(self._observers[route])
         return found
 
@@ -236,29 +225,17 @@ class Backlog:
         payload_bytes: dict[str, int] = {}
         opened = open_segment(segment, self._log_id)
         try:
-            for met in opened.batches(FIRST_BATCH, bound.limit(segment.base_sequence)):
-                if not isinstance(met, Whole) or met.header.is_control:
-                    continue
+            batches = opened.batches(FIRST_BATCH, bound.limit(segment.base_sequence))
+            for met in add_raw(batches, self._counting):
                 header = met.header
                 earliest_ns = header.append_time_ns if earliest_ns is None else earliest_ns
                 last = max(last, header.end_sequence - 1)
                 payload_bytes[met.route] = payload_bytes.get(met.route, 0) + header.payload_bytes
-                for hold in self._counting(met.route):
-                    _add(hold, header.base_sequence, header.count, header.append_time_ns)
         finally:
             opened.close()
         if earliest_ns is not None:
             self._recent.append(_Recent(earliest_ns, sum(payload_bytes.values()), payload_bytes))
         return last
-
-
-def _add(hold: Hold, base: int, count: int, time_ns: int) -> None:
-    """Count the records of one batch that the group has not processed."""
-    unread = min(count, base + count - 1 - hold.at)
-    if unread > 0:
-        hold.lag_records += unread
-        if hold.oldest_ns is None:
-            hold.oldest_ns = time_ns
 
 
 def _stored_bytes(segment: Segment) -> int:

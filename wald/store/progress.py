@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 from wald.errors import Damaged
 from wald.format.batch import payload_of
@@ -10,6 +11,7 @@ from wald.format.control import BadControl, decode
 from wald.store.cursors import Cursor, cursors_of
 from wald.store.directory import Root, look_again
 from wald.store.head import look
+from wald.store.lag import lags
 from wald.store.raw import FIRST_BATCH
 from wald.store.routes import has_fifo
 from wald.store.segments import Whole, open_segment
@@ -22,6 +24,7 @@ class Progress:
     Attributes:
         last_sequence: of its records; 0: none yet; None: not known, because the newest segment cannot be read.
         cursors: one per group; an absent one of the default group if there is none.
+        lags: of each of them, records, in the same order.
     """
 
     route: str
@@ -29,29 +32,32 @@ class Progress:
     fifo: bool
     retired: bool
     cursors: tuple[Cursor, ...]
-
-    def lag(self, cursor: Cursor) -> int | None:
-        """Sequences between a cursor and the route's last record; as many records of the route at most."""
-        return None if self.last_sequence is None else max(0, self.last_sequence - cursor.effective)
+    lags: tuple[int, ...]
 
 
 def progress(root: Root, *, log_id: bytes, head_sequence: int) -> list[Progress]:
     """Every route of ``root``, by name."""
-    last_sequences = _last_sequences(root, log_id)
+    last = last_sequences(root, log_id)
+    cursors = {
+        route: tuple(cursors_of(root, route, log_id=log_id, head_sequence=head_sequence))
+        for route in root.route_names()
+    }
+    found = lags(root, chain.from_iterable(cursors.values()), log_id=log_id)
     return [
         Progress(
             route,
-            None if last_sequences is None else last_sequences.get(route, 0),
+            None if last is None else last.get(route, 0),
             has_fifo(root, route),
             root.retired(route).exists(),
-            tuple(cursors_of(root, route, log_id=log_id, head_sequence=head_sequence)),
+            of_route,
+            tuple(found[route, cursor.group].records for cursor in of_route),
         )
-        for route in root.route_names()
+        for route, of_route in cursors.items()
     ]
 
 
-def _last_sequences(root: Root, log_id: bytes) -> dict[str, int] | None:
-    """Of each route, from the newest segment alone: it opens with what the older ones have led to."""
+def last_sequences(root: Root, log_id: bytes) -> dict[str, int] | None:
+    """Of each route, from the newest segment alone, which opens with what the older ones led to; None: not known."""
     while True:
         bound, listing = look(root)
         readable = [segment for segment in listing.segments if segment.base_sequence <= bound.segment]
