@@ -1,6 +1,6 @@
 """Disks that stop, fail or tell: the processes and machines that tests let die at their n-th change of the disk.
 
-A change is what a crash can leave undone: create, allocate, write, copy, sync, truncate, rename, unlink.
+A change is what a crash can leave undone: create, allocate, write, update, copy, sync, truncate, rename, unlink.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ class SteppingDisk(Disk):
     def open(self, path: Path) -> int:
         return self._opened(super().open(path))
 
+    def open_or_create(self, path: Path) -> int:
+        return self._opened(super().open_or_create(path))
+
     def open_append(self, path: Path) -> int:
         return self._opened(super().open_append(path))
 
@@ -70,6 +73,10 @@ class SteppingDisk(Disk):
             os.pwrite(descriptor, data[: int(len(data) * self.partly())], offset)
             raise
         return super().write(descriptor, buffers, offset)
+
+    def update(self, descriptor: int, data: bytes, offset: int) -> None:
+        self.step("update", _path(descriptor), descriptor)
+        super().update(descriptor, data, offset)
 
     def copy(self, descriptor: int, source: int, length: int, offset: int, *, source_offset: int = 0) -> None:
         try:

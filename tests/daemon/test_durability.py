@@ -250,23 +250,74 @@ def test_a_stop_on_a_full_disk_leaves_pipes_as_they_are(start: Start, small_disk
     os.close(fifo)
 
 
-@pytest.mark.parametrize("harm", ["remove", "shorten", "replace"])
+def harmed(path: Path, harm: str) -> None:
+    """Do to a file of the daemon's what anybody may who owns the root."""
+    if harm == "remove":
+        path.unlink()
+    elif harm == "shorten":
+        os.truncate(path, 0)
+    elif harm == "overwrite":
+        path.write_bytes(b"junk\n")
+    else:
+        other = path.with_name("other")
+        other.write_bytes(b"x" * 160)
+        other.rename(path)
+
+
+HARMS = ["remove", "shorten", "overwrite", "replace"]
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_head_file_that_was_harmed_is_made_anew_at_the_next_commit(start: Start, root: Path, harm: str) -> None:
     daemon = start()
     daemon.ask("ROUTE ADD r")
     with Client(daemon.socket_path) as client:
         assert client.ask(b"PUB r 2\na\n") == "OK 1 1"
-        head = root / "head"
-        if harm == "remove":
-            head.unlink()
-        elif harm == "shorten":
-            head.write_bytes(b"junk\n")
-        else:
-            other = root / "other"
-            other.write_bytes(b"x" * 160)
-            other.rename(head)
+        harmed(root / "head", harm)
         assert client.ask(b"PUB r 2\nb\n") == "OK 2 2"
-    assert b"seq=00000000000000000002 " in head.read_bytes()
+    assert b"seq=00000000000000000002 " in (root / "head").read_bytes()
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_takes_file_that_was_harmed_is_made_anew_at_the_next_take(
+    start: Start, root: Path, tmp_path: Path, harm: str
+) -> None:
+    """And what it then says is what the next start goes by, if a kill comes before the take."""
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo")
+    holder = os.open(root / "routes/a/in", os.O_RDWR)
+    os.write(holder, b"first\n")
+    eventually(lambda: values(root) == [b"first"])
+    harmed(root / "takes", harm)
+    os.write(holder, b"tick\n")
+    eventually(lambda: values(root) == [b"first", b"tick"])
+    harmed(root / "takes", harm)
+    with traced(daemon.process.pid, tmp_path / "trace", "trace=readv", "inject=readv:signal=SIGKILL:when=2"):
+        os.write(holder, b"tick\n")
+        assert daemon.wait() == -9
+    daemon.start_again()
+    os.write(holder, b"last\n")
+    eventually(lambda: values(root)[-1:] == [b"last"])
+    assert values(root) == [b"first", b"tick", b"tick", b"last"]
+    os.close(holder)
+    assert_sound(root)
+
+
+def test_a_takes_file_that_is_shortened_before_a_take_costs_nothing(start: Start, root: Path, tmp_path: Path) -> None:
+    """Between the write and the take there is a sync, and all the time in the world."""
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo")
+    with (root / "routes/a/in").open("wb", buffering=0) as fifo:
+        with traced(daemon.process.pid, tmp_path / "trace", "inject=fdatasync:delay_enter=60000000") as trace:
+            fifo.write(b"first\n")
+            eventually(lambda: hangs_in(daemon.process.pid, FDATASYNC))
+            os.truncate(root / "takes", 0)
+            trace.release()
+        eventually(lambda: values(root) == [b"first"])
+        fifo.write(b"second\n")
+        eventually(lambda: values(root) == [b"first", b"second"])
+    assert daemon.stop() == 0
+    assert_sound(root)
 
 
 def test_a_start_without_a_byte_of_room_says_what_to_do(start: Start, small_disk: Path) -> None:

@@ -14,9 +14,9 @@ from wald.format.segment import SegmentHeader
 from wald.store.directory import Root, create_root
 from wald.store.disk import Disk
 from wald.store.indexes import SparseIndexWriter
+from wald.store.inplace import InPlaceFile
 from wald.store.ledger import Ledger
 from wald.store.lock import Lock
-from wald.store.mapped import MappedFile
 from wald.store.routes import add_route
 
 NOW = "2026-11-21T10:00:00Z"
@@ -45,7 +45,7 @@ def test_a_root_is_made_with_the_same_modes_under_every_umask(tmp_path: Path) ->
     add_route(root, disk, "a", fifo=True)
     disk.replace(root.cursor("a", "processed"), b"1\n")
     Ledger(root.ledger / "reclaim.jsonl", disk, owner="wald-reclaim").close()
-    MappedFile(root.takes, 4096, disk).close()
+    InPlaceFile(root.takes, 4096, disk).close()
 
     assert modes(root.path) == {
         ".": 0o750,

@@ -22,8 +22,8 @@ from wald.format.head import LINE_BYTES, Head, encode_head
 from wald.metrics import Metrics
 from wald.store.directory import Root
 from wald.store.disk import Disk, free_bytes
+from wald.store.inplace import InPlaceFile
 from wald.store.lock import Lock, holder
-from wald.store.mapped import MappedFile
 from wald.store.room import Cause, Room
 from wald.store.writer import Draft, Placed, Placement, Writer
 
@@ -71,13 +71,14 @@ class Committer:
         self._sources = sources
         self._metrics = metrics
         self.journal = journal
-        self._head = MappedFile(root.head, LINE_BYTES, disk)
+        self._head = InPlaceFile(root.head, LINE_BYTES, disk)
         self._filled_at: float | None = None  # when the active segment got its first record
         self._haste = 1.0
         self._cut_again_at = self._full_until = self._cause_again_at = 0.0
         self._refused = False  # the disk did not take the last turn
         self._synced_at = time.monotonic()
         self._publish()
+        self._head.sync()  # before any input is taken: a power cut must leave a head, and everything above it a name
 
     @property
     def head(self) -> Head:
@@ -255,10 +256,14 @@ class Committer:
 
     def _publish(self) -> None:
         head = self.head
-        if not self._head.stands():  # a shortened file could not be assigned to, a removed one is read by nobody
-            self._head.close()
-            self._head = MappedFile(self._root.head, LINE_BYTES, self._disk)
-        self._head.view[:] = encode_head(head)
+        try:
+            self._head.restore()  # what somebody has removed is read by nobody
+            self._head.write(encode_head(head))
+        except OSError as error:
+            raise DiskFailure(
+                f"{self._root.head}: {error.strerror}: the head cannot be written",
+                hint=f"ls -l {self._root.head}; df -h {self._root.path}, then start again",
+            ) from error
         self._metrics.head_sequence = head.sequence
 
     def _sync_at(self) -> float:

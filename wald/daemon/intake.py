@@ -6,6 +6,7 @@ announced; only then does every pipe get a slot of this life. So this start may 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import sys
@@ -25,13 +26,13 @@ from wald.daemon.pipes import (
     open_fifo,
     open_stdin,
 )
+from wald.daemon.takes import Takes
 from wald.daemon.turn import Turn
 from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind
-from wald.format.takes import SLOT_BYTES, Take, decode_take
+from wald.format.takes import Take
 from wald.store.directory import Root
 from wald.store.disk import Disk
-from wald.store.mapped import MappedFile
 from wald.store.raw import RawFile, Scanned
 from wald.store.regular import open_regular
 from wald.store.routes import has_fifo
@@ -70,11 +71,10 @@ class Intake:
         self._systemd = systemd
         self._config = config
         self._scratch = Scratch()
-        self._takes = MappedFile(root.takes, PIPES_MAX * SLOT_BYTES, disk)
+        self._takes = Takes(root.takes, PIPES_MAX, disk)
         self._pipes: dict[int, Pipe] = {}
         self._drafted: dict[int, Pipe] = {}
         self._leaving: list[Pipe] = []
-        self._slot_numbers: dict[Pipe, int] = {}
         self._stdin_route = ""
         self._pause = _PAUSE_SECONDS
         self._look_at = 0.0
@@ -138,7 +138,7 @@ class Intake:
             descriptor, held, relay = open_stdin(sys.stdin.fileno())
             opened.insert(0, _Opened(stdin_route, descriptor, held, True, relay))
         told = [words for each in opened if each.held and (words := self._finish_take(each))]
-        self._takes.view[:] = bytes(len(self._takes.view))
+        self._takes.clear_all()
         for each in opened:
             if self._root.retired(each.route).exists():
                 os.close(each.descriptor)
@@ -215,6 +215,8 @@ class Intake:
 
     def announce(self, placement: Placement) -> None:
         """As :class:`wald.daemon.committer.Sources`."""
+        if self._drafted:
+            self._takes.restore()
         for placed in placement.batches:
             if (pipe := self._drafted.get(id(placed.draft))) is not None:
                 pipe.announce(placed, placement.segment)
@@ -268,10 +270,10 @@ class Intake:
                 self._drafted[id(closing)] = pipe
             else:
                 self._leaving.remove(pipe)
-                number = self._slot_numbers.pop(pipe)
                 pipe.close()
-                self._slot(number)[:] = bytes(SLOT_BYTES)
-                self._free_slots.append(number)
+                with contextlib.suppress(OSError):  # shortened, on a full disk: then the slot says nothing either
+                    self._takes.clear(pipe.slot)
+                self._free_slots.append(pipe.slot)
 
     def _add(self, opened: _Opened, open_sequence: int) -> None:
         """Watch a pipe."""
@@ -279,35 +281,32 @@ class Intake:
             os.close(opened.descriptor)
             raise InvalidInput(f"route {opened.route}: more than {PIPES_MAX - 1} FIFOs", hint="use the socket")
         number = _STDIN_SLOT if opened.is_stdin else self._free_slots.pop()
-        pipe = self._pipes[opened.descriptor] = self._make(opened, self._slot(number), open_sequence)
-        self._slot_numbers[pipe] = number
+        self._pipes[opened.descriptor] = self._make(opened, number, open_sequence)
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _finish_take(self, opened: _Opened) -> str:
         numbers = [_STDIN_SLOT] if opened.is_stdin else range(1, PIPES_MAX)
         for number in numbers:
-            told = decode_take(bytes(self._slot(number)))
+            told = self._takes.told(number)
             if told is None or told[0].route != opened.route or opened.relay is not None:
                 continue
-            done = self._make(opened, self._slot(number), 0).resolve(self._written(told[0]))
+            done = self._make(opened, number, 0).resolve(self._written(told[0]))
             if done:
                 return f"{opened.route}: {done}"
         return ""
 
-    def _make(self, opened: _Opened, slot: memoryview, open_sequence: int) -> Pipe:
+    def _make(self, opened: _Opened, slot: int, open_sequence: int) -> Pipe:
         return Pipe(
             Route.named(opened.route),
             opened.descriptor,
             self._scratch,
+            self._takes,
             slot,
             record_max_bytes=self._config.record_max_bytes,
             open_sequence=open_sequence,
             holds_both_ends=not opened.is_stdin,
             relay=opened.relay,
         )
-
-    def _slot(self, number: int) -> memoryview:
-        return self._takes.view[number * SLOT_BYTES : (number + 1) * SLOT_BYTES]
 
     def _written(self, take: Take) -> bytes | None:
         """The payload at the place that was announced; None if no such batch was written."""

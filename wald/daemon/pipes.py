@@ -25,9 +25,10 @@ from pathlib import Path
 from stringzilla import count as count_bytes
 
 from wald.daemon.arena import Arena
+from wald.daemon.takes import Takes
 from wald.errors import InvalidInput
 from wald.format.batch import Flag
-from wald.format.takes import MARK_OFFSET, Take, decode_take, encode_take
+from wald.format.takes import Take
 from wald.store.writer import Draft, Placed, Route
 
 _TRASH_BYTES = 16 << 10  # consumed bytes go over and over into this, so it stays in the first-level cache
@@ -103,10 +104,16 @@ class Scratch:
             how many were taken; fewer only if somebody else reads the pipe.
         """
         whole, rest = divmod(length - 1, _TRASH_BYTES)
-        try:
-            return os.readv(source, [mark, *[self._trash] * whole, self._trash[:rest]])
-        except BlockingIOError:
-            return 0
+        # The mark is not there where somebody has shortened the takes file; what it belongs to is gone with it.
+        for first in (mark, self._trash[:1]):
+            try:
+                return os.readv(source, [first, *[self._trash] * whole, self._trash[:rest]])
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno != errno.EFAULT:
+                    raise
+        return 0
 
     def close(self) -> None:
         os.close(self._reader)
@@ -121,6 +128,7 @@ class Pipe:
         waits: whether it holds an unfinished line that was looked at.
         hung_up: whether nobody can write to it any more.
         ended: hung up, and everything is in the log.
+        slot: the number of its slot in the takes file.
     """
 
     def __init__(
@@ -128,7 +136,8 @@ class Pipe:
         route: Route,
         descriptor: int,
         scratch: Scratch,
-        slot: memoryview,
+        takes: Takes,
+        slot: int,
         *,
         record_max_bytes: int,
         open_sequence: int,
@@ -137,13 +146,13 @@ class Pipe:
     ) -> None:
         self.route = route
         self.descriptor = descriptor
+        self.slot = slot
         self.ready = True
         self.waits = False
         self.hung_up = False
         self.ended = False
         self._scratch = scratch
-        self._slot = slot
-        self._mark = slot[MARK_OFFSET : MARK_OFFSET + 1]
+        self._takes = takes
         self._record_max_bytes = record_max_bytes
         self._open_sequence = open_sequence
         self._open_bytes = 0
@@ -215,12 +224,12 @@ class Pipe:
         payload = placed.draft.payload
         if payload:
             take = Take(self.route.name, placed.draft.payload_bytes, segment, placed.position, payload[0][0])
-            self._slot[: MARK_OFFSET + 1] = encode_take(take)
+            self._takes.tell(self.slot, take)
 
     def settle(self, placed: Placed) -> str:
         """After the sync: take the bytes out of the pipe; returns what went wrong, "" if nothing did."""
         draft = placed.draft
-        taken = self._scratch.consume(self.descriptor, draft.payload_bytes, self._mark) if draft.payload else 0
+        taken = self._consume(draft.payload_bytes) if draft.payload else 0
         if draft.flags & Flag.CONTINUED:
             self._open_sequence = placed.last_sequence if draft.count else draft.continues
             self._open_bytes += draft.payload_bytes
@@ -241,7 +250,7 @@ class Pipe:
         Returns:
             What was done, in words; "" if there was nothing to do.
         """
-        told = decode_take(bytes(self._slot))
+        told = self._takes.told(self.slot)
         if told is None or told[1] or payload is None:
             return ""
         take = told[0]
@@ -252,7 +261,7 @@ class Pipe:
         length = self._scratch.look(self.descriptor, memoryview(front)) or 0
         if length == 0 or front[:length] != payload[:length] or held_bytes(self.descriptor) < len(payload):
             return f"{take.taken_bytes} bytes are in the log and the pipe was made anew: nothing to take"
-        self._scratch.consume(self.descriptor, take.taken_bytes, self._mark)
+        self._consume(take.taken_bytes)
         return f"{take.taken_bytes} bytes that are in the log were taken out of the pipe"
 
     def close_record(self) -> Draft | None:
@@ -261,8 +270,6 @@ class Pipe:
 
     def close(self) -> None:
         os.close(self.descriptor)
-        self._mark.release()
-        self._slot.release()
         if self._relay is not None:
             self._relay.close()
 
@@ -283,6 +290,10 @@ class Pipe:
             self.ready = True
         if self.ended or (not self.hung_up and self._left_bytes <= 0):
             self.ready = False
+
+    def _consume(self, length: int) -> int:
+        with self._takes.mark(self.slot) as mark:
+            return self._scratch.consume(self.descriptor, length, mark)
 
     def _last_of_all(self) -> Draft | None:
         self.hung_up = True

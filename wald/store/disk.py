@@ -39,6 +39,14 @@ class Disk:
         """An existing file, open for reading and writing."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
+    def open_or_create(self, path: Path) -> int:
+        """A file, open for reading and writing; created if missing, and never waited for if it is something else."""
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            return _with_mode(os.open(path, flags | os.O_CREAT | os.O_EXCL, FILE_MODE), FILE_MODE)
+        except FileExistsError:
+            return os.open(path, flags)
+
     def open_append(self, path: Path) -> int:
         """A file whose writes all go to its end; created if missing."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
@@ -96,6 +104,11 @@ class Disk:
             if count:
                 pending[first] = memoryview(pending[first])[count:]
         return total
+
+    def update(self, descriptor: int, data: bytes, offset: int) -> None:
+        """Write a few bytes in place."""
+        if os.pwrite(descriptor, data, offset) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def copy(self, descriptor: int, source: int, length: int, offset: int, *, source_offset: int = 0) -> None:
         """Copy ``length`` bytes of ``source`` to ``offset``, inside the kernel."""
