@@ -104,6 +104,7 @@ class Daemon:
     """``wald run`` as a process; in a ``with`` block it is stopped at the end if it still runs.
 
     Args:
+        prefix: a command that runs it, as another user for instance.
         ready: whether to wait until it answers.
     """
 
@@ -114,6 +115,7 @@ class Daemon:
         env: Mapping[str, str] | None = None,
         stdin: int | None = subprocess.DEVNULL,
         pass_fds: Sequence[int] = (),
+        prefix: Sequence[str] = (),
         ready: bool = True,
     ) -> None:
         self.root = root
@@ -122,6 +124,7 @@ class Daemon:
         self.stdin = stdin
         self._arguments = arguments
         self._pass_fds = pass_fds
+        self._prefix = prefix
         self.log_path = root.with_name(f"{root.name}.log")
         self.spawn()
         if ready:
@@ -159,7 +162,7 @@ class Daemon:
     def spawn(self, *prefix: str) -> None:
         """As :meth:`start_again`, but under the command ``prefix``, and without waiting until it answers."""
         with self.log_path.open("ab") as log:
-            line = [*prefix, *command("run", "--root", self.root, *self._arguments)]
+            line = [*prefix, *self._prefix, *command("run", "--root", self.root, *self._arguments)]
             self.process = subprocess.Popen(line, stdin=self.stdin, stderr=log, env=self.env, pass_fds=self._pass_fds)
 
     def await_ready(self) -> None:

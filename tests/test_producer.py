@@ -18,7 +18,7 @@ from running import Daemon, eventually, output_of
 
 import wald
 from wald import producer as module
-from wald.errors import DiskFailure, InvalidInput, NotFound, Refused, Unavailable, WaldError
+from wald.errors import DiskFailure, InvalidInput, NotFound, NotPermitted, Refused, Unavailable, WaldError
 from wald.format.columns import encode
 from wald.format.framing import Publish, parse_request
 from wald.producer import FRAME_MAX_BYTES, WINDOW, Durable, Producer
@@ -305,7 +305,7 @@ def test_a_connection_that_breaks_again_and_again_loses_and_doubles_nothing(
     ("answer", "error"),
     [
         (b"ERR no-route there is none\n", NotFound),
-        (b"ERR denied not you\n", Refused),
+        (b"ERR denied not you\n", NotPermitted),
         (b"ERR gap 3 is missing\n", Refused),
         (b"ERR forgotten too old\n", Refused),
         (b"ERR too-large 9 bytes\n", InvalidInput),

@@ -28,6 +28,7 @@ from wald.kinds import GIB, KIB, MIB, TIB, Choice, Count, Duration, Fraction, Ki
 ENVIRONMENT_PREFIX = "WALD_"
 _NEARLY = 0.8  # as alike as this, a variable is a misspelt setting; Kubernetes sets WALD_PORT and more, which are not
 _DAY = 86400
+_GUARDED_MODE = 0o600  # of the FIFO of a route with writers
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,13 @@ class RouteConfig:
 
     Attributes:
         fifo: there is a FIFO ``routes/NAME/in``.
-        mode: the FIFO's permission bits.
+        mode: the FIFO's permission bits; with ``writers`` nobody but the owner may have any, for a FIFO does not ask
+            who writes. None: it keeps those it has, and a new one gets 0620.
         writers: user ids that may write over the socket; empty: everyone who can reach it.
     """
 
     fifo: bool = False
-    mode: int = 0o620
+    mode: int | None = None
     writers: frozenset[int] = frozenset()
 
 
@@ -208,6 +210,10 @@ def _route(route: str, keys: dict[str, object], path: Path, text: str) -> RouteC
             values[key] = _writers(name, value, place)
         else:
             raise _unknown(key, _ROUTE_KEYS, place)
+    if values.get("writers") and values.setdefault("mode", _GUARDED_MODE) & ~_GUARDED_MODE:
+        place = _place(path, text, "mode", after=route)
+        words = f"{place}: routes.{route} has writers, and a FIFO lets in whoever its mode does"
+        raise InvalidInput(words, hint=f'mode = "{_GUARDED_MODE:04o}", or no writers')
     return RouteConfig(**values)
 
 

@@ -6,6 +6,11 @@ Exit codes are part of the interface (README, "Exit codes"): 0 done, 1 a bug or 
 
 from __future__ import annotations
 
+import os
+import stat
+from pathlib import Path
+from typing import Self
+
 
 class WaldError(Exception):
     """Something went wrong that an operator can act on."""
@@ -70,3 +75,51 @@ class GivenUp(WaldError):
     """Records that a command could not process are dead letters now."""
 
     exit_code = 10
+
+
+class NotPermitted(WaldError):
+    """This user may not do that: open a file of the log, or have the daemon do what is for others to ask."""
+
+    exit_code = 11
+
+    @classmethod
+    def of(cls, error: PermissionError, path: str | os.PathLike[str] = "") -> Self:
+        """What the operating system has refused, and who might do it.
+
+        Args:
+            path: what was asked for, where ``error`` does not say.
+        """
+        wanted = Path(path or error.filename or ".").absolute()
+        barrier = _barrier(wanted)
+        words = f"{wanted}: permission denied" + (f" by {barrier}" if barrier != wanted else "")
+        return cls(words, hint=f"{_those_let_in(barrier)}; ls -ld {barrier}")
+
+
+def _barrier(wanted: Path) -> Path:
+    """What stands in the way: the directory that hides ``wanted``, or the one it would be in, or itself."""
+    seen = Path("/")
+    for each in (*reversed(wanted.parents), wanted):
+        try:
+            os.stat(each)
+        except OSError:
+            break
+        seen = each
+    return seen
+
+
+def _those_let_in(path: Path) -> str:
+    import grp
+    import pwd
+
+    status = path.stat()
+    try:
+        user = pwd.getpwuid(status.st_uid).pw_name
+    except KeyError:
+        user = str(status.st_uid)
+    if not status.st_mode & stat.S_IRWXG:
+        return f"be user {user}"
+    try:
+        group = grp.getgrgid(status.st_gid).gr_name
+    except KeyError:
+        group = str(status.st_gid)
+    return f"be user {user}, or in group {group}"

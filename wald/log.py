@@ -39,6 +39,7 @@ class Log:
 
     Raises:
         NotFound: there is no log.
+        NotPermitted: this user may not read it.
         UnsupportedFormat: it was written by a newer wald.
         Damaged: its identity cannot be read.
     """

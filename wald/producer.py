@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from wald.errors import DiskFailure, InvalidInput, NotFound, Refused, Unavailable, WaldError
+from wald.errors import DiskFailure, InvalidInput, NotFound, NotPermitted, Refused, Unavailable, WaldError
 from wald.format.framing import REQUEST_MAX_BYTES, Code, ProtocolError, Publish, encode_publish, parse_reply
 from wald.format.names import check_route
 
@@ -296,7 +296,7 @@ class Producer:
             error = DiskFailure if reason.code is Code.FULL else Unavailable
             return error(f"{self._path}: {reason.code}: {reason.words}", hint=f"df -h {self._path.parent}; wald head")
         if isinstance(reason, PermissionError):
-            return Unavailable(f"{self._path}: {reason.strerror}", hint=f"ls -l {self._path}; id")
+            return NotPermitted.of(reason, self._path)
         if isinstance(reason, TimeoutError):
             words = "the daemon does not answer"
             return Unavailable(f"{self._path}: {words}", hint=f"df -h {self._path.parent}; wald head")
@@ -351,7 +351,7 @@ def _as_error(error: ProtocolError) -> WaldError:
         case Code.NO_ROUTE:
             return NotFound(error.words, hint="wald route add NAME makes it; wald routes lists them")
         case Code.DENIED:
-            return Refused(error.words, hint="add the user to writers in [routes.NAME] of the daemon's config")
+            return NotPermitted(error.words, hint="add the user to writers in [routes.NAME] of the daemon's config")
         case Code.GAP | Code.FORGOTTEN | Code.CONFLICT:
             return Refused(error.words, hint="use another producer id; wald read shows what has arrived")
         case Code.TOO_LARGE:

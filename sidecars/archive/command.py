@@ -30,7 +30,7 @@ from sidecars.archive.verify import bundle_bytes
 from sidecars.archive.verify import verify as findings_of
 from wald.cli.entry import run
 from wald.cli.options import DefaultGroup, group_option, json_option, root_option, route_argument, size_option
-from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound
+from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted
 from wald.format.names import check_route
 from wald.kinds import MIB
 from wald.log import Log
@@ -48,7 +48,11 @@ _AUTO, _LOCAL, _SPARK = "auto", "local", "spark"
     context_settings={"help_option_names": ["-h", "--help"]},
     subcommand_metavar="ROUTE... | COMMAND [ARGS]...",
 )
-@click.option("--root", type=click.Path(path_type=Path), help="The directory of the log.  [env of pack: WALD_ROOT]")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, readable=False),
+    help="The directory of the log.  [env of pack: WALD_ROOT]",
+)
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
 @click.pass_context
 def command(ctx: click.Context, root: Path | None) -> None:
@@ -135,6 +139,8 @@ def pack(
                     report.route(wish, archivist.archive(wish))
         finally:
             ledger.close()
+    except PermissionError as error:
+        raise NotPermitted.of(error, error.filename or root) from error
     except OSError as error:
         raise DiskFailure(
             f"{error.filename or f'{root} or {destination.place}'}: {error.strerror or error}; nothing is lost, and "
@@ -147,7 +153,7 @@ def pack(
 @click.argument("destinations", nargs=-1, required=True, metavar="DEST...")
 @click.option(
     "--root",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     help="A log, whose ledger says what has to be there. An archive needs none, so WALD_ROOT does not count.",
 )
 @json_option

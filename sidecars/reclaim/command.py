@@ -19,7 +19,7 @@ from sidecars.reclaim.policy import Limits
 from sidecars.reclaim.report import Report
 from wald.cli.entry import run
 from wald.cli.options import duration_option, json_option, root_option, size_option
-from wald.errors import DiskFailure, InvalidInput, WaldError
+from wald.errors import DiskFailure, InvalidInput, NotPermitted, WaldError
 from wald.format.names import CURSOR_SUFFIX, Kind
 from wald.log import Log
 from wald.store.disk import Disk
@@ -94,6 +94,8 @@ def command(
             _tell(log, limits, report, _nanoseconds(grace))
         else:
             _work(log, limits, report, _nanoseconds(grace), watch=watch)
+    except PermissionError as error:
+        raise NotPermitted.of(error, error.filename or log.root.path) from error
     except OSError as error:
         raise DiskFailure(
             f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next look goes on",

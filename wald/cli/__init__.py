@@ -52,7 +52,9 @@ class Commands(click.Group):
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--root", type=click.Path(path_type=Path), help="The directory of the log.  [env: WALD_ROOT]")
+@click.option(
+    "--root", type=click.Path(path_type=Path, readable=False), help="The directory of the log.  [env: WALD_ROOT]"
+)
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context, root: Path | None) -> None:

@@ -2,7 +2,8 @@
 
 Exit codes: 0 done; 1 a bug, or an error of the operating system; 2 wrong usage or input; 3 not found; 4 damage;
 5 somebody else does this work already; 6 the daemon does not answer; 7 the disk is full or fails; 8 the root is of a
-newer wald; 9 refused, because it would break a promise; 130 interrupted; 141 whoever read the output has left.
+newer wald; 9 refused, because it would break a promise; 11 this user may not; 130 interrupted;
+141 whoever read the output has left.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 
 import click
 
-from wald.errors import DiskFailure, WaldError
+from wald.errors import DiskFailure, NotPermitted, WaldError
 
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
@@ -48,6 +49,9 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at its exit
         return OUTPUT_CLOSED
+    except PermissionError as error:
+        refused = NotPermitted.of(error)
+        return _fail(program, refused.message, refused.hint, refused.exit_code)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         failing = error.errno in _DISK_FAILS

@@ -18,7 +18,7 @@ from wald.store.verifier import verify as findings_of
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=click.Path(path_type=Path, readable=False))
 @click.option("--records", is_flag=True, help="Show the records in each batch, too.")
 @json_option
 def dump(path: Path, records: bool, as_json: bool) -> int:

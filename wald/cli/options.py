@@ -34,7 +34,7 @@ def root_option(function: F) -> F:
     """``--root``, here or before the command, or WALD_ROOT; the command gets ``root``."""
     return click.option(
         "--root",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),
         callback=_root,
         help="The directory of the log.  [env: WALD_ROOT]",
     )(function)
@@ -59,7 +59,7 @@ def socket_option(function: F) -> F:
     """``--socket``, for a daemon whose socket is not in its root."""
     return click.option(
         "--socket",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),
         envvar="WALD_SOCKET",
         show_envvar=True,
         help="The daemon's socket; without it: ROOT/wald.sock.",

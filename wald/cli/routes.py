@@ -51,14 +51,14 @@ def route() -> None:
 @root_option
 @socket_option
 @click.option("--fifo", is_flag=True, help="Make ROOT/routes/NAME/in, for programs that write to a file.")
-@click.option("--mode", metavar="OCTAL", help=f"Permissions of the FIFO; without it: {FIFO_MODE:04o}.")
+@click.option("--mode", metavar="OCTAL", help=f"Permissions of the FIFO; a new one has {FIFO_MODE:04o}.")
 def add(root: Path, socket: Path | None, route: str, fifo: bool, mode: str | None) -> None:
     """Make a route, or take a retired one back; through the daemon if one runs."""
-    bits = FIFO_MODE if mode is None else _bits(mode)
+    bits = None if mode is None else _bits(mode)
     if mode is not None and not fifo:
         raise InvalidInput("--mode is for the FIFO", hint=f"wald route add {route} --fifo --mode {mode}")
     if runs(root):
-        words = ("fifo", f"mode={bits:o}") if fifo else ()
+        words = [*(["fifo"] if fifo else []), *([] if bits is None else [f"mode={bits:o}"])]
         with daemon_at(root, socket) as daemon:
             daemon.command("ROUTE", "ADD", route, *words)
     else:

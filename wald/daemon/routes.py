@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -35,6 +36,14 @@ class Routes:
         if entry.writers is not None and user_id not in entry.writers:
             raise ProtocolError(Code.DENIED, f"user {user_id} may not write to {entry.route.name}")
         return entry.route
+
+    def is_owner(self, user_id: int) -> bool:
+        """Whether a user is the one the daemon runs as, or root."""
+        return user_id in (0, os.geteuid())
+
+    def has_writers(self, name: str) -> bool:
+        """Whether the settings say who may write to a route."""
+        return name in self._writers
 
     def lets_write(self, name: str, user_id: int) -> bool:
         """Whether a user is one of those who may write to a route, retired or not."""

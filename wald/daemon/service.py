@@ -8,7 +8,6 @@ stop    socket closed → what pipes and requests still held → background → 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import socket
@@ -21,6 +20,7 @@ from pathlib import Path
 from wald.config import Config, RouteConfig
 from wald.daemon.arena import Arena
 from wald.daemon.background import Background, Failure
+from wald.daemon.commands import Commands
 from wald.daemon.committer import Committer, Full
 from wald.daemon.connections import Connections
 from wald.daemon.endpoint import Endpoint
@@ -31,17 +31,16 @@ from wald.daemon.lifecycle import Signals, Systemd
 from wald.daemon.routes import Routes
 from wald.daemon.sizing import sizes_in_force
 from wald.daemon.turn import Turn
-from wald.errors import DiskFailure, InvalidInput, NotFound, WaldError
-from wald.format.framing import Code, Command, encode_err, encode_ok
-from wald.format.head import encode_head
+from wald.errors import DiskFailure, InvalidInput, NotPermitted, WaldError
+from wald.format.framing import Code
 from wald.metrics import Metrics
-from wald.store.directory import create_root, read_identity
+from wald.store.directory import Root, create_root, read_identity
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger
 from wald.store.lock import Lock
 from wald.store.recovery import recover
 from wald.store.room import Room
-from wald.store.routes import FIFO_MODE, add_route, has_fifo, retire_route
+from wald.store.routes import add_route, has_fifo
 from wald.store.sealer import Sealed, remove_temporaries
 from wald.store.writer import Writer
 
@@ -69,6 +68,8 @@ def run(
     with contextlib.ExitStack() as closers:
         try:
             service = Service(path, config, closers, stdin_route=stdin_route, reload=reload)
+        except PermissionError as error:
+            raise NotPermitted.of(error, error.filename or path) from error
         except OSError as error:
             raise DiskFailure(
                 f"{error.filename or path}: {error.strerror}: the daemon cannot start",
@@ -108,7 +109,7 @@ class Service:
         if stdin_route is not None:
             add_route(root, disk, stdin_route)
         for name, route in self._wanted_routes(config):
-            add_route(root, disk, name, fifo=route.fifo, mode=route.mode)
+            add_route(root, disk, name, fifo=_wants_fifo(root, name, route), mode=route.mode)
         self._poller = select.epoll()
         self._signals = Signals()
         self._poller.register(self._signals.descriptor, select.EPOLLIN)
@@ -133,6 +134,7 @@ class Service:
         closers.callback(self._background.stop)
         self._background.wake()
         self._routes = Routes(root, _writers(config))
+        self._commands = Commands(root, disk, self._writer, self._committer, self._intake, self._routes, self._told)
         self._socket_path = Path(config.socket) if config.socket else root.socket
         self._connections = self._listen()
         closers.callback(self._connections.close)
@@ -290,60 +292,7 @@ class Service:
             self._alive_at = now
             self._systemd.alive()
 
-    # What can be asked over the socket.
-
-    def _command(self, command: Command, user_id: int) -> bytes:
-        try:
-            match command.verb, command.words:
-                case "PING", ():
-                    return encode_ok("pong")
-                case "HEAD", ():
-                    return encode_ok(encode_head(self._committer.head).decode().strip())
-                case "STAT", ():
-                    return encode_ok(json.dumps(self._told()))
-                case "CUT", ():
-                    return self._cut()
-                case "ROUTE", ("ADD", str(name), *options):
-                    return self._add_route(name, options)
-                case "ROUTE", ("RETIRE", str(name)):
-                    if not self._routes.lets_write(name, user_id):
-                        return encode_err(Code.DENIED, f"user {user_id} may not write to {name}, nor retire it")
-                    retire_route(self._root, self._disk, name, now=_now())
-                    self._routes.forget(name)
-                    self._intake.drop(name)
-                    return encode_ok(f"retired {name}")
-        except InvalidInput as error:
-            return encode_err(Code.BAD_ROUTE, error.message)
-        except NotFound as error:
-            return encode_err(Code.NO_ROUTE, error.message)
-        except OSError as error:
-            return encode_err(Code.FAILED, str(error))
-        words = "PING | HEAD | STAT | CUT | ROUTE ADD <name> [fifo] [mode=<octal>] | ROUTE RETIRE <name>"
-        return encode_err(Code.BAD_REQUEST, words)
-
-    def _cut(self) -> bytes:
-        if not self._writer.advanced:
-            return encode_ok(f"nothing-to-cut {self._writer.base_sequence}")
-        if not self._committer.cut():
-            return encode_err(Code.FULL, "there is no room for the next segment; this one goes on")
-        return encode_ok(f"cut {self._writer.base_sequence}")
-
-    def _add_route(self, name: str, options: list[str]) -> bytes:
-        mode = FIFO_MODE
-        for option in options:
-            key, _, value = option.partition("=")
-            if key == "mode" and value and not set(value) - set("01234567"):
-                mode = int(value, 8) & 0o777
-            elif option != "fifo":
-                return encode_err(Code.BAD_REQUEST, f"options are fifo and mode=<octal>, not {option!r}")
-        self._make_route(name, fifo="fifo" in options, mode=mode)
-        return encode_ok(f"added {name}")
-
-    def _make_route(self, name: str, *, fifo: bool, mode: int) -> None:
-        add_route(self._root, self._disk, name, fifo=fifo, mode=mode)
-        if has_fifo(self._root, name):
-            self._intake.add(name)
-        self._routes.forget(name)
+    # The routes of the settings.
 
     def _wanted_routes(self, config: Config) -> Iterator[tuple[str, RouteConfig]]:
         """The routes of the settings; retiring one is an operator's act that settings do not undo."""
@@ -430,7 +379,7 @@ class Service:
             listener,
             self._poller,
             self._routes,
-            self._command,
+            self._commands.answer,
             spool_directory=self._root.path,
             request_max_bytes=min(config.request_max_bytes, self._room.sizes.payload_bytes),
             connections_max=config.connections_max,
@@ -459,7 +408,7 @@ class Service:
 
     def _take_over(self, fresh: Config) -> None:
         for name, route in self._wanted_routes(fresh):
-            self._make_route(name, fifo=route.fifo, mode=route.mode)
+            self._commands.make_route(name, fifo=_wants_fifo(self._root, name, route), mode=route.mode)
         changed = {each.name for each in fields(fresh) if getattr(fresh, each.name) != getattr(self._config, each.name)}
         taken = changed & Config.reloadable
         self._config = replace(self._config, **{name: getattr(fresh, name) for name in taken})
@@ -473,6 +422,11 @@ class Service:
 
 def _writers(config: Config) -> dict[str, frozenset[int]]:
     return {name: route.writers for name, route in config.routes.items() if route.writers}
+
+
+def _wants_fifo(root: Root, name: str, route: RouteConfig) -> bool:
+    """Whether the settings have a say about a route's FIFO: one that is there already must not pass by its writers."""
+    return route.fifo or (bool(route.writers) and has_fifo(root, name))
 
 
 def _now() -> str:

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
-from wald.errors import Damaged, InvalidInput, NotFound, UnsupportedFormat
+from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, UnsupportedFormat
 from wald.format.names import (
     CURSOR_SUFFIX,
     Kind,
@@ -221,6 +221,7 @@ def read_identity(root: Root) -> Identity:
 
     Raises:
         NotFound: there is no log.
+        NotPermitted: this user may not look.
         UnsupportedFormat: it was written by a newer wald.
         Damaged: ``log.json`` is not readable.
     """
@@ -228,6 +229,8 @@ def read_identity(root: Root) -> Identity:
         text = read_regular(root.identity)
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(f"{root.path}: there is no log here", hint=f"wald run --root {root.path} makes one") from None
+    except PermissionError as error:
+        raise NotPermitted.of(error) from error
     except OSError as error:
         raise Damaged(f"{root.identity}: {error.strerror}", hint=f"ls -l {root.path}") from error
     try:

@@ -10,14 +10,15 @@ from wald.store.directory import Root
 from wald.store.disk import Disk
 
 FIFO_MODE = 0o620  # the daemon's group may write, nobody else
+OWNERS_FIFO_MODE = 0o600  # what a route with writers may have: a FIFO does not ask who writes
 
 
-def add_route(root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: int = FIFO_MODE) -> None:
+def add_route(root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: int | None = None) -> None:
     """Make a route, or take a retired one back; doing it twice changes nothing.
 
     Args:
         fifo: whether programs write to it through ``routes/<name>/in``.
-        mode: permissions of that FIFO.
+        mode: permissions of that FIFO; None: those it has, or FIFO_MODE for a new one.
 
     Raises:
         InvalidInput: an illegal name, or something else stands where the FIFO belongs.
@@ -55,11 +56,13 @@ def has_fifo(root: Root, name: str) -> bool:
         return False
 
 
-def _make_fifo(root: Root, name: str, mode: int) -> None:
+def _make_fifo(root: Root, name: str, mode: int | None) -> None:
     path = root.fifo(name)
     if path.exists():
         if not path.is_fifo():
             raise InvalidInput(f"{path}: not a FIFO", hint=f"mv {path} elsewhere, then wald route add {name} --fifo")
     else:
-        os.mkfifo(path, 0o600)  # until it has its mode nobody else may open it
-    path.chmod(mode)  # mkfifo's own mode is narrowed by the umask
+        os.mkfifo(path, OWNERS_FIFO_MODE)  # until it has its mode nobody else may open it
+        mode = FIFO_MODE if mode is None else mode
+    if mode is not None:
+        path.chmod(mode)  # mkfifo's own mode is narrowed by the umask

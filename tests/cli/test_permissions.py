@@ -1,0 +1,89 @@
+"""Who may not do a thing is told so, with a code of its own and the user or group to be; damage it is not."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import Daemon, command, output_of, refused, run, sidecar
+from users import MEMBER, OWNER, STRANGER, User, needs_root
+
+from wald.errors import NotPermitted
+
+pytestmark = needs_root
+
+
+@pytest.fixture(scope="module")
+def log() -> Iterator[Path]:
+    """The log of ``OWNER``, two records on route a; no daemon runs. Tests change nothing in it."""
+    with tempfile.TemporaryDirectory() as name:
+        parent = Path(name)  # where pytest keeps its files others cannot go
+        os.chown(parent, OWNER.user_id, OWNER.group_id)
+        parent.chmod(0o755)
+        with Daemon(parent / "log", prefix=OWNER.prefix) as daemon:
+            output_of("route", "add", "a", "--fifo", "--root", daemon.root)
+            output_of("append", "a", "--root", daemon.root, stdin=b"x\ny\n")
+            assert daemon.stop() == 0
+        yield daemon.root
+
+
+def refusal(user: User, line: list[str], stdin: bytes = b"") -> tuple[int, str, str]:
+    return refused(run([*user.prefix, *line], stdin=stdin))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        command("head"),
+        command("explain"),
+        command("append", "a"),
+        command("cursor", "set", "a", 1),
+        command("cut"),
+        command("run"),
+        sidecar("reclaim"),
+        sidecar("drain", "a", "--exit-at-end", "--", "cat"),
+    ],
+    ids=lambda line: " ".join(line[2:]),
+)
+def test_a_directory_that_hides_the_log_is_named(log: Path, line: list[str]) -> None:
+    at = line.index("--") if "--" in line else len(line)
+    code, message, hint = refusal(STRANGER, [*line[:at], "--root", str(log), *line[at:]], stdin=b"x\n")
+
+    assert (code, message.endswith(f"permission denied by {log}")) == (NotPermitted.exit_code, True), message
+    assert hint == f"be user {OWNER.user_id}, or in group {OWNER.group_id}; ls -ld {log}"
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        (command("cursor", "set", "a", 1), "routes/a/processed.cursor"),
+        (command("route", "add", "b"), "routes/b"),
+        (command("route", "retire", "a"), "routes/a/retired"),
+        (command("run"), "lock"),
+        (sidecar("reclaim"), "ledger/reclaim.lock"),
+        (sidecar("archive", "pack", "a"), "ledger/archive.lock"),
+        (sidecar("drain", "a", "--exit-at-end", "--", "cat"), "routes/a/processed.drain"),
+    ],
+    ids=lambda given: " ".join(given[2:]) if isinstance(given, list) else given,
+)
+def test_what_is_the_owners_is_refused_to_a_member_of_the_group(log: Path, line: list[str], wanted: str) -> None:
+    at = line.index("--") if "--" in line else len(line)
+    code, message, hint = refusal(MEMBER, [*line[:at], "--root", str(log), *line[at:]])
+
+    assert code == NotPermitted.exit_code, message
+    assert message.startswith(f"{log / wanted}"), message
+    assert hint.startswith(f"be user {OWNER.user_id}"), hint
+
+
+def test_a_file_that_is_not_the_groups_is_not_damaged(log: Path) -> None:
+    log.joinpath("log.json").chmod(0o600)
+    try:
+        code, message, hint = refusal(MEMBER, command("head", "--root", log))
+    finally:
+        log.joinpath("log.json").chmod(0o640)
+
+    assert (code, message) == (NotPermitted.exit_code, f"{log}/log.json: permission denied")
+    assert hint == f"be user {OWNER.user_id}; ls -ld {log}/log.json"

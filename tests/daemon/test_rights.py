@@ -1,0 +1,100 @@
+"""What one user may ask of the daemon and another may not: FIFOs, their modes, and routes that have writers."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from running import Client, Daemon, wald
+from users import MEMBER, OWNER, User, needs_root
+
+from wald.errors import InvalidInput
+
+pytestmark = needs_root
+
+
+@contextmanager
+def served(tmp_path: Path, settings: str = "") -> Iterator[Daemon]:
+    """A daemon of ``OWNER`` whose group is that of ``MEMBER``; where pytest keeps its files others cannot go."""
+    with tempfile.TemporaryDirectory() as name:
+        parent = Path(name)
+        os.chown(parent, OWNER.user_id, OWNER.group_id)
+        parent.chmod(0o755)
+        config = parent / "wald.toml"
+        config.write_text(settings)
+        daemon = Daemon(parent / "log", "--config", config, prefix=OWNER.prefix)
+        with daemon:
+            yield daemon
+
+
+def ask(daemon: Daemon, user: User, line: bytes) -> str:
+    """What the daemon answers to ``user``."""
+    before = os.getgroups()
+    os.setgroups([])
+    os.setegid(user.group_id)
+    os.seteuid(user.user_id)
+    try:
+        with Client(daemon.socket_path) as client:
+            return client.ask(line)
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_members_request_opens_no_fifo_to_others(tmp_path: Path) -> None:
+    with served(tmp_path, f"[routes.secure]\nwriters = [{OWNER.user_id}]\n") as daemon:
+        fifo = daemon.root / "routes/secure/in"
+        for options in (b"fifo mode=0666", b"fifo", b"fifo mode=0600", b"mode=0666"):
+            assert ask(daemon, MEMBER, b"ROUTE ADD secure %s\n" % options).startswith("ERR denied "), options
+        assert not fifo.exists()
+        assert ask(daemon, OWNER, b"ROUTE ADD secure fifo mode=0620\n").startswith("ERR denied secure has writers")
+        assert ask(daemon, OWNER, b"ROUTE ADD secure fifo\n") == "OK added secure"
+        assert mode(fifo) == 0o600
+
+
+def test_a_member_changes_no_mode(tmp_path: Path) -> None:
+    """Not even back to what a new FIFO has."""
+    with served(tmp_path) as daemon:
+        assert ask(daemon, OWNER, b"ROUTE ADD a fifo mode=0600\n") == "OK added a"
+        assert ask(daemon, MEMBER, b"ROUTE ADD a fifo\n") == "OK added a"
+        assert ask(daemon, MEMBER, b"ROUTE ADD a fifo mode=0666\n").startswith("ERR denied ")
+        assert ask(daemon, MEMBER, b"ROUTE ADD b fifo mode=0666\n").startswith("ERR denied ")
+        assert ask(daemon, MEMBER, b"ROUTE ADD c fifo\n") == "OK added c"
+        assert [mode(daemon.root / f"routes/{name}/in") for name in "ac"] == [0o600, 0o620]
+        assert not (daemon.root / "routes/b").exists()
+
+
+def test_a_fifo_that_was_there_first_is_closed_to_all_but_the_owner(tmp_path: Path) -> None:
+    with served(tmp_path) as daemon:
+        assert ask(daemon, OWNER, b"ROUTE ADD a fifo\n") == "OK added a"
+        config = daemon.root.with_name("wald.toml")
+        config.write_text(f"[routes.a]\nwriters = [{OWNER.user_id}]\n")
+        assert daemon.stop() == 0
+        daemon.start_again()
+        assert mode(daemon.root / "routes/a/in") == 0o600
+
+
+def test_a_retired_route_with_writers_is_taken_back_by_them_only(tmp_path: Path) -> None:
+    with served(tmp_path, f"[routes.a]\nwriters = [{OWNER.user_id}]\n") as daemon:
+        assert ask(daemon, OWNER, b"ROUTE RETIRE a\n") == "OK retired a"
+        assert ask(daemon, MEMBER, b"ROUTE ADD a\n").startswith("ERR denied ")
+        assert (daemon.root / "routes/a/retired").exists()
+        assert ask(daemon, OWNER, b"ROUTE ADD a\n") == "OK added a"
+
+
+def test_settings_do_not_say_both(tmp_path: Path) -> None:
+    config = tmp_path / "wald.toml"
+    config.write_text('[routes.a]\nfifo = true\nmode = "0620"\nwriters = [1]\n')
+    done = wald("run", "--root", tmp_path / "log", "--config", config)
+
+    assert done.returncode == InvalidInput.exit_code
+    assert f"{config}:3: routes.a has writers" in done.stderr.decode()

@@ -1,0 +1,36 @@
+"""Commands as other users run them: the log's owner, a member of its group, and a stranger.
+
+The numbers need no entry in the user database. Only root can become somebody else, so tests that need it are skipped
+elsewhere, visibly.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+
+import pytest
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@dataclass(frozen=True)
+class User:
+    """A user and his one group."""
+
+    name: str
+    user_id: int
+    group_id: int
+
+    @property
+    def prefix(self) -> list[str]:
+        """What to put before a command line for it to run as this user."""
+        setpriv = shutil.which("setpriv")
+        assert setpriv, "these tests need setpriv: apt-get install util-linux"
+        return [setpriv, f"--reuid={self.user_id}", f"--regid={self.group_id}", "--clear-groups"]
+
+
+OWNER = User("owner", 54321, 54321)
+MEMBER = User("member", 54322, 54321)
+STRANGER = User("stranger", 54323, 54323)

@@ -1,0 +1,116 @@
+"""What can be asked over the socket besides publishing, and who may ask it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from wald.daemon.committer import Committer
+from wald.daemon.intake import Intake
+from wald.daemon.routes import Routes
+from wald.errors import InvalidInput, NotFound
+from wald.format.framing import Code, Command, encode_err, encode_ok
+from wald.format.head import encode_head
+from wald.store.directory import Root
+from wald.store.disk import Disk
+from wald.store.routes import OWNERS_FIFO_MODE, add_route, has_fifo, retire_route
+from wald.store.writer import Writer
+
+_USAGE = "PING | HEAD | STAT | CUT | ROUTE ADD <name> [fifo] [mode=<octal>] | ROUTE RETIRE <name>"
+
+
+class Commands:
+    """Carries out one request and answers it.
+
+    Args:
+        told: what STAT answers.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        disk: Disk,
+        writer: Writer,
+        committer: Committer,
+        intake: Intake,
+        routes: Routes,
+        told: Callable[[], dict[str, object]],
+    ) -> None:
+        self._root = root
+        self._disk = disk
+        self._writer = writer
+        self._committer = committer
+        self._intake = intake
+        self._routes = routes
+        self._told = told
+
+    def answer(self, command: Command, user_id: int) -> bytes:
+        """The reply to a user's request."""
+        try:
+            match command.verb, command.words:
+                case "PING", ():
+                    return encode_ok("pong")
+                case "HEAD", ():
+                    return encode_ok(encode_head(self._committer.head).decode().strip())
+                case "STAT", ():
+                    return encode_ok(json.dumps(self._told()))
+                case "CUT", ():
+                    return self._cut()
+                case "ROUTE", ("ADD", str(name), *options):
+                    return self._add_route(name, options, user_id)
+                case "ROUTE", ("RETIRE", str(name)):
+                    return self._retire_route(name, user_id)
+        except InvalidInput as error:
+            return encode_err(Code.BAD_ROUTE, error.message)
+        except NotFound as error:
+            return encode_err(Code.NO_ROUTE, error.message)
+        except OSError as error:
+            return encode_err(Code.FAILED, str(error))
+        return encode_err(Code.BAD_REQUEST, _USAGE)
+
+    def make_route(self, name: str, *, fifo: bool, mode: int | None) -> None:
+        """Make a route, or take a retired one back, and read its FIFO; errors as of :func:`add_route`."""
+        add_route(self._root, self._disk, name, fifo=fifo, mode=mode)
+        if has_fifo(self._root, name):
+            self._intake.add(name)
+        self._routes.forget(name)
+
+    def _cut(self) -> bytes:
+        if not self._writer.advanced:
+            return encode_ok(f"nothing-to-cut {self._writer.base_sequence}")
+        if not self._committer.cut():
+            return encode_err(Code.FULL, "there is no room for the next segment; this one goes on")
+        return encode_ok(f"cut {self._writer.base_sequence}")
+
+    def _add_route(self, name: str, options: list[str], user_id: int) -> bytes:
+        mode = None
+        for option in options:
+            key, _, value = option.partition("=")
+            if key == "mode" and value and not set(value) - set("01234567"):
+                mode = int(value, 8) & 0o777
+            elif option != "fifo":
+                return encode_err(Code.BAD_REQUEST, f"options are fifo and mode=<octal>, not {option!r}")
+        owner, guarded = self._routes.is_owner(user_id), self._routes.has_writers(name)
+        if mode is not None and not owner:
+            return encode_err(Code.DENIED, f"user {user_id} may not set a FIFO's mode: that is for the log's owner")
+        if guarded and not owner and ("fifo" in options or not self._routes.lets_write(name, user_id)):
+            return encode_err(
+                Code.DENIED, f"user {user_id} may not change {name}: it has writers, and that is for them"
+            )
+        if guarded and "fifo" in options:
+            mode = OWNERS_FIFO_MODE if mode is None else mode
+            if mode & ~OWNERS_FIFO_MODE:
+                words = f"{name} has writers, and a FIFO lets in whoever its mode does: {OWNERS_FIFO_MODE:o} at most"
+                return encode_err(Code.DENIED, words)
+        self.make_route(name, fifo="fifo" in options, mode=mode)
+        return encode_ok(f"added {name}")
+
+    def _retire_route(self, name: str, user_id: int) -> bytes:
+        if not self._routes.lets_write(name, user_id):
+            return encode_err(Code.DENIED, f"user {user_id} may not write to {name}, nor retire it")
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        retire_route(self._root, self._disk, name, now=now)
+        self._routes.forget(name)
+        self._intake.drop(name)
+        return encode_ok(f"retired {name}")
