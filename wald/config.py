@@ -84,6 +84,12 @@ class Config:
     socket: str = _setting(Text("a path"), "", "of the unix socket; empty: ROOT/wald.sock")
     socket_mode: int = _setting(Mode(), 0o660, "permission bits of the socket")
     connections_max: int = _setting(Count(1, 65536), 256, "connections at a time")
+    connections_per_user: int = _setting(
+        Count(1, 65536), 128, "of one user, but for the log's owner and root, for whom some places are kept besides"
+    )
+    idle_timeout: float = _setting(
+        Duration(0.1, _DAY), "1m", "who has had nothing under way for this long is hung up on when his place is needed"
+    )
     frame_timeout: float = _setting(Duration(0.1, _DAY), "30s", "a half-sent request may stand still for this long")
     record_max_bytes: int = _setting(Size(KIB, GIB), "512MiB", "the longest record a pipe may bring")
     request_max_bytes: int = _setting(Size(128 * KIB, 512 * MIB), "64MiB", "the largest payload of one request")

@@ -17,6 +17,7 @@ class Metrics:
         needed_bytes: of them with less than this input waits.
         degraded_by: why it does, as :class:`wald.store.room.Cause` has it; "" while it does not.
         waiting_since: since when something readable has been waiting for the head to move; 0: nothing is.
+        seal_waits_since: since when there has been something to seal and nothing was; 0: there is nothing.
     """
 
     turns: int = 0
@@ -34,12 +35,19 @@ class Metrics:
     head_sequence: int = 0
     epoch: int = 0
     connections: int = 0
+    connections_refused: int = 0
     free_bytes: int = 0
     needed_bytes: int = 0
     degraded: bool = False
     degraded_by: str = ""
     waiting_since: float = 0.0
+    seal_waits_since: float = 0.0
 
     def stalled_seconds(self, now: float) -> float:
         """How long input has been readable without the head moving."""
         return now - self.waiting_since if self.waiting_since else 0.0
+
+    def seal_stalled_seconds(self, now: float) -> float:
+        """How long there has been something to seal without anything being sealed."""
+        since = self.seal_waits_since  # another thread's
+        return now - since if since else 0.0

@@ -91,6 +91,7 @@ class Producer:
         self._under_way: deque[tuple[bytes, bytes | memoryview]] = deque()
         self._received = b""
         self._deadline: float | None = None  # of a trouble; an answer is its end, a connection is not
+        self._said: ProtocolError | None = None  # by the daemon in this trouble
         self._pause = _PAUSE_SECONDS
 
     def _connect(self) -> None:
@@ -209,7 +210,19 @@ class Producer:
         try:
             self._transmit(line, payload, deadline)
         except OSError as error:
-            self._recover(error, deadline)
+            self._recover(self._last_words() or error, deadline)
+
+    def _last_words(self) -> ProtocolError | None:
+        """What the daemon said before it hung up, if it did: that it has no place, say."""
+        if self._socket is None:
+            return None
+        try:
+            parse_reply((self._received + self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)).splitlines()[-1])
+        except (OSError, IndexError):
+            return None
+        except ProtocolError as error:
+            return error if error.code in _TRY_AGAIN else None
+        return None
 
     def _transmit(self, line: bytes, payload: bytes | memoryview, deadline: float) -> None:
         assert self._socket is not None
@@ -254,7 +267,7 @@ class Producer:
                 return words
 
     def _over_it(self) -> None:
-        self._deadline, self._pause = None, _PAUSE_SECONDS
+        self._deadline, self._pause, self._said = None, _PAUSE_SECONDS, None
 
     def _give_up_at(self) -> float:
         """When who begins to wait now gives up, on the monotonic clock."""
@@ -277,6 +290,8 @@ class Producer:
         while True:
             self._hang_up()
             self._received = b""
+            if isinstance(reason, ProtocolError):
+                self._said = reason
             if reason is not None:
                 if time.monotonic() >= deadline or isinstance(reason, PermissionError):
                     raise self._given_up(reason)
@@ -287,11 +302,13 @@ class Producer:
                 for line, payload in self._under_way:
                     self._transmit(line, payload, deadline)
             except OSError as error:
-                reason = error
+                reason = self._last_words() or error
             else:
                 return
 
     def _given_up(self, reason: OSError | ProtocolError) -> WaldError:
+        if isinstance(reason, TimeoutError) and self._said is not None:
+            reason = self._said  # the last attempt had only too little time to hear it again
         if isinstance(reason, ProtocolError):
             error = DiskFailure if reason.code is Code.FULL else Unavailable
             return error(f"{self._path}: {reason.code}: {reason.words}", hint=f"df -h {self._path.parent}; wald head")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 import socket
 import struct
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from endpoint import free_address, get, metrics
 from full_disk import fill, small_file_system
-from prometheus_client.parser import text_string_to_metric_families
-from running import TIMEOUT_SECONDS, Client, Daemon, eventually
+from running import Client, Daemon, eventually
 
 Start = Callable[..., Daemon]
 
@@ -22,28 +20,6 @@ Start = Callable[..., Daemon]
 def address() -> str:
     """Where nobody listens."""
     return free_address()
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
-def get(address: str, path: str) -> tuple[int, str]:
-    """Status and body."""
-    try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=TIMEOUT_SECONDS) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as refusal:
-        with refusal:
-            return refusal.code, refusal.read().decode()
-
-
-def metrics(address: str) -> dict[str, float]:
-    """Every sample by its name; the parser is Prometheus's own."""
-    status, body = get(address, "/metrics")
-    assert status == 200
-    return {sample.name: sample.value for family in text_string_to_metric_families(body) for sample in family.samples}
 
 
 def test_metrics_move_with_the_log(start: Start, address: str) -> None:
@@ -66,6 +42,8 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
         "wald_sealed_bytes_total": 0,
         "wald_seal_failures_total": 0,
         "wald_write_failures_total": 0,
+        "wald_connections_refused_total": 0,
+        "wald_seal_stalled_seconds": 0,
         "wald_head_sequence": 0,
         "wald_epoch": 1,
         "wald_degraded": 0,

@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,9 @@ from contents import assert_sound, records, text, values
 from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually, readable
 
+from wald.errors import Unavailable
 from wald.format.columns import PREFIX, encode
+from wald.producer import Durable, Producer
 
 Start = Callable[..., Daemon]
 
@@ -555,43 +558,118 @@ def test_replies_that_nobody_reads_hold_up_nobody_else(shared: Daemon, client: C
     assert client.reply() == "OK pong"
 
 
-def test_above_the_limit_of_connections_one_waits(start: Start) -> None:
-    """In the kernel's queue, until another leaves; nobody is turned away."""
+def test_above_the_limit_of_connections_newcomers_are_told(start: Start) -> None:
+    """And so is the journal, once; who is in stays in, and a place that becomes free is anybody's."""
     daemon = start(connections_max=2)
     with Client(daemon.socket_path) as one, Client(daemon.socket_path) as two:
         assert one.ask(b"PING\n") == two.ask(b"PING\n") == "OK pong"
-        with Client(daemon.socket_path) as three, Client(daemon.socket_path) as four:
-            for waiting in (three, four):
-                waiting.send(b"PING\n")
-            assert one.ask(b"PING\n") == two.ask(b"PING\n") == "OK pong"
-            assert is_quiet(three)
+        for _ in range(5):
+            with Client(daemon.socket_path) as three:
+                assert three.reply() == "ERR busy 2 connections are open already"
+                assert three.reply() == ""
+        assert one.ask(b"PING\n") == two.ask(b"PING\n") == "OK pong"
+        one.close()
+        daemon.await_ready()
+    assert daemon.log.count("connection refused") == 1
+
+
+@contextmanager
+def entering(daemon: Daemon) -> Iterator[Client]:
+    """A connection that has a place, once there is one."""
+    while True:
+        with Client(daemon.socket_path) as client:
+            answer = ""
+            with suppress(OSError):
+                answer = client.ask(b"PING\n")
+            if answer == "OK pong":
+                yield client
+                return
+
+
+def test_a_producer_waits_for_a_place(start: Start) -> None:
+    """What it is told is worth another try, also if the daemon has hung up before the request was sent."""
+    daemon = start(connections_max=1)
+    with entering(daemon) as one:
+        assert one.ask(b"ROUTE ADD r\n") == "OK added r"
+        hasty = Producer(daemon.root, retry_for=0.3)
+        with pytest.raises(Unavailable, match="1 connections are open already"):
+            hasty.command("PING")
+        with Producer(daemon.root) as producer:
+            producer.publish("r", b"x\n")
             one.close()
-            assert three.reply() == "OK pong"
-            assert is_quiet(four)
-            two.close()
-            assert four.reply() == "OK pong"
+            assert producer.flush() == [Durable(1, 1)]
 
 
-def test_without_a_descriptor_one_waits_as_well(start: Start, root: Path) -> None:
-    """Until another leaves, here by a timeout; and the daemon does not spin meanwhile."""
-    daemon = start(frame_timeout="1s")
+def test_who_has_been_idle_for_longest_gives_up_his_place(start: Start, root: Path) -> None:
+    """Only when it is needed, and only if nothing of his is under way: neither half a request nor a long line's end."""
+    daemon = start(connections_max=4, idle_timeout=0.3, frame_timeout=60)
+    assert daemon.ask("ROUTE ADD in fifo") == "OK added in"
+    with ExitStack() as closing:
+        fifo = closing.enter_context((root / "routes/in/in").open("wb", buffering=0))
+        fifo.write(b"l" * CHUNK)
+        eventually(lambda: "in" in stat(daemon)["routes"])
+        half, parked, idle, active = (closing.enter_context(Client(daemon.socket_path)) for _ in range(4))
+        parked.send(b"PUB in 2\nx\n")
+        half.send(b"PUB in 2\n")
+        assert idle.ask(b"PING\n") == "OK pong"
+        since = time.monotonic()
+        eventually(lambda: time.monotonic() - since > 0.4)
+        assert active.ask(b"PING\n") == "OK pong"
+        assert is_quiet(idle)
+        new = closing.enter_context(Client(daemon.socket_path))
+        assert new.ask(b"PING\n") == "OK pong"
+        assert idle.reply() == "ERR timeout idle for long, and the place was needed"
+        assert idle.reply() == ""
+        assert active.ask(b"PING\n") == "OK pong"
+        fifo.write(b"end\n")
+        assert parked.reply().startswith("OK ")
+        half.send(b"y\n")
+        assert half.reply().startswith("OK ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's place")
+def test_one_user_cannot_keep_out_the_others(start: Start, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle connections of one have a limit, those of all leave some places to the log's owner and root."""
+    start(socket_mode="0666", connections_max=32, connections_per_user=20)
+    monkeypatch.chdir(root)
+    root.chmod(0o755)
+    here = Path("wald.sock")
+    with ExitStack() as closing:
+
+        def fill(user_id: int, count: int) -> str:
+            with acting_as(user_id):
+                for _ in range(count):
+                    assert closing.enter_context(Client(here)).ask(b"PING\n") == "OK pong"
+                with Client(here) as refused:
+                    return refused.reply()
+
+        assert fill(os.geteuid() + 1, 20).startswith("ERR busy user 1 has 20 connections already")
+        assert fill(os.geteuid() + 2, 10) == "ERR busy 32 connections are open already"
+        for _ in range(2):
+            assert closing.enter_context(Client(here)).ask(b"PING\n") == "OK pong"
+        with Client(here) as refused:
+            assert refused.reply() == "ERR busy 32 connections are open already"
+
+
+def test_without_a_descriptor_the_daemon_rests(start: Start, root: Path) -> None:
+    """And lets in who waits once there is one."""
+    daemon = start()
     pid = daemon.process.pid
     eventually(lambda: list(root.glob("segments/*spare*")))  # what is opened at a start is open
-    with ExitStack() as closing:
-        half = closing.enter_context(Client(daemon.socket_path))
-        half.send(b"half")
-        assert daemon.ask("PING") == "OK pong"
+    with Client(daemon.socket_path) as one:
+        assert one.ask(b"PING\n") == "OK pong"
         taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
-        limit = max(taken) + 1
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
-        for _ in set(range(limit)) - taken:
-            assert closing.enter_context(Client(daemon.socket_path)).ask(b"PING\n") == "OK pong"
-        waiting = closing.enter_context(Client(daemon.socket_path))
-        waiting.send(b"PING\n")
-        before = processor_seconds(pid)
-        assert half.reply().startswith("ERR timeout ")
-        assert processor_seconds(pid) - before < 0.5
-        assert waiting.reply() == "OK pong"
+        _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        lowest_free = min(set(range(max(taken) + 2)) - taken)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free, most))
+        with Client(daemon.socket_path) as waiting:
+            waiting.send(b"PING\n")
+            before = processor_seconds(pid)
+            assert not readable(waiting.socket.fileno(), within=1.5)
+            assert processor_seconds(pid) - before < 0.5
+            assert one.ask(b"PING\n") == "OK pong"
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+            assert waiting.reply() == "OK pong"
 
 
 def processor_seconds(pid: int) -> float:
@@ -652,9 +730,10 @@ def test_who_leaves_while_he_waits_makes_room(start: Start, small: Path) -> None
         half_closed.send(b"PUB r 2\nx\n")
         half_closed.socket.shutdown(socket.SHUT_WR)
         for _ in range(4):
-            with Client(daemon.socket_path) as leaving:
-                assert leaving.ask(b"PING\nPUB r 2\ny\n") == "OK pong"
-        assert daemon.ask("PING") == "OK pong"
+            daemon.await_ready()  # there is a place again
+            with entering(daemon) as leaving:
+                leaving.send(b"PUB r 2\ny\n")
+        daemon.await_ready()
         (small / "filler").unlink()
         assert half_closed.reply() == "OK 1 1"
 
@@ -695,7 +774,7 @@ def talkative(start: Start) -> Daemon:
     """A daemon whose STAT fills a page or three; one connection at a time, which may stand still for a second."""
     daemon = start(connections_max=1, frame_timeout=1)
     names = [b"%0100d" % number for number in range(100)]
-    with Client(daemon.socket_path) as client:
+    with entering(daemon) as client:
         for name in names:
             assert client.ask(b"ROUTE ADD %b\nPUB %b 2\nx\n" % (name, name)).startswith("OK ")
             assert client.reply().startswith("OK ")
@@ -705,7 +784,7 @@ def talkative(start: Start) -> Daemon:
 def test_answers_to_one_connection_do_not_pile_up(talkative: Daemon) -> None:
     """Some requests a turn; who does not read the answers has the rest of his requests waiting, and loses none."""
     status = Path(f"/proc/{talkative.process.pid}/status")
-    with Client(talkative.socket_path) as client:
+    with entering(talkative) as client:
         before = peak_bytes(status)
         client.send(b"STAT\n" * 10_000)
         assert all(client.reply().startswith("OK {") for _ in range(10_000))
@@ -720,10 +799,9 @@ def peak_bytes(status: Path) -> int:
 
 def test_last_replies_that_nobody_reads_do_not_keep_the_slot(talkative: Daemon) -> None:
     """More of them than the socket takes, and then something after which the daemon hangs up."""
-    with Client(talkative.socket_path) as client:
+    with entering(talkative) as client:
         client.send(b"STAT\n" * 30 + b"x" * 1024)
-        with Client(talkative.socket_path) as other:
-            assert other.ask(b"PING\n") == "OK pong"
+        talkative.await_ready()
 
 
 # A disk without room.

@@ -3,10 +3,12 @@
 It is woken, and then looks at the directory, so a start after a crash needs nothing special. What the disk has no room
 for waits, and takes nothing from others meanwhile: as it is, it can be read and reclaimed. The thread runs at a lower
 priority; compression and digests release the interpreter's lock, and for the rest the loop need not wait long for it.
+No error ends it: each is told and counted, and after a pause everything is tried again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -14,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from wald.metrics import Metrics
 from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger
@@ -30,7 +33,7 @@ _RETRY_MAX_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A segment that could not be sealed."""
+    """A segment that could not be sealed; without a name: none could, or not even be looked for."""
 
     name: str
     reason: str
@@ -40,7 +43,8 @@ class Background:
     """The thread.
 
     Args:
-        tell: called in the thread with each :class:`Sealed` and :class:`Failure`.
+        metrics: gets what is sealed, what failed, and since when segments wait.
+        tell: called in the thread with each :class:`Sealed`, and with each :class:`Failure` that is a new one.
 
     Attributes:
         waiting: segments that the disk had no room to seal, at the last look.
@@ -53,6 +57,7 @@ class Background:
         ledger: Ledger,
         writer: Writer,
         room: Room,
+        metrics: Metrics,
         tell: Callable[[Sealed | Failure], None],
         *,
         level: int,
@@ -62,18 +67,21 @@ class Background:
         self._ledger = ledger
         self._writer = writer
         self._room = room
+        self._metrics = metrics
         self._tell = tell
         self._level = level
         self._wake = threading.Event()
         self._stopping = False
         self.waiting = 0
-        self._failures: set[Failure] = set()
+        self._prepared = False  # whether the next cut has its file
+        self._reasons: dict[str, str] = {}  # for which the last attempt failed
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._thread = threading.Thread(target=self._run, name="background")
         self._thread.start()
 
     def wake(self) -> None:
         """There may be something to do."""
+        self._metrics.seal_waits_since = self._metrics.seal_waits_since or time.monotonic()
         self._wake.set()
 
     def stop(self) -> None:
@@ -83,15 +91,28 @@ class Background:
         self._thread.join()
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        with contextlib.suppress(OSError):  # slower for the turn is better than not at all
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         pause = _RETRY_SECONDS
         while not self._stopping:
-            prepared = self._writer.prepare_spare()
-            well = self._seal_all()
-            looks = _ROOM_SECONDS if self.waiting or not prepared else None
+            well = self._work()
+            looks = _ROOM_SECONDS if self.waiting or not self._prepared else None
             woken = self._wake.wait(looks if well else pause)
             self._wake.clear()
             pause = _RETRY_SECONDS if well or woken else min(2 * pause, _RETRY_MAX_SECONDS)
+
+    def _work(self) -> bool:
+        """Do what there is to do; False if something failed. Raises nothing."""
+        self._metrics.seal_waits_since = self._metrics.seal_waits_since or time.monotonic()
+        try:
+            self._prepared = self._writer.prepare_spare()
+            well = self._seal_all()
+            self._reasons.pop("", None)
+        except Exception as error:  # noqa: BLE001  (a thread that ended would end sealing without a word)
+            well = self._failed("", error)
+        if well and not self.waiting:
+            self._metrics.seal_waits_since = 0.0
+        return well
 
     def _seal_all(self) -> bool:
         """Seal until nothing is left that there is room for; False if something failed."""
@@ -114,17 +135,29 @@ class Background:
                     level=self._level,
                     now=time.time_ns,
                 )
-            except Exception as error:  # noqa: BLE001  (a bug here must not end sealing without a word)
-                failure = Failure(segment.path.name, str(error))
-                if failure not in self._failures:  # once, however often it is tried again
-                    self._failures.add(failure)
-                    self._tell(failure)
-                well = False
+            except Exception as error:  # noqa: BLE001  (it holds up no other segment)
+                well = self._failed(segment.path.name, error)
             else:
-                self._tell(sealed)
+                self._reasons.pop(segment.path.name, None)
+                self._metrics.sealed += 1
+                self._metrics.sealed_bytes += sealed.sealed_bytes
+                self._metrics.seal_waits_since = time.monotonic()
+                self._say(sealed)
             finally:
                 self._room.sealing_bytes = 0
             if not self._stopping:
                 self._writer.prepare_spare()
         self.waiting = waiting
         return well
+
+    def _failed(self, name: str, error: Exception) -> bool:
+        reason = f"{type(error).__name__}: {error}"
+        self._metrics.seal_failures += 1
+        if self._reasons.get(name) != reason:  # once, however often it is tried again
+            self._reasons[name] = reason
+            self._say(Failure(name, reason))
+        return False
+
+    def _say(self, event: Sealed | Failure) -> None:
+        with contextlib.suppress(Exception):  # that nobody hears it is no reason to seal nothing
+            self._tell(event)

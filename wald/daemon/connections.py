@@ -5,10 +5,13 @@ connection, up to 256 KiB; a larger payload gathers in an unnamed file, so a 40 
 A request that cannot be taken now (its route is inside a pipe's long line, or the disk is nearly full) parks its
 connection: nothing more is read from it until it can. A route may stay busy for ever, so that is waited for only as
 long as for the rest of a half-sent request; for the disk there is no limit.
+A connection that holds nothing may stay for ever, until its place is needed: then whoever has been idle for longest,
+and for ``idle_timeout``, gives it up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import select
 import socket
@@ -17,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from wald.daemon.admission import Admission
 from wald.daemon.arena import Arena
 from wald.daemon.gate import Cause, Gate, Parked, Wait
 from wald.daemon.publishing import Answer, ok, publish_spooled, publish_whole
@@ -77,6 +81,12 @@ class Connection:
         return bool(self.kept or self.skip_bytes or self.spooling) and self.waits_for is None
 
     @property
+    def idle(self) -> bool:
+        """Whether nothing of it is awaited or under way, on either side."""
+        held = self.kept or self.skip_bytes or self.spooling or self.unsent or self.answers
+        return not held and self.waits_for is None and not readable(self.socket)
+
+    @property
     def wanted_events(self) -> int:
         """What the poller shall tell of; that the peer is gone it tells always."""
         if self.unsent:
@@ -100,8 +110,9 @@ class Connections:
         command: Callable[[Command, int], bytes],
         *,
         spool_directory: Path,
+        admission: Admission,
         request_max_bytes: int,
-        connections_max: int,
+        idle_timeout: float,
     ) -> None:
         self._listener = listener
         self._poller = poller
@@ -109,7 +120,8 @@ class Connections:
         self._command = command
         self._spool_directory = spool_directory
         self._request_max_bytes = request_max_bytes
-        self._connections_max = connections_max
+        self._admission = admission
+        self._idle_timeout = idle_timeout
         self._open: dict[int, Connection] = {}
         self._waiting: dict[Cause, dict[int, Connection]] = {}  # nobody is looked at before his cause is gone
         self._answering: list[Connection] = []
@@ -145,7 +157,7 @@ class Connections:
         return bool(self._open) or not self._listening
 
     def accept(self, now: float) -> None:
-        """Let one more in; at the limit the rest waits in the listener's queue."""
+        """Let one more in, or tell him that there is no place; without a descriptor everybody waits in the queue."""
         try:
             accepted, _ = self._listener.accept()
         except OSError as error:
@@ -154,9 +166,18 @@ class Connections:
             return
         accepted.setblocking(False)
         _, user_id, _ = _PEER.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        why = self._admission.judge(user_id, accepted.fileno())
+        if why is not None and self._make_place(why.user_id, now):
+            why = self._admission.judge(user_id, accepted.fileno())
+        if why is not None:
+            self._admission.refuse(user_id, why)
+            with contextlib.suppress(OSError):
+                accepted.send(encode_err(Code.BUSY, why.words))
+            accepted.close()
+            return
+        self._admission.enter(user_id)
         self._open[accepted.fileno()] = Connection(accepted, user_id, now)
         self._poller.register(accepted, select.EPOLLIN)
-        self._listen(len(self._open) < self._connections_max)
 
     def flush(self, descriptor: int, now: float) -> None:
         """Send replies that did not fit before."""
@@ -236,13 +257,27 @@ class Connections:
             elif connection.unfinished:
                 self._send(connection, encode_err(Code.TIMEOUT, f"nothing more of the request came in {timeout:g} s"))
                 self._close(connection)
-        self._listen(len(self._open) < self._connections_max)
+        self._listen(True)
 
     def close(self) -> None:
         """Close the socket and every connection."""
         for connection in list(self._open.values()):
             self._close(connection)
         self._listener.close()
+
+    def _make_place(self, user_id: int | None, now: float) -> bool:
+        """Hang up on whoever has been idle for longest, of one user or of all; False if nobody has for long enough."""
+        idle = [
+            each
+            for each in self._open.values()
+            if now - each.since >= self._idle_timeout and user_id in (None, each.user_id) and each.idle
+        ]
+        if not idle:
+            return False
+        connection = min(idle, key=lambda each: each.since)
+        self._send(connection, encode_err(Code.TIMEOUT, "idle for long, and the place was needed"))
+        self._close(connection)
+        return True
 
     def _understand(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, end: int) -> None:
         """Take what is whole out of arena bytes that begin with what the connection kept; keep the rest."""
@@ -412,6 +447,7 @@ class Connections:
         if connection.spooling is not None:
             connection.spooling.close()
         self._kept_bytes -= len(connection.kept)
+        self._admission.leave(connection.user_id)
         connection.socket.close()
         self._listen(True)
 
@@ -419,6 +455,17 @@ class Connections:
         if wanted != self._listening and self._listener.fileno() >= 0:
             self._listening = wanted
             self._poller.modify(self._listener, select.EPOLLIN if wanted else 0)
+
+
+def readable(connection: socket.socket) -> bool:
+    """Whether something has come that was not read, or the peer is gone."""
+    try:
+        connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _no_spool(error: OSError) -> Code:

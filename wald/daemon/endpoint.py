@@ -1,10 +1,13 @@
 """``/metrics`` and ``/healthz`` over HTTP; reads numbers, asks nobody.
 
-Healthy means progress: readable input while the head stands still for longer than ``stall_timeout`` is not.
+Healthy means progress: readable input while the head stands still for longer than ``stall_timeout`` is not. A log that
+seals nothing takes input all the same: degraded. There are few connections at a time, and none for long: the oldest
+makes way for the next.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import threading
@@ -29,8 +32,9 @@ _COUNTERS = {
     "cuts": "Segments cut",
     "sealed": "Segments sealed",
     "sealed_bytes": "Bytes of sealed segments",
-    "seal_failures": "Reasons for which a segment could not be sealed, each counted once",
+    "seal_failures": "Attempts to seal a segment that failed",
     "write_failures": "Writes or syncs that failed",
+    "connections_refused": "Connections that found no place",
 }
 _GAUGES = {
     "head_sequence": "The last durable sequence",
@@ -44,12 +48,55 @@ _GAUGES = {
 }
 
 
+_CONNECTIONS_MAX = 8  # scrapers are few, and each takes a thread and a descriptor
+_CONNECTION_SECONDS = 10.0  # for question and answer
+_PAUSE_SECONDS = 0.1  # when there is no descriptor, or no place becomes free
+
+
 class _Server(ThreadingHTTPServer):
     """Listens on either family of addresses; a peer that hangs up in the middle is no event."""
 
     def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._places = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        self._since: dict[socket.socket, float] = {}  # oldest first
         super().__init__((host, port), handler)
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_PAUSE_SECONDS)  # no descriptor is left: asking again at once would only burn the processor
+            raise
+
+    def verify_request(self, request: object, client_address: object) -> bool:  # noqa: ARG002
+        """Whether there is a place for a new connection; the oldest one gives its up."""
+        assert isinstance(request, socket.socket)
+        if not self._places.acquire(blocking=False):
+            self._hang_up(1)
+            if not self._places.acquire(timeout=_PAUSE_SECONDS):
+                return False
+        self._since[request] = time.monotonic()
+        return True
+
+    def service_actions(self) -> None:
+        """Called between connections, twice a second at least."""
+        deadline = time.monotonic() - _CONNECTION_SECONDS
+        self._hang_up(sum(since < deadline for since in list(self._since.values())))
+
+    def shutdown_request(self, request: object) -> None:
+        """The end of a connection, answered or refused."""
+        assert isinstance(request, socket.socket)
+        held = self._since.pop(request, None) is not None
+        super().shutdown_request(request)
+        if held:
+            self._places.release()
+
+    def _hang_up(self, count: int) -> None:
+        """Let the threads of the oldest connections come to their end; each closes its own."""
+        for request in list(self._since)[:count]:
+            with contextlib.suppress(OSError):  # it has come to its end by itself
+                request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         if not isinstance(sys.exception(), ConnectionError):
@@ -113,6 +160,10 @@ def health(metrics: Metrics, now: float, stall_timeout: float) -> tuple[int, str
             503,
             f"stalled: input waits for {stalled:.0f} s, the head stands at {metrics.head_sequence}",
         )
+    seal_stalled = metrics.seal_stalled_seconds(now)
+    if seal_stalled > stall_timeout:
+        failures = f"{metrics.seal_failures} attempts failed"
+        return 200, f"degraded: segments wait to be sealed, none was for {seal_stalled:.0f} s ({failures})"
     if metrics.degraded:
         numbers = f"{metrics.free_bytes} bytes free of {metrics.needed_bytes} needed"
         return 200, f"degraded: {numbers}, input is not taken ({metrics.degraded_by})"
@@ -134,3 +185,6 @@ class _Collector:
         for cause in Cause:
             family.add_metric([cause], float(self._metrics.degraded_by == cause))
         yield family
+        words = "How long segments have waited to be sealed while none was"
+        stalled = self._metrics.seal_stalled_seconds(time.monotonic())
+        yield GaugeMetricFamily("wald_seal_stalled_seconds", words, stalled)

@@ -8,6 +8,7 @@ as sd_listen_fds(3) says, named by their route.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import time
@@ -102,6 +103,12 @@ class Systemd:
                 socket.send_fds(datagram, [message.encode()], descriptors or [])
             except OSError:  # a manager that does not listen is no reason to stop
                 return
+
+
+def allow_descriptors() -> None:
+    """Raise the limit of open files as far as it may be: the usual 1024 is kept low for programs that use select(2)."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _listened(environ: Mapping[str, str]) -> list[int]:

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from wald.config import Config, RouteConfig
+from wald.daemon.admission import Admission
 from wald.daemon.arena import Arena
 from wald.daemon.background import Background, Failure
 from wald.daemon.commands import Commands
@@ -27,7 +28,7 @@ from wald.daemon.endpoint import Endpoint
 from wald.daemon.gate import Gate
 from wald.daemon.intake import Intake
 from wald.daemon.journal import open_journal
-from wald.daemon.lifecycle import Signals, Systemd
+from wald.daemon.lifecycle import Signals, Systemd, allow_descriptors
 from wald.daemon.routes import Routes
 from wald.daemon.sizing import sizes_in_force
 from wald.daemon.turn import Turn
@@ -114,6 +115,7 @@ class Service:
         self._signals = Signals()
         self._poller.register(self._signals.descriptor, select.EPOLLIN)
         self._systemd = Systemd(os.environ)
+        allow_descriptors()
         remove_temporaries(root, disk)
         ledger = Ledger(root.ledger / "segments.jsonl", disk)
         closers.callback(ledger.close)
@@ -129,7 +131,7 @@ class Service:
         closers.callback(self._committer.close)
         self._open_pipes(stdin_route)
         self._background = Background(
-            root, disk, ledger, self._writer, self._room, self._heard, level=config.compression_level
+            root, disk, ledger, self._writer, self._room, self._metrics, self._heard, level=config.compression_level
         )
         closers.callback(self._background.stop)
         self._background.wake()
@@ -316,6 +318,8 @@ class Service:
             "turns": self._metrics.turns,
             "cuts": self._metrics.cuts,
             "sealed": self._metrics.sealed,
+            "seal_failures": self._metrics.seal_failures,
+            "seal_stalled_seconds": round(self._metrics.seal_stalled_seconds(time.monotonic()), 1),
             "connections": len(self._connections),
             "waits_to_seal": self._background.waiting,
             "free_bytes": self._metrics.free_bytes,
@@ -381,18 +385,21 @@ class Service:
             self._routes,
             self._commands.answer,
             spool_directory=self._root.path,
+            admission=Admission(
+                self._metrics,
+                self._journal,
+                connections_max=config.connections_max,
+                per_user_max=config.connections_per_user,
+            ),
             request_max_bytes=min(config.request_max_bytes, self._room.sizes.payload_bytes),
-            connections_max=config.connections_max,
+            idle_timeout=config.idle_timeout,
         )
 
     def _heard(self, event: Sealed | Failure) -> None:
         """From the background thread."""
         if isinstance(event, Failure):
-            self._metrics.seal_failures += 1
-            self._journal.error("not sealed", segment=event.name, reason=event.reason)
+            self._journal.error("not sealed", segment=event.name, reason=event.reason, next="it is tried again")
         else:
-            self._metrics.sealed += 1
-            self._metrics.sealed_bytes += event.sealed_bytes
             self._journal.debug("sealed", segment=event.base_sequence, raw=event.raw_bytes, bytes=event.sealed_bytes)
 
     def _load_again(self) -> None:

@@ -1,0 +1,166 @@
+"""Sealing goes on: whatever stops it is told, counted and tried again, and connections cannot take what it needs."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from endpoint import free_address, get, metrics
+from logs import Built
+from running import Client, Daemon, eventually
+
+from wald.daemon.background import Background, Failure
+from wald.metrics import Metrics
+from wald.store.room import Room, Sizes
+from wald.store.sealer import Sealed
+
+Start = Callable[..., Daemon]
+
+
+class Told(list[Sealed | Failure]):
+    """What the thread told; the first time it fails at that, too."""
+
+    def __call__(self, event: Sealed | Failure) -> None:
+        self.append(event)
+        if len(self) == 1:
+            raise BrokenPipeError("nobody reads the journal")
+
+
+def sealing(built: Built, counted: Metrics, tell: Callable[[Sealed | Failure], None]) -> Background:
+    room = Room(built.root.segments, Sizes(segment_bytes=1 << 20, reserve_bytes=0, payload_bytes=1 << 20))
+    return Background(built.root, built.disk, built.ledger, built.writer, room, counted, tell, level=3)
+
+
+def test_no_error_ends_the_thread(tmp_path: Path) -> None:
+    """Neither when the directory cannot be listed, nor when nobody can be told of it."""
+    built = Built(tmp_path / "log")
+    built.lines("web", [b"one"])
+    built.cut()
+    away = tmp_path / "away"
+    built.root.segments.rename(away)
+    told, counted = Told(), Metrics()
+    background = sealing(built, counted, told)
+    try:
+        eventually(lambda: told)
+        assert isinstance(told[0], Failure)
+        assert "No such file" in told[0].reason
+        eventually(lambda: counted.seal_failures == 1)
+        assert counted.seal_waits_since > 0
+        background.wake()
+        eventually(lambda: counted.seal_failures == 2)
+        assert len(told) == 1  # once, however often it is tried
+        away.rename(built.root.segments)
+        background.wake()
+        eventually(lambda: any(isinstance(event, Sealed) for event in told))
+        eventually(lambda: counted.seal_waits_since == 0)
+    finally:
+        background.stop()
+    assert counted.sealed == 1
+
+
+def test_a_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path) -> None:
+    """It is told once, counted each time, and stays the one that waits."""
+    built = Built(tmp_path / "log")
+    for number in range(3):
+        built.lines("web", [b"%d" % number])
+        built.cut()
+    first = min(built.root.segments.glob("*.wal"))
+    first.write_bytes(b"\0" * 64 + first.read_bytes()[64:])
+    told: list[Sealed | Failure] = []
+    counted = Metrics()
+    background = sealing(built, counted, told.append)
+    try:
+        eventually(lambda: counted.sealed == 2)
+        eventually(lambda: counted.seal_failures == 1)
+        background.wake()
+        eventually(lambda: counted.seal_failures == 2)
+    finally:
+        background.stop()
+    assert [type(event) for event in told] == [Failure, Sealed, Sealed]
+    assert counted.seal_waits_since > 0
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit")
+def test_connections_leave_the_log_the_descriptors_it_needs(start: Start, root: Path) -> None:
+    """With very few of them newcomers are refused in words; committing, cutting and sealing go on."""
+    daemon = start(ready=False)
+    daemon.kill()
+    daemon.spawn("prlimit", "--nofile=80:80")
+    daemon.await_ready()
+    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    with ExitStack() as closing:
+        clients = [closing.enter_context(Client(daemon.socket_path)) for _ in range(100)]
+        answers = []
+        for client in clients:
+            try:
+                answers.append(client.ask(b"PING\n"))
+            except (BrokenPipeError, ConnectionResetError):
+                answers.append(client.reply())
+        assert answers[0] == "OK pong"
+        assert answers[-1].startswith("ERR busy ")
+        assert {answer[:8] for answer in answers} == {"OK pong", "ERR busy"}
+        for number in range(1, 5):
+            assert clients[0].ask(b"PUB r 2\nx\n") == f"OK {number} {number}"
+            assert clients[0].ask(b"CUT\n") == f"OK cut {number + 1}"
+        eventually(lambda: len(list(root.glob("segments/*.zst"))) == 4)
+        assert daemon.log.count("connection refused") == 1
+    daemon.await_ready()
+    assert daemon.stop() == 0
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit")
+def test_as_many_descriptors_are_used_as_are_allowed(start: Start) -> None:
+    daemon = start(ready=False)
+    daemon.kill()
+    daemon.spawn("prlimit", "--nofile=256:512")
+    daemon.await_ready()
+    limits = Path(f"/proc/{daemon.process.pid}/limits").read_text()
+    assert next(line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files")) == ["512"] * 2
+
+
+def test_scrapers_that_say_nothing_take_few_descriptors(start: Start) -> None:
+    """And hold up no other: the oldest of them is hung up on."""
+    address = free_address()
+    daemon = start(metrics=address)
+    host, _, port = address.partition(":")
+    descriptors = Path(f"/proc/{daemon.process.pid}/fd")
+    before = len(list(descriptors.iterdir()))
+    with ExitStack() as closing:
+        silent = [closing.enter_context(socket.create_connection((host, int(port)))) for _ in range(40)]
+        assert get(address, "/healthz") == (200, "ok: head 0\n")
+        assert metrics(address)["wald_head_sequence"] == 0
+        assert len(list(descriptors.iterdir())) < before + 12
+        silent[0].settimeout(10)
+        assert silent[0].recv(1) == b""
+
+
+def test_a_scraper_that_is_slow_is_hung_up_on(start: Start) -> None:
+    """Byte by byte, each in time: a question may take so long and no longer."""
+    address = free_address()
+    start(metrics=address)
+    host, _, port = address.partition(":")
+    done = threading.Event()
+    with socket.create_connection((host, int(port))) as slow:
+        slow.settimeout(30)
+
+        def drip() -> None:
+            while not done.wait(0.2):
+                try:
+                    slow.sendall(b"G")
+                except OSError:
+                    return
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            assert slow.recv(1) == b""
+        except ConnectionResetError:
+            pass
+        finally:
+            done.set()
+            dripping.join()

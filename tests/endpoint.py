@@ -1,0 +1,32 @@
+"""Asking a daemon over HTTP."""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+import urllib.request
+
+from prometheus_client.parser import text_string_to_metric_families
+from running import TIMEOUT_SECONDS
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def get(address: str, path: str) -> tuple[int, str]:
+    """Status and body."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=TIMEOUT_SECONDS) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return refusal.code, refusal.read().decode()
+
+
+def metrics(address: str) -> dict[str, float]:
+    """Every sample by its name; the parser is Prometheus's own."""
+    status, body = get(address, "/metrics")
+    assert status == 200
+    return {sample.name: sample.value for family in text_string_to_metric_families(body) for sample in family.samples}

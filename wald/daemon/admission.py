@@ -1,0 +1,88 @@
+"""Who is let in at the socket: so many in all, so many of one user, and nobody on the descriptors the log itself needs.
+
+Everybody is accepted first, because only then the kernel says who it is; whom there is no place for is told so.
+Some places are kept for the log's owner and root, who could not look at what goes on otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from dataclasses import dataclass
+
+from structlog.typing import FilteringBoundLogger
+
+from wald.metrics import Metrics
+
+_DESCRIPTORS_KEPT = 32  # for segments, pipes that are added, payloads under way, and whoever asks for metrics
+_OWNERS_SHARE = 16  # one place of so many
+_TELL_SECONDS = 10.0  # between lines in the journal
+
+
+@dataclass(frozen=True, slots=True)
+class NoPlace:
+    """Why somebody is not let in.
+
+    Attributes:
+        words: for him and for the journal.
+        user_id: whose connections have to become fewer; None: anybody's.
+    """
+
+    words: str
+    user_id: int | None = None
+
+
+class Admission:
+    """Counts the places, and tells of those who found none.
+
+    Args:
+        connections_max: places in all.
+        per_user_max: of one user, but not of the log's owner or root.
+    """
+
+    def __init__(
+        self, metrics: Metrics, journal: FilteringBoundLogger, *, connections_max: int, per_user_max: int
+    ) -> None:
+        self._metrics = metrics
+        self._journal = journal
+        self._places = connections_max
+        self._per_user = per_user_max
+        self._kept = connections_max // _OWNERS_SHARE
+        self._owners = frozenset({0, os.geteuid()})
+        self._count: dict[int, int] = {}
+        self._refused = 0
+        self._told_at = float("-inf")
+
+    def judge(self, user_id: int, descriptor: int) -> NoPlace | None:
+        """Why a user's new connection has no place; None: it has one.
+
+        Args:
+            descriptor: that the connection got; the kernel gives out the lowest that is free.
+        """
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if descriptor >= soft - _DESCRIPTORS_KEPT:
+            return NoPlace(f"too few descriptors are left of {soft}")
+        total = sum(self._count.values())
+        if user_id not in self._owners:
+            if self._count.get(user_id, 0) >= self._per_user:
+                return NoPlace(f"user {user_id} has {self._per_user} connections already", user_id)
+            total += self._kept
+        return NoPlace(f"{self._places} connections are open already") if total >= self._places else None
+
+    def enter(self, user_id: int) -> None:
+        self._count[user_id] = self._count.get(user_id, 0) + 1
+
+    def leave(self, user_id: int) -> None:
+        self._count[user_id] -= 1
+        if not self._count[user_id]:
+            del self._count[user_id]
+
+    def refuse(self, user_id: int, why: NoPlace) -> None:
+        """Count somebody who is not let in; the journal gets a line now and then."""
+        self._metrics.connections_refused += 1
+        self._refused += 1
+        now = time.monotonic()
+        if now - self._told_at >= _TELL_SECONDS:
+            self._journal.warning("connection refused", reason=why.words, user=user_id, refused=self._refused)
+            self._told_at, self._refused = now, 0
