@@ -482,18 +482,6 @@ def test_only_the_named_writers_may_write(
     assert values(root) == expected
 
 
-def test_only_the_named_writers_may_retire(start: Start, root: Path, tmp_path: Path) -> None:
-    config, me = tmp_path / "wald.toml", os.geteuid()
-    config.write_text(f"[routes.mine]\nwriters = [{me}]\n[routes.theirs]\nwriters = [{me + 1}]\n[routes.all]\n")
-    daemon = start("--config", config)
-    for _ in range(2):  # an answer may be lost and the request repeated
-        assert daemon.ask("ROUTE RETIRE mine") == "OK retired mine"
-        assert daemon.ask("ROUTE RETIRE all") == "OK retired all"
-    assert daemon.ask("ROUTE RETIRE theirs") == f"ERR denied user {me} may not write to theirs, nor retire it"
-
-    assert not (root / "routes/theirs/retired").exists()
-
-
 # Connections side by side.
 
 

@@ -91,6 +91,23 @@ def test_a_retired_route_with_writers_is_taken_back_by_them_only(tmp_path: Path)
         assert ask(daemon, OWNER, b"ROUTE ADD a\n") == "OK added a"
 
 
+def test_retiring_is_for_the_owner_and_who_is_named(tmp_path: Path) -> None:
+    """What is unread in a retired route may be deleted; so it is taken back by the same users, and by nobody else."""
+    with served(tmp_path, f"[routes.named]\nwriters = [{MEMBER.user_id}]\n[routes.all]\n") as daemon:
+        retired = daemon.root / "routes/all/retired"
+        refusal = f"ERR denied user {MEMBER.user_id} may not retire all: that is for the log's owner and its writers"
+        assert ask(daemon, MEMBER, b"PUB all 2\nx\n") == "OK 1 1"
+        assert ask(daemon, MEMBER, b"ROUTE RETIRE all\n") == refusal
+        assert not retired.exists()
+        for name in (b"all", b"named"):
+            assert ask(daemon, OWNER, b"ROUTE RETIRE %b\n" % name) == f"OK retired {name.decode()}"
+        assert ask(daemon, MEMBER, b"ROUTE ADD all\n") == refusal.replace("retire all", "take all back")
+        assert retired.exists()
+        for _ in range(2):  # an answer may be lost and the request repeated
+            assert ask(daemon, MEMBER, b"ROUTE ADD named\n") == "OK added named"
+            assert ask(daemon, MEMBER, b"ROUTE RETIRE named\n") == "OK retired named"
+
+
 def test_settings_do_not_say_both(tmp_path: Path) -> None:
     config = tmp_path / "wald.toml"
     config.write_text('[routes.a]\nfifo = true\nmode = "0620"\nwriters = [1]\n')

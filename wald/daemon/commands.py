@@ -91,6 +91,8 @@ class Commands:
                 mode = int(value, 8) & 0o777
             elif option != "fifo":
                 return encode_err(Code.BAD_REQUEST, f"options are fifo and mode=<octal>, not {option!r}")
+        if self._root.retired(name).exists() and not self._routes.lets_retire(name, user_id):
+            return _not_retiring(user_id, f"take {name} back")
         owner, guarded = self._routes.is_owner(user_id), self._routes.has_writers(name)
         if mode is not None and not owner:
             return encode_err(Code.DENIED, f"user {user_id} may not set a FIFO's mode: that is for the log's owner")
@@ -107,10 +109,14 @@ class Commands:
         return encode_ok(f"added {name}")
 
     def _retire_route(self, name: str, user_id: int) -> bytes:
-        if not self._routes.lets_write(name, user_id):
-            return encode_err(Code.DENIED, f"user {user_id} may not write to {name}, nor retire it")
+        if not self._routes.lets_retire(name, user_id):
+            return _not_retiring(user_id, f"retire {name}")
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         retire_route(self._root, self._disk, name, now=now)
         self._routes.forget(name)
         self._intake.drop(name)
         return encode_ok(f"retired {name}")
+
+
+def _not_retiring(user_id: int, deed: str) -> bytes:
+    return encode_err(Code.DENIED, f"user {user_id} may not {deed}: that is for the log's owner and its writers")

@@ -50,6 +50,10 @@ class Routes:
         writers = self._writers.get(name)
         return writers is None or user_id in writers
 
+    def lets_retire(self, name: str, user_id: int) -> bool:
+        """Whether a user may retire a route, whose unread records may then be deleted, or take it back."""
+        return self.is_owner(user_id) or user_id in self._writers.get(name, ())
+
     def forget(self, name: str | None = None, *, writers: Mapping[str, Collection[int]] | None = None) -> None:
         """Ask the directory again: about one route that changed, or about all of them under new settings."""
         if writers is not None:
