@@ -143,6 +143,7 @@ class Log:
 
         Raises:
             InvalidInput: below 1.
+            Damaged: it is in no segment, and the ledger that should tell of it is damaged.
         """
         return where(self.root, sequence, log_id=self.identity.log_id)
 

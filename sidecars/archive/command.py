@@ -20,6 +20,7 @@ from sidecars.archive.cutting import Bytes, Records, Size
 from sidecars.archive.destination import Destination
 from sidecars.archive.due import spark_pays
 from sidecars.archive.engine import Engine, LocalEngine
+from sidecars.archive.finding import Finding
 from sidecars.archive.objects import open_destination
 from sidecars.archive.pack import Archivist, Wish
 from sidecars.archive.report import PackReport, ProofReport, progress
@@ -37,7 +38,7 @@ from wald.log import Log
 from wald.store.directory import Root, read_identity
 from wald.store.disk import Disk
 from wald.store.finding import Level
-from wald.store.ledger import Ledger, entries_of
+from wald.store.ledger import Ledger, read_ledger
 
 BUNDLE_BYTES = 256 * MIB
 _AUTO, _LOCAL, _SPARK = "auto", "local", "spark"
@@ -167,11 +168,14 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     root = root or ctx.find_object(Path)
     places = [open_destination(place, Disk()) for place in destinations]
     told = [Told() for _ in places]
-    if root is not None:
-        here = Root(root)
-        read_identity(here)
-        told = [told_of(entries_of(here.ledger / "archive.jsonl"), place.place) for place in places]
     report = ProofReport(as_json)
+    if root is not None:
+        read_identity(Root(root))
+        path = Root(root).ledger / "archive.jsonl"
+        ledger = read_ledger(path)
+        for number, reason in ledger.broken:
+            report.finding(Finding(Level.ERROR, str(path), "", "", f"line {number}: {reason}"))
+        told = [told_of(ledger.entries, place.place) for place in places]
     with progress("verify", sum(map(bundle_bytes, places))) as advance:
         for finding in findings_of(places, told, on_bytes=advance):
             report.finding(finding)

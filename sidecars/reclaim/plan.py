@@ -58,6 +58,10 @@ class _Known:
     problem: str = ""
 
 
+class _Unreadable(Exception):
+    """A segment of which nobody can say what it holds: it stays, and the others go on."""
+
+
 class Planner:
     """Looks at ``root`` for one process.
 
@@ -82,7 +86,8 @@ class Planner:
         listing = list_segments(root)
         there = {segment.base_sequence for segment in (*listing.segments, *listing.doomed)}
         for entry in entries_of(root.ledger / "reclaim.jsonl"):
-            if entry.get("base") in there:
+            base = entry.get("base")
+            if isinstance(base, int) and base in there:
                 self._learn_line(entry)
 
     def heard(self, decision: Decision) -> None:
@@ -134,7 +139,7 @@ class Planner:
         """One about every sealed segment, oldest first.
 
         Raises:
-            Damaged: the directory or the end of the log cannot be read.
+            Damaged: the directory, the end of the log or the ledger of the archive cannot be read.
         """
         listing = list_segments(self._root)
         claims, due = self._read_claims()
@@ -172,8 +177,8 @@ class Planner:
     def _unexplained(self, segment: Segment, now_ns: int) -> Entry:
         """The ledger's line about a doomed segment of which it does not tell."""
         try:
-            index = sealed_index(segment, self._log_id)
-        except Damaged:
+            index = self._index(segment)
+        except _Unreadable:
             last = segment.base_sequence
         else:
             last = index.next_sequence - 1
@@ -196,7 +201,7 @@ class Planner:
             try:
                 verdict, entry = self._judge_opened(segment, known, facts, claims, now_ns, told=told)
                 pin = known.pin
-            except (Damaged, BadSealed) as error:  # it was good at an earlier look, or what is lost cannot be counted
+            except (_Unreadable, BadSealed) as error:  # good at an earlier look, or what is lost cannot be counted
                 known.problem = str(error)
                 verdict = Verdict.UNREADABLE
         if told and not verdict.goes:
@@ -210,9 +215,9 @@ class Planner:
         pin, verdict, message = None, _EXPIRING.get(told or "", Verdict.READ), ""
         if claims is not None and not self._root.segment(base, Kind.SEALED).exists():
             try:
-                index = sealed_index(segment, self._log_id)
-            except Damaged as error:
-                verdict, message = Verdict.UNREADABLE, error.message
+                index = self._index(segment)
+            except _Unreadable as error:
+                verdict, message = Verdict.UNREADABLE, str(error)
             else:
                 pin = next(claims.pins(index.routes), None)
                 if pin is not None and not (self._limits.expire and verdict.expires):
@@ -234,26 +239,32 @@ class Planner:
         """The verdict with what only the segment's index tells; and the ledger's line, if it goes and was not told."""
         index = None
         if known.pin is None or not claims.still(known.pin):
-            index = sealed_index(segment, self._log_id)
+            index = self._index(segment)
             known.pin = next(claims.pins(index.routes), None)
         facts = replace(facts, read=known.pin is None, archived=self._archived(segment, index, claims))
         verdict = judge(facts, self._limits)
-        if known.pin is None:
+        if verdict.goes and known.pin is None:
             self._passed[segment.base_sequence] = claims
         if not verdict.goes or told:
             return verdict, None
-        index = index or sealed_index(segment, self._log_id)
+        index = index or self._index(segment)
         return verdict, _reclaimed(index, claims, verdict, known.stored_bytes, now_ns)
 
     def _archived(self, segment: Segment, index: SealedIndex | None, claims: Claims) -> bool:
         if not self._limits.require_archived:
             return True
-        routes = (index or sealed_index(segment, self._log_id)).routes
+        routes = (index or self._index(segment)).routes
         return all(
             self._history.all_archived(entry.route, entry.first, entry.last)
             for entry in routes
             if entry.route not in claims.retired
         )
+
+    def _index(self, segment: Segment) -> SealedIndex:
+        try:
+            return sealed_index(segment, self._log_id)
+        except Damaged as error:
+            raise _Unreadable(error.message) from error
 
     def _learn_line(self, entry: Entry) -> None:
         """Follow a line of our ledger."""
@@ -270,9 +281,9 @@ class Planner:
         try:
             stored_bytes = segment.path.stat().st_size
             try:
-                index = sealed_index(segment, self._log_id)
-            except Damaged as error:
-                known = _Known(stored_bytes, 0, 0, problem=error.message)
+                index = self._index(segment)
+            except _Unreadable as error:
+                known = _Known(stored_bytes, 0, 0, problem=str(error))
             else:
                 latest_ns = max((frame.latest_ns for frame in index.frames), default=0)
                 pin = next(claims.pins(index.routes), None)

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from damage import flipped
 from faults import TracingDisk
+from logs import Unsynced
 
-from wald.errors import Locked
+from wald.errors import Damaged, Locked
 from wald.format.batch import Buffer
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger, entries_of, read_ledger
@@ -114,8 +116,30 @@ def test_a_broken_chain_is_kept_and_told(path: Path) -> None:
     ledger.close()
 
     decoded = read_ledger(path)
-    assert [entry["n"] for entry in decoded.entries] == [0, 7, 2, 3]
-    assert decoded.broken == [(3, "does not follow the line before it")]
+    assert [entry["n"] for entry in decoded.entries] == [0, 2, 3]
+    assert decoded.broken == [(2, "its checksum is wrong"), (3, "does not follow the line before it")]
+    with pytest.raises(Damaged, match=r"segments\.jsonl: line 2: its checksum is wrong"):
+        list(entries_of(path))
+
+
+def test_what_follows_a_damaged_last_line_says_so_whatever_bit_of_it_is_flipped(path: Path) -> None:
+    ledger = Ledger(path, Disk())
+    ledger.append({"n": 0}, {"n": 1})
+    ledger.close()
+    whole = path.read_bytes()
+    last = whole.index(b"\n") + 1
+    for bit in range(8 * last, 8 * len(whole), 7):
+        path.write_bytes(flipped(whole, bit))
+        ledger = Ledger(path, Unsynced())
+        with pytest.raises(Damaged, match="line 2: "):
+            list(entries_of(path))
+        ledger.append({"n": 2})
+        ledger.close()
+
+        decoded = read_ledger(path)
+        assert [entry.get("n", entry.get("event")) for entry in decoded.entries] == [0, "after-damage", 2]
+        assert decoded.broken[0][0] == 2
+        assert decoded.whole_bytes == path.stat().st_size
 
 
 @pytest.mark.parametrize("then", ["", "open", "truncate"])
@@ -183,12 +207,20 @@ def test_a_ledger_with_an_owner_is_open_once(tmp_path: Path) -> None:
     assert read_ledger(tmp_path / "l.jsonl").broken == []
 
 
-def test_lines_are_read_one_at_a_time_and_what_is_none_is_passed_over(tmp_path: Path) -> None:
+def test_lines_are_read_one_at_a_time_as_far_as_the_chain_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "l.jsonl"
     assert list(entries_of(path)) == []
     ledger = Ledger(path, Disk())
     ledger.append({"n": 1}, {"n": 2})
     ledger.close()
-    path.write_bytes(b"7\n[]\n{}\nnot json\n" + path.read_bytes() + b'{"n": 3, "prev": "torn')
-
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"n": 3, "prev": "torn')
     assert [entry["n"] for entry in entries_of(path)] == [1, 2]
+
+    first = whole[: whole.index(b"\n") + 1]
+    for broken in (whole + b"7\n", first + b"[]\n", first + first, whole[len(first) :], whole[:-1] + b"\x0b"):
+        path.write_bytes(broken)
+        seen: list[int] = []
+        with pytest.raises(Damaged, match=r"l\.jsonl: line [123]: "):
+            seen.extend(entry["n"] for entry in entries_of(path))
+        assert seen == [1, 2][: len(seen)]

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from contents import errors
+from damage import flipped
 from logs import SECOND_NS, START_NS, Built
 
 from wald.errors import Damaged, InvalidInput
@@ -172,6 +174,20 @@ def test_a_ledger_with_lines_that_make_no_sense_still_gives_an_answer(built: Bui
     ledger.close()
 
     assert [built.log.where(sequence).state for sequence in (1, 3)] == [State.ARCHIVED, State.DOOMED]
+
+
+@pytest.mark.parametrize("name", ["reclaim.jsonl", "archive.jsonl", "segments.jsonl"])
+def test_a_damaged_ledger_answers_nothing_about_what_is_gone_and_leaves_the_rest(built: Built, name: str) -> None:
+    archive(built, {"route": "a", "first": 1, "last": 1, "bundle": "a.tar"})
+    path = built.root.ledger / name
+    path.write_bytes(flipped(path.read_bytes(), 99))
+    with pytest.raises(Damaged, match=f"{name}: line 1: its checksum is wrong"):
+        built.log.where(1)
+
+    found = built.log.where(5)
+    assert found.state is State.SEALED
+    assert found.words.endswith("nothing is decided by this ledger") == (name != "segments.jsonl")
+    assert f"{path}: line 1" in " ".join(errors(built.root.path))
 
 
 def test_what_no_ledger_explains_is_unknown(built: Built) -> None:

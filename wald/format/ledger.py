@@ -1,17 +1,28 @@
-"""Ledger lines: JSON objects, each with the sha256 of the line before it, so that a changed or missing line shows.
+"""Ledger lines: JSON objects, each with a checksum, and with the sha256 of the line before it.
 
-``{"event": …, "at": …, …, "prev": "<64 hex>"}``; the first line's ``prev`` is 64 zeros. The digest is taken over the
-previous line without its newline.
+``{"event": …, …, "prev": "<64 hex>", "crc": "<8 hex>"}``; written without spaces, each line ended by a newline.
+``prev`` is the digest of the previous line without its newline, of the first one 64 zeros: so a changed, missing or
+inserted line shows in the one behind it. ``crc`` is crc32c over what stands before ``,"crc"``: so the last line is
+covered as well.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
+from crc32c import crc32c
+
 GENESIS = "0" * 64
+_END = re.compile(rb',"crc":"([0-9a-f]{8})"}')
+_END_BYTES = len(b',"crc":"00000000"}')
+
+
+class BadLine(ValueError):
+    """It is not a line as it was written, or not the one that belongs here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +32,7 @@ class Decoded:
     Attributes:
         entries: the whole, well-formed lines, in order.
         whole_bytes: where the last whole line ends; what follows is a torn line.
-        broken: (line number from 1, reason) for each line that does not fit the chain.
+        broken: (line number from 1, reason) for each line that is damaged or does not fit the chain.
         tip: the ``prev`` of the next line.
     """
 
@@ -35,7 +46,8 @@ def encode_line(entry: dict[str, Any], prev: str) -> bytes:
     """The line of ``entry`` after the line with digest ``prev``."""
     text = json.dumps(entry | {"prev": prev}, separators=(",", ":"), ensure_ascii=False)
     # A path that is not UTF-8 has surrogates in it; as escapes they are JSON, and come back as they were.
-    return text.encode(errors="backslashreplace") + b"\n"
+    covered = text[:-1].encode(errors="backslashreplace")
+    return covered + b',"crc":"%08x"}\n' % crc32c(covered)
 
 
 def digest(line: bytes) -> str:
@@ -49,22 +61,44 @@ def decode_ledger(data: bytes) -> Decoded:
     entries: list[dict[str, Any]] = []
     broken: list[tuple[int, str]] = []
     tip = GENESIS
+    number = 0
     for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
-        entry = decode_line(line + b"\n")
-        if entry is None:
-            broken.append((number, "not a ledger line"))
+        try:
+            entry = decode_line(line)
+        except BadLine as error:
+            broken.append((number, str(error)))
         else:
             if entry.pop("prev") != tip:
                 broken.append((number, "does not follow the line before it"))
             entries.append(entry)
         tip = digest(line)
+    if ends_wrongly(data[whole:]):
+        broken.append((number + 1, "its newline is damaged"))
     return Decoded(entries, whole, broken, tip)
 
 
-def decode_line(line: bytes) -> dict[str, Any] | None:
-    """One line with its newline, ``prev`` still in it; None for a torn one, and for what is no ledger line."""
+def decode_line(line: bytes) -> dict[str, Any]:
+    """One line without its newline; ``prev`` is still in it.
+
+    Raises:
+        BadLine: it is not as it was written.
+    """
+    end = _END.fullmatch(line, max(0, len(line) - _END_BYTES))
+    if end is None:
+        raise BadLine("not a ledger line")
+    if int(end[1], 16) != crc32c(line[: end.start()]):
+        raise BadLine("its checksum is wrong")
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
-        return None
-    return entry if line.endswith(b"\n") and isinstance(entry, dict) and "prev" in entry else None
+        raise BadLine("not a ledger line") from None
+    if not isinstance(entry, dict) or "prev" not in entry:
+        raise BadLine("not a ledger line")
+    del entry["crc"]
+    return entry
+
+
+def ends_wrongly(rest: bytes) -> bool:
+    """Whether what follows the last newline is a whole line and more: its newline is damaged, and it is not torn."""
+    end = _END.search(rest)
+    return end is not None and end.end() < len(rest) and int(end[1], 16) == crc32c(rest[: end.start()])

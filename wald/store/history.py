@@ -5,7 +5,8 @@
                      {"event": "kept", "base": 1}                                      that deletion was not carried out
     archive.jsonl    {"event": "archived", "route": …, "first": 1, "last": 250, …}     for each bundle
 
-Ledgers can be lost, so every answer may be "unknown". A ledger that has grown is read again.
+Ledgers can be lost, so every answer may be "unknown". A ledger that has grown is read again. Of one that is damaged
+nothing is believed: every question to it raises Damaged.
 """
 
 from __future__ import annotations
@@ -14,13 +15,11 @@ import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from wald.errors import Damaged
 from wald.format.names import DIGITS
 from wald.store.directory import Root
 from wald.store.ledger import entries_of
@@ -146,7 +145,7 @@ class _Ledger:
         seen = (status.st_size, status.st_mtime_ns)
         if seen != self._seen:
             found: dict[int, Entry] = {}
-            for number, entry in enumerate(_entries_of(self.path)):
+            for number, entry in enumerate(entries_of(self.path)):
                 begin, end = entry.get(self.first), entry.get("last")
                 if not isinstance(begin, int):
                     continue
@@ -157,12 +156,6 @@ class _Ledger:
                     found.pop(key, None)
             self._entries, self._seen = sorted(found.values(), key=itemgetter(self.first)), seen
         return self._entries
-
-
-def _entries_of(path: Path) -> Iterator[Entry]:
-    """None of a ledger that is no regular file: it counts as lost, and ``wald verify`` tells."""
-    with suppress(Damaged):
-        yield from entries_of(path)
 
 
 def _compact(entry: Entry) -> Entry:

@@ -1,4 +1,8 @@
-"""A ledger file: chained JSON lines, appended and synced by their one owner."""
+"""A ledger file: chained JSON lines, appended and synced by their one owner.
+
+Whoever decides something by a ledger reads it with :func:`entries_of`, which requires the chain to be whole; whoever
+reports what there is, with :func:`read_ledger`, which tells of damage and goes on.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wald.errors import Locked
-from wald.format.ledger import GENESIS, Decoded, decode_ledger, decode_line, digest, encode_line
+from wald.errors import Damaged, Locked
+from wald.format.ledger import (
+    GENESIS,
+    BadLine,
+    Decoded,
+    decode_ledger,
+    decode_line,
+    digest,
+    encode_line,
+    ends_wrongly,
+)
 from wald.store.disk import Disk
 from wald.store.regular import open_file, read_regular
 
@@ -17,7 +30,7 @@ _TAIL_BYTES = 64 << 10  # more than any line but that of a segment with a thousa
 
 
 class Ledger:
-    """The appending side. Opening cuts a torn last line; a broken chain is kept and told by :func:`read_ledger`.
+    """The appending side. Opening cuts a torn last line; a damaged one is kept, and the line after it says so.
 
     Args:
         owner: whose ledger it is, where several of them might be started; one at a time gets it, until it is closed.
@@ -36,6 +49,7 @@ class Ledger:
         self._lock: int | None = None
         self._end = 0
         self._prev = ""
+        self._damage: list[dict[str, Any]] = []
         if owner:
             self._take(owner)
         try:
@@ -56,7 +70,7 @@ class Ledger:
         with self._mutex:
             descriptor = self._open(known_bytes=self._end) if self._descriptor is None else self._descriptor
             lines, prev = [], self._prev
-            for entry in entries:
+            for entry in (*self._damage, *entries):
                 lines.append(encode_line(entry, prev))
                 prev = digest(lines[-1])
             try:
@@ -68,13 +82,21 @@ class Ledger:
                 raise
             self._end += written
             self._prev = prev
+            self._damage = []
             if self._reserve_bytes:
                 self._disk.reserve(descriptor, self._end, self._reserve_bytes)
 
     def entries(self) -> list[dict[str, Any]]:
-        """What the ledger says; a line whose append failed is not among it, whatever the file holds."""
+        """What the ledger says; a line whose append failed is not among it, whatever the file holds.
+
+        Raises:
+            Damaged: a line is damaged, or missing.
+        """
         with self._mutex:
-            return decode_ledger(self._path.read_bytes()[: self._end]).entries
+            decoded = decode_ledger(self._path.read_bytes()[: self._end])
+        for number, reason in decoded.broken:
+            raise damaged(self._path, number, reason)
+        return decoded.entries
 
     def close(self) -> None:
         with self._mutex:
@@ -101,7 +123,10 @@ class Ledger:
         try:
             length = os.fstat(descriptor).st_size
             line, end = _last_line(descriptor, length if known_bytes is None else min(known_bytes, length))
-            if length > end:
+            rest = b"" if known_bytes is not None else os.pread(descriptor, length - end, end)
+            if ends_wrongly(rest):
+                line, end = rest, length + self._disk.write(descriptor, [b"\n"], length)
+            elif length > end:
                 self._disk.truncate(descriptor, end)
             if self._reserve_bytes:
                 self._disk.reserve(descriptor, end, self._reserve_bytes)
@@ -109,6 +134,7 @@ class Ledger:
             self._disk.close(descriptor)
             raise
         self._descriptor, self._end, self._prev = descriptor, end, digest(line) if line else GENESIS
+        self._damage = [] if _is_whole(line) else [{"event": "after-damage"}]
         return descriptor
 
 
@@ -125,6 +151,14 @@ def _last_line(descriptor: int, end: int) -> tuple[bytes, int]:
         want *= 2
 
 
+def _is_whole(line: bytes) -> bool:
+    """Whether the last line is as it was written; where there is none, nothing is wrong with it."""
+    try:
+        return not line or bool(decode_line(line.removesuffix(b"\n")))
+    except BadLine:
+        return False
+
+
 def read_ledger(path: Path) -> Decoded:
     """What the ledger at ``path`` says; an absent one is empty."""
     try:
@@ -134,13 +168,35 @@ def read_ledger(path: Path) -> Decoded:
 
 
 def entries_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The well-formed lines of the ledger at ``path``, one at a time, the chain unchecked; an absent one is empty."""
+    """The lines of the ledger at ``path``, one at a time, for who decides by them; an absent one is empty.
+
+    Raises:
+        Damaged: at the first line that is damaged, or that does not follow the one before it.
+    """
     try:
         file = open_file(path)
     except FileNotFoundError:
         return
+    tip = GENESIS
     with file:
-        for line in file:
-            entry = decode_line(line)
-            if entry is not None:
-                yield entry
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                if ends_wrongly(line):
+                    raise damaged(path, number, "its newline is damaged")
+                return  # torn; its owner cuts it
+            try:
+                entry = decode_line(line[:-1])
+            except BadLine as error:
+                raise damaged(path, number, str(error)) from error
+            if entry.pop("prev") != tip:
+                raise damaged(path, number, "does not follow the line before it")
+            tip = digest(line)
+            yield entry
+
+
+def damaged(path: Path, number: int, reason: str) -> Damaged:
+    """The error of who would have decided by a ledger of which one line cannot be believed."""
+    return Damaged(
+        f"{path}: line {number}: {reason}; nothing is decided by this ledger",
+        hint=f"restore it from a backup, or stop its owner and forget what it tells: mv {path} {path}.damaged",
+    )

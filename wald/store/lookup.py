@@ -71,6 +71,7 @@ def where(root: Root, sequence: int, *, log_id: bytes) -> Whereabouts:
 
     Raises:
         InvalidInput: below 1.
+        Damaged: it is in no segment, and the ledger that should tell of it is damaged.
     """
     if sequence < 1:
         raise InvalidInput(f"{sequence} is not a sequence", hint="the first record is number 1")
@@ -88,7 +89,10 @@ def where(root: Root, sequence: int, *, log_id: bytes) -> Whereabouts:
                 break
     if found.state is State.NEVER_ISSUED:
         return found
-    bundled, reclaimed = history.archived(sequence), history.reclaimed(sequence)
+    try:
+        bundled, reclaimed = history.archived(sequence), history.reclaimed(sequence)
+    except Damaged as error:  # where it is, is known without them
+        return replace(found, words=f"{found.words}; {error.message}")
     if found.durable and found.state is not State.DOOMED:
         reclaimed = None  # decided, and not carried out
     if bundled is not None:
@@ -190,7 +194,11 @@ def _beyond(sequence: int, last: int | None) -> Whereabouts:
 
 
 def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
-    """Issued, and in no segment that can be read."""
+    """Issued, and in no segment that can be read.
+
+    Raises:
+        Damaged: the ledger that should tell of it is.
+    """
     sealed = history.sealed(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
     archived, reclaimed = history.archived(sequence), history.reclaimed(sequence)

@@ -200,8 +200,12 @@ class _Reading:
         selection = self._selection
         if hole.first > selection.last:
             return
-        reclaimed = hole.front or self._history.all_reclaimed(hole.first, hole.last)
-        if reclaimed and (selection.earliest or not self._missed(hole)):
+        try:
+            reclaimed = hole.front or self._history.all_reclaimed(hole.first, hole.last)
+            if reclaimed and (selection.earliest or not self._missed(hole)):
+                return
+        except Damaged as error:  # of the ledger that should say so
+            self._report(error)
             return
         if reclaimed:
             raise NotFound(

@@ -97,7 +97,10 @@ def seal(
         raise
     disk.sync_directory(root.segments)  # before the unlink: else a power cut could leave neither name
     sealed_bytes = target.stat().st_size
-    told = ledger.entries() if both else []
+    told: list[dict[str, Any]] = []
+    if both:
+        with contextlib.suppress(Damaged):  # at worst it is told twice; the segments are the truth
+            told = ledger.entries()
     for entry in _entries(compressed, sealed_bytes, cut_ns=cut_ns, now_ns=now()):
         if not any(_is_about(line, entry) for line in told):
             ledger.append(entry)

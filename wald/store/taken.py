@@ -29,7 +29,11 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
     if doomed := list(_held(listing, Kind.DOOMED, cursor, log_id)):
         parts.append(f"{_words(doomed, cursor)} are doomed; wald-reclaim --root {root.path} takes them back")
     there = {segment.base_sequence for segment in (*listing.segments, *listing.doomed)}
-    deletions = [entry for entry in History(root).deletions() if entry["base"] not in there]
+    try:
+        deletions = [entry for entry in History(root).deletions() if entry["base"] not in there]
+    except Damaged as error:
+        deletions = []
+        parts.append(error.message)
     deleted = [span for entry in deletions for span in _spans(entry, cursor.route) if span[1] > cursor.sequence]
     deleted += _held(listing, Kind.DELETING, cursor, log_id)
     if deleted:

@@ -150,7 +150,7 @@ class Verification:
         base, expected = segment.base_sequence, self._state.next_sequence or 1
         if base > expected:
             missing = f"records {expected} to {base - 1}"
-            if self.history.all_reclaimed(expected, base - 1):
+            if self._reclaimed(expected, base - 1):
                 yield Finding(Level.INFO, segment.path, 0, f"{missing} before it were reclaimed")
             else:
                 words = f"{missing} before it are in no segment, and no ledger says why"
@@ -159,6 +159,13 @@ class Verification:
             words = f"begins before record {expected}, where the one before it ends"
             yield Finding(Level.ERROR, segment.path, 0, words)
 
+    def _reclaimed(self, first: int, last: int) -> bool:
+        """Whether a ledger that can be believed says so."""
+        try:
+            return self.history.all_reclaimed(first, last)
+        except Damaged:  # told of with the ledgers
+            return False
+
     def _behind_head(self, segment: Segment) -> bool:
         return self._head is not None and segment.base_sequence > self._head.segment
 
@@ -166,7 +173,9 @@ class Verification:
         """What of a segment only the rest of the root tells."""
         head, log_id = self._head, self._log_id
         if segment.kind is Kind.SEALED:
-            told = self.history.sealed(segment.base_sequence)
+            told = None
+            with contextlib.suppress(Damaged):  # told of with the ledgers
+                told = self.history.sealed(segment.base_sequence)
             return Piece(segment, log_id, sha256=None if told is None else str(told.get("sha256")))
         if head is None:
             return Piece(segment, log_id, endless=segment is self._listing.segments[-1])
@@ -174,13 +183,15 @@ class Verification:
 
     def _head_agrees(self) -> Iterator[Finding]:
         head, last = self._head, max(self._state.next_sequence - 1, 0)
-        sealed = self.history.last_sealed()
-        if sealed > last and not self.history.all_reclaimed(last + 1, sealed):
+        sealed = 0
+        with contextlib.suppress(Damaged):  # told of with the ledgers
+            sealed = self.history.last_sealed()
+        if sealed > last and not self._reclaimed(last + 1, sealed):
             words = f"records {last + 1} to {sealed} were sealed and are in no segment"
             yield Finding(Level.ERROR, self._root.ledger / LEDGERS[0], 0, words)
         if head is None:
             return
-        if head.sequence > last and not self.history.all_reclaimed(last + 1, head.sequence):
+        if head.sequence > last and not self._reclaimed(last + 1, head.sequence):
             words = f"records {last + 1} to {head.sequence} are durable by the head and in no segment"
             yield Finding(Level.ERROR, self._root.head, 0, words)
         else:

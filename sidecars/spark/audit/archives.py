@@ -18,7 +18,7 @@ from wald.errors import WaldError
 from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.finding import Level
-from wald.store.ledger import entries_of
+from wald.store.ledger import read_ledger
 
 
 class ArchiveAudit:
@@ -98,7 +98,7 @@ def _told(place: str, roots: Iterable[Root]) -> Told:
     """What all ledgers tell of one destination together; one of which none of them tells is proven by itself."""
     told = Told()
     for root in roots:
-        of_one = told_of(entries_of(root.ledger / "archive.jsonl"), place)
+        of_one = told_of(read_ledger(root.ledger / "archive.jsonl").entries, place)
         told.bundles |= of_one.bundles
         told.whole |= of_one.whole
         told.unfinished |= of_one.unfinished

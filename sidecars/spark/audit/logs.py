@@ -12,7 +12,8 @@ from wald.errors import Damaged
 from wald.store.checker import Piece
 from wald.store.directory import Root, list_segments
 from wald.store.finding import Level
-from wald.store.ledger import entries_of
+from wald.store.history import Entry
+from wald.store.ledger import read_ledger
 from wald.store.verifier import Verification
 
 
@@ -31,7 +32,7 @@ class LogAudit:
         self._verification = Verification(root)
         self._bundles = {
             (str(line.get("dest")), str(line.get("bag")), str(line.get("bundle")))
-            for line in entries_of(root.ledger / "archive.jsonl")
+            for line in read_ledger(root.ledger / "archive.jsonl").entries
             if line.get("event") == "archived"
         }
         self.work = [SegmentWork(piece, _stored_bytes(piece)) for piece in self._verification.pieces()]
@@ -56,21 +57,29 @@ class LogAudit:
             segments=verification.segments,
             records=verification.records,
             raw_bytes=verification.raw_bytes,
-            reclaimed=len(verification.history.deletions()),
+            reclaimed=len(self._deletions()),
             expired=lost,
             bundles=len(self._bundles),
             found=tuple(found),
         )
 
     def _rulings(self) -> Iterator[Ruling]:
-        history = self._verification.history
-        lines = history.deletions()
+        lines = self._deletions()
         there: set[int] = set()
         with suppress(Damaged):  # told of by the verification
             there = {segment.base_sequence for segment in list_segments(self.root).segments}
         for line in lines:
-            yield judge(line, history.sealed(line["base"]), there=line["base"] in there)
+            sealed = None
+            with suppress(Damaged):
+                sealed = self._verification.history.sealed(line["base"])
+            yield judge(line, sealed, there=line["base"] in there)
         yield from overlaps(lines)
+
+    def _deletions(self) -> list[Entry]:
+        """What the ledger tells of deletions; nothing if it is damaged, and of that the verification tells."""
+        with suppress(Damaged):
+            return self._verification.history.deletions()
+        return []
 
 
 def _stored_bytes(piece: Piece) -> int:

@@ -6,14 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from archives import archive, bags, copied, errors, findings, ledger_lines
+from archives import archive, bags, copied, errors, findings, ledger_lines, wald_archive
 from damage import flipped
 from faults import Died, DyingDisk
 from logs import Built, Unsynced
 
 from sidecars.archive.cutting import Records
 from sidecars.archive.told import Told, told_of
-from wald.errors import NotFound
+from wald.errors import Damaged, NotFound
 from wald.store.finding import Level
 from wald.store.ledger import Ledger
 
@@ -67,6 +67,18 @@ def test_wherever_a_run_was_interrupted_it_is_no_damage(tmp_path: Path, part: fl
             break
     assert step > 30
     assert seen == {ABANDONED if event else UNFINISHED}
+
+
+def test_any_flipped_bit_of_the_ledger_is_an_error_although_the_archive_is_good(mixed: Built, dest: Path) -> None:
+    archive(mixed, dest, size=Records(7))
+    path = mixed.root.ledger / "archive.jsonl"
+    whole = path.read_bytes()
+    assert errors(dest, root=mixed.root) == []
+    for bit in (3, 8 * len(whole) // 2, 8 * len(whole) - 400, 8 * len(whole) - 5):
+        path.write_bytes(flipped(whole, bit))
+        done = wald_archive("verify", dest, "--root", mixed.root.path)
+        assert done.returncode == Damaged.exit_code
+        assert f"error  {path}: line ".encode() in done.stdout
 
 
 @pytest.fixture

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from contents import errors, records
+from damage import flipped
 from faults import Died, DyingDisk, FailingDisk, TracingDisk, until_it_survives
 from logs import SECOND_NS, Built
 from reclaiming import Reclaimer, bases, ledger, reclaim
 
 from sidecars.reclaim.plan import Planner
 from sidecars.reclaim.policy import Limits, Verdict
-from wald.errors import Locked
+from wald.errors import Damaged, Locked
 from wald.format.names import Kind
 from wald.store.ledger import Ledger
 from wald.store.lookup import State
@@ -300,6 +301,39 @@ def test_archived_means_every_record_of_every_route_that_gates(built: Built) -> 
     retire_route(built.root, built.disk, "a", now="")
     reclaimer.look(now_ns=built.now_ns)
     assert bases(built.root) == []
+
+
+def test_with_any_bit_of_the_archive_s_ledger_flipped_nothing_is_deleted_on_its_word(built: Built) -> None:
+    read_all(built)
+    path = built.root.ledger / "archive.jsonl"
+    archive = Ledger(path, built.disk)
+    archive.append({"event": "archived", "route": "a", "first": 1, "last": 5, "after": 0, "bundle": "a"})
+    archive.append({"event": "archived", "route": "b", "first": 2, "last": 2, "after": 0, "bundle": "b"})
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 11):
+        path.write_bytes(flipped(whole, bit))
+        with pytest.raises(Damaged, match=r"archive\.jsonl: line [123]: ") as refused:
+            reclaim(built, Limits(require_archived=True))
+        assert f"mv {path}" in refused.value.hint
+        assert bases(built.root) == [1, 3, 5, 7]
+    path.write_bytes(whole)
+    reclaim(built, Limits(require_archived=True))
+
+    assert bases(built.root) == [3, 5, 7]
+
+
+def test_with_its_own_ledger_damaged_it_deletes_nothing_and_says_what_to_do(built: Built) -> None:
+    """A line that is lost may be the one that took a deletion back."""
+    read_all(built, a=2, b=2)
+    reclaim(built)
+    read_all(built)
+    path = built.root.ledger / "reclaim.jsonl"
+    path.write_bytes(flipped(path.read_bytes(), 99))
+    with pytest.raises(Damaged, match=r"reclaim\.jsonl: line 1: its checksum is wrong") as refused:
+        reclaim(built)
+
+    assert f"mv {path}" in refused.value.hint
+    assert bases(built.root) == [3, 5, 7]
 
 
 def test_what_has_once_held_a_segment_back_is_asked_first_and_then_the_others(built: Built) -> None:
