@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from sidecars.archive.bundle import Bundle, Contents, Origin, PartFacts
+from sidecars.archive.bundle import Bundle, Contents, Origin
 from sidecars.archive.codecs import Codec
 from sidecars.archive.manifest import Entry, Manifest, Previous
+from sidecars.archive.parts import PartFacts
 
 
 def manifest(

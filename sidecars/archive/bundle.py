@@ -20,18 +20,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecars.archive.codecs import Codec, in_order
+from sidecars.archive.codecs import FRAME_BYTES, Codec, in_order
 from sidecars.archive.cutting import content_bytes
 from sidecars.archive.layout import bundle_stem
-from sidecars.archive.parts import Part, parts
+from sidecars.archive.parts import Part, PartFacts, parts
 from sidecars.archive.times import iso
 from wald.format.batch import Buffer
 from wald.store.batches import Batch
 
 FORMAT_VERSION = 1
 ABOUT = "bundle.json"
+ABOUT_MAX_BYTES = 4096  # of it, and once more for each part that it tells of
 BLOCK_BYTES = 512
-FRAME_BYTES = 1 << 20  # compressed by itself: fits the cache of a core, and more at once hardly compresses better
 RECORD_BYTES = 20 * BLOCK_BYTES  # tar ends at a multiple of this
 _SECOND_NS = 1_000_000_000
 
@@ -60,21 +60,6 @@ class Origin:
             "software": self.software,
             "archived_at": self.archived_at,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class PartFacts:
-    """One file in ``records/``."""
-
-    part: str
-    first: int
-    last: int
-    count: int
-    bytes: int
-
-    def told(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {"part": self.part, "first": self.first, "last": self.last, "count": self.count, "bytes": self.bytes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +200,7 @@ class Tally:
         if not self.parts:
             self.earliest_ns = part.earliest_ns
         self.latest_ns = part.latest_ns
-        self.parts.append(PartFacts(part.name, part.first, part.last, part.count, part.data_bytes))
+        self.parts.append(part.facts)
         for run in part.runs:
             if self.runs and run.first == self.at + 1:
                 self.runs[-1] += run.count

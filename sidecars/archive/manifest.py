@@ -17,9 +17,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from sidecars.archive.bundle import FORMAT_VERSION, Bundle, Contents, Origin, PartFacts
+from sidecars.archive.bundle import FORMAT_VERSION, Bundle, Contents, Origin
 from sidecars.archive.codecs import Codec
 from sidecars.archive.layout import BagName, bundle_stem
+from sidecars.archive.parts import PART_BYTES, PartFacts
 from wald.format.names import is_route
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -141,7 +142,10 @@ def _entry(told: dict[str, Any], route: str, codec: Codec) -> Entry:
 
 
 def _part(told: dict[str, Any]) -> PartFacts:
-    return PartFacts(_text(told, "part"), *(_number(told, key) for key in ("first", "last", "count", "bytes")))
+    facts = PartFacts(_text(told, "part"), *(_number(told, key) for key in ("first", "last", "count", "bytes")))
+    if facts.bytes > PART_BYTES and facts.count != 1:
+        raise BadManifest(f"a part of {facts.bytes} bytes and {facts.count} records, which nobody packs")
+    return facts
 
 
 def _text(told: dict[str, Any], key: str) -> str:

@@ -24,6 +24,7 @@ from wald.format.batch import Buffer
 from wald.store.batches import Batch
 
 PART_BYTES = 4 << 20  # whoever reads or writes one holds it in memory
+RUN_MAX_BYTES = 256  # of a line of an index, with all of its numbers at their largest
 
 
 class Form(StrEnum):
@@ -78,6 +79,21 @@ def parse_run(line: bytes) -> Run:
     return run
 
 
+@dataclass(frozen=True, slots=True)
+class PartFacts:
+    """One file in ``records/``."""
+
+    part: str
+    first: int
+    last: int
+    count: int
+    bytes: int
+
+    def told(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"part": self.part, "first": self.first, "last": self.last, "count": self.count, "bytes": self.bytes}
+
+
 @dataclass(slots=True)
 class Part:
     """One part, while it grows and when it is complete."""
@@ -101,6 +117,10 @@ class Part:
     def index_name(self) -> str:
         """In ``batches/``."""
         return part_name(self.first, ".jsonl")
+
+    @property
+    def facts(self) -> PartFacts:
+        return PartFacts(self.name, self.first, self.last, self.count, self.data_bytes)
 
     def index(self) -> bytes:
         return "".join(run.to_line() for run in self.runs).encode()

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
 from dataclasses import replace
 
 from sidecars.archive.bundle import Tally, about
@@ -27,6 +27,7 @@ from sidecars.archive.layout import DIGEST_SUFFIX, MANIFEST, PAYLOAD, BagName, d
 from sidecars.archive.manifest import BadManifest, Entry, Manifest, decode_manifest
 from sidecars.archive.tags import PAYLOAD_DIGESTS, TAG_DIGESTS, TAGS, digest_file, tag_files
 from sidecars.archive.told import Told
+from wald.format.batch import Buffer
 from wald.store.finding import Level
 
 _DIGEST_LINE = re.compile(rb"([0-9a-f]{64})  ([^\n]+)")
@@ -130,7 +131,7 @@ class Proof:
         stored, tar = hashlib.sha256(), hashlib.sha256()
         chunks = self._counted(self._destination.read(f"{self._bag}/{file}"), stored)
         content = _digested(manifest.codec, chunks, tar)
-        reading = Reading(bundle.name.removesuffix(manifest.codec.suffix), content)
+        reading = Reading(bundle.name.removesuffix(manifest.codec.suffix), bundle.contents, content)
         tally = Tally(bundle.contents.after)
         problem = ""
         try:
@@ -138,9 +139,8 @@ class Proof:
                 tally.add(part)
         except BadBundle as error:
             problem = str(error)
-            with suppress(BadStream):
-                for _ in content:
-                    """A thread may be at work on the next chunk; only through it can they be read on."""
+        with suppress(BadStream):
+            content.close()  # a thread may be at work on the next chunk
         for _ in chunks:
             """The digest is that of the whole file, wherever it could not be decompressed any more."""
         self.digests[bundle.name] = bundle.sha256  # if it has another, that is told here, and once is enough
@@ -217,11 +217,12 @@ def _derives(tags: dict[str, bytes], stored: dict[str, bytes]) -> bool:
     return all(stored.get(file) == data for file, data in tags.items() if file != TAG_DIGESTS)
 
 
-def _digested(codec: Codec, chunks: Iterator[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
+def _digested(codec: Codec, chunks: Iterator[bytes], digest: hashlib._Hash) -> Generator[Buffer]:
     """The decompressed content."""
-    for content in ahead(codec.decompress(chunks)):
-        digest.update(content)
-        yield content
+    with closing(ahead(codec.decompress(chunks))) as contents:
+        for content in contents:
+            digest.update(content)
+            yield content
 
 
 def _sha256(data: bytes) -> str:

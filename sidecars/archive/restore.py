@@ -121,7 +121,7 @@ def checked_parts(destination: Destination, bag: BagName, codec: Codec, bundle: 
         if digest.hexdigest() != bundle.sha256:
             raise _damaged(destination, name, f"its sha256 is not {bundle.sha256}")
         stem = bundle_stem(bag.route, bundle.contents.first)
-        yield from Reading(stem, ahead(codec.decompress(destination.read(name)))).parts()
+        yield from Reading(stem, bundle.contents, ahead(codec.decompress(destination.read(name)))).parts()
     except FileNotFoundError:
         raise _damaged(destination, name, "missing") from None
     except BadBundle as error:

@@ -130,7 +130,7 @@ def test_the_longest_route_has_a_bundle(tmp_path: Path) -> None:
     listed = subprocess.run(["tar", "-tf", path], capture_output=True, text=True, check=True)
 
     assert listed.stdout.splitlines()[-1] == f"{route}-{1:020d}/bundle.json"
-    assert [part.count for part in Reading(f"{route}-{1:020d}", iter([tar])).parts()] == [1]
+    assert [part.count for part in Reading(f"{route}-{1:020d}", facts.contents, iter([tar])).parts()] == [1]
     assert len(facts.name) <= 255
 
 

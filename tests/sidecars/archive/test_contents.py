@@ -5,16 +5,22 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from damage import every_truncation
 from golden.archive import FOLDER
 
+from sidecars.archive.bundle import Contents
 from sidecars.archive.contents import BadBundle, Reading
+from sidecars.archive.manifest import decode_manifest
 
 STEM = f"a-{1:020d}"
 BUNDLE = next(FOLDER.rglob(f"{STEM}.tar"))
 INDEX, RECORDS, ABOUT = f"batches/{1:020d}.jsonl", f"records/{1:020d}.txt", "bundle.json"
+
+MANIFEST = decode_manifest((BUNDLE.parent.parent / "manifest.json").read_bytes())
+CONTENTS = MANIFEST.entries[0].bundle.contents
 
 Files = dict[str, bytes]
 
@@ -39,9 +45,9 @@ def packed(files: Files) -> bytes:
     return out.getvalue()
 
 
-def read(tar: bytes) -> list[tuple[int, int]]:
+def read(tar: bytes, contents: Contents = CONTENTS) -> list[tuple[int, int]]:
     """First and last record of each part."""
-    return [(part.first, part.last) for part in Reading(STEM, iter([tar])).parts()]
+    return [(part.first, part.last) for part in Reading(STEM, contents, iter([tar])).parts()]
 
 
 def test_a_bundle_is_read_whoever_has_packed_it() -> None:
@@ -82,11 +88,13 @@ def test_anything_else_is_refused(change: Callable[[Files], Files]) -> None:
 
 
 def test_parts_come_in_order_of_their_records() -> None:
+    """Even where the manifest says otherwise."""
     files = unpacked()
     part = packed({INDEX: files[INDEX], RECORDS: files[RECORDS]}).rstrip(b"\0")
+    twice = replace(CONTENTS, parts=CONTENTS.parts * 2)
 
     with pytest.raises(BadBundle, match="comes behind record 4"):
-        read(part + bytes(-len(part) % 512) + packed(files))
+        read(part + bytes(-len(part) % 512) + packed(files), twice)
 
 
 def test_no_part_of_a_tar_is_a_bundle() -> None:

@@ -86,7 +86,7 @@ def test_damage_is_found_while_a_slow_destination_is_being_read(mixed: Built, de
 
     class Slow(Changed):
         def on_next_piece(self) -> None:
-            eventually(lambda: is_waiting(prover))
+            eventually(lambda: is_waiting(prover) or threading.get_ident() == prover)
 
     bundle = bundle_of(mixed, dest, Codec.NONE)
     place = Slow(bundle, 512)

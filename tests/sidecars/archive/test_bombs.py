@@ -1,0 +1,188 @@
+"""Bundles and segments that are small and claim to hold gigabytes: refused as damage, in little memory."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import zstandard
+from archives import archive
+from logs import Built
+from running import sidecar
+
+from sidecars.archive.codecs import Codec
+from sidecars.archive.layout import DIGEST_SUFFIX, MANIFEST
+from sidecars.archive.manifest import Manifest, decode_manifest
+from sidecars.archive.tags import digest_file, tag_files
+
+GIB = 1 << 30
+MIB = 1 << 20
+ZEROS = bytes(MIB)
+MEMORY_MAX_BYTES = 200 * MIB  # an interpreter with everything that wald-archive loads has some 60
+ADDRESS_SPACE_BYTES = 2 * GIB  # what a bomb may ask the test machine for
+
+
+def run(line: list[str]) -> tuple[int, str, int]:
+    """Exit code, stderr, and the most memory that the process had, in bytes."""
+    limited = ["prlimit", f"--as={ADDRESS_SPACE_BYTES}", *line]
+    with subprocess.Popen(limited, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        told = process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, told, usage.ru_maxrss * 1024
+
+
+def assert_refused(place: Path, *words: str) -> None:
+    """By restore and by verify."""
+    for line in (sidecar("archive", "restore", place, "a"), sidecar("archive", "verify", place)):
+        code, told, memory = run(line)
+        assert (code, "Traceback" in told) == (4, False), told
+        assert memory < MEMORY_MAX_BYTES
+    told = run(sidecar("archive", "restore", place, "a"))[1]
+    for word in words:
+        assert word in told
+
+
+class Bag:
+    """A bag with one bundle of route a, whose content a test replaces, digests and all."""
+
+    def __init__(self, built: Built, dest: Path, codec: Codec) -> None:
+        built.lines("a", [b"one", b"two"])
+        archive(built, dest, codec=Codec.NONE)
+        self.place = dest
+        (self.path,) = (dest / "a").iterdir()
+        self.manifest = decode_manifest((self.path / MANIFEST).read_bytes())
+        self.tar = self._bundle.read_bytes()
+        self.codec = codec
+
+    @property
+    def _bundle(self) -> Path:
+        return self.path / "data" / self.manifest.entries[0].bundle.name
+
+    def plant(self, data: bytes, change: Callable[[Manifest], Manifest] = lambda manifest: manifest) -> None:
+        """The bundle holds ``data`` from now on, and everything around it says so."""
+        for old in (self._bundle, Path(f"{self._bundle}{DIGEST_SUFFIX}")):
+            old.unlink()
+        (entry,) = self.manifest.entries
+        name = entry.bundle.name.removesuffix(self.manifest.codec.suffix) + self.codec.suffix
+        digest = sha256(data).hexdigest()
+        bundle = replace(entry.bundle, name=name, bytes=len(data), sha256=digest, tar_sha256=digest)
+        self.manifest = change(replace(self.manifest, codec=self.codec, entries=(replace(entry, bundle=bundle),)))
+        self._bundle.write_bytes(data)
+        Path(f"{self._bundle}{DIGEST_SUFFIX}").write_bytes(digest_file(digest, name))
+        for file, content in tag_files(self.manifest).items():
+            (self.path / file).write_bytes(content)
+
+    def member(self, folder: str) -> tarfile.TarInfo:
+        """The file of the tar that is in ``folder``."""
+        with tarfile.open(fileobj=io.BytesIO(self.tar)) as tar:
+            return next(member for member in tar.getmembers() if folder in member.name)
+
+    def claiming(self, folder: str, size: int) -> bytes:
+        """The tar up to the content of that file, of which the header says that it has ``size`` bytes."""
+        member = self.member(folder)
+        header = tarfile.TarInfo(member.name)
+        header.size = size
+        return self.tar[: member.offset] + header.tobuf(tarfile.PAX_FORMAT)
+
+
+def one_frame(pieces: Iterable[bytes], size: int) -> bytes:
+    compressor = zstandard.ZstdCompressor(level=1, write_content_size=True).compressobj(size=size)
+    return b"".join([*map(compressor.compress, pieces), compressor.flush()])
+
+
+@pytest.fixture
+def bag(built: Built, dest: Path) -> Callable[[Codec], Bag]:
+    return lambda codec: Bag(built, dest, codec)
+
+
+def test_a_frame_of_gigabytes_is_not_expanded(bag: Callable[[Codec], Bag]) -> None:
+    planted = bag(Codec.ZST)
+    data = one_frame([ZEROS] * (3 * 1024), 3 * GIB)
+    assert len(data) < 512 << 10
+    planted.plant(data)
+
+    assert_refused(planted.place, "a frame")
+
+
+def test_a_frame_that_holds_more_than_it_claims_is_not_expanded(bag: Callable[[Codec], Bag]) -> None:
+    """The size in the header of a frame is a claim, too."""
+    planted = bag(Codec.ZST)
+    data = bytearray(one_frame([ZEROS] * 1024, GIB))
+    assert zstandard.get_frame_parameters(bytes(data)).content_size == GIB
+    at = data.index((GIB).to_bytes(4, "little"))
+    data[at : at + 4] = (1000).to_bytes(4, "little")
+    planted.plant(bytes(data))
+
+    assert_refused(planted.place)
+
+
+def test_a_gzip_member_of_hundreds_of_megabytes_is_not_expanded(bag: Callable[[Codec], Bag]) -> None:
+    import zlib
+
+    compressor = zlib.compressobj(1, wbits=31)
+    data = b"".join([*(compressor.compress(ZEROS) for _ in range(400)), compressor.flush()])
+    planted = bag(Codec.GZ)
+    planted.plant(data)
+
+    assert_refused(planted.place, "a frame")
+
+
+@pytest.mark.parametrize("folder", ["batches", "records", "bundle.json"])
+def test_a_file_larger_than_the_manifest_tells_is_not_read(bag: Callable[[Codec], Bag], folder: str) -> None:
+    planted = bag(Codec.ZST)
+    compress = Codec.ZST.compress
+    head = bytes(compress(planted.claiming(folder, 3 * GIB)))
+    planted.plant(head + bytes(compress(ZEROS)) * (3 * 1024))
+
+    assert_refused(planted.place, f"{3 * GIB} bytes")
+
+
+def test_what_follows_the_end_of_a_tar_is_not_read(bag: Callable[[Codec], Bag]) -> None:
+    planted = bag(Codec.ZST)
+    compress = Codec.ZST.compress
+    planted.plant(bytes(compress(planted.tar)) + bytes(compress(ZEROS)) * (64 * 1024))
+
+    assert_refused(planted.place, "behind its end")
+
+
+def test_a_header_of_more_than_one_block_is_refused(bag: Callable[[Codec], Bag]) -> None:
+    """A header of pax may have any length, and any number of fields."""
+    planted = bag(Codec.NONE)
+    field = b"6 a=b\n"
+    header = tarfile.TarInfo("./PaxHeaders/x")
+    header.type = tarfile.XHDTYPE
+    header.size = len(field) * (MIB // len(field) * 32)
+    pax = header.tobuf(tarfile.USTAR_FORMAT) + field * (header.size // len(field))
+    planted.plant(pax + bytes(-len(pax) % 512) + planted.tar)
+
+    assert_refused(planted.place, "a pax header of")
+
+
+def test_a_manifest_that_tells_of_a_part_too_large_is_refused(bag: Callable[[Codec], Bag]) -> None:
+    """A part holds some MiB, or one record; nobody packs more into one."""
+    planted = bag(Codec.ZST)
+
+    def change(manifest: Manifest) -> Manifest:
+        (entry,) = manifest.entries
+        contents = entry.bundle.contents
+        large = replace(contents, parts=(replace(contents.parts[0], bytes=3 * GIB),))
+        return replace(manifest, entries=(replace(entry, bundle=replace(entry.bundle, contents=large)),))
+
+    head = bytes(Codec.ZST.compress(planted.claiming("records", 3 * GIB)))
+    planted.plant(head + bytes(Codec.ZST.compress(ZEROS)) * (3 * 1024), change)
+
+    assert_refused(planted.place, "part")
+
+
+def test_a_sound_bag_is_restored_within_the_same_memory(bag: Callable[[Codec], Bag]) -> None:
+    planted = bag(Codec.ZST)
+    assert run(sidecar("archive", "restore", planted.place, "a"))[0] == 0
