@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from crc32c import crc32c
+
 from wald.format import control
-from wald.format.batch import Encoding, Flag, encode, route_prefix
+from wald.format.batch import HEADER, TRAILER, Encoding, Flag, encode, padded, route_prefix, seed
 from wald.format.segment import SegmentHeader, encode_header
 
 LOG_ID = bytes(range(16))
 TIME_NS = 1_700_000_000_000_000_000
+SALT = 0x5EA5A17
 
 
-def batch(payload: bytes = b"one\ntwo\n", *, base: int = 1, route: bytes = b"web", **changes: Any) -> bytes:
-    """One batch; a count that is not given is that of the newlines."""
+def batch(
+    payload: bytes = b"one\ntwo\n", *, base: int = 1, route: bytes = b"web", at: int = 0, **changes: Any
+) -> bytes:
+    """One batch for position ``at`` of a segment; a count that is not given is that of the newlines."""
     told = {"count": payload.count(b"\n"), "append_time_ns": TIME_NS + base, "epoch": 3} | changes
     parts = encode(
         route_prefix(route),
         [payload],
+        seed=seed(SALT, at),
         payload_bytes=len(payload),
         base_sequence=base,
         route_bytes=len(route),
@@ -34,17 +40,42 @@ def control_batch(state: control.State) -> bytes:
     return batch(payload, base=base, route=b"", count=0, encoding=Encoding.CONTROL, flags=Flag.CONTROL)
 
 
+def segment_header(base: int = 1, **changes: Any) -> bytes:
+    """What a segment begins with."""
+    return encode_header(SegmentHeader(LOG_ID, base, 3, TIME_NS, SALT, **changes))
+
+
+def joined(batches: Sequence[bytes], *, start: int = 64, salt: int = SALT) -> bytes:
+    """Batches one behind the other from ``start`` on, each made for its place."""
+    data = b""
+    for each in batches:
+        data += moved(each, start + len(data), salt=salt)
+    return data
+
+
+def moved(data: bytes, at: int, *, salt: int = SALT) -> bytes:
+    """A batch that was made for place 0, made for another; a damaged body stays damaged, and what is no batch too."""
+    if len(data) < HEADER.size or crc32c(data[8 : HEADER.size], seed(SALT, 0)) != int.from_bytes(data[4:8], "little"):
+        return data
+    _, _, _, length, *_, route_bytes, _ = HEADER.unpack_from(data)
+    here = seed(salt, at)
+    end: int = HEADER.size + padded(route_bytes) + padded(length) + TRAILER.size
+    checked = data[8 : HEADER.size]
+    told = end.to_bytes(4, "little")
+    trailer = told + crc32c(told, here).to_bytes(4, "little")
+    header = data[:4] + crc32c(checked, here).to_bytes(4, "little") + checked
+    return header + data[HEADER.size : end - TRAILER.size] + trailer + data[end:]
+
+
 def segment(payloads: Sequence[bytes], *, base: int = 1, route: bytes = b"web") -> tuple[bytes, list[int]]:
     """A raw segment with a batch for each of ``payloads`` behind its control batch, and where each batch begins."""
-    parts = [
-        encode_header(SegmentHeader(LOG_ID, base, 3, TIME_NS)),
-        control_batch(control.State(base, TIME_NS, {route.decode(): base - 1})),
-    ]
+    batches = [control_batch(control.State(base, TIME_NS, {route.decode(): base - 1}))]
+    opening = segment_header(base)
     for payload in payloads:
-        parts.append(batch(payload, base=base, route=route))
+        batches.append(batch(payload, base=base, route=route))
         base += payload.count(b"\n")
-    offsets, end = [], 0
-    for part in parts:
+    offsets, end = [], len(opening)
+    for part in batches:
         offsets.append(end)
         end += len(part)
-    return b"".join(parts), offsets[1:]
+    return opening + joined(batches), offsets

@@ -88,6 +88,7 @@ def _sealed(log_id: bytes, base: int, names: list[str], time_ns: int, stored: by
         next_sequence=base + routes,
         raw_bytes=1 << 16,
         epoch=1,
+        salt=0,
         frames=[Frame(0, len(stored), 0, 1 << 16, base, base + routes, time_ns, time_ns, tuple(ids))],
         routes=[RouteEntry(name, 1, base + i, base + i, 64) for i, name in enumerate(names)],
         sha256=bytes(32),

@@ -10,7 +10,7 @@ from crc32c import crc32c
 from damage import every_flip, every_truncation, flipped, peak_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample_segments import batch
+from sample_segments import SALT, batch
 
 from wald.format.batch import (
     HEADER,
@@ -27,6 +27,7 @@ from wald.format.batch import (
     payload_of,
     route_of,
     route_prefix,
+    seed,
 )
 
 U32, U64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
@@ -43,6 +44,7 @@ BATCHES = st.builds(
     encoding=st.sampled_from([Encoding.LINES, Encoding.COLUMNS]),
 )
 SMALL = batch(b"one\ntwo\n", base=7)
+SEED = seed(SALT, 0)
 
 
 def crafted(body: bytes = b"", **changes: Any) -> bytes:
@@ -62,7 +64,7 @@ def crafted(body: bytes = b"", **changes: Any) -> bytes:
         "reserved": 0,
     }
     fields = struct.pack("<IIQqQQIIBBHI", *(told | changes).values())
-    return b"WBAT" + struct.pack("<I", crc32c(fields)) + fields + body
+    return b"WBAT" + struct.pack("<I", crc32c(fields, SEED)) + fields + body
 
 
 def test_checksums_are_castagnoli() -> None:
@@ -87,6 +89,7 @@ def test_a_batch_comes_back(
     buffers = encode(
         route_prefix(route),
         parts,
+        seed=SEED,
         payload_bytes=len(payload),
         base_sequence=base,
         count=count,
@@ -98,7 +101,7 @@ def test_a_batch_comes_back(
     )
     data = before + b"".join(buffers) + b"what follows"
 
-    found = look(data, len(before))
+    found = look(data, len(before), SEED)
 
     assert found.outcome is Outcome.WHOLE
     header = found.header
@@ -122,25 +125,25 @@ def test_a_checksum_of_the_caller_gives_the_same_batch(payload: bytes) -> None:
 
 def test_every_flipped_bit_is_damage() -> None:
     for data in every_flip(SMALL):
-        assert look(data).outcome is Outcome.DAMAGED
+        assert look(data, 0, SEED).outcome is Outcome.DAMAGED
 
 
 def test_every_flipped_bit_of_a_header_is_seen_without_the_body() -> None:
     for data in every_flip(SMALL[: HEADER.size]):
-        assert decode_header(data) is None
+        assert decode_header(data, 0, SEED) is None
 
 
 def test_every_truncation_is_torn() -> None:
     """Cut at nothing there is nothing; cut anywhere else, a batch has begun and is not there."""
-    assert look(b"").outcome is Outcome.END
+    assert look(b"", 0, SEED).outcome is Outcome.END
     for data in list(every_truncation(SMALL))[1:]:
-        assert look(data).outcome is Outcome.TORN
+        assert look(data, 0, SEED).outcome is Outcome.TORN
 
 
 def test_a_flip_and_a_truncation_are_never_a_batch() -> None:
     for cut in range(len(SMALL)):
         for bit in range(0, 8 * cut, 7):
-            assert look(flipped(SMALL[:cut], bit)).outcome is not Outcome.WHOLE
+            assert look(flipped(SMALL[:cut], bit), 0, SEED).outcome is not Outcome.WHOLE
 
 
 @settings(max_examples=300, deadline=None)
@@ -149,14 +152,14 @@ def test_overwritten_bytes_never_make_another_batch(data: bytes, position: int, 
     position = min(position, len(data) - 1)
     changed = (data[:position] + garbage + data[position + len(garbage) :])[: len(data)]
 
-    assert (look(changed).outcome is Outcome.WHOLE) == (changed == data)
+    assert (look(changed, 0, SEED).outcome is Outcome.WHOLE) == (changed == data)
 
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=200), offset=st.integers(0, 250))
 def test_any_bytes_have_an_outcome(data: bytes, offset: int) -> None:
     rest = data[offset:]
-    found = look(data, offset)
+    found = look(data, offset, SEED)
 
     assert found.outcome is not Outcome.WHOLE
     assert (found.outcome is Outcome.END) == (not any(rest[: HEADER.size]))
@@ -165,7 +168,7 @@ def test_any_bytes_have_an_outcome(data: bytes, offset: int) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 4, 63, 64, 1000])
 def test_zeros_are_the_end(length: int) -> None:
-    assert look(bytes(length)).outcome is Outcome.END
+    assert look(bytes(length), 0, SEED).outcome is Outcome.END
 
 
 @pytest.mark.parametrize(
@@ -185,25 +188,25 @@ def test_zeros_are_the_end(length: int) -> None:
 )
 def test_a_header_that_lies_is_no_header(changes: dict[str, int], why: str) -> None:
     """Its checksum holds, so only a hostile or a broken writer can have made it."""
-    assert look(crafted(bytes(8)) + bytes(64)).header is not None
+    assert look(crafted(bytes(8)) + bytes(64), 0, SEED).header is not None
     data = crafted(bytes(8), **changes) + bytes(64)
 
-    assert decode_header(data) is None
-    assert look(data).outcome is Outcome.DAMAGED
+    assert decode_header(data, 0, SEED) is None
+    assert look(data, 0, SEED).outcome is Outcome.DAMAGED
 
 
 def test_a_length_beyond_the_input_is_torn_and_takes_no_memory() -> None:
     data = crafted(payload_bytes=PAYLOAD_MAX_BYTES) + b"x" * 1000
 
-    assert look(data).outcome is Outcome.TORN
-    assert peak_bytes(lambda: look(data)) < 10_000
+    assert look(data, 0, SEED).outcome is Outcome.TORN
+    assert peak_bytes(lambda: look(data, 0, SEED)) < 10_000
 
 
 def test_looking_at_a_large_batch_does_not_copy_it() -> None:
     data = batch(b"x" * (4 << 20) + b"\n")
 
-    assert look(data).outcome is Outcome.WHOLE
-    assert peak_bytes(lambda: look(data)) < 10_000
+    assert look(data, 0, SEED).outcome is Outcome.WHOLE
+    assert peak_bytes(lambda: look(data, 0, SEED)) < 10_000
 
 
 def test_a_payload_too_long_for_readers_is_not_encoded() -> None:
@@ -211,6 +214,7 @@ def test_a_payload_too_long_for_readers_is_not_encoded() -> None:
         encode(
             b"",
             [],
+            seed=SEED,
             payload_bytes=PAYLOAD_MAX_BYTES + 1,
             base_sequence=1,
             count=0,
@@ -233,7 +237,7 @@ def test_a_payload_too_long_for_readers_is_not_encoded() -> None:
     ],
 )
 def test_a_batch_tells_which_sequences_it_holds(count: int, flags: int, number: int, continues: int, last: int) -> None:
-    header = decode_header(batch(b"a\nb\nc\n", base=10, count=count, flags=flags, producer_sequence=number))
+    header = decode_header(batch(b"a\nb\nc\n", base=10, count=count, flags=flags, producer_sequence=number), 0, SEED)
 
     assert header is not None
     assert (header.continues_sequence, header.last_sequence, header.end_sequence) == (continues, last, 10 + count)

@@ -10,7 +10,7 @@ from sample_segments import LOG_ID
 from wald.format.index import SparseIndex, decode_index, encode_entry, encode_index_header
 from wald.format.segment import SegmentHeader, encode_header
 
-HEADER = SegmentHeader(LOG_ID, 10, 3, 1)
+HEADER = SegmentHeader(LOG_ID, 10, 3, 1, 7)
 ENTRIES = [(10, 64, 100), (10, 70_000, 100), (30, 140_000, 100), (50, 210_000, 200), (50, 280_000, 300)]
 ENCODED = encode_index_header(HEADER) + b"".join(encode_entry(*entry) for entry in ENTRIES)
 
@@ -51,7 +51,7 @@ def test_an_entry_that_goes_back_and_all_behind_it_are_ignored(bad: tuple[int, i
 
 
 @pytest.mark.parametrize(
-    "header", [SegmentHeader(bytes(16), 10, 3, 1), SegmentHeader(LOG_ID, 11, 3, 1)], ids=["log", "segment"]
+    "header", [SegmentHeader(bytes(16), 10, 3, 1, 7), SegmentHeader(LOG_ID, 11, 3, 1, 7)], ids=["log", "segment"]
 )
 def test_the_index_of_another_segment_is_none(header: SegmentHeader) -> None:
     assert decoded(encode_index_header(header) + ENCODED[64:]) is None

@@ -35,7 +35,7 @@ from wald.format.sealed import (
 
 ENCODED = encode_index(INDEX, BATCHES)
 U32, U64, I64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1), st.integers(-(1 << 63), (1 << 63) - 1)
-HEADER_BYTES, SECTION_BYTES = 64, 32
+HEADER_BYTES, SECTION_BYTES = 72, 32
 
 
 def sections_of(frame: bytes) -> dict[str, bytes]:
@@ -66,7 +66,7 @@ def crafted(sections: dict[str, Any], **header: int) -> bytes:
         directory += struct.pack("<16sIIII", name.encode(), offset + len(bodies), len(stored), raw_bytes, checksum)
         bodies += stored
     version, count = header.get("version", 1), header.get("count", len(sections))
-    fields = struct.pack("<HH16sQQQQ", version, count, bytes(16), 250, 260, header.get("raw_bytes", 1500), 3)
+    fields = struct.pack("<HH16sQQQQII", version, count, bytes(16), 250, 260, header.get("raw_bytes", 1500), 3, 7, 0)
     content = b"WALDSIX1" + struct.pack("<I", crc32c(fields + directory)) + fields + directory + bodies
     return struct.pack("<II", INDEX_FRAME_MAGIC, len(content)) + content
 
@@ -103,7 +103,9 @@ def indexes(draw: st.DrawFn) -> tuple[SealedIndex, BatchTable]:
             column.append(value)
     damage = draw(st.lists(st.tuples(U64, U64), max_size=3))
     log_id, sha256 = draw(st.binary(min_size=16, max_size=16)), draw(st.binary(min_size=32, max_size=32))
-    return SealedIndex(log_id, draw(U64), draw(U64), raw_offset, draw(U64), frames, routes, sha256, damage), table
+    return SealedIndex(
+        log_id, draw(U64), draw(U64), raw_offset, draw(U64), draw(U32), frames, routes, sha256, damage
+    ), table
 
 
 @settings(max_examples=100, deadline=None)

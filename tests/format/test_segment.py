@@ -14,9 +14,14 @@ from wald.format.segment import INDEX_MAGIC, BadHeader, NewerVersion, SegmentHea
 
 U64 = st.integers(0, (1 << 64) - 1)
 HEADERS = st.builds(
-    SegmentHeader, st.binary(min_size=16, max_size=16), U64, U64, st.integers(-(1 << 63), (1 << 63) - 1)
+    SegmentHeader,
+    st.binary(min_size=16, max_size=16),
+    U64,
+    U64,
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.integers(0, (1 << 32) - 1),
 )
-ENCODED = encode_header(SegmentHeader(bytes(range(16)), 250, 3, 1))
+ENCODED = encode_header(SegmentHeader(bytes(range(16)), 250, 3, 1, 7))
 
 
 def crafted(*, version: int = 1, header_bytes: int = 64) -> bytes:
@@ -40,7 +45,7 @@ def test_every_flipped_bit_and_every_truncation_is_refused() -> None:
 
 def test_the_header_of_an_index_is_none_of_a_segment() -> None:
     with pytest.raises(BadHeader, match="magic"):
-        decode_header(encode_header(SegmentHeader(bytes(16), 1, 1, 1), INDEX_MAGIC))
+        decode_header(encode_header(SegmentHeader(bytes(16), 1, 1, 1, 1), INDEX_MAGIC))
 
 
 def test_zeros_are_no_header() -> None:

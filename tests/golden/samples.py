@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sample_segments import LOG_ID, TIME_NS, batch, control_batch, segment
+from sample_segments import LOG_ID, SALT, TIME_NS, batch, control_batch, segment
 
 from wald.format import columns, control, sealed
-from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of
+from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of, seed
 from wald.format.cursor import CursorLines, decode_cursor, encode_cursor
 from wald.format.head import Head, decode_head, encode_head
 from wald.format.index import decode_index, encode_entry, encode_index_header
@@ -45,7 +45,7 @@ class Sample:
         return FOLDER / self.name
 
 
-SEGMENT_HEADER = SegmentHeader(LOG_ID, base_sequence=250, epoch=3, created_at_ns=TIME_NS)
+SEGMENT_HEADER = SegmentHeader(LOG_ID, base_sequence=250, epoch=3, created_at_ns=TIME_NS, salt=SALT)
 HEAD = Head(sequence=260, segment=250, position=4096, epoch=3, at_ns=TIME_NS)
 CURSOR = CursorLines(250, LOG_ID, 3, "processed", "2026-11-21T10:00:00Z")
 OFFSETS = Offsets({LOG_ID.hex(): Position(began=250, last=260), "ff" * 16: Position(0, 0)}, frozenset(["web", "db"]))
@@ -80,6 +80,7 @@ INDEX = sealed.SealedIndex(
     next_sequence=260,
     raw_bytes=1500,
     epoch=3,
+    salt=SALT,
     frames=[
         sealed.Frame(0, 400, 0, 1000, 250, 255, TIME_NS, TIME_NS + 1, (0,)),
         sealed.Frame(400, 300, 1000, 500, 255, 260, TIME_NS + 1, TIME_NS + 2, (0, 1)),
@@ -110,7 +111,7 @@ def _sparse_index_value(data: bytes) -> object:
 
 
 def _batch_value(data: bytes) -> tuple[BatchHeader, str, bytes]:
-    found = look(data)
+    found = look(data, 0, seed(SALT, 0))
     assert found.outcome is Outcome.WHOLE
     assert found.header is not None
     return found.header, route_of(data, 0, found.header), bytes(payload_of(data, 0, found.header))

@@ -17,13 +17,13 @@ import pyzstd
 from damage import every_flip, every_truncation, flipped, peak_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample_segments import LOG_ID, TIME_NS, batch, control_batch, segment
+from sample_segments import SALT, TIME_NS, batch, control_batch, joined, moved, segment, segment_header
 
 from wald.errors import Damaged
 from wald.format import columns, control
-from wald.format.batch import Encoding, Flag, Outcome, look
+from wald.format.batch import Encoding, Flag, Outcome, look, seed
 from wald.format.sealed import BadSealed, SealedIndex, encode_index, encode_seek_table
-from wald.format.segment import BadHeader, SegmentHeader, encode_header
+from wald.format.segment import BadHeader
 from wald.store.compression import FRAME_BYTES, Compressed, SealedFile, compress_segment
 from wald.store.disk import Disk
 from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned
@@ -51,9 +51,7 @@ def _compress_file(raw: Path, *, frame_bytes: int = FRAME_BYTES) -> tuple[Path, 
 
 def raw_segment(*batches: bytes, base: int = 1) -> bytes:
     """A raw segment of these batches behind its control batch."""
-    return (
-        encode_header(SegmentHeader(LOG_ID, base, 3, TIME_NS)) + control_batch(control.State(base)) + b"".join(batches)
-    )
+    return segment_header(base) + joined([control_batch(control.State(base)), *batches])
 
 
 def decompressed(path: Path) -> bytes:
@@ -113,7 +111,7 @@ def test_a_frame_holds_whole_batches_of_about_a_mebibyte(tmp_path: Path) -> None
         for number, frame in enumerate(sealed.index.frames):
             data, at, batches = sealed.frame(number), FIRST_BATCH if number == 0 else 0, 0
             while at < len(data):
-                found = look(data, at)
+                found = look(data, at, seed(SALT, frame.raw_offset + at))
                 assert found.outcome is Outcome.WHOLE
                 assert found.header is not None
                 at += found.header.total_bytes
@@ -329,7 +327,7 @@ def test_memory_does_not_grow_with_the_segment(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.write(raw_segment())
         for number in range(48):
-            file.write(batch(payload, base=1 + number * count))
+            file.write(moved(batch(payload, base=1 + number * count), file.tell()))
     assert peak_bytes(lambda: _compress_file(path)) < 6 << 20
     with SealedFile(tmp_path / "sealed.zst") as sealed:
         assert (

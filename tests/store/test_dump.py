@@ -46,7 +46,7 @@ def test_a_raw_segment(built: Built) -> None:
         ("a", 4, 1, "lines"),
         ("a", 5, 1, "lines"),
     ]
-    assert batches[2]["flags"] == ["CONTINUED"]
+    assert batches[2]["flags"] == ["CONTINUED", "BARRIER"]
     assert batches[3]["continues_sequence"] == 4
 
 

@@ -16,7 +16,7 @@ from wald.format.segment import SegmentHeader
 from wald.store.indexes import SparseIndexWriter, read_index
 from wald.store.raw import RawFile, Scanned
 
-HEADER = SegmentHeader(LOG_ID, 7, 3, TIME_NS)
+HEADER = SegmentHeader(LOG_ID, 7, 3, TIME_NS, 7)
 
 
 def scanned(raw: Path) -> list[Scanned]:

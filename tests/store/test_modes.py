@@ -89,7 +89,7 @@ def test_what_an_operator_has_set_stays(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("umask")
 def test_a_file_that_is_made_anew_may_be_read_by_the_group(tmp_path: Path) -> None:
-    SparseIndexWriter(tmp_path / "1.wal.idx", SegmentHeader(LOG_ID, 1, 1, TIME_NS)).close()
+    SparseIndexWriter(tmp_path / "1.wal.idx", SegmentHeader(LOG_ID, 1, 1, TIME_NS, 1)).close()
 
     assert mode(tmp_path / "1.wal.idx") == 0o640
 

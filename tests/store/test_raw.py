@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 from damage import peak_bytes
-from sample_segments import LOG_ID, TIME_NS, batch, control_batch, segment
+from sample_segments import LOG_ID, TIME_NS, batch, control_batch, joined, segment, segment_header
 
 import wald.store.raw as raw_module
 from wald.format import control
 from wald.format.batch import HEADER, Flag, Outcome
-from wald.format.segment import BadHeader, SegmentHeader, encode_header
+from wald.format.segment import BadHeader
 from wald.store.raw import FIRST_BATCH, WINDOW_BYTES, Gap, RawFile, Scanned, Tail
 
 PAYLOADS = [b"one\ntwo\n", b"\n", b"three\n" * 9, b"four" * 30 + b"\n", b"WBAT" * 16 + b"\n", b"last\n"]
@@ -53,10 +53,10 @@ def opened(data: bytes, *, limit: int | None = None) -> Iterator[RawFile]:
         os.close(descriptor)
 
 
-def scan(raw: RawFile, *, start: int = FIRST_BATCH, next_sequence: int = 0) -> tuple[list[Scanned], list[Gap], Tail]:
+def scan(raw: RawFile, *, start: int = FIRST_BATCH) -> tuple[list[Scanned], list[Gap], Tail]:
     batches: list[Scanned] = []
     gaps: list[Gap] = []
-    *found, tail = raw.scan(start=start, next_sequence=next_sequence)
+    *found, tail = raw.scan(start=start)
     assert isinstance(tail, Tail)
     for item in found:
         assert not isinstance(item, Tail)
@@ -97,7 +97,7 @@ def test_damage_anywhere_costs_the_batches_it_touches_and_no_other(damage: Damag
         good = [data[start:end] == SMALL[start:end] for start, end in zip(OFFSETS, ENDS, strict=True)]
         last_good = max((i for i, whole in enumerate(good) if whole), default=-1)
         with opened(data + spare) as raw:
-            batches, gaps, tail = scan(raw, next_sequence=1)
+            batches, gaps, tail = scan(raw)
             payloads = [raw.payload(found) for found in batches if not found.header.is_control]
 
         assert [found.offset for found in batches] == [at for at, whole in zip(OFFSETS, good, strict=True) if whole]
@@ -205,8 +205,7 @@ def test_batches_at_every_window_edge_are_found() -> None:
 
 def framed(*parts: bytes) -> bytes:
     """A raw segment of these batches."""
-    opening = [encode_header(SegmentHeader(LOG_ID, 1, 3, TIME_NS)), control_batch(control.State(1, TIME_NS))]
-    return b"".join([*opening, *parts])
+    return segment_header() + joined([control_batch(control.State(1, TIME_NS)), *parts])
 
 
 def test_a_record_that_looks_like_a_batch_is_never_one() -> None:
@@ -220,14 +219,14 @@ def test_a_record_that_looks_like_a_batch_is_never_one() -> None:
 
     with opened(framed(outer, after)) as raw:
         assert [found.offset for found in scan(raw)[0]] == [FIRST_BATCH, start, start + len(outer)]
-    for position in {64, 72, inner - 1, len(outer) - 1}:
+    for position in {64, 72, inner - 1, len(outer) - 9}:
         damaged = flip(outer, position)
         with opened(framed(damaged, after)) as raw:
             batches, gaps, _ = scan(raw)
             assert [found.header.base_sequence for found in batches] == [1, 3]
             assert gaps == [Gap(start, len(outer), "the body's checksum is wrong")]
     for length in range(HEADER.size, len(outer)):
-        with opened(framed(outer[:length])) as raw:
+        with opened(framed(outer)[: start + length]) as raw:
             batches, gaps, tail = scan(raw)
             assert (len(batches), gaps, tail.outcome) == (1, [], Outcome.TORN)
 

@@ -295,7 +295,13 @@ def test_what_is_not_ours_is_not_touched(
 ) -> None:
     path = tmp_path / "log"
     built = story(path)
-    told: dict[str, Any] = {"log_id": built.log_id, "base_sequence": BASE, "epoch": 1, "created_at_ns": START_NS}
+    told: dict[str, Any] = {
+        "log_id": built.log_id,
+        "base_sequence": BASE,
+        "epoch": 1,
+        "created_at_ns": START_NS,
+        "salt": 7,
+    }
     data = newest(path).read_bytes()[: offsets(path)[-1]]
     newest(path).write_bytes(encode_header(SegmentHeader(**told | changes)) + data[FIRST_BATCH:] + torn)
     before = tree(path)

@@ -120,17 +120,18 @@ def test_a_file_system_that_does_not_tell_its_size_is_taken_at_the_settings_word
 @pytest.mark.parametrize("payload", [1, 100, 5000])
 def test_no_sealed_form_is_larger_than_its_worst_case(tmp_path: Path, payload: int) -> None:
     """Of random bytes, in batches as small as they come and larger."""
-    from wald.format.batch import encode, route_prefix
+    from wald.format.batch import encode, route_prefix, seed
 
     raw = tmp_path / "raw"
     with raw.open("wb") as file:
-        file.write(encode_header(SegmentHeader(bytes(16), 1, 1, 0)))
+        file.write(encode_header(SegmentHeader(bytes(16), 1, 1, 0, 7)))
         prefix = route_prefix(b"a")
         for number in range(2000):
             body = os.urandom(payload)
             parts = encode(
                 prefix,
                 [body],
+                seed=seed(7, file.tell()),
                 payload_bytes=payload,
                 base_sequence=1 + number,
                 count=1,

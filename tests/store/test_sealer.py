@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from faults import Died, DyingDisk, FailingDisk, TracingDisk, until_it_survives
-from sample_segments import LOG_ID, TIME_NS, batch, segment
+from sample_segments import LOG_ID, TIME_NS, batch, segment, segment_header
 
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.batch import Buffer
 from wald.format.names import Kind
-from wald.format.segment import SegmentHeader, encode_header
+from wald.format.segment import SegmentHeader
 from wald.store.compression import SealedFile
 from wald.store.directory import Root, Segment, create_root
 from wald.store.disk import Disk
@@ -37,7 +37,7 @@ def put(root: Root, data: bytes, base: int = 1) -> Segment:
     """A cut raw segment with its sparse index."""
     path = root.segment(base, Kind.RAW)
     path.write_bytes(data)
-    SparseIndexWriter(root.segment(base, Kind.INDEX), SegmentHeader(LOG_ID, base, 3, TIME_NS)).close()
+    SparseIndexWriter(root.segment(base, Kind.INDEX), SegmentHeader(LOG_ID, base, 3, TIME_NS, 7)).close()
     return Segment(base, Kind.RAW, path)
 
 
@@ -262,7 +262,7 @@ def test_two_whole_forms_that_differ_are_both_kept(root: Root) -> None:
         (b"", Damaged, "too few"),
         (b"x" * 500, Damaged, "magic"),
         (segment([LINE], base=9)[0], Damaged, "segment 9"),
-        (encode_header(SegmentHeader(LOG_ID, 1, 3, TIME_NS, version=2)) + batch(), UnsupportedFormat, "version 2"),
+        (segment_header(version=2) + batch(), UnsupportedFormat, "version 2"),
     ],
     ids=["empty", "garbage", "another segment's", "a newer wald's"],
 )

@@ -1,8 +1,8 @@
-"""A batch: consecutive records of one route under one header and one checksum.
+"""A batch: consecutive records of one route under one header and one checksum, with its length at both ends.
 
     offset  size  field
          0     4  magic              WBAT; four zeros mean "nothing more here" (segments are preallocated)
-         4     4  header checksum    crc32c of bytes 8..64: the length is trusted before the body is read
+         4     4  header checksum    crc32c of bytes 8..64 from the seed on: the length is trusted before the body
          8     4  body checksum      crc32c of the whole body, padding included
         12     4  payload length     bytes
         16     8  base sequence      of the first record that begins here
@@ -16,9 +16,16 @@
         58     2  route length
         60     4  reserved           zero
 
-The body is the route's name, zeros up to a multiple of 8, the payload, zeros up to a multiple of 8. A batch lies in
-one segment. A record is numbered where it begins, so a record in several pieces (a line longer than the pipe) is found
-by seeking to its sequence and reading on, and a segment that holds a piece of it lists its sequence.
+The body is the route's name, zeros up to a multiple of 8, the payload, zeros up to a multiple of 8. The trailer
+follows: the batch's length from its first byte to the next batch's (4), and the crc32c of these four bytes from the
+seed on (4). So damage is crossed from either side: forwards by the headers, backwards by the trailers.
+
+The seed is the batch's position in the segment divided by 8, exclusive-or the segment's salt (32 bits, as a crc32c that
+goes on). What a producer puts into a payload is therefore no batch: it does not know the salt. And a batch is none at
+any other place than its own.
+
+A batch lies in one segment. A record is numbered where it begins, so a record in several pieces (a line longer than the
+pipe) is found by seeking to its sequence and reading on, and a segment that holds a piece of it lists its sequence.
 """
 
 from __future__ import annotations
@@ -26,6 +33,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import Enum, IntEnum, IntFlag
+from functools import cache
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -38,6 +46,9 @@ assert HEADER.size == 64
 _FIELDS = struct.Struct("<IIQqQQIIBBHI")
 assert _FIELDS.size == HEADER.size - 8  # what the header checksum covers
 _LEAD = struct.Struct("<4sI")
+TRAILER = struct.Struct("<II")
+_LENGTH = struct.Struct("<I")
+_MASK = (1 << 32) - 1
 _ZEROS = bytes(64)
 ALIGNMENT = 8
 
@@ -83,6 +94,7 @@ class Outcome(Enum):
 
 
 BODY_DAMAGED = "the body's checksum is wrong"
+TRAILER_DAMAGED = "the trailer is wrong"
 
 
 class BatchHeader(NamedTuple):
@@ -106,9 +118,14 @@ class BatchHeader(NamedTuple):
         return HEADER.size + padded(self.route_bytes)
 
     @property
+    def trailer_offset(self) -> int:
+        """Bytes from the batch's first byte to the end of its body."""
+        return HEADER.size + padded(self.route_bytes) + padded(self.payload_bytes)
+
+    @property
     def total_bytes(self) -> int:
         """Bytes from the batch's first byte to the next batch's."""
-        return HEADER.size + padded(self.route_bytes) + padded(self.payload_bytes)
+        return self.trailer_offset + TRAILER.size
 
     @property
     def end_sequence(self) -> int:
@@ -143,6 +160,11 @@ def padded(length: int) -> int:
     return (length + ALIGNMENT - 1) & ~(ALIGNMENT - 1)
 
 
+def seed(salt: int, position: int) -> int:
+    """What the checksums of header and trailer start from, in a batch at ``position`` of a segment with ``salt``."""
+    return (salt ^ position >> 3) & _MASK
+
+
 def route_prefix(route: bytes) -> bytes:
     """The part of the body before the payload: the route's name and its padding."""
     return route + _ZEROS[: padded(len(route)) - len(route)]
@@ -152,6 +174,7 @@ def encode(
     prefix: bytes,
     payload: Sequence[Buffer],
     *,
+    seed: int,
     payload_bytes: int,
     base_sequence: int,
     count: int,
@@ -170,12 +193,14 @@ def encode(
         prefix: :func:`route_prefix` of the route.
         payload: buffers of together ``payload_bytes`` bytes.
         body_checksum: :func:`checksum_body` of it, where the caller has it already.
+        seed: :func:`seed` of the place it will be written to.
     """
     assert payload_bytes <= PAYLOAD_MAX_BYTES, "no reader would believe the length"
     tail = padding(payload_bytes)
     checksum = body_checksum
     if checksum is None:
         checksum = checksum_body(prefix, payload, tail)
+    total_bytes = HEADER.size + len(prefix) + payload_bytes + len(tail) + TRAILER.size
     fields = _FIELDS.pack(
         checksum,
         payload_bytes,
@@ -190,8 +215,14 @@ def encode(
         route_bytes,
         0,
     )
-    head = _LEAD.pack(MAGIC, crc32c(fields)) + fields + prefix
-    return [head, *payload, tail] if tail else [head, *payload]
+    head = _LEAD.pack(MAGIC, crc32c(fields, seed)) + fields + prefix
+    return [head, *payload, tail + trailer(total_bytes, seed)]
+
+
+def trailer(total_bytes: int, seed: int) -> bytes:
+    """What a batch of ``total_bytes`` ends in."""
+    length = _LENGTH.pack(total_bytes)
+    return length + _LENGTH.pack(crc32c(length, seed))
 
 
 def padding(payload_bytes: int) -> bytes:
@@ -207,13 +238,13 @@ def checksum_body(prefix: bytes, payload: Sequence[Buffer], tail: bytes) -> int:
     return crc32c(tail, checksum) if tail else checksum
 
 
-def decode_header(data: bytes | memoryview, offset: int = 0) -> BatchHeader | None:
-    """The header at ``offset``; None unless magic, checksum and every field hold."""
+def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHeader | None:
+    """The header at ``offset`` of ``data``; None unless magic, checksum and every field hold."""
     if len(data) - offset < HEADER.size:
         return None
     fields = data[offset + 8 : offset + HEADER.size]
     magic, checksum = _LEAD.unpack_from(data, offset)
-    if magic != MAGIC or crc32c(fields) != checksum:
+    if magic != MAGIC or crc32c(fields, seed) != checksum:
         return None
     *told, reserved = _FIELDS.unpack(fields)
     header = BatchHeader._make(told)
@@ -228,25 +259,105 @@ def decode_header(data: bytes | memoryview, offset: int = 0) -> BatchHeader | No
     return header if sane else None
 
 
-def look(data: bytes | memoryview, offset: int = 0) -> Found:
+def mended_header(opening: bytes, seed: int) -> BatchHeader | None:
+    """What these 64 bytes were before one or two bits of them changed; None if that is not what happened.
+
+    A crc32c of so few bytes differs in six bits at least from that of any other, so it tells which two have changed
+    (Koopman, "32-Bit Cyclic Redundancy Codes for Internet Applications", 2002). Bytes that never were a header may be
+    taken for one, so whoever uses it needs a second witness: the trailer.
+    """
+    if len(opening) < HEADER.size:
+        return None
+    (checksum,) = _LENGTH.unpack_from(opening, len(MAGIC))
+    wrong = checksum ^ crc32c(opening[8:], seed)
+    changed = bytearray(MAGIC + opening[len(MAGIC) :])
+    for bit in _bits_behind(wrong):
+        changed[bit >> 3] ^= 1 << (bit & 7)
+    return decode_header(bytes(changed), 0, seed)
+
+
+def _bits_behind(wrong: int) -> tuple[int, ...]:
+    """The one or two bits that make a header's checksum wrong in this way; none if it takes more of them."""
+    bits = _bit_behind()
+    if wrong in bits:
+        return (bits[wrong],)
+    return next(((bit, bits[wrong ^ part]) for part, bit in bits.items() if wrong ^ part in bits), ())
+
+
+@cache
+def _bit_behind() -> dict[int, int]:
+    """By what a header's checksum is wrong when one bit of bytes 4..64 is → which one, counted from the first byte."""
+    bits = {1 << bit: 32 + bit for bit in range(32)}
+    plain = crc32c(bytes(HEADER.size - 8))
+    for bit in range(8 * (HEADER.size - 8)):
+        changed = bytearray(HEADER.size - 8)
+        changed[bit >> 3] = 1 << (bit & 7)
+        bits[crc32c(changed) ^ plain] = 64 + bit
+    return bits
+
+
+def begin_of(closing: bytes | memoryview, end: int, salt: int) -> int | None:
+    """The position of the batch that ends in these 8 bytes; None if they are no trailer.
+
+    Args:
+        end: the position behind it.
+    """
+    if len(closing) != TRAILER.size:
+        return None
+    length, checksum = TRAILER.unpack(closing)
+    begin = end - int(length)
+    if length % ALIGNMENT or begin < 0 or crc32c(closing[: _LENGTH.size], seed(salt, begin)) != checksum:
+        return None
+    return begin
+
+
+def salt_of(opening: bytes, position: int) -> int:
+    """The salt with which the checksum of the header at ``position`` holds; any bytes have one, right or wrong.
+
+    Whoever uses it needs a second witness: a body checksum that holds, say.
+    """
+    _, checksum = _LEAD.unpack_from(opening)
+    return seed(_start(opening[8 : HEADER.size], checksum), position)
+
+
+def _start(data: bytes, checksum: int) -> int:
+    """What a crc32c of ``data`` that comes to ``checksum`` started from: each of its steps can be taken back."""
+    table = _steps()
+    state = checksum ^ _MASK
+    for byte in reversed(data):
+        index, step = table[state >> 24]
+        state = (state ^ step) << 8 & _MASK | index ^ byte
+    return state ^ _MASK
+
+
+@cache
+def _steps() -> list[tuple[int, int]]:
+    """The table of a bytewise crc32c, by the highest byte of its entries: no two have the same."""
+    steps = [(crc32c(bytes([index]), _MASK) ^ _MASK, index) for index in range(256)]
+    return [(index, step) for step, index in sorted(steps)]
+
+
+def look(data: bytes | memoryview, offset: int, seed: int) -> Found:
     """What stands at ``offset`` of ``data``, checksums checked. Never raises, whatever the bytes."""
     view = memoryview(data)[offset:]
-    found = look_at_header(view[: HEADER.size], len(view))
+    found = look_at_header(view[: HEADER.size], len(view), seed)
     header = found.header
     if found.outcome is not Outcome.WHOLE or header is None:
         return found
-    if crc32c(view[HEADER.size : header.total_bytes]) != header.body_checksum:
+    if crc32c(view[HEADER.size : header.trailer_offset]) != header.body_checksum:
         return Found(Outcome.DAMAGED, header, BODY_DAMAGED)
+    if view[header.trailer_offset : header.total_bytes] != trailer(header.total_bytes, seed):
+        return Found(Outcome.DAMAGED, header, TRAILER_DAMAGED)
     return found
 
 
-def look_at_header(opening: bytes | memoryview, left_bytes: int) -> Found:
+def look_at_header(opening: bytes | memoryview, left_bytes: int, seed: int) -> Found:
     """What the first 64 bytes (or as many as there are) tell of a batch; WHOLE but for the body's checksum.
 
     Args:
         left_bytes: how many there are in all from the first of ``opening`` on.
     """
-    header = decode_header(opening)
+    header = decode_header(opening, 0, seed)
     if header is None:
         if opening == _ZEROS[: len(opening)]:
             return Found(Outcome.END)

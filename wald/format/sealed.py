@@ -7,7 +7,8 @@ the seek table with decompressed size 0, as other readers of that format require
 
     index frame   u32 0x184D2A57, u32 content length, content
     content       header: magic WALDSIX1 (8), crc32c of the rest of header and directory (4), version u16,
-                  sections u16, log id (16), base sequence u64, next sequence u64, raw bytes u64, epoch u64
+                  sections u16, log id (16), base sequence u64, next sequence u64, raw bytes u64, epoch u64,
+                  salt u32, reserved u32
                   directory, per section: name (16), offset in the content u32, stored u32, raw u32, crc32c u32
                   sections, each one zstd frame
 
@@ -45,8 +46,8 @@ assert SEEK_FOOTER.size == 9
 
 INDEX_MAGIC = b"WALDSIX1"
 VERSION = 1
-_HEADER = struct.Struct("<8sIHH16sQQQQ")
-assert _HEADER.size == 64
+_HEADER = struct.Struct("<8sIHH16sQQQQII")
+assert _HEADER.size == 72
 _SECTION = struct.Struct("<16sIIII")
 assert _SECTION.size == 32
 _CHECKED_FROM = 12
@@ -125,11 +126,16 @@ class SealedIndex:
     next_sequence: int
     raw_bytes: int
     epoch: int
+    salt: int
     frames: list[Frame]
     routes: list[RouteEntry]
     sha256: bytes
     damage: list[tuple[int, int]]
     stored_batches: StoredSection = field(repr=False, compare=False, default=(b"", 0, 0))
+
+    def is_damage(self, frame: Frame) -> bool:
+        """Whether the frame holds bytes that were no batch when they were sealed, whatever they look like."""
+        return any(offset <= frame.raw_offset < offset + length for offset, length in self.damage)
 
     def batch_table(self) -> BatchTable:
         """Every batch; decompressed at each call, as few readers need it.
@@ -193,6 +199,8 @@ def encode_index(index: SealedIndex, batches: BatchTable) -> bytes:
         index.next_sequence,
         index.raw_bytes,
         index.epoch,
+        index.salt,
+        0,
     )
     checksum = crc32c(header[_CHECKED_FROM:] + directory)
     content = header[:8] + struct.pack("<I", checksum) + header[_CHECKED_FROM:] + directory + bodies
@@ -208,7 +216,7 @@ def decode_index(frame: bytes) -> SealedIndex:
     content = memoryview(frame)[SKIPPABLE.size :]
     if len(content) < _HEADER.size or SKIPPABLE.unpack_from(frame) != (INDEX_FRAME_MAGIC, len(content)):
         raise BadSealed("no index frame")
-    magic, checksum, version, count, log_id, base, following, raw_bytes, epoch = _HEADER.unpack_from(content)
+    magic, checksum, version, count, log_id, base, following, raw_bytes, epoch, salt, _ = _HEADER.unpack_from(content)
     end = _HEADER.size + _SECTION.size * count
     if magic != INDEX_MAGIC or count > _SECTIONS_MAX or end > len(content):
         raise BadSealed("no index header")
@@ -240,6 +248,7 @@ def decode_index(frame: bytes) -> SealedIndex:
         following,
         raw_bytes,
         epoch,
+        salt,
         frames,
         routes,
         sha256,

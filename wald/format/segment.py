@@ -9,7 +9,8 @@
         32     8  base sequence  the first record that can be in the file
         40     8  epoch          the life of the daemon that made it
         48     8  created at     ns since 1970, signed
-        56     8  reserved       zero
+        56     4  salt           of the batches' checksums, see :mod:`wald.format.batch`; random, one for each segment
+        60     4  reserved       zero
 
 Segments are preallocated, so a magic of zeros says that nothing has been written yet.
 """
@@ -25,7 +26,7 @@ SEGMENT_MAGIC = b"WALDSEG1"
 INDEX_MAGIC = b"WALDIDX1"
 VERSION = 1
 
-HEADER = struct.Struct("<8sIHH16sQQqQ")
+HEADER = struct.Struct("<8sIHH16sQQqII")
 assert HEADER.size == 64
 _CHECKED_FROM = 12  # the checksum covers what follows it
 
@@ -46,6 +47,7 @@ class SegmentHeader:
     base_sequence: int
     epoch: int
     created_at_ns: int
+    salt: int
     version: int = VERSION
 
 
@@ -60,6 +62,7 @@ def encode_header(header: SegmentHeader, magic: bytes = SEGMENT_MAGIC) -> bytes:
         header.base_sequence,
         header.epoch,
         header.created_at_ns,
+        header.salt,
         0,
     )
     return packed[:8] + struct.pack("<I", crc32c(packed[_CHECKED_FROM:])) + packed[_CHECKED_FROM:]
@@ -73,7 +76,7 @@ def decode_header(data: bytes | memoryview, magic: bytes = SEGMENT_MAGIC) -> Seg
     """
     if len(data) < HEADER.size:
         raise BadHeader(f"{len(data)} bytes are too few for a header of {HEADER.size}")
-    found, checksum, version, header_bytes, log_id, base, epoch, created, _ = HEADER.unpack_from(data)
+    found, checksum, version, header_bytes, log_id, base, epoch, created, salt, _ = HEADER.unpack_from(data)
     if found != magic:
         raise BadHeader(f"the magic is {found!r}, not {magic!r}")
     if crc32c(data[_CHECKED_FROM : HEADER.size]) != checksum:
@@ -82,4 +85,4 @@ def decode_header(data: bytes | memoryview, magic: bytes = SEGMENT_MAGIC) -> Seg
         raise NewerVersion(f"version {version} is newer than the {VERSION} this program reads")
     if header_bytes != HEADER.size:
         raise BadHeader(f"a header of {header_bytes} bytes in version {version}")
-    return SegmentHeader(log_id, base, epoch, created, version)
+    return SegmentHeader(log_id, base, epoch, created, salt, version)

@@ -16,8 +16,9 @@ from stringzilla import count as count_bytes
 
 from wald.errors import Damaged
 from wald.format import columns, control
-from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of
+from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of, seed
 from wald.format.control import State
+from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
 from wald.format.sealed import BadSealed, BatchTable, SealedIndex
 from wald.format.segment import BadHeader
@@ -152,15 +153,16 @@ class _Check:
     def _raw(self) -> Iterator[Finding]:
         durable = self._piece.durable
         with open_file(self._path) as file:
-            whole = RawFile(file.fileno())
-            raw = whole if durable is None else RawFile(file.fileno(), limit=min(durable, whole.limit))
+            whole = RawFile(file.fileno(), index=self._index)
+            limit = whole.limit if durable is None else min(durable, whole.limit)
+            raw = RawFile(file.fileno(), limit=limit, index=self._index)
             try:
                 header = raw.header()
             except BadHeader as error:
                 yield self._error(0, str(error))
             else:
                 yield from self._belongs(header.log_id, header.base_sequence)
-            for found in raw.scan(next_sequence=self._base):
+            for found in raw.scan():
                 self._raw_bytes = found.offset
                 if isinstance(found, Tail):
                     yield from self._tail(found)
@@ -190,11 +192,15 @@ class _Check:
             words = f"{found.garbage_bytes} bytes of an unfinished write; the next start cuts them ({found.reason})"
             yield Finding(Level.INFO, self._path, found.offset, words)
 
-    def _sparse_index(self) -> Iterator[Finding]:
+    def _index(self) -> SparseIndex | None:
         path = self._path.with_name(segment_name(self._base, Kind.INDEX))
-        index = read_index(path, self._piece.log_id or b"", self._base)
+        return read_index(path, self._piece.log_id or b"", self._base)
+
+    def _sparse_index(self) -> Iterator[Finding]:
+        index = self._index()
         if index is None:
             return
+        path = self._path.with_name(segment_name(self._base, Kind.INDEX))
         table = self._contents.table
         known = dict(zip(table.positions, zip(table.bases, table.times_ns, strict=True), strict=True))
         end = table.positions[-1] if table.positions else 0
@@ -247,7 +253,7 @@ class _Check:
         table = self._contents.table
         begin = len(table)
         while at < len(data):
-            found = look(data, at)
+            found = look(data, at, seed(index.salt, frame.raw_offset + at))
             if found.outcome is not Outcome.WHOLE or found.header is None:
                 words = f"at {at} of frame {number}: {found.reason or 'zeros where a batch belongs'}"
                 yield self._error(frame.offset, words)

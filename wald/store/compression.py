@@ -20,7 +20,8 @@ import zstandard
 from crc32c import crc32c
 
 from wald.errors import Damaged
-from wald.format.batch import HEADER, MAGIC, Encoding, Flag
+from wald.format.batch import HEADER, MAGIC, TRAILER, Encoding, Flag, seed, trailer
+from wald.format.index import SparseIndex
 from wald.format.names import ROUTE_MAX_LENGTH
 from wald.format.sealed import (
     SEEK_FOOTER,
@@ -36,6 +37,7 @@ from wald.format.sealed import (
     seek_table_bytes,
 )
 from wald.store.disk import Disk
+from wald.store.indexes import read_index
 from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
 from wald.store.regular import open_file, open_regular
 
@@ -61,6 +63,7 @@ def compress_segment(
     target: int,
     disk: Disk,
     *,
+    index_path: Path | None = None,
     level: int = LEVEL,
     frame_bytes: int = FRAME_BYTES,
 ) -> Compressed:
@@ -72,15 +75,20 @@ def compress_segment(
         source: of the raw segment, which ends where nothing but zeros follows its last batch. Other bytes found there
             are damage, and kept up to the end of the file.
         target: of an empty file.
+        index_path: of the sparse index, which helps to find what is whole behind damage.
         frame_bytes: what a frame of several batches holds at most; not below that of a segment header.
 
     Raises:
         BadHeader: the source does not begin with a segment header.
         OSError: reading or writing failed.
     """
-    raw = RawFile(source)
+
+    def sparse_index() -> SparseIndex | None:
+        return None if index_path is None else read_index(index_path, header.log_id, header.base_sequence)
+
+    raw = RawFile(source, index=sparse_index)
     header = raw.header()
-    contents = _Contents(header.base_sequence)
+    contents = _Contents(header.base_sequence, header.salt)
     frames = _Frames(target, disk, level)
     gaps: list[Gap] = []
     while True:
@@ -106,6 +114,7 @@ def compress_segment(
         next_sequence=contents.next_sequence,
         raw_bytes=frames.raw_bytes,
         epoch=header.epoch,
+        salt=header.salt,
         frames=frames.entries,
         routes=contents.routes(),
         sha256=frames.sha256.digest(),
@@ -293,8 +302,9 @@ class _Tally:
 class _Contents:
     """What the batches met so far hold: the batch table, the routes, the next sequence."""
 
-    def __init__(self, base_sequence: int) -> None:
+    def __init__(self, base_sequence: int, salt: int) -> None:
         self.next_sequence = base_sequence
+        self._salt = salt
         self.last_position = 0  # of the last whole batch; 0: none yet
         self.table = BatchTable()
         self._taken = 0
@@ -309,19 +319,28 @@ class _Contents:
         Args:
             origin: where the window begins in the segment; at 0 it begins with the segment header.
         """
-        unpack, add, window_bytes = HEADER.unpack_from, self._add, len(window)
+        unpack, add, window_bytes, salt = HEADER.unpack_from, self._add, len(window), self._salt
         at = 0 if origin else FIRST_BATCH
         while at + 64 <= window_bytes:
             magic, header_crc, body_crc, length, base, time_ns, _, number, count, _, encoding, flags, name, reserved = (
                 unpack(window, at)
             )
-            body = at + 64
-            if magic != MAGIC or crc32c(window[at + 8 : body]) != header_crc or base < self.next_sequence:
+            body, place = at + 64, seed(salt, origin + at)
+            if magic != MAGIC or crc32c(window[at + 8 : body], place) != header_crc:
                 break
-            end = body + (name + 7 & -8) + (length + 7 & -8)
-            if end > window_bytes or crc32c(window[body:end]) != body_crc:
+            tail = body + (name + 7 & -8) + (length + 7 & -8)
+            end = tail + TRAILER.size
+            if end > window_bytes or crc32c(window[body:tail]) != body_crc:
                 break
-            if reserved or count > length or name > ROUTE_MAX_LENGTH or encoding > _COLUMNS:
+            if window[tail:end] != trailer(end - at, place):
+                break
+            if (
+                reserved
+                or base < self.next_sequence
+                or count > length
+                or name > ROUTE_MAX_LENGTH
+                or encoding > _COLUMNS
+            ):
                 break
             if (flags & _CONTROL != 0) != (encoding == 0):
                 break
@@ -405,7 +424,7 @@ def _judge(raw: RawFile, offset: int, contents: _Contents) -> Scanned | Gap | No
     if offset >= raw.limit:
         return None
     # The scan starts at the batch before, because what it believes depends on that.
-    scan = raw.scan(start=contents.last_position or FIRST_BATCH, next_sequence=contents.next_sequence)
+    scan = raw.scan(start=contents.last_position or FIRST_BATCH)
     found = next(found for found in scan if found.offset >= offset or isinstance(found, Tail))
     if isinstance(found, Tail):
         return Gap(offset, raw.limit - offset, found.reason) if found.garbage_bytes else None

@@ -14,7 +14,7 @@ from typing import Any
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format import columns, control
-from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of
+from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of, seed
 from wald.format.cursor import BadCursor, decode_cursor
 from wald.format.head import decode_head
 from wald.format.index import ENTRY
@@ -91,7 +91,10 @@ def _sealed(path: Path, *, records: bool) -> Iterator[Piece]:
                 yield piece | {"damage": error.message}
                 continue
             yield piece
-            yield from _frame(data, frame.raw_offset, dict(index.damage), records=records)
+            if index.is_damage(frame):
+                yield _gap(Gap(frame.raw_offset, len(data), "damaged before it was sealed"))
+            else:
+                yield from _frame(data, frame.raw_offset, index.salt, records=records)
         yield {
             "kind": "index",
             "log": index.log_id.hex(),
@@ -105,17 +108,14 @@ def _sealed(path: Path, *, records: bool) -> Iterator[Piece]:
         }
 
 
-def _frame(data: bytes, raw_offset: int, damage: dict[int, int], *, records: bool) -> Iterator[Piece]:
-    """The batches of one frame; ``damage`` has what the sealer found in the raw segment: offset → bytes."""
-    if any(offset <= raw_offset < offset + length for offset, length in damage.items()):
-        yield _gap(Gap(raw_offset, len(data), "damaged before it was sealed"))
-        return
+def _frame(data: bytes, raw_offset: int, salt: int, *, records: bool) -> Iterator[Piece]:
+    """The batches of one frame."""
     at = 0
     if raw_offset == 0:
         yield _segment_header(data[:FIRST_BATCH], SEGMENT_MAGIC)
         at = FIRST_BATCH
     while at < len(data):
-        found = look(data, at)
+        found = look(data, at, seed(salt, raw_offset + at))
         if found.outcome is not Outcome.WHOLE or found.header is None:
             yield _gap(Gap(raw_offset + at, len(data) - at, found.reason))
             return

@@ -2,33 +2,41 @@
 
 The scan tells three things apart: a batch that is whole; a gap, which is bytes that are no batch although good batches
 follow (damage); and the tail, which is where the good batches end (zeros, the end of the file, or what a crash left).
+Each byte is checksummed once in a batch, however much damage there is: what follows damage is found by lengths.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from crc32c import crc32c
 
 from wald.format.batch import (
-    ALIGNMENT,
     BODY_DAMAGED,
     HEADER,
-    MAGIC,
+    TRAILER,
+    TRAILER_DAMAGED,
     BatchHeader,
-    Encoding,
     Found,
     Outcome,
-    decode_header,
+    begin_of,
     look_at_header,
+    mended_header,
     padded,
+    salt_of,
+    seed,
+    trailer,
 )
+from wald.format.index import SparseIndex
 from wald.format.segment import HEADER as SEGMENT_HEADER
-from wald.format.segment import SegmentHeader
+from wald.format.segment import BadHeader, SegmentHeader
 from wald.format.segment import decode_header as decode_segment_header
+from wald.store.resync import Resync
 
 WINDOW_BYTES = 1 << 20  # read at once; small enough for a small machine, large enough to be read at disk speed
 FIRST_BATCH = SEGMENT_HEADER.size
@@ -78,11 +86,22 @@ class RawFile:
 
     Args:
         limit: the length to look at (bytes); what is behind it does not exist.
+        durable: where a batch is known to end, by the head; 0: nobody knows.
+        index: gives the sparse index; asked only behind damage.
     """
 
-    def __init__(self, descriptor: int, *, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        *,
+        limit: int | None = None,
+        durable: int = 0,
+        index: Callable[[], SparseIndex | None] = lambda: None,
+    ) -> None:
         self._descriptor = descriptor
         self.limit = os.fstat(descriptor).st_size if limit is None else limit
+        self._durable = durable
+        self._index = index
         self._memory: memoryview | None = None
         self._window = memoryview(b"")
         self._window_offset = 0
@@ -93,6 +112,33 @@ class RawFile:
             BadHeader: the first 64 bytes are not a segment header.
         """
         return decode_segment_header(self.read(0, SEGMENT_HEADER.size))
+
+    @cached_property
+    def salt(self) -> int:
+        """The segment's, also where its header is lost; if no batch tells it either, one that no batch will fit.
+
+        Two batches stand where no producer could have put them, the first and the last. Checksums can be calculated
+        backwards, so each tells a salt, and has a second checksum to show that it is the right one.
+        """
+        try:
+            return self.header().salt
+        except BadHeader:
+            pass
+        opening = self.read(FIRST_BATCH, HEADER.size)
+        if len(opening) == HEADER.size:
+            salt = salt_of(opening, FIRST_BATCH)
+            found, _ = self._look(FIRST_BATCH, salt)
+            if found.outcome is Outcome.WHOLE and found.header is not None and found.header.is_control:
+                return salt
+        end = padded(self._data_end)
+        closing = self.read(max(0, end - TRAILER.size), TRAILER.size)
+        begin = end - TRAILER.unpack(closing)[0] if len(closing) == TRAILER.size else 0
+        opening = self.read(begin, HEADER.size)
+        if begin >= FIRST_BATCH and len(opening) == HEADER.size:
+            salt = salt_of(opening, begin)
+            if begin_of(closing, end, salt) == begin:
+                return salt
+        return secrets.randbits(32)
 
     def read(self, offset: int, length: int) -> bytes:
         """Up to ``length`` bytes at ``offset``; fewer only at the limit."""
@@ -111,41 +157,41 @@ class RawFile:
         """The payload of a scanned batch."""
         return self.read(batch.offset + batch.header.payload_offset, batch.header.payload_bytes)
 
-    def scan(self, *, start: int = FIRST_BATCH, next_sequence: int = 0) -> Scan:
-        """Every batch from ``start`` on, and every gap between them; the last item is the tail.
-
-        Args:
-            next_sequence: after damage, only batches at or above it are believed.
-        """
+    def scan(self, *, start: int = FIRST_BATCH) -> Scan:
+        """Every batch from ``start`` on, and every gap between them; the last item is the tail."""
         offset = start
-        last: BatchHeader | None = None
+        next_sequence = 0
+        damage: tuple[int, Found] | None = None  # which has begun, and of which the end is not known yet
         while True:
-            found, route = self._look(offset)
+            found, route = self._look(offset, self.salt)
             header = found.header
             if found.outcome is Outcome.WHOLE and header is not None:
-                if last is None or header.base_sequence >= last.end_sequence:
+                if header.base_sequence >= next_sequence:
+                    if damage is not None:
+                        yield Gap(damage[0], offset - damage[0], damage[1].reason or "zeros between batches")
+                        damage = None
                     yield Scanned(offset, header, route)
                     offset += header.total_bytes
-                    next_sequence = max(next_sequence, header.end_sequence)
-                    last = header
+                    next_sequence = header.end_sequence
                     continue
                 found = Found(Outcome.DAMAGED, header, "its sequences were given out before")
-            # A header that holds tells its length, so a payload that looks like batches is not taken for any.
-            behind = offset + (1 if header is None else header.total_bytes)
-            resumed = self._search(behind, next_sequence, last, offset)
-            if resumed is None:
-                yield Tail(offset, found.outcome, found.reason, self._garbage(offset))
+            damage = damage or (offset, found)
+            behind = self._behind(offset, header)
+            if behind is None:
+                begun, found = damage
+                yield Tail(begun, found.outcome, found.reason, max(0, self._data_end - begun))
                 return
-            yield Gap(offset, resumed - offset, found.reason or "zeros between batches")
-            offset = resumed
+            offset = behind
 
-    def _look(self, offset: int) -> tuple[Found, str]:
+    def _look(self, offset: int, salt: int) -> tuple[Found, str]:
         """As :func:`wald.format.batch.look`, but the body passes through the window; and the batch's route."""
-        found = look_at_header(self._peek(offset, HEADER.size), max(0, self.limit - offset))
+        opening = self._peek(offset, HEADER.size)
+        place = seed(salt, offset)
+        found = look_at_header(opening, max(0, self.limit - offset), place)
         header = found.header
         if found.outcome is not Outcome.WHOLE or header is None:
             return found, ""
-        position, end, checksum = offset + HEADER.size, offset + header.total_bytes, 0
+        position, end, checksum = offset + HEADER.size, offset + header.trailer_offset, 0
         route = bytes(self._peek(position, header.route_bytes)).decode("ascii", "replace")
         while position < end:
             part = self._ahead(position, end - position)
@@ -155,7 +201,44 @@ class RawFile:
             position += len(part)
         if checksum != header.body_checksum:
             return Found(Outcome.DAMAGED, header, BODY_DAMAGED), ""
+        if self._peek(end, TRAILER.size) != trailer(header.total_bytes, place):
+            return Found(Outcome.DAMAGED, header, TRAILER_DAMAGED), ""
         return found, route
+
+    def _behind(self, offset: int, header: BatchHeader | None) -> int | None:
+        """Where to go on behind damage at ``offset``; None: nowhere.
+
+        Args:
+            header: of the batch there, if it holds: it tells the length, so no payload is looked into.
+        """
+        if header is not None:
+            behind = offset + header.total_bytes
+            return behind if behind < self.limit else None
+        if offset >= self._data_end:
+            return None
+        place = seed(self.salt, offset)
+        mended = mended_header(self.read(offset, HEADER.size), place)
+        if mended is not None:
+            behind = offset + mended.total_bytes
+            if self.read(behind - TRAILER.size, TRAILER.size) == trailer(mended.total_bytes, place):
+                return behind
+        return self._resync.behind(offset)
+
+    @cached_property
+    def _resync(self) -> Resync:
+        return Resync(self.read, self.salt, ends=(self._durable, padded(self._data_end)), index=self._index())
+
+    @cached_property
+    def _data_end(self) -> int:
+        """Where nothing but zeros follows."""
+        position = self.limit
+        while position > 0:
+            start = max(0, position - WINDOW_BYTES)
+            part = self.read(start, position - start)
+            if _holds_more_than_zeros(part):
+                return start + len(part.rstrip(b"\0"))
+            position = start
+        return 0
 
     def _peek(self, offset: int, length: int) -> memoryview:
         """``length`` bytes at ``offset`` out of the window, which is moved where it has to be; fewer at the limit."""
@@ -185,50 +268,7 @@ class RawFile:
             filled += count
         self._window, self._window_offset = self._memory[:filled], offset
 
-    def _search(self, offset: int, next_sequence: int, last: BatchHeader | None, gap: int) -> int | None:
-        """The offset of the next whole batch from ``offset`` on that can follow ``last``; None if there is none.
-
-        Args:
-            gap: where the damage begins: it hides no more records than bytes.
-        """
-        offset = padded(offset)
-        while offset + HEADER.size <= self.limit:
-            window = self.read(offset, WINDOW_BYTES)
-            if len(window) < HEADER.size:
-                break
-            at = window.find(MAGIC) if _holds_more_than_zeros(window) else -1
-            while at >= 0:
-                header = decode_header(window, at) if at % ALIGNMENT == 0 else None
-                if header is not None and _believable(header, next_sequence, last, offset + at - gap):
-                    found, _ = self._look(offset + at)
-                    if found.outcome is Outcome.WHOLE:
-                        return offset + at
-                at = window.find(MAGIC, at + 1)
-            # The next window begins with the first place at which this one does not hold a whole header.
-            offset += len(window) - HEADER.size + ALIGNMENT & -ALIGNMENT
-        return None
-
-    def _garbage(self, offset: int) -> int:
-        """How many bytes from ``offset`` on until only zeros follow."""
-        last, position = offset, offset
-        while position < self.limit:
-            part = self.read(position, WINDOW_BYTES)
-            if not part:
-                break
-            if _holds_more_than_zeros(part):
-                last = position + len(part.rstrip(b"\0"))
-            position += len(part)
-        return last - offset
-
 
 def _holds_more_than_zeros(part: bytes) -> bool:
     """Preallocated files end in many megabytes of zeros; comparing is far faster than looking for something."""
     return part != _ZEROS[: len(part)]
-
-
-def _believable(header: BatchHeader, next_sequence: int, last: BatchHeader | None, gap_bytes: int) -> bool:
-    """Whether a batch behind ``gap_bytes`` of damage can be one of this segment, and not a record's content."""
-    if header.encoding == Encoding.CONTROL or header.base_sequence < next_sequence:
-        return False
-    # What the gap hides takes a byte a record at least. The append time tells nothing: clocks are set.
-    return last is None or header.base_sequence <= last.end_sequence + gap_bytes

@@ -20,7 +20,7 @@ from typing import Any
 
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format import control
-from wald.format.batch import BatchHeader, Flag, Outcome, look, payload_of, route_of
+from wald.format.batch import BatchHeader, Flag, Outcome, look, payload_of, route_of, seed
 from wald.format.head import Head, decode_head
 from wald.format.names import Kind
 from wald.format.segment import HEADER as SEGMENT_HEADER
@@ -28,6 +28,7 @@ from wald.format.segment import BadHeader, NewerVersion
 from wald.store.compression import SealedFile
 from wald.store.directory import TEMPORARY, Listing, Root, Segment, list_segments
 from wald.store.disk import Disk
+from wald.store.indexes import read_index
 from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
 from wald.store.regular import open_file, read_regular
 
@@ -166,12 +167,12 @@ class _Examined:
 def _examine(root: Root, listing: Listing, log_id: bytes, report: Report) -> _Examined:
     segment = listing.segments[-1]
     torn_turn = _TornTurn(_durable_bytes(root, segment) if _head(root) is not None else None)
-    examined = _scan(listing, log_id, report, torn_turn)
+    examined = _scan(root, listing, log_id, report, torn_turn)
     if torn_turn.offset is None:
         return examined
     # The batches behind the gap are as little durable as the gap: look at what stands in front of it only.
     end = examined.tail.offset + examined.tail.garbage_bytes
-    examined = _scan(listing, log_id, report, _TornTurn(None), limit=torn_turn.offset)
+    examined = _scan(root, listing, log_id, report, _TornTurn(None), limit=torn_turn.offset)
     reason = "parts of one turn reached the disk, others did not"
     examined.tail = Tail(torn_turn.offset, Outcome.TORN, reason, end - torn_turn.offset)
     return examined
@@ -202,17 +203,22 @@ class _TornTurn:
 
 
 def _scan(
-    listing: Listing, log_id: bytes, report: Report, torn_turn: _TornTurn, *, limit: int | None = None
+    root: Root, listing: Listing, log_id: bytes, report: Report, torn_turn: _TornTurn, *, limit: int | None = None
 ) -> _Examined:
     segment = listing.segments[-1]
     with open_file(segment.path) as file:
-        raw = RawFile(file.fileno(), limit=limit)
+        raw = RawFile(
+            file.fileno(),
+            limit=limit,
+            durable=_durable_bytes(root, segment),
+            index=lambda: read_index(root.segment(segment.base_sequence, Kind.INDEX), log_id, segment.base_sequence),
+        )
         header, reason = _header_fact(raw, log_id)
         replay = _Replay(control.State(next_sequence=segment.base_sequence))
         gaps: list[Gap] = []
 
         tail: Tail | None = None
-        for found in raw.scan(next_sequence=segment.base_sequence):
+        for found in raw.scan():
             if isinstance(found, Tail):
                 tail = found
                 continue
@@ -377,15 +383,20 @@ def _replay_raw(segment: Segment, replay: _Replay) -> None:
 
 
 def _replay_sealed(sealed: SealedFile, replay: _Replay, report: Report) -> None:
-    for number in range(len(sealed.index.frames)):
+    for number, frame in enumerate(sealed.index.frames):
+        if sealed.index.is_damage(frame):
+            continue  # what it holds may look like batches
         try:
             data = sealed.frame(number)
         except Damaged as error:
             report.errors.append(error.message)
             continue
         offset = SEGMENT_HEADER.size if number == 0 else 0
-        # A frame holds whole batches or damaged bytes, never both.
-        while (found := look(data, offset)).outcome is Outcome.WHOLE and (header := found.header) is not None:
+        while offset < len(data):
+            found = look(data, offset, seed(sealed.index.salt, frame.raw_offset + offset))
+            header = found.header
+            if found.outcome is not Outcome.WHOLE or header is None:
+                break
             payload = bytes(payload_of(data, offset, header)) if header.is_control else b""
             replay.add(header, route_of(data, offset, header), payload)
             offset += header.total_bytes

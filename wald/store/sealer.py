@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from wald.errors import Damaged, UnsupportedFormat
-from wald.format.names import Kind, parse_segment_name
+from wald.format.names import Kind, parse_segment_name, segment_name
 from wald.format.segment import BadHeader, NewerVersion
 from wald.store.compression import LEVEL, Compressed, SealedFile, compress_segment
 from wald.store.directory import TEMPORARY, Root, Segment
@@ -135,7 +135,13 @@ def _compress(segment: Segment, temporary: Path, disk: Disk, level: int) -> Comp
         with open_file(segment.path) as source:
             # The room that there was when this was begun shall be there to its end.
             disk.reserve(target, 0, sealed_bytes_max(os.fstat(source.fileno()).st_size))
-            compressed = compress_segment(source.fileno(), target, disk, level=level)
+            compressed = compress_segment(
+                source.fileno(),
+                target,
+                disk,
+                index_path=segment.path.with_name(segment_name(segment.base_sequence, Kind.INDEX)),
+                level=level,
+            )
         disk.truncate(target, compressed.stored_bytes)
         disk.sync(target)
         # So that it is read back from the disk and not from memory.

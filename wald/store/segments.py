@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from wald.errors import Damaged
-from wald.format.batch import HEADER, BatchHeader, Outcome, decode_header, look, route_of
+from wald.format.batch import HEADER, BatchHeader, Outcome, decode_header, look, route_of, seed
 from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
 from wald.format.sealed import SealedIndex
@@ -82,7 +82,9 @@ class RawSegment:
             return RawFile(self._descriptor).header()
         except BadHeader:
             first = self._header_at(FIRST_BATCH)
-            return SegmentHeader(log_id, first.base_sequence, first.epoch, 0) if first and first.is_control else None
+            if first is None or not first.is_control:
+                return None
+            return SegmentHeader(log_id, first.base_sequence, first.epoch, 0, RawFile(self._descriptor).salt)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -127,23 +129,28 @@ class RawSegment:
         """
         self.tail = None
         file_bytes = os.fstat(self._descriptor).st_size
-        raw = RawFile(self._descriptor, limit=file_bytes if limit is None else min(limit, file_bytes))
+        raw = RawFile(
+            self._descriptor,
+            limit=file_bytes if limit is None else min(limit, file_bytes),
+            index=lambda: self._index(limit),
+        )
+        salt = raw.salt
         asked = WINDOW_BYTES
-        expected = 0
         while True:
             data = raw.read(position, asked)
             view, at = memoryview(data), 0
-            while (found := look(view, at)).outcome is Outcome.WHOLE and found.header is not None:
+            while (
+                found := look(view, at, seed(salt, position + at))
+            ).outcome is Outcome.WHOLE and found.header is not None:
                 yield Whole(data, at, position + at, found.header, route_of(data, at, found.header))
                 at += found.header.total_bytes
-                expected = max(expected, found.header.end_sequence)
             position += at
             left = len(data) - at
             wanted = found.header.total_bytes if found.header else HEADER.size
             if left < wanted <= raw.limit - position and (at or asked < wanted):
                 asked = max(WINDOW_BYTES, wanted)
                 continue
-            resumed = self._judge(raw, position, expected)
+            resumed = self._judge(raw, position)
             if isinstance(resumed, Gap):
                 yield resumed
                 position = resumed.offset + resumed.length
@@ -153,12 +160,13 @@ class RawSegment:
             asked = WINDOW_BYTES
 
     @staticmethod
-    def _judge(raw: RawFile, position: int, next_sequence: int) -> Scanned | Gap | Tail:
+    def _judge(raw: RawFile, position: int) -> Scanned | Gap | Tail:
         """What stands where no whole batch does."""
-        return next(raw.scan(start=position, next_sequence=next_sequence))
+        return next(raw.scan(start=position))
 
     def _header_at(self, position: int) -> BatchHeader | None:
-        return decode_header(RawFile(self._descriptor).read(position, HEADER.size))
+        raw = RawFile(self._descriptor)
+        return decode_header(raw.read(position, HEADER.size), 0, seed(raw.salt, position))
 
     def _index(self, limit: int | None) -> SparseIndex:
         """What there is of the sparse index; it may be ahead of what may be read."""
@@ -263,7 +271,7 @@ class SealedSegment:
             return
         at = max(position - frame.raw_offset, FIRST_BATCH if frame.raw_offset == 0 else 0)
         while at < len(data) and (limit is None or frame.raw_offset + at < limit):
-            header = decode_header(data, at)
+            header = decode_header(data, at, seed(self.index.salt, frame.raw_offset + at))
             if header is None or at + header.total_bytes > len(data):
                 yield Gap(frame.raw_offset + at, end - frame.raw_offset - at, "no valid batch header")
                 return

@@ -24,12 +24,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wald.format import control
-from wald.format.batch import HEADER, Buffer, Encoding, Flag, checksum_body, encode, padded, padding, route_prefix
+from wald.format.batch import (
+    HEADER,
+    TRAILER,
+    Buffer,
+    Encoding,
+    Flag,
+    checksum_body,
+    encode,
+    padded,
+    padding,
+    route_prefix,
+    seed,
+)
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader, encode_header
 from wald.store.directory import TEMPORARY, Root
 from wald.store.disk import Disk
 from wald.store.indexes import SparseIndexWriter
+from wald.store.raw import FIRST_BATCH, RawFile
 from wald.store.room import Room
 
 
@@ -85,7 +98,7 @@ class Draft:
     @property
     def total_bytes(self) -> int:
         """What it takes in the segment."""
-        return HEADER.size + len(self.route.prefix) + padded(self.payload_bytes)
+        return HEADER.size + len(self.route.prefix) + padded(self.payload_bytes) + TRAILER.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +168,7 @@ class Writer:
         self._spare_mutex = threading.Lock()
         self._index: SparseIndexWriter | None = None
         self._descriptor = -1
+        self._salt = 0
         self.base_sequence = 0
         self.position = 0
         self._open_next(now_ns, carry)
@@ -291,6 +305,7 @@ class Writer:
         return encode(
             draft.route.prefix,
             draft.payload,
+            seed=seed(self._salt, placed.position),
             payload_bytes=draft.payload_bytes,
             base_sequence=placed.base_sequence,
             count=draft.count,
@@ -339,11 +354,13 @@ class Writer:
         state = self.state
         # Stored with the state: a clock that was set back must not make what follows older than the control batch.
         state.append_time_ns = max(now_ns, state.append_time_ns)
-        header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns)
+        # A carried batch is one only under its own salt.
+        salt = secrets.randbits(32) if carry is None else _salt_of(carry[0])
+        header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns, salt)
         temporary, descriptor = self._take_spare()
         try:
             if carry is None:
-                end = self._disk.write(descriptor, [encode_header(header), *self._control()], 0)
+                end = self._disk.write(descriptor, [encode_header(header), *self._control(salt)], 0)
             else:
                 # The old file's control batch and pieces stay where they were, so a reader's offsets stay right.
                 end = self._copy(descriptor, *carry)
@@ -364,6 +381,7 @@ class Writer:
         if self._index is not None:
             self._index.close()
         self._descriptor = descriptor
+        self._salt = salt
         self.base_sequence = state.next_sequence
         self.position = end
         self._first_position = end
@@ -381,11 +399,12 @@ class Writer:
             self._disk.close(source)
         return length
 
-    def _control(self) -> list[Buffer]:
+    def _control(self, salt: int) -> list[Buffer]:
         payload = control.encode(self.state)
         return encode(
             b"",
             [payload],
+            seed=seed(salt, FIRST_BATCH),
             payload_bytes=len(payload),
             base_sequence=self.state.next_sequence,
             count=0,
@@ -431,3 +450,8 @@ def _require_named(path: Path, descriptor: int) -> None:
     named, opened = os.stat(path), os.fstat(descriptor)
     if (named.st_dev, named.st_ino) != (opened.st_dev, opened.st_ino):
         raise OSError(errno.ESTALE, "somebody has replaced the file", os.fspath(path))
+
+
+def _salt_of(path: Path) -> int:
+    with path.open("rb") as file:
+        return RawFile(file.fileno()).salt
