@@ -95,6 +95,12 @@ class NotPermitted(WaldError):
         return cls(words, hint=f"{_those_let_in(barrier)}; ls -ld {barrier}")
 
 
+class Partial(WaldError):
+    """Everything there is was read, and records that belong to it were reclaimed."""
+
+    exit_code = 12
+
+
 def _barrier(wanted: Path) -> Path:
     """What stands in the way: the directory that hides ``wanted``, or the one it would be in, or itself."""
     seen = Path("/")

@@ -26,6 +26,7 @@ from wald.store.directory import Root, read_identity
 from wald.store.disk import Disk
 from wald.store.head import read_head
 from wald.store.lookup import Whereabouts, where
+from wald.store.missing import OnMissing
 from wald.store.reader import Place, read_batches
 from wald.store.seeking import end_sequence
 from wald.store.taken import taken_above
@@ -66,15 +67,24 @@ class Log:
         start: Place = "earliest",
         stop: int | datetime | None = None,
         *,
-        group: str | None = DEFAULT_GROUP,
+        group: str = DEFAULT_GROUP,
         limit: int | None = None,
         follow: bool = False,
         cancel: threading.Event | None = None,
         on_damage: Callable[[Damaged], None] | None = None,
+        on_missing: OnMissing = None,
     ) -> Iterator[Record]:
         """Records, one by one; arguments and errors are those of :meth:`batches`."""
         batches = self.batches(
-            route, start, stop, group=group, limit=limit, follow=follow, cancel=cancel, on_damage=on_damage
+            route,
+            start,
+            stop,
+            group=group,
+            limit=limit,
+            follow=follow,
+            cancel=cancel,
+            on_damage=on_damage,
+            on_missing=on_missing,
         )
         return (record for batch in batches for record in batch.records())
 
@@ -84,11 +94,12 @@ class Log:
         start: Place = "earliest",
         stop: int | datetime | None = None,
         *,
-        group: str | None = DEFAULT_GROUP,
+        group: str = DEFAULT_GROUP,
         limit: int | None = None,
         follow: bool = False,
         cancel: threading.Event | None = None,
         on_damage: Callable[[Damaged], None] | None = None,
+        on_missing: OnMissing = None,
     ) -> Iterator[Batch]:
         """Batches of whole records, durable ones only, each record once and in the order of the log.
 
@@ -97,14 +108,17 @@ class Log:
             start: "earliest", "end", "cursor" (after what ``group`` has processed), a sequence, or a datetime: the
                 first record appended then or later, which may be none yet.
             stop: the last sequence, or the time from which on records are not wanted any more.
-            group: whose cursor decides which reclaimed records may be missing; None: none may, from ``start`` on.
+            group: whose cursor "cursor" means.
             limit: how many records.
             follow: whether to wait for more at the end, until ``cancel`` is set.
             on_damage: called with what cannot be read, and reading goes on behind it; without it that is raised.
+            on_missing: what about wanted records that were reclaimed: "error", "skip", or what to call with each
+                :class:`wald.store.missing.Missing`, which may raise. Without it they are an error if they were asked
+                for: ``start`` is a sequence, a time, or a cursor in front of them.
 
         Raises:
             InvalidInput: a start or stop that can never be right.
-            NotFound: no such route, a record never issued, or reclaimed records that the group has not processed.
+            NotFound: no such route, a record never issued, or wanted records that were reclaimed.
             Damaged: something that should be there cannot be read, or the cursor cannot be trusted.
         """
         return read_batches(
@@ -118,6 +132,7 @@ class Log:
             follow=follow,
             cancel=cancel,
             on_damage=on_damage,
+            on_missing=on_missing,
         )
 
     def to_arrow_reader(
@@ -129,13 +144,14 @@ class Log:
         group: str = DEFAULT_GROUP,
         limit: int | None = None,
         on_damage: Callable[[Damaged], None] | None = None,
+        on_missing: OnMissing = None,
     ) -> pa.RecordBatchReader:
         """The records as a stream of Arrow batches, as DuckDB and others take it; small batches are put together."""
         import pyarrow as pa
 
         from wald.store.arrow import record_batches, schema
 
-        batches = self.batches(route, start, stop, group=group, limit=limit, on_damage=on_damage)
+        batches = self.batches(route, start, stop, group=group, limit=limit, on_damage=on_damage, on_missing=on_missing)
         return pa.RecordBatchReader.from_batches(schema, record_batches(batches))
 
     def where(self, sequence: int) -> Whereabouts:

@@ -54,8 +54,7 @@ class LocalEngine:
 
     def bundles(self, run: Run, on_record: Callable[[int], None]) -> Iterator[Bundle]:
         def watched() -> Iterator[Batch]:
-            # Every record there was; one that is missing is an error, whoever has processed it.
-            for batch in self.log.batches(run.origin.route, run.first, run.last, group=None):
+            for batch in self.log.batches(run.origin.route, run.first, run.last):
                 on_record(batch.last_sequence)
                 yield batch
 

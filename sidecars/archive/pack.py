@@ -137,20 +137,23 @@ class Archivist:
         """
         cursor = self.log.cursor(wish.route, wish.group)
         after = cursor.effective
+        start: int | str = after + 1
         if cursor.state is CursorState.ABSENT:
             segments = list_segments(self.log.root).segments
             # What was reclaimed under other groups is nobody's loss.
-            after = segments[0].base_sequence - 1 if segments else 0
+            after, start = segments[0].base_sequence - 1 if segments else 0, "earliest"
         elif cursor.state is not CursorState.VALID:
             raise Damaged(
                 f"{cursor.message}; what was processed is not known",
                 hint=self._setting_cursor(wish, "SEQUENCE --rewind"),
             )
-        with closing(self._batches(wish.route, after + 1, None)) as batches:
+        with closing(self._batches(wish.route, start, None)) as batches:
             try:
                 batch = next(batches, None)
-            except NotFound as error:
-                raise NotFound(error.message, hint=self._setting_cursor(wish, "SEQUENCE")) from error
+            except (NotFound, Damaged) as error:
+                raise type(error)(
+                    error.message, hint=f"{self._setting_cursor(wish, 'SEQUENCE')} passes over it"
+                ) from error
         return after, batch.first_sequence if batch else None
 
     def _setting_cursor(self, wish: Wish, sequence: str) -> str:
@@ -178,9 +181,8 @@ class Archivist:
                 return last
         return None
 
-    def _batches(self, route: str, start: int, stop: int | None) -> Generator[Batch]:
-        """Every record there was; one that is missing is an error, whoever has processed it."""
-        yield from self.log.batches(route, start, stop, group=None)
+    def _batches(self, route: str, start: int | str, stop: int | None) -> Generator[Batch]:
+        yield from self.log.batches(route, start, stop)
 
     def _manifests(self, route: str, after: int, group: str) -> Iterator[tuple[str, Manifest]]:
         """The bags of a route at the destination, newest first, back to the one that a run behind ``after`` follows."""

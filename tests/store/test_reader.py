@@ -419,10 +419,19 @@ class TestReclaimed:
         with pytest.raises(NotFound, match="has removed record 2"):
             values(built, start=2)
 
-    def test_what_the_group_has_processed_is_passed_over(self, built: Built) -> None:
+    def test_what_a_group_has_processed_is_no_less_missing_where_it_is_asked_for(self, built: Built) -> None:
         self.reclaimed(built)
         built.log.set_cursor("a", 1)
-        assert [r.sequence for r in built.log.read("a", start=1)] == [3, 5]
+        with pytest.raises(NotFound, match="1 record of route a"):
+            values(built, "a", start=1)
+
+    def test_what_the_group_has_processed_meanwhile_is_passed_over(self, built: Built) -> None:
+        three_forms(built)
+        built.log.set_cursor("a", 0)
+        reading = built.log.read("a", "cursor")
+        built.log.set_cursor("a", 3)
+        built.reclaim(1)
+        assert [r.sequence for r in reading] == [3, 5]
 
     def test_a_cursor_behind_the_gap_reads_on(self, built: Built) -> None:
         self.reclaimed(built)

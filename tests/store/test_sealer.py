@@ -114,6 +114,8 @@ def test_the_ledger_tells_of_the_cut_and_the_sealing(root: Root) -> None:
         "routes": [["web", 50, 1, 50, len(LINE) * 49 + 4]],
         "epoch": 3,
         "at": NOW_NS,
+        "earliest": TIME_NS + 1,
+        "latest": TIME_NS + 11,
     }
 
 

@@ -2,8 +2,8 @@
 
 Exit codes: 0 done; 1 a bug, or an error of the operating system; 2 wrong usage or input; 3 not found; 4 damage;
 5 somebody else does this work already; 6 the daemon does not answer; 7 the disk is full or fails; 8 the root is of a
-newer wald; 9 refused, because it would break a promise; 11 this user may not; 130 interrupted;
-141 whoever read the output has left.
+newer wald; 9 refused, because it would break a promise; 10 records were given up; 11 not permitted; 12 read in part,
+as the rest was reclaimed; 130 interrupted; 141 whoever read the output has left.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -14,12 +15,14 @@ import click
 
 import wald
 from wald.cli.options import GROUP_HELP, root_option
-from wald.errors import Damaged, InvalidInput, WaldError
+from wald.errors import Damaged, InvalidInput, Partial, WaldError
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
+from wald.store.missing import POLICIES
 
 if TYPE_CHECKING:
     from wald.log import Log
     from wald.store.batches import Batch
+    from wald.store.missing import Missing
 
 COMMIT_SECONDS = 0.2  # how far a cursor may lag behind what stdout took: each commit is two syncs
 _JSON_BYTES = 256 << 10  # written at once
@@ -35,6 +38,11 @@ _WORDS = ("earliest", "end", "cursor")
 @click.option("--follow", is_flag=True, help="Wait for more at the end.")
 @click.option("--group", help=GROUP_HELP)
 @click.option("--commit", is_flag=True, help="Move the group's cursor once stdout took the records.")
+@click.option(
+    "--on-missing",
+    type=click.Choice(POLICIES),
+    help="What about records that were reclaimed; without it: an error if --from names a place.",
+)
 @click.option(
     "--format",
     "form",
@@ -52,13 +60,17 @@ def read(
     follow: bool,
     group: str | None,
     commit: bool,
+    on_missing: str | None,
     form: str,
 ) -> int:
     """Write the records of ROUTE, or of every route, to stdout; raw: each and a newline, exactly as they came.
 
     Without --from it begins at the earliest record there is; with --group or --commit, after the group's cursor. Times
-    are like 2026-11-21T10:00:00Z, local without a zone, and mean when the daemon took a record. Where bytes are
-    damaged it says so, reads on, and the exit code is 4.
+    are like 2026-11-21T10:00:00Z, local without a zone, and mean when the daemon took a record.
+
+    Where bytes are damaged it says so, reads on, and the exit code is 4. Where wanted records were reclaimed it ends
+    with exit code 3 if --from names a sequence or a time, or the cursor is in front of them; else it says so, and the
+    exit code is 12. --on-missing error ends it in any case, skip passes over them with exit code 0.
     """
     if route is not None:
         check_route(route)
@@ -74,11 +86,14 @@ def read(
         damaged.append(error)
         print(f"wald: {error.message}\n  hint: {error.hint}", file=sys.stderr)
 
+    told = _Told(on_missing, stop, _again(limit=limit, follow=follow, commit=commit), form)
     group = check_group(group or DEFAULT_GROUP)
     end = None if stop is None else _place("--to", stop)
     if isinstance(end, str):
         raise InvalidInput(f"--to {end}: not a sequence or a time", hint="--to 250, or --to 2026-11-21T10:00:00Z")
-    batches = log.batches(route, begin, end, group=group, limit=limit, follow=follow, on_damage=tell)
+    batches = log.batches(
+        route, begin, end, group=group, limit=limit, follow=follow, on_damage=tell, on_missing=told.meet
+    )
     write = _write_raw if form == "raw" else _write_json
     if not commit:
         for batch in batches:
@@ -89,7 +104,39 @@ def read(
             for batch in batches:
                 write(batch)
                 commits.processed = batch.last_sequence
-    return Damaged.exit_code if damaged else 0
+    if damaged:
+        return Damaged.exit_code
+    return Partial.exit_code if told.partial else 0
+
+
+@dataclass(slots=True)
+class _Told:
+    """What becomes of records that are missing because they were reclaimed.
+
+    Attributes:
+        stop, options: of the command, for the hint.
+        partial: whether some were passed over without the operator's word.
+    """
+
+    on_missing: str | None
+    stop: str | None
+    options: str
+    form: str
+    partial: bool = False
+
+    def meet(self, missing: Missing) -> None:
+        form = "" if self.form == "raw" else f" --format {self.form}"
+        hint = missing.hint(stop=self.stop, options=self.options, form=form)
+        if self.on_missing == "error" or (self.on_missing is None and missing.asked):
+            raise missing.error(hint)
+        self.partial = self.partial or self.on_missing is None
+        print(f"wald: {missing.words()}\n  hint: {hint}", file=sys.stderr)
+
+
+def _again(*, limit: int | None, follow: bool, commit: bool) -> str:
+    """The options, to be given again."""
+    words = [f" --limit {limit}" if limit is not None else "", " --follow" * follow, " --commit" * commit]
+    return "".join(words)
 
 
 class _Commits:

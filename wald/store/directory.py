@@ -10,7 +10,7 @@ import json
 import os
 import uuid
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, UnsupportedFormat
@@ -214,6 +214,19 @@ def look_again(root: Root, seen: Listing, gone: FileNotFoundError) -> Listing:
             hint=f"ls -l {root.segments}; restore the file from an archive or a backup",
         ) from gone
     return listing
+
+
+def look_for(root: Root, seen: Listing, first: int, last: int) -> Listing:
+    """``seen``, with whatever there is by now with a base from ``first`` to ``last``, if it has nothing there.
+
+    A file that is renamed while its directory is read, as by the sealer, may be listed under neither name; so nothing
+    is missing that was looked for only once.
+    """
+    known = {segment.base_sequence for segment in seen.segments}
+    found = [s for s in list_segments(root).segments if first <= s.base_sequence <= last]
+    if not found or known & {segment.base_sequence for segment in found}:
+        return seen
+    return replace(seen, segments=tuple(sorted((*seen.segments, *found), key=lambda segment: segment.base_sequence)))
 
 
 def read_identity(root: Root) -> Identity:

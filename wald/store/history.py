@@ -15,14 +15,17 @@ import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from wald.errors import Damaged
 from wald.format.names import DIGITS
 from wald.store.directory import Root
 from wald.store.ledger import entries_of
+from wald.store.missing import Gone, Held
 
 _PART = re.compile(rf"\d{{{DIGITS}}}\.")
 Entry = dict[str, Any]
@@ -45,12 +48,41 @@ class History:
 
     def all_reclaimed(self, first: int, last: int) -> bool:
         """Whether the records ``first`` to ``last`` were reclaimed, every one."""
-        while first <= last:
-            entry = self.reclaimed(first)
-            if entry is None:
-                return False
-            first = int(entry["last"]) + 1
-        return True
+        return next(self.unexplained(first, last), None) is None
+
+    def unexplained(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The runs (first, last) from ``first`` to ``last`` of which no line says that they were reclaimed."""
+        for entry in self._deletions_between(first, last):
+            if first < entry["base"]:
+                yield first, int(entry["base"]) - 1
+            first = max(first, int(entry["last"]) + 1)
+        if first <= last:
+            yield first, last
+
+    def gone(self, first: int, last: int) -> list[Gone]:
+        """What reclaimed segments held of the records ``first`` to ``last``."""
+        return [self._gone(entry) for entry in self._deletions_between(first, last)]
+
+    def _deletions_between(self, first: int, last: int) -> list[Entry]:
+        entries = self.deletions()
+        begin = max(0, bisect_right(entries, first, key=itemgetter("base")) - 1)
+        end = bisect_right(entries, last, key=itemgetter("base"))
+        return [entry for entry in entries[begin:end] if entry["last"] >= first]
+
+    def _gone(self, entry: Entry) -> Gone:
+        """The line of the deletion tells its routes, that of the sealer its times; nobody depends on the sealer's."""
+        sealed: Entry = {}
+        with suppress(Damaged):
+            sealed = self.sealed(entry["base"]) or {}
+        routes = _held(entry.get("routes"))
+        earliest, latest = (entry.get(key, sealed.get(key)) for key in ("earliest", "latest"))
+        return Gone(
+            entry["base"],
+            entry["last"],
+            _held(sealed.get("routes")) if routes is None else routes,
+            earliest if isinstance(earliest, int) else None,
+            latest if isinstance(latest, int) else None,
+        )
 
     def deletions(self) -> list[Entry]:
         """The entries of all reclaimed segments, oldest first."""
@@ -61,6 +93,20 @@ class History:
         entries = self._archived.entries("archived")
         holding = (entry for entry in entries if entry["first"] <= sequence <= entry["last"])
         return max((entry for entry in holding if _in_runs(entry, sequence)), key=_made, default=None)
+
+    def archive_of(self, route: str | None, first: int, last: int) -> str | None:
+        """Where the last bundle was brought that has records of ``route`` (None: any) from ``first`` to ``last``.
+
+        For a hint: None, too, where the ledger is damaged.
+        """
+        try:
+            entries = self._archived.entries("archived")
+        except Damaged:
+            return None
+        overlapping = (entry for entry in entries if entry["first"] <= last and first <= entry["last"])
+        ours = (entry for entry in overlapping if route in (None, entry.get("route")) and entry.get("dest"))
+        found = max(ours, key=_made, default=None)
+        return None if found is None else str(found["dest"])
 
     def all_archived(self, route: str, first: int, last: int) -> bool:
         """Whether every record of ``route`` numbered ``first`` to ``last`` is in a bundle."""
@@ -195,6 +241,20 @@ def _in_runs(entry: Entry, sequence: int) -> bool:
         return any(first <= sequence <= last for first, last in runs_of(entry))
     except (KeyError, TypeError, ValueError):
         return True  # the range holds it, and the ledger does not tell more
+
+
+def _held(routes: object) -> tuple[Held, ...] | None:
+    """The routes as a line about a deletion has them, or one about a sealed segment; None if it does not make sense."""
+    held = []
+    for told in routes if isinstance(routes, list) else [None]:
+        match told:
+            case {"route": str(route), "count": int(count), "first": int(first), "last": int(last)}:
+                held.append(Held(route, count, first, last))
+            case [str(route), int(count), int(first), int(last), *_]:
+                held.append(Held(route, count, first, last))
+            case _:
+                return None
+    return tuple(held)
 
 
 def _made(entry: Entry) -> int:

@@ -5,8 +5,10 @@
             a datetime  the first record appended then or later; none yet if there is none
     stop    a number: the last record wanted                a datetime: records appended before it are wanted
 
-Records that were reclaimed are passed over where the start is "earliest" or the group has processed them; otherwise to
-ask for them is an error. Damage is an error too, or told to ``on_damage``, and what follows it is read.
+Records that were reclaimed are an error where a start was named, a sequence or a time, and where a cursor is in front
+of them; from "earliest" on, or for a group without a cursor, they are passed over. ``on_missing`` decides otherwise.
+Damage is an error too, or told to ``on_damage``, and what follows it is read; so is what is in no segment although no
+ledger says that it was reclaimed, from record 1 on.
 
 Following polls the head: one 160-byte read, after 1 ms at first and then ever more rarely, up to 50 ms. File events do
 not help: the head moves through a memory map, which raises none, and those that a segment raises come before the data
@@ -30,6 +32,7 @@ from wald.store.cursors import CursorState, read_cursor
 from wald.store.directory import Root, list_segments
 from wald.store.head import Bound, look, lost_head, read_head
 from wald.store.history import History
+from wald.store.missing import Missing, OnMissing, Wanted, count, policy
 from wald.store.seeking import end_sequence, sequence_since
 from wald.store.segments import Passed, Whole
 from wald.store.walk import Hole, Lost, Walk
@@ -50,7 +53,9 @@ class Selection:
         first: the lowest sequence wanted of any route; ``floors`` has routes that begin elsewhere.
         last: the highest; with a time limit too, whichever comes first ends it.
         from_ns, until_ns: append times, from ≤ t < until.
-        earliest: whether what is missing in front of the oldest record does not matter.
+        earliest: whether nobody has named a start: it begins with what there is.
+        floors: of each route, where it begins behind a cursor; ``fresh`` are those without one, which begin as above.
+        group: whose cursors these are.
     """
 
     routes: frozenset[str] | None
@@ -60,7 +65,8 @@ class Selection:
     from_ns: int = -(1 << 63)
     until_ns: int = (1 << 63) - 1
     earliest: bool = False
-    group: str | None = DEFAULT_GROUP
+    fresh: frozenset[str] = frozenset()
+    group: str = DEFAULT_GROUP
 
     def floor(self, route: str) -> int:
         return self.floors.get(route, self.first)
@@ -73,11 +79,12 @@ def read_batches(
     route: str | None,
     start: Place,
     stop: int | datetime | None,
-    group: str | None,
+    group: str,
     limit: int | None,
     follow: bool,
     cancel: threading.Event | None,
     on_damage: Callable[[Damaged], None] | None,
+    on_missing: OnMissing,
 ) -> Iterator[Batch]:
     """Batches of whole records, from ``start`` on; without ``follow`` up to the head as it is now.
 
@@ -86,7 +93,7 @@ def read_batches(
     selection = _select(root, log_id, route, start, stop, group)
     if limit is not None and limit < 0:
         raise InvalidInput(f"a limit of {limit} records", hint="--limit takes 0 or more")
-    reading = _Reading(root, log_id, selection, on_damage)
+    reading = _Reading(root, log_id, selection, on_damage, policy(on_missing))
     found = reading.batches(follow=follow, cancel=cancel or threading.Event())
     return found if limit is None else _limited(found, limit)
 
@@ -112,20 +119,28 @@ def read_span(
         NotFound: RECLAIM has removed some of them since, and none may be missing.
         Damaged: something cannot be read, and there is no ``on_damage`` to tell.
     """
-    selection = Selection(routes, first, last=last, group=None, earliest=loss)
-    return _Reading(root, log_id, selection, on_damage).batches(follow=False, cancel=threading.Event(), bound=bound)
+    selection = Selection(routes, first, last=last)
+    on_missing = policy("skip" if loss else "error")
+    reading = _Reading(root, log_id, selection, on_damage, on_missing)
+    return reading.batches(follow=False, cancel=threading.Event(), bound=bound)
 
 
 class _Reading:
     """One way through the log for one consumer."""
 
     def __init__(
-        self, root: Root, log_id: bytes, selection: Selection, on_damage: Callable[[Damaged], None] | None
+        self,
+        root: Root,
+        log_id: bytes,
+        selection: Selection,
+        on_damage: Callable[[Damaged], None] | None,
+        on_missing: Callable[[Missing], None],
     ) -> None:
         self._root = root
         self._log_id = log_id
         self._selection = selection
         self._on_damage = on_damage
+        self._on_missing = on_missing
         self._history = History(root)
         self._joiner = Joiner()
 
@@ -197,49 +212,48 @@ class _Reading:
 
     def _tell_hole(self, hole: Hole) -> None:
         self._joiner.abandon()
-        selection = self._selection
-        if hole.first > selection.last:
-            return
+        first, last = hole.first, min(hole.last, self._selection.last)
         try:
-            reclaimed = hole.front or self._history.all_reclaimed(hole.first, hole.last)
-            if reclaimed and (selection.earliest or not self._missed(hole)):
-                return
+            lost, missing = list(self._history.unexplained(first, last)), self._missing(first, last)
         except Damaged as error:  # of the ledger that should say so
             self._report(error)
             return
-        if reclaimed:
-            raise NotFound(
-                f"{self._root.segments}: RECLAIM has removed {_range(hole.first, hole.last)}",
-                hint=f"wald --root {self._root.path} {self._way_on(hole)}",
-            )
-        self._tell(f"{self._root.segments}: no segment holds {_range(hole.first, hole.last)}, and no ledger says why")
+        for begin, end in lost:
+            self._tell(f"{self._root.segments}: no segment holds {_range(begin, end)}, and no ledger says why")
+        if missing is not None:
+            self._on_missing(missing)
 
-    def _way_on(self, hole: Hole) -> str:
+    def _missing(self, first: int, last: int) -> Missing | None:
+        """What was reclaimed of the records ``first`` to ``last`` that are wanted; None if nothing was."""
         selection = self._selection
-        if selection.floors and selection.routes is not None:  # it began at a cursor
-            (route,) = selection.routes
-            return f"cursor set {route} {hole.last} --group {selection.group} passes over them"
-        return "read --from earliest starts at the oldest record there is"
+        wanted = Wanted(self._floor, selection.routes, first, last, selection.from_ns, selection.until_ns)
+        counted = count(self._history.gone(first, last), wanted)
+        if not counted.records:
+            return None
+        ours = (counted.routes or selection.floors.keys()) & (selection.floors.keys() - selection.fresh)
+        route = next(iter(selection.routes)) if selection.routes and len(selection.routes) == 1 else None
+        return Missing(
+            self._root.path,
+            counted.first,
+            counted.last,
+            counted.records,
+            counted.exact,
+            route,
+            frozenset(ours) or counted.routes,
+            asked=bool(ours) or not (selection.earliest or selection.floors),
+            group=selection.group if ours else None,
+            archive=self._history.archive_of(route, first, last),
+        )
 
-    def _missed(self, hole: Hole) -> bool:
-        """Whether the hole holds a record that is wanted and that the group, if there is one, has not processed."""
+    def _floor(self, route: str) -> int:
+        """The first sequence wanted of a route, which a group may have processed meanwhile."""
         selection = self._selection
-        if selection.group is None and selection.routes is None:
-            return True
-        last_of = self._history.routes_between(hole.first, hole.last)
-        names = selection.routes if selection.routes is not None else self._root.route_names()
-        bound, _ = look(self._root)
-        for name in names:
-            last = hole.last if last_of is None else last_of.get(name, 0)
-            head_sequence = _NO_SEQUENCE if bound.sequence is None else bound.sequence
-            if last < selection.floor(name):
-                continue
-            if selection.group is None:
-                return True
-            cursor = read_cursor(self._root, name, selection.group, log_id=self._log_id, head_sequence=head_sequence)
-            if cursor.effective < last:
-                return True
-        return False
+        if route not in selection.floors or route in selection.fresh:
+            return selection.floor(route)
+        last = look(self._root)[0].sequence
+        head_sequence = _NO_SEQUENCE if last is None else last
+        cursor = read_cursor(self._root, route, selection.group, log_id=self._log_id, head_sequence=head_sequence)
+        return max(selection.floor(route), cursor.effective + 1)
 
     def _tell(self, message: str) -> None:
         self._report(Damaged(message, hint=f"wald --root {self._root.path} verify lists all damage"))
@@ -271,30 +285,26 @@ def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
 
 
 def _select(
-    root: Root, log_id: bytes, route: str | None, start: Place, stop: int | datetime | None, group: str | None
+    root: Root, log_id: bytes, route: str | None, start: Place, stop: int | datetime | None, group: str
 ) -> Selection:
     if route is not None:
         root.require_route(route)
     routes = None if route is None else frozenset([route])
     last = _positive(stop) if isinstance(stop, int) else _NO_SEQUENCE
-    selection = replace(_begin(root, log_id, routes, start, group), last=last, group=group)
+    selection = replace(_begin(root, log_id, routes, start, group), last=last)
     return replace(selection, until_ns=nanoseconds(stop)) if isinstance(stop, datetime) else selection
 
 
-def _begin(root: Root, log_id: bytes, routes: frozenset[str] | None, start: Place, group: str | None) -> Selection:
+def _begin(root: Root, log_id: bytes, routes: frozenset[str] | None, start: Place, group: str) -> Selection:
     """A selection without an end."""
     if isinstance(start, datetime):
         time_ns = nanoseconds(start)
-        return Selection(routes, sequence_since(root, log_id, time_ns), from_ns=time_ns, earliest=True)
+        return Selection(routes, sequence_since(root, log_id, time_ns), from_ns=time_ns)
     if start == "earliest":
-        _, listing = look(root)
-        first = listing.segments[0].base_sequence if listing.segments else 1
-        return Selection(routes, first, earliest=True)
+        return Selection(routes, 1, earliest=True)
     if start == "end":
         return Selection(routes, end_sequence(root, log_id))
     if start == "cursor":
-        if group is None:
-            raise InvalidInput("a start at the cursor of nobody", hint="name a group")
         return _after_cursors(root, log_id, routes, group)
     if isinstance(start, str):
         raise InvalidInput(f"no such start: {start!r}", hint="earliest, end, cursor, a sequence or a time")
@@ -311,21 +321,20 @@ def _begin(root: Root, log_id: bytes, routes: frozenset[str] | None, start: Plac
 
 def _after_cursors(root: Root, log_id: bytes, routes: frozenset[str] | None, group: str) -> Selection:
     end = end_sequence(root, log_id)
-    _, listing = look(root)
-    oldest = listing.segments[0].base_sequence if listing.segments else 1
-    floors = {}
+    floors, fresh = {}, set()
     for name in sorted(routes) if routes is not None else root.route_names():
         cursor = read_cursor(root, name, group, log_id=log_id, head_sequence=end - 1)
         if cursor.state is CursorState.VALID:
             floors[name] = cursor.sequence + 1
         elif cursor.state is CursorState.ABSENT:
-            floors[name] = oldest
+            floors[name] = 1
+            fresh.add(name)
         else:
             raise Damaged(
                 f"{cursor.message}; what was processed is not known",
                 hint=f"wald --root {root.path} cursor set {name} SEQUENCE --group {group} --rewind",
             )
-    return Selection(routes, min(floors.values(), default=oldest), floors)
+    return Selection(routes, min(floors.values(), default=end), floors, fresh=frozenset(fresh), group=group)
 
 
 def nanoseconds(moment: datetime) -> int:

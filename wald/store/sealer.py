@@ -209,6 +209,9 @@ def _entries(compressed: Compressed, sealed_bytes: int, *, cut_ns: int, now_ns: 
         "epoch": index.epoch,
         "at": now_ns,
     }
+    times = [frame for frame in index.frames if frame.earliest_ns <= frame.latest_ns]
+    if times:
+        sealed |= {"earliest": times[0].earliest_ns, "latest": times[-1].latest_ns}
     return [cut, *damaged, sealed]
 
 

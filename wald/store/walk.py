@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wald.errors import Damaged
-from wald.store.directory import Listing, Root, Segment, list_segments, look_again
+from wald.store.directory import Listing, Root, Segment, list_segments, look_again, look_for
 from wald.store.head import Bound
 from wald.store.raw import FIRST_BATCH, Gap
 from wald.store.segments import Misplaced, OpenSegment, Passed, Whole, open_segment
@@ -35,15 +35,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """No segment holds the records ``first`` to ``last``.
-
-    Attributes:
-        front: whether nothing older is there either.
-    """
+    """No segment holds the records ``first`` to ``last``."""
 
     first: int
     last: int
-    front: bool
 
 
 class Walk:
@@ -64,7 +59,7 @@ class Walk:
         self._position = 0
         self._expected: int | None = None  # the next sequence; None until the first batch has been met
         begin = listing.segments[listing.covering(sequence)].base_sequence if listing.segments else sequence
-        self._behind = begin - 1  # segments with a larger base are still to come
+        self._behind = begin - 1 if begin <= sequence else 0  # segments with a larger base are still to come
         self._pending: Gap | None = None
 
     @property
@@ -92,11 +87,18 @@ class Walk:
             if self._current is None:
                 following = self._following(listing, bound)
                 if following is None:
+                    found = look_for(self._root, listing, self._behind + 1, bound.segment)
+                    if found is not listing and self._following(found, bound) is not None:
+                        listing = found
+                        continue
                     yield from self._missing_until(bound)
                     return
                 if self._due < following.base_sequence:
-                    front = following.base_sequence == listing.segments[0].base_sequence
-                    yield Hole(self._due, following.base_sequence - 1, front)
+                    found = look_for(self._root, listing, self._behind + 1, following.base_sequence - 1)
+                    if found is not listing:
+                        listing = found
+                        continue
+                    yield Hole(self._due, following.base_sequence - 1)
                     self._expected = following.base_sequence
                 try:
                     try:
@@ -209,7 +211,7 @@ class Walk:
     def _missing_until(self, bound: Bound) -> Iterator[Hole]:
         """The segment that the head stands in is not there, nor is any later one."""
         if bound.sequence is not None and self._behind < bound.segment and self._due <= bound.sequence:
-            yield Hole(self._due, bound.sequence, front=self._expected is None)
+            yield Hole(self._due, bound.sequence)
             self._expected = bound.sequence + 1
             self._behind = bound.segment - 1
 

@@ -1,0 +1,157 @@
+"""``wald read`` over a range that is not there any more says so: an error, or a line and an exit code of its own."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from logs import SECOND_NS, START_NS, Built
+from running import output_of, refusal_of, wald
+
+from wald.store.ledger import Ledger
+
+
+def fill(path: Path) -> Built:
+    """Records 1 to 20 on a and b by turns, four in a segment a second; 1 to 8 were read and reclaimed."""
+    built = Built(path / "root")
+    for base in range(1, 21, 4):
+        for number in range(base, base + 4):
+            built.lines("ab"[number % 2 == 0], [b"%d" % number])
+            built.now_ns -= SECOND_NS
+        built.now_ns += SECOND_NS
+        built.cut()
+    built.seal()
+    for route in "ab":
+        built.log.set_cursor(route, 8)
+    for base in (1, 5):
+        built.reclaim(base)
+    return built
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return fill(tmp_path_factory.mktemp("shared"))
+
+
+def moment(seconds: float) -> str:
+    return datetime.fromtimestamp(START_NS / SECOND_NS + seconds, UTC).isoformat()
+
+
+THERE = b"9\n11\n13\n15\n17\n19\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "last", "records"),
+    [
+        (["--from", 1], 1, 8, 4),
+        (["--from", 3, "--to", 12], 3, 8, 3),
+        (["--from", 8], 8, 8, 0),
+        (["--from", 2, "--to", 6], 2, 6, 4),
+        (["--from", moment(0)], 1, 8, 4),
+        (["--from", moment(1.5)], 5, 8, 2),
+        (["--from", moment(0), "--to", moment(2)], 1, 4, 2),
+        (["--from", 5, "--to", 100], 5, 8, 2),
+    ],
+)
+def test_from_a_place_that_was_named_it_is_an_error(
+    shared: Built, options: list[object], first: int, last: int, records: int
+) -> None:
+    """Whatever a group has processed; no record comes, lest somebody takes the rest for all of it."""
+    done = wald("read", "a", *options, "--root", shared.root.path)
+    if not records:  # of this route there was nothing
+        assert (done.returncode, done.stdout, done.stderr) == (0, THERE, b"")
+        return
+    assert done.stdout == b""
+    code, message, hint = refusal_of("read", "a", *options, "--root", shared.root.path)
+    assert code == 3
+    assert f"RECLAIM has removed records {first} to {last}: " in message
+    assert f"{records} record" in message
+    assert "of route a" in message
+    assert "hint" not in hint
+
+
+@pytest.mark.parametrize("options", [[], ["--from", "earliest"], ["--to", 100], ["--group", "new"]])
+def test_where_no_place_was_named_it_says_how_much_is_gone_and_has_an_exit_code(
+    shared: Built, options: list[object]
+) -> None:
+    done = wald("read", "a", *options, "--root", shared.root.path)
+    message, hint = done.stderr.decode().splitlines()
+    assert (done.returncode, done.stdout) == (12, THERE)
+    assert "RECLAIM has removed records 1 to 8: 4 records of route a are missing" in message
+    assert "read a --from 9" in hint
+
+
+def test_every_route_is_counted(shared: Built) -> None:
+    done = wald("read", "--limit", 1, "--root", shared.root.path)
+    assert (done.returncode, done.stdout) == (12, b"9\n")
+    assert b"8 records are missing" in done.stderr
+
+
+def test_an_end_in_front_of_all_there_is_says_so(shared: Built) -> None:
+    done = wald("read", "a", "--to", 2, "--root", shared.root.path)
+    message, hint = done.stderr.decode().splitlines()
+    assert (done.returncode, done.stdout) == (12, b"")
+    assert "removed records 1 to 2: up to 2 records of route a are missing" in message
+    assert "where 1" in hint
+
+
+def test_skip_goes_on_with_what_there_is(shared: Built) -> None:
+    for start in ("1", moment(0), "earliest"):
+        done = wald("read", "a", "--from", start, "--on-missing", "skip", "--root", shared.root.path)
+        assert (done.returncode, done.stdout) == (0, THERE)
+        assert b"4 records of route a are missing" in done.stderr
+
+
+def test_error_is_one_from_the_earliest_too(shared: Built) -> None:
+    assert refusal_of("read", "a", "--on-missing", "error", "--root", shared.root.path)[0] == 3
+
+
+@pytest.mark.parametrize("start", ["9", moment(2.5), "end", "cursor"])
+def test_what_is_behind_the_gap_is_read_without_a_word(shared: Built, start: str) -> None:
+    output_of("read", "a", "--from", start, "--root", shared.root.path)
+
+
+def test_the_hint_keeps_the_other_options(shared: Built) -> None:
+    options = ("--to", 15, "--limit", 2, "--format", "json")
+    hint = refusal_of("read", "a", "--from", 1, *options, "--root", shared.root.path)[2]
+    typed = hint.split(" reads ")[0].split()
+    assert typed[0] == "wald"
+    assert output_of(*typed[1:]) == output_of("read", "a", "--from", 9, *options, "--root", shared.root.path)
+
+
+def test_a_cursor_among_reclaimed_records_is_an_error_and_stays_where_it_is(tmp_path: Path) -> None:
+    """They were deleted unread (--unread expire), or the cursor was set back."""
+    built = fill(tmp_path)
+    root = built.root.path
+    assert wald("cursor", "set", "a", 4, "--rewind", "--root", root).returncode == 0
+    for options in (["--commit"], ["--from", "cursor"], ["--group", "processed"]):
+        code, message, hint = refusal_of("read", "a", *options, "--root", root)
+        assert (code, "records 5 to 8: 2 records of route a" in message) == (3, True)
+        assert "cursor set a 8 --group processed" in hint
+    assert output_of("cursor", "get", "a", "--root", root) == b"4\n"
+    done = wald("read", "a", "--commit", "--on-missing", "skip", "--root", root)
+    assert (done.returncode, done.stdout) == (0, THERE)
+    assert output_of("cursor", "get", "a", "--root", root) == b"19\n"
+
+
+def test_an_archive_that_has_them_is_in_the_hint(tmp_path: Path) -> None:
+    built = fill(tmp_path)
+    ledger = Ledger(built.root.ledger / "archive.jsonl", built.disk)
+    told = {"event": "archived", "group": "archive", "bag": "x", "bundle": "y", "after": 0}
+    ledger.append(told | {"route": "b", "dest": "/elsewhere", "first": 2, "last": 8})
+    ledger.append(told | {"route": "a", "dest": "/cold store", "first": 1, "last": 7})
+    ledger.close()
+    hint = refusal_of("read", "a", "--from", 3, "--format", "json", "--root", built.root.path)[2]
+    assert hint.startswith("wald-archive restore '/cold store' a --from 3 --to 8 --format json; wald --root ")
+    hint = refusal_of("read", "a", "--from", 3, "--to", 6, "--root", built.root.path)[2]
+    assert hint == "wald-archive restore '/cold store' a --from 3 --to 6"
+
+
+def test_a_front_that_no_ledger_explains_is_damage(tmp_path: Path) -> None:
+    built = fill(tmp_path)
+    (built.root.ledger / "reclaim.jsonl").unlink()
+    done = wald("read", "a", "--root", built.root.path)
+    assert (done.returncode, done.stdout) == (4, THERE)
+    assert b"no segment holds records 1 to 8, and no ledger says why" in done.stderr
+    assert b"verify" in done.stderr

@@ -1,0 +1,152 @@
+"""A segment that is gone without a line in the ledger of deletions is lost; what has a line is told of."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from logs import SECOND_NS, START_NS, Built
+
+from wald.errors import Damaged, InvalidInput, NotFound
+from wald.format.names import Kind
+from wald.store.directory import Listing, list_segments
+from wald.store.finding import Level
+from wald.store.head import look
+from wald.store.missing import Missing
+from wald.store.verifier import verify
+from wald.store.walk import Hole, Walk
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Records 1 to 8 on route a, two in each of three sealed segments and the active one, a second apart."""
+    built = Built(tmp_path / "root")
+    for base in (1, 3, 5, 7):
+        built.lines("a", [b"%d" % base, b"%d" % (base + 1)])
+        if base < 7:
+            built.cut()
+    built.seal()
+    return built
+
+
+def moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(START_NS / SECOND_NS, UTC) + timedelta(seconds=seconds)
+
+
+def read(built: Built, *arguments: object) -> tuple[list[int], list[str]]:
+    told: list[str] = []
+    reading = built.log.read(*arguments, on_damage=lambda error: told.append(error.message))  # type: ignore[arg-type]
+    return [record.sequence for record in reading], told
+
+
+def errors(built: Built) -> list[str]:
+    return [finding.message for finding in verify(built.root) if finding.level is Level.ERROR]
+
+
+STARTS = [("earliest",), ("cursor",), (1,), (2,), (moment(0),), (moment(0), 100)]
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_lost_front_is_damage(built: Built, start: tuple[object, ...]) -> None:
+    built.path(1, Kind.SEALED).unlink()
+    found, told = read(built, "a", *start)
+    assert found == [3, 4, 5, 6, 7, 8]
+    assert len(told) == 1
+    assert "records 1 to 2" in told[0] or "record 2" in told[0]
+    assert "no ledger says why" in told[0]
+    with pytest.raises(Damaged):
+        list(built.log.read("a", *start))  # type: ignore[arg-type]
+    assert any("records 1 to 2" in error for error in errors(built))
+
+
+def test_a_lost_front_that_nobody_asks_for_is_none_of_their_business(built: Built) -> None:
+    built.path(1, Kind.SEALED).unlink()
+    built.log.set_cursor("a", 2)
+    for start in ("cursor", "end", 3, moment(2.5)):
+        assert read(built, "a", start)[1] == []
+
+
+def test_a_lost_segment_behind_reclaimed_ones_is_damage_and_the_rest_is_not(built: Built) -> None:
+    built.reclaim(1)
+    built.path(3, Kind.SEALED).unlink()
+    found, told = read(built)
+    assert found == [5, 6, 7, 8]
+    assert [("records 3 to 4" in message, "no ledger says why" in message) for message in told] == [(True, True)]
+    assert any("records 1 to 4" in error for error in errors(built))
+
+
+def test_all_segments_gone_are_damage(built: Built) -> None:
+    for segment in list_segments(built.root).segments:
+        segment.path.unlink()
+    assert read(built)[0] == []
+    assert "records 1 to 8" in read(built)[1][0]
+
+
+def test_a_reclaimed_segment_tells_its_times_by_the_ledger(built: Built) -> None:
+    built.reclaim(1)
+    built.reclaim(3)
+    with pytest.raises(NotFound, match="records 3 to 4: 2 records of route a"):
+        list(built.log.read("a", moment(1.5)))
+    assert read(built, "a", moment(2.5)) == ([5, 6, 7, 8], [])
+    with pytest.raises(NotFound, match="records 1 to 4: 4 records of route a"):
+        list(built.log.read("a", moment(0)))
+
+
+def test_a_ledger_without_times_does_not_say_that_nothing_is_missing(built: Built) -> None:
+    built.reclaim(1)
+    (built.root.ledger / "segments.jsonl").unlink()
+    with pytest.raises(NotFound, match="up to 2 records of route a"):
+        list(built.log.read("a", moment(0)))
+    assert [r.sequence for r in built.log.read("a", moment(2.5))] == [5, 6, 7, 8]
+
+
+class TestOnMissing:
+    """What ``on_missing`` decides."""
+
+    def test_skip_gives_what_there_is(self, built: Built) -> None:
+        built.reclaim(1)
+        for start in (1, moment(0), "earliest", "cursor"):
+            assert [r.sequence for r in built.log.read("a", start, on_missing="skip")] == [3, 4, 5, 6, 7, 8]
+        assert built.log.to_arrow_reader("a", 1, on_missing="skip").read_all().num_rows == 6
+
+    def test_error_is_one_in_any_case(self, built: Built) -> None:
+        built.reclaim(1)
+        for start in (1, moment(0), "earliest", "cursor"):
+            with pytest.raises(NotFound, match="2 records of route a are missing"):
+                list(built.log.read("a", start, on_missing="error"))
+
+    def test_a_function_is_told_and_counts(self, built: Built) -> None:
+        built.reclaim(1)
+        built.reclaim(3)
+        told: list[Missing] = []
+        assert len(list(built.log.batches("a", 2, on_missing=told.append))) == 2
+        assert [(m.first, m.last, m.records, m.asked) for m in told] == [(2, 4, 3, True)]
+
+    def test_nothing_else_is_a_policy(self, built: Built) -> None:
+        with pytest.raises(InvalidInput):
+            built.log.read(on_missing="perhaps")  # type: ignore[arg-type]
+
+    def test_a_cursor_of_another_route_does_not_ask(self, tmp_path: Path) -> None:
+        built = Built(tmp_path / "root")
+        for route in ("a", "b"):
+            built.lines(route, [b"x"])
+            built.cut()
+        built.seal()
+        built.log.set_cursor("b", 0)
+        built.reclaim(1)
+        told: list[Missing] = []
+        assert [r.sequence for r in built.log.read(None, "cursor", on_missing=told.append)] == [2]
+        assert [(sorted(m.routes), m.asked, m.group) for m in told] == [(["a"], False, None)]
+
+
+def test_what_a_listing_has_missed_is_looked_for_again_before_it_is_called_missing(built: Built) -> None:
+    """A file that is renamed while its directory is read, by the sealer say, may be listed under neither name."""
+    bound, listing = look(built.root)
+    for missed in (1, 3, 7):
+        short = Listing(tuple(s for s in listing.segments if s.base_sequence != missed))
+        walk = Walk(built.root, built.log_id, short, sequence=1, routes=None)
+        met = list(walk.advance(bound, short))
+        walk.close()
+        assert [found for found in met if isinstance(found, Hole)] == []
+        assert sum(found.header.count for found in met if hasattr(found, "header")) == 8

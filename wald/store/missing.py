@@ -1,0 +1,190 @@
+"""Records that were asked for and are reclaimed: how many of them, whether that is an error, and how to come by them.
+
+A ledger's line about a reclaimed segment tells the sequences of each route in it, and its times; what it does not tell
+may have held what is wanted.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from wald.errors import InvalidInput, NotFound
+
+POLICIES = ("error", "skip")
+
+
+class Held(NamedTuple):
+    """What a segment held of one route."""
+
+    route: str
+    records: int
+    first: int
+    last: int
+
+
+class Gone(NamedTuple):
+    """A reclaimed segment, as far as the ledgers tell of it: no routes or no times where they do not."""
+
+    first: int
+    last: int
+    routes: tuple[Held, ...] | None = None
+    earliest_ns: int | None = None
+    latest_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Wanted records that are not there any more.
+
+    Attributes:
+        root: of the log.
+        first, last: between which sequences they were.
+        records: how many; at most so many where not ``exact``.
+        route: the route that was read; None: all.
+        routes: those with records among them, as far as is known.
+        asked: whether somebody has asked for just these: they named a sequence or a time, or their cursor is in front.
+        group: whose cursor it is; None: no cursor.
+        archive: where bundles of them are; None if the ledger knows of none.
+    """
+
+    root: Path
+    first: int
+    last: int
+    records: int
+    exact: bool
+    route: str | None
+    routes: frozenset[str]
+    asked: bool
+    group: str | None = None
+    archive: str | None = None
+
+    def words(self) -> str:
+        """What is missing, for a person."""
+        span = f"record {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"
+        count = f"{'' if self.exact else 'up to '}{self.records} {'record' if self.records == 1 else 'records'}"
+        of = "" if self.route is None else f" of route {self.route}"
+        are = "is" if self.records == 1 else "are"
+        return f"{self.root / 'segments'}: RECLAIM has removed {span}: {count}{of} {are} missing"
+
+    def hint(self, *, stop: str | None = None, options: str = "", form: str = "") -> str:
+        """What to type: where archives have them, and how to go on with what there is.
+
+        Args:
+            stop: the end as the reader gave it, a sequence or a time.
+            options, form: the reader's other options, and the form of the output, to be given again.
+        """
+        ways = []
+        route = self.route or next(iter(sorted(self.routes)), "ROUTE")
+        if self.archive is not None:
+            span = f"--from {self.first} --to {self.last}"
+            ways.append(f"wald-archive restore {shlex.quote(self.archive)} {route} {span}{form}")
+        wald = f"wald --root {shlex.quote(str(self.root))}"
+        if self.group is not None:
+            ways.append(f"{wald} cursor set {route} {self.last} --group {self.group} passes over them")
+        elif stop is None or not stop.isdecimal() or int(stop) > self.last:
+            words = "".join([f" {self.route}" if self.route else "", f" --from {self.last + 1}"])
+            end = f" --to {stop}" if stop else ""
+            ways.append(f"{wald} read{words}{end}{options}{form} reads what there is")
+        return "; ".join(ways) or f"{wald} where {self.first} tells when and why"
+
+    def error(self, hint: str = "") -> NotFound:
+        return NotFound(self.words(), hint=hint or self.hint())
+
+
+OnMissing = Literal["error", "skip"] | Callable[[Missing], None] | None
+
+
+def policy(on_missing: OnMissing) -> Callable[[Missing], None]:
+    """What to do about missing records, as a function; None: an error if they were asked for.
+
+    Raises:
+        InvalidInput: there is no such policy.
+    """
+    if callable(on_missing):
+        return on_missing
+    if on_missing is not None and on_missing not in POLICIES:
+        raise InvalidInput(f"no such thing to do: {on_missing!r}", hint=f"on_missing is one of {', '.join(POLICIES)}")
+
+    def judge(missing: Missing) -> None:
+        if on_missing == "error" or (on_missing is None and missing.asked):
+            raise missing.error()
+
+    return judge
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What of reclaimed segments was wanted.
+
+    Attributes:
+        floor: the first sequence wanted of a route.
+        routes: None: all.
+        first: the first of any route; ``last``: of all.
+        from_ns, until_ns: append times, from ≤ t < until.
+    """
+
+    floor: Callable[[str], int]
+    routes: frozenset[str] | None
+    first: int
+    last: int
+    from_ns: int
+    until_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many records were wanted, of which routes, in which range; at most so many where not ``exact``."""
+
+    first: int = 0
+    last: int = 0
+    records: int = 0
+    exact: bool = True
+    routes: frozenset[str] = frozenset()
+
+
+def count(gone: Iterable[Gone], wanted: Wanted) -> Count:
+    """What of ``gone`` was wanted."""
+    total = Count()
+    for segment in gone:
+        if segment.latest_ns is not None and segment.latest_ns < wanted.from_ns:
+            continue
+        if segment.earliest_ns is not None and segment.earliest_ns >= wanted.until_ns:
+            continue
+        within = (
+            segment.earliest_ns is not None
+            and segment.latest_ns is not None
+            and wanted.from_ns <= segment.earliest_ns
+            and segment.latest_ns < wanted.until_ns
+        )
+        for held in _held(segment, wanted):
+            first, last = max(held.first, wanted.floor(held.route)), min(held.last, wanted.last)
+            if first > last:
+                continue
+            exact = (first, last) == (held.first, held.last) and held.records > 0 and (within or _timeless(wanted))
+            records = min(held.records or last - first + 1, last - first + 1)
+            total = replace(
+                total,
+                first=total.first or max(segment.first, wanted.first),
+                last=min(segment.last, wanted.last),
+                records=total.records + records,
+                exact=total.exact and exact,
+                routes=total.routes | ({held.route} if held.route else set()),
+            )
+    return total
+
+
+def _held(segment: Gone, wanted: Wanted) -> Iterable[Held]:
+    """What it held of the wanted routes; where that is not known, maybe all of it."""
+    if segment.routes is not None:
+        return [held for held in segment.routes if wanted.routes is None or held.route in wanted.routes]
+    if wanted.routes is None:
+        return [Held("", 0, max(segment.first, wanted.first), segment.last)]
+    return [Held(route, 0, segment.first, segment.last) for route in sorted(wanted.routes)[:1]]
+
+
+def _timeless(wanted: Wanted) -> bool:
+    return wanted.from_ns == -(1 << 63) and wanted.until_ns == (1 << 63) - 1
