@@ -760,7 +760,7 @@ def test_without_a_descriptor_and_without_a_connection_the_daemon_rests(start: S
 @pytest.fixture
 def talkative(start: Start) -> Daemon:
     """A daemon whose STAT fills a page or three; one connection at a time, which may stand still for a second."""
-    daemon = start(connections_max=1, frame_timeout=1)
+    daemon = start(connections_max=1, frame_timeout=1, idle_timeout=1)
     names = [b"%0100d" % number for number in range(100)]
     with entering(daemon) as client:
         for name in names:

@@ -33,13 +33,18 @@ def served(tmp_path: Path, settings: str = "") -> Iterator[Daemon]:
 
 def ask(daemon: Daemon, user: User, line: bytes) -> str:
     """What the daemon answers to ``user``."""
+    with connection(daemon, user) as client:
+        return client.ask(line)
+
+
+def connection(daemon: Daemon, user: User) -> Client:
+    """Of ``user``; the kernel notes who he was when he connected."""
     before = os.getgroups()
     os.setgroups([])
     os.setegid(user.group_id)
     os.seteuid(user.user_id)
     try:
-        with Client(daemon.socket_path) as client:
-            return client.ask(line)
+        return Client(daemon.socket_path)
     finally:
         os.seteuid(0)
         os.setegid(0)
@@ -106,6 +111,24 @@ def test_retiring_is_for_the_owner_and_who_is_named(tmp_path: Path) -> None:
         for _ in range(2):  # an answer may be lost and the request repeated
             assert ask(daemon, MEMBER, b"ROUTE ADD named\n") == "OK added named"
             assert ask(daemon, MEMBER, b"ROUTE RETIRE named\n") == "OK retired named"
+
+
+def test_others_than_the_owner_cut_no_more_than_once_a_second(tmp_path: Path) -> None:
+    """A flood of them would be a flood of segments; there is nothing to wait for where nothing was written."""
+    with (
+        served(tmp_path, "[routes.a]\n") as daemon,
+        connection(daemon, MEMBER) as member,
+        connection(daemon, OWNER) as owner,
+    ):
+        answers = []
+        for _ in range(50):
+            assert member.ask(b"PUB a 2\nx\n").startswith("OK ")
+            answers.append(member.ask(b"CUT\n"))
+        assert answers[0] == "OK cut 2"
+        assert any(answer.startswith("ERR busy the log was cut less than 1 s ago") for answer in answers)
+        assert owner.ask(b"PUB a 2\nx\nCUT\n") == "OK 51 51"
+        assert owner.reply() == "OK cut 52"
+        assert member.ask(b"CUT\n") == "OK nothing-to-cut 52"
 
 
 def test_settings_do_not_say_both(tmp_path: Path) -> None:

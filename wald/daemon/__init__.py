@@ -6,10 +6,12 @@
 
     arena       the memory of one turn          background  sealing, next to the turn
     pipes       FIFOs and stdin                 intake      all pipes, in turn
-    connections the socket                      gate        what keeps a request waiting
+    connections the socket                      connection  one producer's
+    admission   who finds a place               gate        what keeps a request waiting
     publishing  payloads, checked               spooling    payloads too large for memory
     turn        drafts and tickets              committer   write, sync, head; and when the disk fails
     routes      who may be written to           endpoint    metrics and health
+    commands    what can be asked
     lifecycle   signals, systemd                journal     what the daemon says of itself
 
 The service wires them, runs the loop, and is the only one that knows everybody.

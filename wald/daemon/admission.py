@@ -78,11 +78,11 @@ class Admission:
         if not self._count[user_id]:
             del self._count[user_id]
 
-    def refuse(self, user_id: int, why: NoPlace) -> None:
-        """Count somebody who is not let in; the journal gets a line now and then."""
+    def refuse(self, user_id: int, words: str) -> None:
+        """Count somebody who is not let in, or not let stay; the journal gets a line now and then."""
         self._metrics.connections_refused += 1
         self._refused += 1
         now = time.monotonic()
         if now - self._told_at >= _TELL_SECONDS:
-            self._journal.warning("connection refused", reason=why.words, user=user_id, refused=self._refused)
+            self._journal.warning("connection refused", reason=words, user=user_id, refused=self._refused)
             self._told_at, self._refused = now, 0

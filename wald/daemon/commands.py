@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -18,6 +19,8 @@ from wald.store.routes import OWNERS_FIFO_MODE, add_route, has_fifo, retire_rout
 from wald.store.writer import Writer
 
 _USAGE = "PING | HEAD | STAT | CUT | ROUTE ADD <name> [fifo] [mode=<octal>] | ROUTE RETIRE <name>"
+
+_CUT_SECONDS = 1.0  # a segment costs some syncs, a file, and a ledger's line
 
 
 class Commands:
@@ -44,6 +47,7 @@ class Commands:
         self._intake = intake
         self._routes = routes
         self._told = told
+        self._cut_again_at = 0.0  # by others than the owner
 
     def answer(self, command: Command, user_id: int) -> bytes:
         """The reply to a user's request."""
@@ -56,7 +60,7 @@ class Commands:
                 case "STAT", ():
                     return encode_ok(json.dumps(self._told()))
                 case "CUT", ():
-                    return self._cut()
+                    return self._cut(user_id)
                 case "ROUTE", ("ADD", str(name), *options):
                     return self._add_route(name, options, user_id)
                 case "ROUTE", ("RETIRE", str(name)):
@@ -76,9 +80,14 @@ class Commands:
             self._intake.add(name)
         self._routes.forget(name)
 
-    def _cut(self) -> bytes:
+    def _cut(self, user_id: int) -> bytes:
         if not self._writer.advanced:
             return encode_ok(f"nothing-to-cut {self._writer.base_sequence}")
+        now = time.monotonic()
+        if not self._routes.is_owner(user_id):
+            if now < self._cut_again_at:
+                return encode_err(Code.BUSY, f"the log was cut less than {_CUT_SECONDS:g} s ago, and not for its owner")
+            self._cut_again_at = now + _CUT_SECONDS
         if not self._committer.cut():
             return encode_err(Code.FULL, "there is no room for the next segment; this one goes on")
         return encode_ok(f"cut {self._writer.base_sequence}")

@@ -5,6 +5,8 @@ connection, up to 256 KiB; a larger payload gathers in an unnamed file, so a 40 
 A request that cannot be taken now (its route is inside a pipe's long line, or the disk is nearly full) parks its
 connection: nothing more is read from it until it can. A route may stay busy for ever, so that is waited for only as
 long as for the rest of a half-sent request; for the disk there is no limit.
+What takes longer than a record (all but :data:`QUICK`) is carried out one request a turn, after records are answered:
+users take turns, and so do their connections. An answer is made only for who has read the one before.
 A connection that holds nothing may stay for ever, until its place is needed: then whoever has been idle for longest,
 and for ``idle_timeout``, gives it up.
 """
@@ -17,13 +19,14 @@ import select
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from wald.daemon.admission import Admission
 from wald.daemon.arena import Arena
+from wald.daemon.connection import ASKING_RECEIVE_BYTES, RECEIVE_BYTES, Connection
 from wald.daemon.gate import Cause, Gate, Parked, Wait
-from wald.daemon.publishing import Answer, ok, publish_spooled, publish_whole
+from wald.daemon.publishing import ok, publish_spooled, publish_whole
 from wald.daemon.routes import Routes
 from wald.daemon.spooling import Spooling
 from wald.daemon.turn import Ticket, Turn
@@ -39,66 +42,20 @@ from wald.format.framing import (
 )
 from wald.store.writer import Route
 
-RECEIVE_BYTES = 256 << 10  # read from one connection in one turn; a unix socket holds about that much
 KEPT_TOTAL_MAX_BYTES = 16 << 20  # of unfinished requests in memory; beyond it even small ones are spooled
-UNSENT_MAX_BYTES = 1 << 20  # replies nobody reads; beyond it no more requests are read
-COMMANDS_MAX = 32  # of one connection in one turn: a STAT tells of every route, a ROUTE ADD waits for the disk
+UNSENT_TOTAL_MAX_BYTES = 16 << 20  # replies nobody reads; beyond it who has not read for longest is hung up on
+QUICK = frozenset({"PING", "HEAD"})
+QUICK_MAX = 32  # of one connection in one turn
+SAME_ANSWERS_MAX = 16  # to one user's connections that all ask the same
 ANSWERS_MAX = 4096  # to one connection in one turn
 _PEER = struct.Struct("iII")  # SO_PEERCRED: process, user, group
-
-
-@dataclass(slots=True)
-class Connection:
-    """One producer's connection.
-
-    Attributes:
-        kept: bytes that were read and are no whole request yet.
-        skip_bytes: of a refused payload, still to be passed over.
-        answers: this turn's replies, in order; a ticket becomes bytes after the commit.
-        waits_for: why nothing is read; None: it is.
-        since: when something last came or went, or could, on the monotonic clock.
-    """
-
-    socket: socket.socket
-    user_id: int
-    since: float
-    kept: bytes = b""
-    skip_bytes: int = 0
-    spooling: Spooling | None = None
-    waits_for: Cause | None = None
-    closing: bool = False
-    unsent: bytes = b""
-    answers: list[Answer | Command] = field(default_factory=list)
-
-    @property
-    def gathered(self) -> bool:
-        """Whether a payload is whole in its file and has not been handed on."""
-        return self.spooling is not None and self.spooling.missing_bytes == 0
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a request has begun and its rest is awaited."""
-        return bool(self.kept or self.skip_bytes or self.spooling) and self.waits_for is None
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing of it is awaited or under way, on either side."""
-        held = self.kept or self.skip_bytes or self.spooling or self.unsent or self.answers
-        return not held and self.waits_for is None and not readable(self.socket)
-
-    @property
-    def wanted_events(self) -> int:
-        """What the poller shall tell of; that the peer is gone it tells always."""
-        if self.unsent:
-            return select.EPOLLOUT
-        return select.EPOLLIN if self.waits_for is None else 0
 
 
 class Connections:
     """Everyone who is connected.
 
     Args:
-        command: carries out a user's request that publishes nothing and returns the reply.
+        answer: carries out a user's request that publishes nothing and returns the reply.
         spool_directory: where large payloads gather; on the file system of the segments.
     """
 
@@ -107,7 +64,7 @@ class Connections:
         listener: socket.socket,
         poller: select.epoll,
         routes: Routes,
-        command: Callable[[Command, int], bytes],
+        answer: Callable[[Command, int], bytes],
         *,
         spool_directory: Path,
         admission: Admission,
@@ -117,7 +74,7 @@ class Connections:
         self._listener = listener
         self._poller = poller
         self._routes = routes
-        self._command = command
+        self._answer_to = answer
         self._spool_directory = spool_directory
         self._request_max_bytes = request_max_bytes
         self._admission = admission
@@ -126,7 +83,9 @@ class Connections:
         self._waiting: dict[Cause, dict[int, Connection]] = {}  # nobody is looked at before his cause is gone
         self._answering: list[Connection] = []
         self._spooled: list[Spooling] = []
-        self._kept_bytes = 0
+        self._kept_bytes = self._unsent_bytes = 0
+        self._served: dict[int, int] = {}  # user → the number of the last request that was carried out
+        self._carried_out = 0
         self._listening = True
         poller.register(listener, select.EPOLLIN)
 
@@ -170,7 +129,7 @@ class Connections:
         if why is not None and self._make_place(why.user_id, now):
             why = self._admission.judge(user_id, accepted.fileno())
         if why is not None:
-            self._admission.refuse(user_id, why)
+            self._admission.refuse(user_id, why.words)
             with contextlib.suppress(OSError):
                 accepted.send(encode_err(Code.BUSY, why.words))
             accepted.close()
@@ -187,16 +146,19 @@ class Connections:
 
     def collect(self, descriptor: int, turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
         """Read from one connection and hand whole requests to ``turn``."""
-        connection = self._open[descriptor]
+        connection = self._open.get(descriptor)
+        if connection is None:  # it had to make way in this very turn
+            return
         if connection.waits_for is not None:  # nothing was asked for, so the peer is gone
-            if connection.waits_for is not Wait.TURN:
+            if connection.waits_for not in (Wait.TURN, Wait.COMMAND):
                 self._close(connection)
             return
-        if len(connection.unsent) > UNSENT_MAX_BYTES or arena.free < RECEIVE_BYTES + len(connection.kept):
+        if arena.free < RECEIVE_BYTES + len(connection.kept):
             return  # still readable in the next turn
         start = arena.used + len(connection.kept)
+        most = connection.receive_bytes if self._kept_bytes < KEPT_TOTAL_MAX_BYTES else ASKING_RECEIVE_BYTES
         try:
-            length = connection.socket.recv_into(arena.view[start : start + RECEIVE_BYTES])
+            length = connection.socket.recv_into(arena.view[start : start + most])
         except BlockingIOError:
             return
         except OSError:
@@ -219,6 +181,27 @@ class Connections:
             self._wait(connection, None)
             self._understand(connection, turn, arena, opened, arena.used + len(connection.kept))
 
+    def carry_out(self, now: float) -> None:
+        """Carry out one of the requests that wait for that, if the last answer to it was read; the same question of
+        the same user is answered with it.
+        """
+        waiting = [each for each in self._waiting.get(Wait.COMMAND, {}).values() if not each.unsent]
+        if not waiting:
+            return
+        first = min(waiting, key=lambda each: self._served.get(each.user_id, 0))  # of those, who has waited longest
+        user_id, command = first.user_id, first.command
+        assert command is not None
+        self._carried_out += 1
+        self._served[user_id] = self._carried_out
+        answer = self._answer_to(command, user_id)
+        same = [each for each in waiting if each.user_id == user_id and each.command == command]
+        for connection in same[:SAME_ANSWERS_MAX]:
+            if connection.socket.fileno() < 0:  # it had to make way for the others' answers
+                continue
+            connection.command, connection.since = None, now
+            self._wait(connection, Wait.TURN if connection.kept else None)
+            self._send(connection, answer)
+
     def reply(self, turn: Turn) -> None:
         """After the commit: tell everyone what became durable."""
         self._answer(lambda ticket: ok(*turn.sequences(ticket)))
@@ -237,7 +220,7 @@ class Connections:
                 if isinstance(answer, bytes)
                 else redeem(answer)
                 if isinstance(answer, Ticket)
-                else self._command(answer, connection.user_id)
+                else self._answer_to(answer, connection.user_id)
                 for answer in answers
             ]
             self._send(connection, b"".join(replies))
@@ -266,11 +249,15 @@ class Connections:
         self._listener.close()
 
     def _make_place(self, user_id: int | None, now: float) -> bool:
-        """Hang up on whoever has been idle for longest, of one user or of all; False if nobody has for long enough."""
+        """Hang up on who has been idle, or has read no reply, for longest; False if nobody has for long enough.
+
+        Args:
+            user_id: whose connection it is; None: anybody's.
+        """
         idle = [
             each
             for each in self._open.values()
-            if now - each.since >= self._idle_timeout and user_id in (None, each.user_id) and each.idle
+            if now - each.since >= self._idle_timeout and user_id in (None, each.user_id) and (each.unsent or each.idle)
         ]
         if not idle:
             return False
@@ -296,7 +283,7 @@ class Connections:
         """Carry out the requests between ``position`` and ``end``; returns where the first unfinished one begins."""
         commands = 0
         while (position < end or connection.gathered) and not (connection.closing or connection.waits_for is not None):
-            if commands == COMMANDS_MAX or len(connection.answers) >= ANSWERS_MAX:
+            if commands == QUICK_MAX or len(connection.answers) >= ANSWERS_MAX:
                 self._wait(connection, Wait.TURN)
                 break
             if connection.skip_bytes:
@@ -321,12 +308,16 @@ class Connections:
             try:
                 request = parse_request(bytes(arena.view[position:newline]), request_max_bytes=self._request_max_bytes)
                 if isinstance(request, Command):
-                    # What asks about the log is answered after the commit of what came before it.
-                    at_once = request.verb == "ROUTE"
-                    connection.answers.append(self._command(request, connection.user_id) if at_once else request)
-                    commands += 1
                     position = body
+                    connection.receive_bytes = ASKING_RECEIVE_BYTES
+                    if request.verb in QUICK:  # answered after the commit of what came before it, as is everything
+                        connection.answers.append(request)
+                        commands += 1
+                    else:
+                        connection.command = request
+                        self._wait(connection, Wait.COMMAND)
                     continue
+                connection.receive_bytes = RECEIVE_BYTES
                 route = self._admit(connection, request, gate)
                 if body + request.payload_bytes <= end:
                     position = body + request.payload_bytes
@@ -405,8 +396,9 @@ class Connections:
         connection.spooling = None
         self._spooled.append(spooling)
 
-    def _send(self, connection: Connection, data: bytes) -> None:
-        data = connection.unsent + data
+    def _send(self, connection: Connection, data: bytes | memoryview) -> None:
+        if connection.unsent:
+            data = b"".join((connection.unsent, data)) if data else connection.unsent
         before = connection.wanted_events
         try:
             sent = connection.socket.send(data) if data else 0
@@ -415,10 +407,16 @@ class Connections:
         except OSError:  # the peer is gone; what it was to be told is in the log all the same
             self._close(connection)
             return
-        connection.unsent = data[sent:]
+        unsent = memoryview(data)[sent:] if sent < len(data) else b""  # one answer may be shared by many
+        self._unsent_bytes += len(unsent) - len(connection.unsent)
+        connection.unsent = unsent
         self._watch(connection, before)
-        if connection.closing and not connection.unsent:
+        if connection.closing and not unsent:
             self._close(connection)
+        while self._unsent_bytes > UNSENT_TOTAL_MAX_BYTES:
+            slowest = min((each for each in self._open.values() if each.unsent), key=lambda each: each.since)
+            self._admission.refuse(slowest.user_id, "replies that nobody reads fill the memory")
+            self._close(slowest)
 
     def _wait(self, connection: Connection, cause: Cause | None) -> None:
         """Read nothing more from a connection for this cause; None: read again."""
@@ -447,6 +445,8 @@ class Connections:
         if connection.spooling is not None:
             connection.spooling.close()
         self._kept_bytes -= len(connection.kept)
+        self._unsent_bytes -= len(connection.unsent)
+        connection.unsent = b""
         self._admission.leave(connection.user_id)
         connection.socket.close()
         self._listen(True)
@@ -455,17 +455,6 @@ class Connections:
         if wanted != self._listening and self._listener.fileno() >= 0:
             self._listening = wanted
             self._poller.modify(self._listener, select.EPOLLIN if wanted else 0)
-
-
-def readable(connection: socket.socket) -> bool:
-    """Whether something has come that was not read, or the peer is gone."""
-    try:
-        connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _no_spool(error: OSError) -> Code:

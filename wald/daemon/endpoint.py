@@ -34,7 +34,7 @@ _COUNTERS = {
     "sealed_bytes": "Bytes of sealed segments",
     "seal_failures": "Attempts to seal a segment that failed",
     "write_failures": "Writes or syncs that failed",
-    "connections_refused": "Connections that found no place",
+    "connections_refused": "Connections that found no place, or lost theirs because replies were not read",
 }
 _GAUGES = {
     "head_sequence": "The last durable sequence",

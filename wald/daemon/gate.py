@@ -13,6 +13,7 @@ class Wait(Enum):
     """What a connection waits for where that is neither room on the disk nor a route."""
 
     TURN = auto()  # it has had its share of this turn
+    COMMAND = auto()  # what it asked for is carried out when it is its turn
     REFUSAL = auto()  # its route has been busy for too long
 
 
@@ -61,7 +62,9 @@ class Gate:
             raise Parked(route.name)
 
     def holds(self, cause: Cause) -> bool:
-        """Whether what a connection waits for has not come."""
+        """Whether what a connection waits for has not come, and will not by looking again."""
+        if cause is Wait.COMMAND:
+            return True
         if isinstance(cause, int):
             return self.closed or self.room_bytes < cause
         return cause in self.busy

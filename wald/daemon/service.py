@@ -203,6 +203,8 @@ class Service:
         waits = self._connections.wanted_bytes is not None or (not room and self._intake.has_input)
         self._metrics.waiting_since = (self._metrics.waiting_since or now) if waits else 0.0
         self._finish(turn)
+        if self._held is None:
+            self._connections.carry_out(now)
         self._tend(now)
 
     def _dispatch(self, events: list[tuple[int, int]], now: float) -> list[int]:

@@ -1,0 +1,109 @@
+"""Who asks much, or does not read what he asked for: others do not wait for him, and his memory is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from contents import records
+from flooding import connected, stopped
+from running import Client, Daemon, eventually
+
+from wald.store.directory import Root
+from wald.store.disk import Disk
+from wald.store.routes import add_route
+
+Start = Callable[..., Daemon]
+
+MIB = 1 << 20
+
+
+def made_at(root: Path, name: str) -> int:
+    """When a route was made, ns since 1970; the kernel's clock of files is up to some ms slow."""
+    return (root / "routes" / name).stat().st_ctime_ns
+
+
+def test_a_record_does_not_wait_for_a_flood_of_commands(start: Start, root: Path) -> None:
+    """Of 640 ROUTE ADD that were there before it, no more than a few are carried out before it is durable."""
+    daemon = start()
+    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    with ExitStack() as closing:
+        *flooding, good = connected(daemon, 21, closing)
+        names = [f"f{number}" for number in range(640)]
+        with stopped(daemon):
+            for number, client in enumerate(flooding):
+                client.send("".join(f"ROUTE ADD {name}\n" for name in names[number::20]).encode())
+            good.send(b"PUB r 2\nx\n")
+        assert good.reply() == "OK 1 1"
+        for client in flooding:
+            assert [client.reply().split()[0] for _ in range(32)] == ["OK"] * 32
+
+    durable_at = next(iter(records(root, "r"))).append_time_ns
+    assert sum(made_at(root, name) < durable_at for name in names) < 32
+
+
+def test_connections_take_turns_in_what_they_ask(start: Start, root: Path) -> None:
+    """One who asks once does not wait for all that another has asked."""
+    daemon = start()
+    with ExitStack() as closing:
+        greedy, modest = connected(daemon, 2, closing)
+        with stopped(daemon):
+            greedy.send(b"".join(b"ROUTE ADD g%d\n" % number for number in range(300)))
+            modest.send(b"ROUTE ADD modest\n")
+        assert modest.reply() == "OK added modest"
+        assert [greedy.reply() for _ in range(300)] == [f"OK added g{number}" for number in range(300)]
+
+    at = made_at(root, "modest")
+    assert sum(made_at(root, f"g{number}") < at for number in range(300)) < 32
+
+
+def test_one_cut_answers_all_who_asked_for_it_at_once(start: Start) -> None:
+    daemon = start()
+    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    with ExitStack() as closing:
+        clients = connected(daemon, 10, closing)
+        with stopped(daemon):
+            for client in clients:
+                client.send(b"PUB r 2\nx\nCUT\n")
+        for client in clients:
+            assert client.reply().startswith("OK ")
+        assert [client.reply() for client in clients] == ["OK cut 11"] * 10
+    assert '"cuts": 1,' in daemon.ask("STAT")
+
+
+def resident_bytes(daemon: Daemon) -> int:
+    """What the daemon has in memory now."""
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))) << 10
+
+
+def test_answers_that_nobody_reads_cost_a_fixed_amount_of_memory(start: Start, root: Path) -> None:
+    """100 clients ask again and again what a log of 2,000 routes has to tell; others go on, and those who read, too."""
+    daemon = start()
+    daemon.stop()
+    for number in range(2000):
+        add_route(Root(root), Unsynced(), f"{number:0100d}")
+    daemon.start_again()
+    with ExitStack() as closing:
+        mute = connected(daemon, 100, closing)
+        before = resident_bytes(daemon)
+        for client in mute:
+            client.socket.setblocking(False)
+            with suppress(BlockingIOError):
+                for _ in range(50):
+                    client.send(b"STAT\n" * 1000)
+        for _ in range(100):
+            assert daemon.ask("PING") == "OK pong"
+        with Client(daemon.socket_path) as reading:
+            for _ in range(10):
+                assert reading.ask(b"STAT\n").startswith("OK {")
+        assert resident_bytes(daemon) - before < 48 * MIB
+        eventually(lambda: "replies that nobody reads" in daemon.log)
+
+
+class Unsynced(Disk):
+    """Faster where it does not matter what a crash leaves."""
+
+    def sync_directory(self, path: Path) -> None:
+        pass
