@@ -60,7 +60,7 @@ bench: $(READY) ## speed beside cat, dd, svlogd, s6-log, zstd and tar, in one ru
 bench-spark: $(READY) ## the pipeline beside Spark's own readers; BENCH_SPARK=--quick for some minutes of it
 	$(RUN) scripts/bench-spark $(BENCH_SPARK)
 
-torture: $(READY) ## kill -9, again and again, under load; TORTURE='--kills 500' for a long night
+torture: $(READY) ## kill -9, again and again, under load; TORTURE='--mode mixed --minutes 60' for all faults at once
 	$(RUN) scripts/torture $(TORTURE)
 
 COMPILE := uv pip compile pyproject.toml --extra arrow --extra spark --group dev --universal --python-version 3.11 \

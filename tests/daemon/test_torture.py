@@ -1,10 +1,11 @@
-"""SIGKILL at random moments: nothing acknowledged is lost, nothing is doubled. ``make torture`` goes on for longer."""
+"""Whatever happens, nothing acknowledged is lost and nothing is doubled. ``scripts/torture`` goes on for longer."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from endurance import CUTS, MIXED, Storm, endure
 from torture import torture
 
 
@@ -16,3 +17,14 @@ def test_kills_lose_and_double_nothing(root: Path, mode: str) -> None:
     assert outcome.faults == [], str(outcome)
     assert outcome.acknowledged > 0
     assert (outcome.lost, outcome.duplicated) == (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storm", [MIXED, CUTS], ids=["mixed", "cuts"])
+def test_a_storm_loses_and_doubles_nothing(tmp_path: Path, storm: Storm) -> None:
+    tally = endure(tmp_path, storm, seconds=20, seed=1)
+
+    assert tally.wrong == [], str(tally)
+    assert tally.acknowledged == tally.read > 0
+    assert tally.cuts > 0
+    assert (tally.lost, tally.doubled) == (0, 0)

@@ -1,0 +1,452 @@
+"""A log in a storm: all who use it at once, all that can go wrong at once, and every record accounted for.
+
+    producers   three over the socket, each on a route of its own, and one that holds a FIFO; lines are numbered
+    consumers   one a route: reads from its cursor, expects the next number, moves the cursor
+    sidecars    wald-reclaim without grace, and wald-archive for the first route, as processes
+    faults      kills, stops, slow and failing system calls, a full disk, no descriptors, floods of CUT, jumping clocks
+
+A consumer that meets a number too high has found a loss, one too low a record that is there twice. What was read may be
+deleted at once, so a storm can last as long as one likes; it is made of rounds, each with a log of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from contents import errors
+from disturbed import invariants
+from full_disk import fill, small_file_system
+from running import TIMEOUT_SECONDS, Client, Daemon, eventually, run, sidecar
+from tracing import traced
+
+import wald
+from wald.daemon.pipes import held_bytes
+from wald.errors import WaldError
+from wald.producer import Producer
+from wald.store.directory import Root, list_segments
+from wald.store.ledger import entries_of
+
+SOCKETS = tuple(f"socket{number}" for number in range(3))
+FIFO = "fifo"
+DISK_BYTES = 128 << 20
+STUCK_SECONDS = 120.0  # without a record, whatever was wrong before
+SETTINGS = {"WALD_SEGMENT_MAX_BYTES": "64KiB", "WALD_FREE_SPACE_MIN": "4MiB", "WALD_LOG_LEVEL": "error"}
+_CALLS = ("fdatasync", "fsync", "rename", "unlink", "ftruncate", "fallocate", "pwritev", "openat", "close")
+_FAILING = ("fdatasync", "fsync", "rename", "unlink", "ftruncate", "fallocate", "pwritev")
+_YEAR_NS = 365 * 86_400 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """What happens.
+
+    Attributes:
+        faults: each with its weight.
+        delays: of the calls that change files, which share waits for how many ms at most; "": none.
+        pause_seconds: of a producer between two requests.
+        cutters: how many connections ask for nothing but CUT, all the time.
+    """
+
+    faults: Mapping[str, int]
+    delays: str = ""
+    pause_seconds: float = 0.0
+    cutters: int = 0
+
+
+MIXED = Storm(
+    {
+        "kill": 4,
+        "kill while it starts": 1,
+        "stop": 1,
+        "slow calls": 3,
+        "failing calls": 2,
+        "full disk": 1,
+        "no descriptors": 1,
+        "flood of cuts": 3,
+        "clock jumps": 2,
+    },
+    pause_seconds=0.003,
+)
+CUTS = Storm({"nothing": 1}, delays="0.02,3", pause_seconds=0.005, cutters=2)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened, and what became of the records; ``wrong`` is empty if the log kept its promises."""
+
+    seconds: float = 0.0
+    rounds: int = 0
+    cuts: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    sidecars: Counter[str] = field(default_factory=Counter)
+    acknowledged: int = 0
+    read: int = 0
+    lost: int = 0
+    doubled: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        told = {name: getattr(self, name) for name in ("rounds", "cuts", "acknowledged", "read", "lost", "doubled")}
+        told |= (
+            {"seconds": round(self.seconds)} | dict(sorted(self.faults.items())) | dict(sorted(self.sidecars.items()))
+        )
+        lines = [f"{name:>24}  {count:,}" for name, count in told.items()]
+        return "\n".join([*lines, *(f"{'FAULT':>24}  {words}" for words in self.wrong)])
+
+
+def endure(
+    scratch: Path,
+    storm: Storm,
+    *,
+    seconds: float,
+    seed: int,
+    round_seconds: float = 90.0,
+    enough: Callable[[Tally], bool] = lambda _: False,
+    tell: Callable[[Tally], None] = lambda _: None,
+) -> Tally:
+    """Rounds of ``storm`` until ``seconds`` are over, or it is ``enough``, or something is wrong.
+
+    Args:
+        scratch: a directory; a round that goes wrong leaves its log there.
+        seed: of the moments and of the faults; what the machine does in between is its own.
+        tell: called after each round.
+    """
+    tally, chance, began = Tally(), random.Random(seed), time.monotonic()
+    while (left := seconds - tally.seconds) > 0 and not tally.wrong and not enough(tally):
+        _Round(scratch / f"round-{tally.rounds}", storm, chance, tally).go(min(left, round_seconds))
+        tally.rounds += 1
+        tally.seconds = time.monotonic() - began
+        tell(tally)
+    return tally
+
+
+class _Round:
+    """One log from its first record until everything is read."""
+
+    def __init__(self, place: Path, storm: Storm, chance: random.Random, tally: Tally) -> None:
+        place.mkdir(parents=True)
+        self._place = place
+        self._storm = storm
+        self._chance = chance
+        self._tally = tally
+        self._clock = place / "clock"
+        self._clock.write_bytes(bytes(8))
+        self._full = threading.Event()
+
+    def go(self, seconds: float) -> None:
+        with ExitStack() as stack:
+            disk = stack.enter_context(small_file_system(self._place / "disk", DISK_BYTES))
+            env = SETTINGS | {
+                "PYTHONPATH": os.fspath(Path(__file__).with_name("disturbing")),
+                "DISTURBED_CLOCK": os.fspath(self._clock),
+                "DISTURBED_DELAYS": self._storm.delays,
+            }
+            self._root = disk / "root"
+            self._daemon = stack.enter_context(Daemon(self._root, env=env))
+            self._load = _Load(self._daemon, self._storm, self._chance.randrange(1 << 32), self._full)
+            helpers = _Sidecars(self._root, self._place / "archive", self._full)
+            deadline = time.monotonic() + seconds
+            try:
+                while time.monotonic() < deadline and not self._wrong():
+                    self._disturb()
+                    self._settle()
+                self._load.finish()
+                helpers.stop()
+                assert self._daemon.stop() == 0, self._daemon.log
+            except (AssertionError, OSError, WaldError, subprocess.SubprocessError) as error:
+                self._tally.wrong.append(f"{type(error).__name__}: {error}")
+            finally:
+                self._load.abandon()
+                helpers.stop()
+            self._judge(helpers)
+
+    def _wrong(self) -> list[str]:
+        return self._tally.wrong + self._load.wrong
+
+    def _disturb(self) -> None:
+        names = list(self._storm.faults)
+        fault = self._chance.choices(names, [self._storm.faults[name] for name in names])[0]
+        self._tally.faults[fault] += 1
+        verbs: dict[str, Callable[[], None]] = {
+            "kill": self._daemon.kill,
+            "kill while it starts": self._kill_while_it_starts,
+            "stop": self._stop,
+            "slow calls": lambda: self._trace(
+                f"inject={self._some(_CALLS)}:delay_enter={self._chance.choice((2, 20))}ms"
+            ),
+            "failing calls": self._fail,
+            "full disk": self._fill,
+            "no descriptors": self._take_descriptors,
+            "flood of cuts": self._cut,
+            "clock jumps": self._jump,
+            "nothing": lambda: None,
+        }
+        verbs[fault]()
+
+    def _settle(self) -> None:
+        """Somebody starts it again if it has ended; then records flow, and what has to hold holds."""
+        if self._daemon.process.poll() is not None:
+            if self._daemon.process.returncode not in (0, -signal.SIGKILL):
+                self._tally.faults[f"given up with {self._daemon.process.returncode}"] += 1
+            self._daemon.spawn()
+        self._daemon.await_ready()
+        before = self._load.progress()
+        eventually(lambda: self._load.progress() > before or self._wrong(), timeout=STUCK_SECONDS)
+        with suppress(FileNotFoundError):  # it has ended
+            self._tally.wrong += invariants(self._daemon.process.pid, self._root)
+        threading.Event().wait(self._chance.uniform(0, 0.3))
+
+    def _kill_while_it_starts(self) -> None:
+        self._daemon.kill()
+        self._daemon.spawn()
+        threading.Event().wait(self._chance.uniform(0, 0.6))
+        self._daemon.kill()
+
+    def _stop(self) -> None:
+        assert self._daemon.stop() == 0, self._daemon.log
+
+    def _some(self, calls: Sequence[str]) -> str:
+        return ",".join(self._chance.sample(calls, self._chance.randrange(1, 4)))
+
+    def _fail(self) -> None:
+        """A few calls fail, here and there; a daemon that cannot go on ends, and is started again."""
+        error, first = self._chance.choice(("EIO", "ENOSPC")), self._chance.randrange(1, 40)
+        self._trace(f"inject={self._some(_FAILING)}:error={error}:when={first}+{self._chance.randrange(200, 2000)}")
+
+    def _trace(self, expression: str) -> None:
+        ended_before = suppress(AssertionError, TimeoutError)
+        with ended_before, traced(self._daemon.process.pid, self._place / "trace", expression, threads=True):
+            threading.Event().wait(self._chance.uniform(0.5, 2.0))
+
+    def _fill(self) -> None:
+        self._full.set()
+        filler = self._root.parent / "filler"
+        fill(filler)
+        threading.Event().wait(self._chance.uniform(0.5, 2.0))
+        filler.unlink()
+        self._full.clear()
+
+    def _take_descriptors(self) -> None:
+        connections = []
+        with suppress(OSError):
+            for _ in range(600):
+                connections.append(socket.socket(socket.AF_UNIX))
+                connections[-1].settimeout(1)
+                connections[-1].connect(os.fspath(self._daemon.socket_path))
+        threading.Event().wait(self._chance.uniform(0, 1.0))
+        for connection in connections:
+            connection.close()
+
+    def _cut(self) -> None:
+        with suppress(OSError):
+            for _ in range(self._chance.randrange(10, 60)):
+                self._daemon.ask("CUT")
+
+    def _jump(self) -> None:
+        """Most clocks are wrong by seconds, some by years, and in the end they are right."""
+        offset = self._chance.choice((0, 0, 10**10, -(10**10), _YEAR_NS, -_YEAR_NS))
+        with self._clock.open("r+b", buffering=0) as file:  # in place: the daemon has mapped it
+            file.write(struct.pack("<q", offset))
+
+    def _judge(self, helpers: _Sidecars) -> None:
+        tally, load = self._tally, self._load
+        tally.wrong += load.wrong + helpers.wrong
+        tally.sidecars += helpers.runs
+        tally.acknowledged += load.acknowledged
+        tally.read += sum(load.read.values())
+        tally.lost += load.lost
+        tally.doubled += load.doubled
+        if load.lost or load.doubled:
+            tally.wrong.append("records are lost or doubled")
+        with suppress(WaldError):
+            tally.cuts += _cuts(Root(self._root))
+            tally.wrong += errors(self._root)
+        if tally.wrong:
+            subprocess.run(["cp", "-a", self._root, self._place / "left"], check=False)
+
+
+def _cuts(root: Root) -> int:
+    """How many segments there have been but the newest: those that are there, and those that ledgers tell of."""
+    bases = {segment.base_sequence for segment in list_segments(root).segments}
+    for name in ("segments.jsonl", "reclaim.jsonl"):
+        path = root.ledger / name
+        bases |= {line["base"] for line in entries_of(path) if "base" in line}
+    return max(0, len(bases) - 1)
+
+
+class _Sidecars:
+    """Programs that come and go beside the daemon, one after the other."""
+
+    def __init__(self, root: Path, archive: Path, full: threading.Event) -> None:
+        self.runs: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._full = full
+        self._stopping = threading.Event()
+        reclaim = sidecar("reclaim", "--root", root, "--once", "--grace", "0")
+        pack = sidecar("archive", "pack", SOCKETS[0], "--root", root, "--group", "archive", "--dest", archive)
+        pack += ["--records-per-bundle", "20000", "--codec", "none"]
+        self._thread = threading.Thread(target=self._work, args=([reclaim, reclaim, reclaim, pack],), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(2 * TIMEOUT_SECONDS)
+
+    def _work(self, lines: Sequence[Sequence[str]]) -> None:
+        while not self._stopping.is_set():
+            for line in lines:
+                full = self._full.is_set()
+                done = run(line)
+                self.runs[line[2].removeprefix("sidecars.")] += 1
+                if done.returncode not in (0, 3) and not full and not self._full.is_set():
+                    self.wrong.append(f"{line[2]} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
+                if self._stopping.wait(0.5):
+                    return
+
+
+class _Load:
+    """Producers, and a consumer for each, as threads.
+
+    Attributes:
+        acknowledged: lines that the daemon has answered for, and those that a FIFO has taken.
+        read: by route, how many lines came in their order.
+    """
+
+    def __init__(self, daemon: Daemon, storm: Storm, seed: int, full: threading.Event) -> None:
+        self.wrong: list[str] = []
+        self.lost = self.doubled = 0
+        self.read = dict.fromkeys((*SOCKETS, FIFO), 0)
+        self._sent = dict.fromkeys(self.read, 0)
+        self._durable = dict.fromkeys(self.read, 0)
+        self._daemon = daemon
+        self._full = full
+        self._pause = storm.pause_seconds
+        self._stopping, self._abandoned = threading.Event(), threading.Event()
+        for name in SOCKETS:
+            assert daemon.ask(f"ROUTE ADD {name}").startswith("OK")
+        assert daemon.ask(f"ROUTE ADD {FIFO} fifo").startswith("OK")
+        log = wald.open(daemon.root)
+        for name in self.read:
+            log.set_cursor(name, 0)
+        log.set_cursor(SOCKETS[0], 0, "archive")
+        self._writers = [
+            threading.Thread(target=self._guarded(self._publish), args=(name, seed + number), daemon=True)
+            for number, name in enumerate(SOCKETS)
+        ]
+        self._writers.append(threading.Thread(target=self._guarded(self._feed), args=(FIFO, seed - 1), daemon=True))
+        self._readers = [
+            threading.Thread(target=self._guarded(self._consume), args=(name, seed), daemon=True) for name in self.read
+        ]
+        cutters = [
+            threading.Thread(target=self._guarded(self._cut), args=("cutter", seed), daemon=True)
+            for _ in range(storm.cutters)
+        ]
+        for thread in self._writers + self._readers + cutters:
+            thread.start()
+
+    @property
+    def acknowledged(self) -> int:
+        return sum(self._durable.values())
+
+    def progress(self) -> int:
+        return self.acknowledged
+
+    def finish(self) -> None:
+        """Let nobody write any more, and everything be read."""
+        self._stopping.set()
+        for thread in self._writers + self._readers:
+            thread.join(STUCK_SECONDS)
+        assert not any(thread.is_alive() for thread in self._writers), "a producer is stuck"
+        assert not any(thread.is_alive() for thread in self._readers), "a consumer is stuck"
+        for name, sent in self._sent.items():
+            if sent != self._durable[name] or sent != self.read[name]:
+                self.wrong.append(
+                    f"{name}: {sent} sent, {self._durable[name]} durable, {self.read[name]} read in order"
+                )
+
+    def abandon(self) -> None:
+        """End whatever goes on."""
+        self._stopping.set()
+        self._abandoned.set()
+
+    def _guarded(self, work: Callable[[str, int], None]) -> Callable[[str, int], None]:
+        def guarded(name: str, seed: int) -> None:
+            try:
+                work(name, seed)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the storm is over
+                if not self._abandoned.is_set():
+                    self.wrong.append(f"{name}: {type(error).__name__}: {error}")
+
+        return guarded
+
+    def _lines(self, name: str, chance: random.Random) -> bytes:
+        count = chance.choice((1, 1, 10, 200))
+        first, self._sent[name] = self._sent[name], self._sent[name] + count
+        padding = b"." * chance.randrange(200)
+        return b"".join(b"%d %s\n" % (number, padding) for number in range(first, first + count))
+
+    def _publish(self, name: str, seed: int) -> None:
+        chance = random.Random(seed)
+        with Producer(self._daemon.root, retry_for=STUCK_SECONDS) as producer:
+            while not self._stopping.is_set():
+                producer.publish(name, self._lines(name, chance))
+                self._durable[name] += sum(last - first + 1 for first, last in producer.acknowledged())
+                self._stopping.wait(self._pause)
+            self._durable[name] += sum(last - first + 1 for first, last in producer.flush())
+
+    def _feed(self, name: str, seed: int) -> None:
+        chance = random.Random(seed)
+        # Both ends, as a service manager holds it: the pipe outlives the daemon.
+        descriptor = os.open(self._daemon.root / f"routes/{name}/in", os.O_RDWR)
+        try:
+            while not self._stopping.is_set():
+                data = memoryview(self._lines(name, chance))
+                while data:
+                    data = data[os.write(descriptor, data) :]
+                self._durable[name] = self._sent[name]
+                self._stopping.wait(self._pause)
+            eventually(lambda: held_bytes(descriptor) == 0, timeout=STUCK_SECONDS)
+        finally:
+            os.close(descriptor)
+
+    def _cut(self, _: str, __: int) -> None:
+        with Client(self._daemon.socket_path) as client:
+            while not self._stopping.is_set():
+                client.ask(b"CUT\n")
+
+    def _consume(self, name: str, _: int) -> None:
+        log = wald.open(self._daemon.root)
+        done = 0
+        while not self._abandoned.is_set():
+            over = self._stopping.is_set() and not any(thread.is_alive() for thread in self._writers)
+            for batch in log.batches(name, start=done + 1 if done else "cursor", limit=5000):
+                for record in batch.records():
+                    self._take(name, record.value)
+                    done = record.sequence
+            if done and not self._full.is_set():
+                with suppress(OSError):  # the disk is full after all; the next time will do
+                    log.set_cursor(name, done)
+            if over and self.read[name] >= self._sent[name]:
+                return
+            threading.Event().wait(0.02)
+
+    def _take(self, name: str, value: bytes) -> None:
+        number, expected = int(value.split(b" ", 1)[0]), self.read[name]
+        if number > expected:
+            self.lost += number - expected
+        elif number < expected:
+            self.doubled += 1
+            return
+        self.read[name] = number + 1
