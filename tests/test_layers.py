@@ -28,6 +28,7 @@ READING = (
     "wald.store.cursors",
     "wald.store.directory",
     "wald.store.disk",
+    "wald.store.fifos",
     "wald.store.finding",
     "wald.store.head",
     "wald.store.history",

@@ -32,6 +32,8 @@ class Metrics:
     write_failures: int = 0
     recovery_errors: int = 0
     trimmed_bytes: int = 0
+    fifos_replaced: int = 0
+    fifo_troubles: int = 0
     head_sequence: int = 0
     epoch: int = 0
     connections: int = 0

@@ -44,6 +44,8 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
         "wald_write_failures_total": 0,
         "wald_connections_refused_total": 0,
         "wald_seal_stalled_seconds": 0,
+        "wald_fifos_replaced_total": 0,
+        "wald_fifo_troubles": 0,
         "wald_head_sequence": 0,
         "wald_epoch": 1,
         "wald_degraded": 0,

@@ -11,7 +11,8 @@ import pytest
 from wald.errors import InvalidInput, NotFound
 from wald.store.directory import Root, create_root
 from wald.store.disk import Disk
-from wald.store.routes import FIFO_MODE, add_route, has_fifo, retire_route
+from wald.store.fifos import FIFO_MODE, found_files, has_fifo
+from wald.store.routes import add_route, retire_route
 
 NOW = "2026-11-21T10:00:00Z"
 
@@ -62,14 +63,21 @@ def test_a_route_can_be_given_a_fifo_later_and_keeps_it(root: Root) -> None:
     assert root.fifo("web").stat().st_ino == number
 
 
-def test_what_stands_where_the_fifo_belongs_is_left_alone(root: Root) -> None:
+def test_what_stands_where_the_fifo_belongs_is_kept_beside_it(root: Root) -> None:
     add_route(root, Disk(), "web")
-    root.fifo("web").write_bytes(b"somebody's")
-    with pytest.raises(InvalidInput, match=f"{root.fifo('web')}: not a FIFO") as caught:
+    for content in (b"somebody's", b"another's"):
+        root.fifo("web").unlink(missing_ok=True)
+        root.fifo("web").write_bytes(content)
         add_route(root, Disk(), "web", fifo=True)
-    assert caught.value.hint.startswith("mv ")
-    assert root.fifo("web").read_bytes() == b"somebody's"
-    assert not has_fifo(root, "web")
+        assert has_fifo(root, "web")
+    root.fifo("web").unlink()
+    root.fifo("web").symlink_to("nowhere")
+    add_route(root, Disk(), "web", fifo=True)
+
+    found = found_files(root, "web")
+    assert [path.name for path in found] == ["in.found-1", "in.found-2", "in.found-3"]
+    assert [path.read_bytes() for path in found[:2]] == [b"somebody's", b"another's"]
+    assert found[2].is_symlink()
 
 
 @pytest.mark.parametrize("fifo", [False, True])

@@ -20,6 +20,7 @@ from wald.kinds import bytes_in_words, seconds_in_words
 from wald.log import Log
 from wald.store.backlog import Backlog, Form, Growth, Hold, Standing
 from wald.store.cursors import CursorState
+from wald.store.fifos import troubles
 from wald.store.pins import DIRECTORY_GONE, Pin
 
 _NAMED = 3  # groups told of one segment; --json tells all
@@ -36,12 +37,14 @@ def explain(root: Path, as_json: bool) -> None:
 
     LAG is in records of the route; OLDEST is how long the first of them has been waiting. FREES is what would go if
     this one cursor reached the head. The limits that wald-reclaim may have been given are not known here: try its
-    own `--dry-run`. With --json, one object a line: every segment, then every group, then the whole.
+    own `--dry-run`. With --json, one object a line: every FIFO in trouble, every segment, every group, then the whole.
     """
     log = wald.open(root)
     backlog = Backlog(log.root, log_id=log.identity.log_id)
     now_ns = time.time_ns()
     if as_json:
+        for path, words in troubles(log.root):
+            click.echo(json.dumps({"kind": "fifo", "path": str(path), "message": words}))
         for told in _objects(backlog, now_ns):
             click.echo(json.dumps(told))
         return
@@ -169,6 +172,7 @@ def _row(hold: Hold, growth: Growth | None, now_ns: int) -> tuple[str, ...]:
 def _advice(log: Log, holds: list[Hold]) -> Iterator[str]:
     """A paragraph for what needs words."""
     wald_ = f"wald --root {log.root.path}"
+    yield from (words for _, words in troubles(log.root))
     retired = sorted({hold.cursor.route for hold in holds if hold.retired})
     if retired:
         yield f"Retired: {_names(retired)}. Nothing is held back for them, and what was not read may go."

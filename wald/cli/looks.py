@@ -21,6 +21,7 @@ from wald.format.names import Kind
 from wald.log import Log
 from wald.store.backlog import Backlog
 from wald.store.directory import Listing, Segment, list_segments, look_again
+from wald.store.fifos import troubles
 from wald.store.lock import holder
 from wald.store.pins import sealed_index
 from wald.store.progress import last_sequences
@@ -184,6 +185,7 @@ class Surveys:
             backlog.growth(now_ns=time.time_ns()),
             backlog.free_bytes,
             shutil.disk_usage(root.path).total,
+            tuple(words for _, words in troubles(root)),
         )
         self._end = end
         return survey

@@ -17,8 +17,9 @@ from wald.kinds import Mode
 from wald.store.cursors import CursorState
 from wald.store.directory import Root, read_identity
 from wald.store.disk import Disk
+from wald.store.fifos import FIFO_MODE
 from wald.store.progress import Progress, progress
-from wald.store.routes import FIFO_MODE, add_route, retire_route
+from wald.store.routes import add_route, retire_route
 
 _COLUMNS = ("ROUTE", "LAST", "GROUP", "CURSOR", "LAG", "")
 

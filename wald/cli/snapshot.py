@@ -81,6 +81,7 @@ class Survey:
         taken: when it began, by the clock of :class:`Pulse`.
         last_sequences: of each route; None where it is not known.
         received: records of each route since the survey before; None in the first one.
+        fifo_troubles: what keeps lines that were written to a FIFO from the log, in words.
     """
 
     taken: float
@@ -91,6 +92,7 @@ class Survey:
     growth: Growth | None
     free_bytes: int
     total_bytes: int
+    fifo_troubles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

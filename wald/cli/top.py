@@ -100,6 +100,8 @@ class _Looks:
             if watch.bug is not None:
                 raise watch.bug
         troubles = dict.fromkeys(watch.trouble for watch in self._every if watch.trouble)
+        if self._surveys.seen:
+            troubles |= dict.fromkeys(self._surveys.seen[-1].fifo_troubles)
         now, now_ns = time.monotonic(), time.time_ns()
         return Snapshot(
             str(self._log.root.path),

@@ -15,7 +15,8 @@ from wald.format.framing import Code, Command, encode_err, encode_ok
 from wald.format.head import encode_head
 from wald.store.directory import Root
 from wald.store.disk import Disk
-from wald.store.routes import OWNERS_FIFO_MODE, add_route, has_fifo, retire_route
+from wald.store.fifos import OWNERS_FIFO_MODE, has_fifo
+from wald.store.routes import add_route, retire_route
 from wald.store.writer import Writer
 
 _USAGE = "PING | HEAD | STAT | CUT | ROUTE ADD <name> [fifo] [mode=<octal>] | ROUTE RETIRE <name>"

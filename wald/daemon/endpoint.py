@@ -35,6 +35,7 @@ _COUNTERS = {
     "seal_failures": "Attempts to seal a segment that failed",
     "write_failures": "Writes or syncs that failed",
     "connections_refused": "Connections that found no place, or lost theirs because replies were not read",
+    "fifos_replaced": "FIFOs that were removed or replaced, and were made anew",
 }
 _GAUGES = {
     "head_sequence": "The last durable sequence",
@@ -44,6 +45,7 @@ _GAUGES = {
     "needed_bytes": "How much of it has to be free for input to be taken",
     "degraded": "1 while input is not taken because the disk is nearly full",
     "recovery_errors": "What recovery found at the start that no crash explains",
+    "fifo_troubles": "FIFOs that cannot be read, and files that were written in place of one",
     "trimmed_bytes": "Bytes of an unfinished write that recovery cut at the start",
 }
 

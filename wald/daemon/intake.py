@@ -2,6 +2,10 @@
 
 At a start the takes that the last life announced are finished first, pipe by pipe, in the slots in which they were
 announced; only then does every pipe get a slot of this life. So this start may be killed as well.
+
+Every second each FIFO's path is looked at. One that was removed, or replaced by a file, is put back; the pipe that was
+open is read to its end, for its writers still have it. A FIFO that cannot be read is told, and tried again, and keeps
+nobody from the others.
 """
 
 from __future__ import annotations
@@ -9,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from wald.config import Config
 from wald.daemon.arena import Arena
@@ -28,35 +34,46 @@ from wald.daemon.pipes import (
 )
 from wald.daemon.takes import Takes
 from wald.daemon.turn import Turn
-from wald.errors import Damaged, InvalidInput
+from wald.errors import Damaged, InvalidInput, WaldError
 from wald.format.names import Kind
 from wald.format.takes import Take
 from wald.store.directory import Root
 from wald.store.disk import Disk
+from wald.store.fifos import found_files, found_words, has_fifo, is_displaced, make_fifo, same_fifo_words
 from wald.store.raw import RawFile, Scanned
 from wald.store.regular import open_regular
-from wald.store.routes import has_fifo
 from wald.store.writer import Draft, Placement, Route
 
 PIPES_MAX = 1024  # slots in the takes file; the first is stdin's
 _STDIN_SLOT = 0
 _PAUSE_SECONDS = 0.001  # before the next look at an unfinished line; then twice as long, and so on
+_LOOK_AFTER_SECONDS = 1.0  # between looks at the paths of the FIFOs
 SOCKETS_BYTES = 1 << 20  # of a turn that pipes leave to the sockets, however much they hold
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A pipe before it has a slot; ``held``: somebody else kept it alive while no daemon ran."""
+    """A pipe before it has a slot.
+
+    Attributes:
+        held: somebody else kept it alive while no daemon ran.
+        handed_over: systemd has it already.
+    """
 
     route: str
     descriptor: int
     held: bool
+    handed_over: bool = False
     is_stdin: bool = False
     relay: Relay | None = None
 
 
 class Intake:
-    """The pipes; a route has at most one, so that a long line stays in one piece."""
+    """The pipes. A route has one, and beside it those that had its place before, until their writers have left.
+
+    Attributes:
+        replaced: how many FIFOs were found to be gone or something else.
+    """
 
     def __init__(
         self,
@@ -74,7 +91,13 @@ class Intake:
         self._takes = Takes(root.takes, PIPES_MAX, disk)
         self._pipes: dict[int, Pipe] = {}
         self._drafted: dict[int, Pipe] = {}
+        self._outgoing: set[Pipe] = set()  # whose place another has by now
         self._leaving: list[Pipe] = []
+        self._unread: dict[str, str] = {}  # route → why its FIFO is not read
+        self._found: dict[Path, str] = {}  # what stood in place of a FIFO, and was kept
+        self._told: dict[str, str] = {}  # the troubles that were told
+        self._looked_after = 0.0
+        self.replaced = 0
         self._stdin_route = ""
         self._pause = _PAUSE_SECONDS
         self._look_at = 0.0
@@ -89,7 +112,7 @@ class Intake:
     @property
     def ready(self) -> bool:
         """Whether a pipe may hold something that was not looked at, or is to be closed."""
-        return bool(self._leaving) or any(pipe.ready for pipe in self._pipes.values())
+        return bool(self._leaving) or any(pipe.ready and not self._has_to_wait(pipe) for pipe in self._pipes.values())
 
     @property
     def has_input(self) -> bool:
@@ -115,6 +138,12 @@ class Intake:
             if (pipe.hung_up or pipe.route.name == self._stdin_route) and held_bytes(pipe.descriptor)
         ]
 
+    @property
+    def troubles(self) -> dict[str, str]:
+        """What keeps lines that were written to a FIFO from the log, in words, by its path."""
+        unread = {str(self._root.fifo(route)): words for route, words in self._unread.items()}
+        return unread | {str(path): words for path, words in self._found.items()}
+
     def open(self, stdin_route: str | None, open_records: dict[str, int]) -> tuple[list[str], list[Draft]]:
         """Open stdin and every route's FIFO.
 
@@ -125,9 +154,9 @@ class Intake:
             what was finished of the last life's takes, in words, and the drafts that end records whose rest is lost.
 
         Raises:
-            InvalidInput: stdin cannot be read, its route has a FIFO already, or there are too many FIFOs.
+            InvalidInput: stdin cannot be read, or its route has a FIFO already.
         """
-        opened = [self._open_fifo(name) for name in self._root.route_names() if has_fifo(self._root, name)]
+        opened: list[_Opened] = []
         if stdin_route is not None:
             self._stdin_route = stdin_route
             if has_fifo(self._root, stdin_route):
@@ -136,48 +165,73 @@ class Intake:
                     hint="--stdin another route, or write to the FIFO: producer > FIFO",
                 )
             descriptor, held, relay = open_stdin(sys.stdin.fileno())
-            opened.insert(0, _Opened(stdin_route, descriptor, held, True, relay))
+            opened.append(_Opened(stdin_route, descriptor, held, is_stdin=True, relay=relay))
+        for name in self._root.route_names():
+            self._find(name)
+            if has_fifo(self._root, name) or is_displaced(self._root, name):
+                with self._told_of(name):
+                    self._put_back(name, None)
+                    opened.append(self._open_fifo(name, opened))
+        self._unread = {name: words for name, words in self._unread.items() if not self._root.retired(name).exists()}
         told = [words for each in opened if each.held and (words := self._finish_take(each))]
-        self._takes.clear_all()
+        self._clear_takes()
         for each in opened:
             if self._root.retired(each.route).exists():
                 os.close(each.descriptor)
                 self._systemd.forget(each.route)
             else:
-                self._add(each, open_records.get(each.route, 0) if each.held else 0)
+                with self._told_of(each.route):
+                    self._add(each, open_records.get(each.route, 0) if each.held else 0)
         going_on = self.busy
         lost = [end_of_record(Route.named(name), open_records[name]) for name in open_records if name not in going_on]
         return told, lost
 
     def add(self, route: str) -> None:
-        """Open the FIFO of a route that was made while the daemon runs, unless it is open; a FIFO that stood in its
-        place before is closed.
+        """Open the FIFO of a route that was made while the daemon runs; one in its place before is read to its end.
 
         Raises:
-            InvalidInput: there are too many FIFOs, or stdin feeds the route.
+            InvalidInput: there are too many FIFOs, it is another route's as well, or stdin feeds the route.
+            OSError: it cannot be opened.
         """
         if route == self._stdin_route:
             raise InvalidInput(f"route {route}: stdin feeds it, so its FIFO is not read", hint="use another route")
-        status = os.stat(self._root.fifo(route))
-        for pipe in self._pipes.values():
-            if pipe.route.name == route:
-                opened = os.fstat(pipe.descriptor)
-                if (opened.st_dev, opened.st_ino) == (status.st_dev, status.st_ino):
-                    return
-        self.drop(route)
-        self._add(self._open_fifo(route), 0)
+        self._find(route)
+        self._follow(route)
+
+    def look_after(self, now: float) -> list[str]:
+        """About once a second: see to it that every FIFO is the one that is read; returns what is new, in words."""
+        if now < self._looked_after + _LOOK_AFTER_SECONDS:
+            return []
+        self._looked_after = now
+        done: list[str] = []
+        for route in {pipe.route.name for pipe in self._pipes.values()} | self._unread.keys():
+            pipe = self._current(route)
+            if route == self._stdin_route or (pipe is None and route not in self._unread):
+                continue
+            if pipe is None and not os.path.lexists(self._root.fifo(route)):
+                del self._unread[route]  # it has none any more
+                continue
+            with self._told_of(route):
+                done += self._put_back(route, pipe)
+                done += self._follow(route)
+        for path in [path for path in self._found if not os.path.lexists(path)]:
+            del self._found[path]
+        known, self._told = self._told, self.troubles
+        return done + [words for path, words in self._told.items() if known.get(path) != words]
 
     def drop(self, route: str) -> None:
         """Stop reading the FIFO of a route: the next turn ends its record and closes it. Stdin is read on."""
-        for descriptor, pipe in list(self._pipes.items()):
+        self._unread.pop(route, None)
+        for pipe in list(self._pipes.values()):
             if pipe.route.name == route != self._stdin_route:
-                self._poller.unregister(descriptor)
-                self._leaving.append(self._pipes.pop(descriptor))  # it may have a batch in this turn
+                self._let_go(pipe)
                 self._systemd.forget(route)
 
     def look_again_at(self) -> float | None:
-        """When :meth:`look_again` is due, on the monotonic clock."""
-        return self._look_at if any(pipe.waits and not pipe.ready for pipe in self._pipes.values()) else None
+        """When :meth:`look_again` or :meth:`look_after` is due, on the monotonic clock."""
+        if any(pipe.waits and not pipe.ready for pipe in self._pipes.values()):
+            return self._look_at
+        return self._looked_after + _LOOK_AFTER_SECONDS if self._pipes or self._unread else None
 
     def look_again(self, now: float) -> None:
         """Look after the unfinished lines, ever more rarely.
@@ -206,7 +260,9 @@ class Intake:
         for descriptor, pipe in list(self._pipes.items()):
             if arena.free < pipe.chunk_bytes + SOCKETS_BYTES:
                 return
-            if pipe.ready and not pipe.ended:
+            if pipe.ended and pipe in self._outgoing:
+                self._let_go(pipe)
+            elif pipe.ready and not pipe.ended and not self._has_to_wait(pipe, turn.open_routes):
                 draft = pipe.collect(arena)
                 if draft is not None:
                     turn.add(draft)
@@ -234,9 +290,7 @@ class Intake:
         """At a stop: let the FIFOs show whether anybody else can still write to them."""
         for pipe in list(self._pipes.values()):
             self._poller.unregister(pipe.descriptor)
-            del self._pipes[pipe.descriptor]
-            pipe.release_writing_end()
-            self._pipes[pipe.descriptor] = pipe
+            self._release_writing_end(pipe)
 
     def look_last(self) -> bool:
         """At a stop: whether there is still something to take."""
@@ -252,14 +306,97 @@ class Intake:
         self._scratch.close()
         self._takes.close()
 
-    def _open_fifo(self, route: str) -> _Opened:
+    def _current(self, route: str) -> Pipe | None:
+        """The pipe that was last found at the path of the route's FIFO."""
+        pipes = (pipe for pipe in self._pipes.values() if pipe.route.name == route and pipe not in self._outgoing)
+        return next(pipes, None)
+
+    def _put_back(self, route: str, pipe: Pipe | None) -> list[str]:
+        """Make the FIFO of a route anew if it is gone, or keep aside what stands in its place."""
+        if has_fifo(self._root, route) or not (pipe or is_displaced(self._root, route)):
+            return []
+        if self._root.retired(route).exists():
+            return []
+        found = make_fifo(self._root, route, stat.S_IMODE(os.fstat(pipe.descriptor).st_mode) if pipe else None)
+        self.replaced += 1
+        self._find(route)
+        return [f"{self._root.fifo(route)}: {'replaced' if found else 'removed'}; made anew, with the mode it had"]
+
+    def _follow(self, route: str) -> list[str]:
+        """Read the FIFO that is now at the path of a route's; one that was there before is read to its end.
+
+        Raises:
+            InvalidInput, OSError: it cannot be read.
+        """
+        old = self._current(route)
+        status = os.stat(self._root.fifo(route))
+        if old is not None and os.path.samestat(status, os.fstat(old.descriptor)):
+            self._unread.pop(route, None)
+            return []
+        opened = self._open_fifo(route)
+        told = [self._finish_take(opened)] if old is None and opened.held else []
+        if old is not None:
+            self._systemd.forget(route)
+            self._poller.unregister(old.descriptor)
+            self._release_writing_end(old)
+            self._poller.register(old.descriptor, select.EPOLLIN | select.EPOLLET)
+            self._outgoing.add(old)
+        self._add(opened, 0)
+        waited = self._unread.pop(route, None) is not None
+        if waited:
+            self._clear_takes()
+        if old is not None or waited:
+            told.append(f"{self._root.fifo(route)}: another FIFO than before; it is read from now on")
+        return [words for words in told if words]
+
+    def _let_go(self, pipe: Pipe) -> None:
+        """Have the next turn end a pipe's record and close it: it may have a batch in this one."""
+        self._poller.unregister(pipe.descriptor)
+        del self._pipes[pipe.descriptor]
+        self._outgoing.discard(pipe)
+        self._leaving.append(pipe)
+
+    def _release_writing_end(self, pipe: Pipe) -> None:
+        del self._pipes[pipe.descriptor]
+        pipe.release_writing_end()
+        self._pipes[pipe.descriptor] = pipe
+
+    def _has_to_wait(self, pipe: Pipe, open_routes: frozenset[str] = frozenset()) -> bool:
+        """Whether another pipe of the same route is inside a long line."""
+        return bool(self._outgoing) and (
+            pipe.route.name in open_routes
+            or any(
+                other is not pipe and other.route.name == pipe.route.name and other.inside_record
+                for other in self._pipes.values()
+            )
+        )
+
+    def _find(self, route: str) -> None:
+        for path in found_files(self._root, route):
+            self._found.setdefault(path, found_words(path, route))
+
+    @contextlib.contextmanager
+    def _told_of(self, route: str) -> Iterator[None]:
+        """Whatever is wrong with one FIFO is no reason not to read the others."""
+        try:
+            yield
+        except WaldError as error:
+            self._unread[route] = error.message
+        except OSError as error:
+            self._unread[route] = f"{error.filename or self._root.fifo(route)}: {error.strerror or error}"
+
+    def _open_fifo(self, route: str, others: Sequence[_Opened] = ()) -> _Opened:
         path = self._root.fifo(route)
+        descriptors = [*self._pipes, *(each.descriptor for each in others)]
+        names = [*(pipe.route.name for pipe in self._pipes.values()), *(each.route for each in others)]
+        status = os.stat(path)
+        for name, descriptor in zip(names, descriptors, strict=True):
+            if name != route and os.path.samestat(status, os.fstat(descriptor)):
+                raise InvalidInput(same_fifo_words(path, self._root.fifo(name)), hint=f"wald route add {route} --fifo")
         given = self._systemd.take(str(path))
         if given is not None:
-            return _Opened(route, given, True)
-        descriptor, held = open_fifo(path)
-        self._systemd.keep(route, descriptor)
-        return _Opened(route, descriptor, held)
+            return _Opened(route, given, held=True, handed_over=True)
+        return _Opened(route, *open_fifo(path))
 
     def _close_leaving(self, turn: Turn) -> None:
         """End the records of the pipes that are no longer read; close those whose record has ended."""
@@ -280,9 +417,22 @@ class Intake:
         if not (opened.is_stdin or self._free_slots):
             os.close(opened.descriptor)
             raise InvalidInput(f"route {opened.route}: more than {PIPES_MAX - 1} FIFOs", hint="use the socket")
+        if not (opened.is_stdin or opened.handed_over):
+            self._systemd.keep(opened.route, opened.descriptor)
         number = _STDIN_SLOT if opened.is_stdin else self._free_slots.pop()
         self._pipes[opened.descriptor] = self._make(opened, number, open_sequence)
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
+
+    def _clear_takes(self) -> None:
+        """Empty the slots that no pipe has; those of FIFOs that could not be opened are finished later."""
+        used = {pipe.slot for pipe in (*self._pipes.values(), *self._leaving)}
+        if self._unread:
+            told = ((slot, self._takes.told(slot)) for slot in range(1, PIPES_MAX))
+            used |= {slot for slot, take in told if take and take[0].route in self._unread}
+        for slot in range(PIPES_MAX):
+            if slot not in used:
+                self._takes.clear(slot)
+        self._free_slots = [slot for slot in range(PIPES_MAX - 1, _STDIN_SLOT, -1) if slot not in used]
 
     def _finish_take(self, opened: _Opened) -> str:
         numbers = [_STDIN_SLOT] if opened.is_stdin else range(1, PIPES_MAX)

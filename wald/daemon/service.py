@@ -37,11 +37,12 @@ from wald.format.framing import Code
 from wald.metrics import Metrics
 from wald.store.directory import Root, create_root, read_identity
 from wald.store.disk import Disk
+from wald.store.fifos import has_fifo
 from wald.store.ledger import Ledger
 from wald.store.lock import Lock
 from wald.store.recovery import recover
 from wald.store.room import Room
-from wald.store.routes import add_route, has_fifo
+from wald.store.routes import add_route
 from wald.store.sealer import Sealed, remove_temporaries
 from wald.store.writer import Writer
 
@@ -284,6 +285,10 @@ class Service:
             self._swept_at = now
             self._connections.expire(now, self._config.frame_timeout)
             self._metrics.connections = len(self._connections)
+        for words in self._intake.look_after(now):
+            self._journal.warning("fifo", what=words)
+        self._metrics.fifo_troubles = len(self._intake.troubles)
+        self._metrics.fifos_replaced = self._intake.replaced
         if self._metrics.cuts > self._cuts_seen:
             self._cuts_seen = self._metrics.cuts
             self._background.wake()
@@ -328,6 +333,7 @@ class Service:
             "needed_bytes": self._metrics.needed_bytes,
             "free_space_min": self._room.sizes.reserve_bytes,
             "segment_max_bytes": self._room.sizes.segment_bytes,
+            "fifo_troubles": self._intake.troubles,
             "routes": self._writer.state.routes,
         }
 

@@ -10,10 +10,10 @@ from wald.format.batch import payload_of
 from wald.format.control import BadControl, decode
 from wald.store.cursors import Cursor, cursors_of
 from wald.store.directory import Root, look_again
+from wald.store.fifos import has_fifo
 from wald.store.head import look
 from wald.store.lag import lags
 from wald.store.raw import FIRST_BATCH
-from wald.store.routes import has_fifo
 from wald.store.segments import Whole, open_segment
 
 

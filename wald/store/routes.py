@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import stat
-
-from wald.errors import InvalidInput
 from wald.store.directory import Root
 from wald.store.disk import Disk
-
-FIFO_MODE = 0o620  # the daemon's group may write, nobody else
-OWNERS_FIFO_MODE = 0o600  # what a route with writers may have: a FIFO does not ask who writes
+from wald.store.fifos import make_fifo
 
 
 def add_route(root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: int | None = None) -> None:
     """Make a route, or take a retired one back; doing it twice changes nothing.
 
     Args:
-        fifo: whether programs write to it through ``routes/<name>/in``.
+        fifo: whether programs write to it through ``routes/<name>/in``; what stands in its place is kept beside it.
         mode: permissions of that FIFO; None: those it has, or FIFO_MODE for a new one.
 
     Raises:
-        InvalidInput: an illegal name, or something else stands where the FIFO belongs.
+        InvalidInput: an illegal name.
     """
     route = root.route(name)
     if not route.is_dir():
@@ -30,7 +24,7 @@ def add_route(root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: in
     if root.retired(name).exists():
         disk.unlink(root.retired(name))
     if fifo:
-        _make_fifo(root, name, mode)
+        make_fifo(root, name, mode)
     disk.sync_directory(route)
 
 
@@ -46,23 +40,3 @@ def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
     root.require_route(name)
     if not root.retired(name).exists():
         disk.replace(root.retired(name), f"{now}\n".encode())
-
-
-def has_fifo(root: Root, name: str) -> bool:
-    """Whether the route has a FIFO."""
-    try:
-        return stat.S_ISFIFO(os.stat(root.fifo(name)).st_mode)
-    except FileNotFoundError:
-        return False
-
-
-def _make_fifo(root: Root, name: str, mode: int | None) -> None:
-    path = root.fifo(name)
-    if path.exists():
-        if not path.is_fifo():
-            raise InvalidInput(f"{path}: not a FIFO", hint=f"mv {path} elsewhere, then wald route add {name} --fifo")
-    else:
-        os.mkfifo(path, OWNERS_FIFO_MODE)  # until it has its mode nobody else may open it
-        mode = FIFO_MODE if mode is None else mode
-    if mode is not None:
-        path.chmod(mode)  # mkfifo's own mode is narrowed by the umask

@@ -21,6 +21,7 @@ from wald.format.names import Kind, parse_segment_name
 from wald.store.checker import Checked, Piece, check
 from wald.store.cursors import CursorState, cursors_of
 from wald.store.directory import Listing, Root, Segment, list_segments, look_again, read_identity
+from wald.store.fifos import troubles
 from wald.store.finding import Finding, Level
 from wald.store.head import read_head
 from wald.store.history import History
@@ -78,6 +79,8 @@ class Verification:
         for name in LEDGERS:
             yield from self._ledger(self._root.ledger / name)
         yield from self._cursors()
+        for path, words in troubles(self._root):
+            yield Finding(Level.INFO, path, 0, words.removeprefix(f"{path}: "))
 
     def _identity(self) -> Iterator[Finding]:
         try:

@@ -1,0 +1,179 @@
+"""A FIFO that is replaced, removed or cannot be read: noticed, told everywhere, nothing lost, the others go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from contents import values
+from running import Daemon, eventually, output_of
+from users import OWNER, needs_root
+
+Start = Callable[..., Daemon]
+
+
+def troubles(daemon: Daemon) -> dict[str, str]:
+    told = json.loads(daemon.ask("STAT").removeprefix("OK "))["fifo_troubles"]
+    assert isinstance(told, dict)
+    return told
+
+
+def write(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_file_in_its_place_is_kept_and_told(start: Start, root: Path) -> None:
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo mode=0640")
+    fifo, kept = root / "routes/a/in", root / "routes/a/in.found-1"
+    write(fifo, b"before\n")
+    fifo.unlink()
+    fifo.write_bytes(b"swallowed\n")
+    eventually(lambda: fifo.is_fifo() and troubles(daemon))
+    write(fifo, b"after\n")
+    eventually(lambda: values(root) == [b"before", b"after"])
+
+    assert stat.S_IMODE(fifo.stat().st_mode) == 0o640
+    assert kept.read_bytes() == b"swallowed\n"
+    words = f"wald append a {kept} && rm {kept}"
+    assert words in troubles(daemon)[str(kept)]
+    assert words in daemon.log
+    assert words in output_of("explain", "--root", root).decode()
+    assert words.rsplit(";", maxsplit=1)[-1] in output_of("verify", "--root", root).decode()
+    assert words in json.loads(output_of("explain", "--json", "--root", root).splitlines()[0])["message"]
+    assert "in.found-1: 10 bytes" in output_of("top", "--once", "--root", root).decode()
+    output_of("append", "a", kept, "--root", root)
+    kept.unlink()
+    eventually(lambda: troubles(daemon) == {})
+    assert values(root) == [b"before", b"after", b"swallowed"]
+    assert daemon.stop() == 0
+
+
+def test_one_that_is_removed_is_made_anew_and_the_old_one_read_to_its_end(start: Start, root: Path) -> None:
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo mode=0600")
+    fifo = root / "routes/a/in"
+    old = os.open(fifo, os.O_WRONLY)
+    fifo.unlink()
+    eventually(fifo.is_fifo)
+    assert stat.S_IMODE(fifo.stat().st_mode) == 0o600
+    eventually(lambda: "made anew" in daemon.log)
+    os.write(old, b"old\nunfinished")
+    eventually(lambda: values(root) == [b"old"])
+    write(fifo, b"new\n")
+    eventually(lambda: values(root) == [b"old", b"new"])
+    os.close(old)
+    eventually(lambda: values(root) == [b"old", b"new", b"unfinished"])
+    assert daemon.stop() == 0
+
+
+def test_another_fifo_is_read_instead_and_the_old_one_to_its_end(start: Start, root: Path) -> None:
+    """As a log rotation does that moves a file away and has its writer open another."""
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo")
+    fifo = root / "routes/a/in"
+    old = os.open(fifo, os.O_WRONLY)
+    other = root / "routes/a/other"
+    os.mkfifo(other)
+    other.rename(fifo)
+    new = os.open(fifo, os.O_RDWR)
+    os.write(new, b"new\n")
+    os.write(old, b"old\n")
+    eventually(lambda: sorted(values(root)) == [b"new", b"old"])
+    os.close(old)
+    os.write(new, b"newer\n")
+    eventually(lambda: values(root)[2:] == [b"newer"])
+    os.close(new)
+    assert daemon.stop() == 0
+
+
+def test_a_long_line_of_the_old_one_stays_in_one_piece(start: Start, root: Path) -> None:
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo")
+    fifo = root / "routes/a/in"
+    old = os.open(fifo, os.O_WRONLY)
+    long = b"x" * 4096 * 500  # more than a pipe holds
+    for begin in range(0, len(long), 4096):
+        os.write(old, long[begin : begin + 4096])
+    fifo.unlink()
+    eventually(fifo.is_fifo)
+    eventually(lambda: "made anew" in daemon.log)
+    write(fifo, b"new\n")
+    os.write(old, b"end\n")
+    os.close(old)
+    eventually(lambda: len(values(root)) == 2)
+
+    assert values(root) == [long + b"end", b"new"]
+    assert daemon.stop() == 0
+
+
+@needs_root
+def test_one_that_cannot_be_opened_keeps_nobody_from_the_others() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        parent = Path(name)  # where pytest keeps its files others cannot go
+        os.chown(parent, OWNER.user_id, OWNER.group_id)
+        with Daemon(parent / "log", prefix=OWNER.prefix) as daemon:
+            for route in "ab":
+                assert daemon.ask(f"ROUTE ADD {route} fifo") == f"OK added {route}"
+            bad, good = (daemon.root / f"routes/{route}/in" for route in "ab")
+            held = os.open(bad, os.O_RDWR)
+            os.write(held, b"later\n")
+            eventually(lambda: values(daemon.root) == [b"later"])
+            assert daemon.stop() == 0
+            os.write(held, b"waits\n")
+            os.chown(bad, 0, 0)
+            bad.chmod(0o600)
+            daemon.start_again()
+            write(good, b"now\n")
+            eventually(lambda: values(daemon.root) == [b"later", b"now"])
+            assert "Permission denied" in troubles(daemon)[str(bad)]
+            assert f"{bad}: Permission denied" in daemon.log
+            os.chown(bad, OWNER.user_id, OWNER.group_id)
+            eventually(lambda: values(daemon.root) == [b"later", b"now", b"waits"])
+            eventually(lambda: troubles(daemon) == {})
+            os.close(held)
+            assert daemon.stop() == 0
+
+
+def test_two_routes_do_not_share_one(start: Start, root: Path) -> None:
+    """Each line would be in the log twice."""
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo")
+    daemon.ask("ROUTE ADD b")
+    os.link(root / "routes/a/in", root / "routes/b/in")
+    assert "the same FIFO as" in daemon.ask("ROUTE ADD b fifo")
+    daemon.stop()
+    daemon.start_again()
+    assert "the same FIFO as" in troubles(daemon)[str(root / "routes/b/in")]
+    assert "the same FIFO as" in output_of("verify", "--root", root).decode()
+    write(root / "routes/a/in", b"once\n")
+    eventually(lambda: values(root) == [b"once"])
+    (root / "routes/b/in").unlink()
+    eventually(lambda: troubles(daemon) == {})
+    assert daemon.stop() == 0
+    assert values(root) == [b"once"]
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_what_stands_in_its_place_at_a_start_is_kept(start: Start, root: Path, tmp_path: Path, running: bool) -> None:
+    config = tmp_path / "wald.toml"
+    config.write_text("[routes.a]\nfifo = true\n" if running else "")
+    daemon = start("--config", config)
+    daemon.ask("ROUTE ADD a fifo")
+    daemon.stop()
+    (root / "routes/a/in").unlink()
+    (root / "routes/a/in").write_bytes(b"swallowed\n")
+    assert "routes/a/in: not a FIFO" in output_of("verify", "--root", root).decode()
+    daemon.start_again()
+    assert (root / "routes/a/in").is_fifo()
+    assert list(troubles(daemon)) == [str(root / "routes/a/in.found-1")]
+    assert daemon.stop() == 0
