@@ -10,23 +10,27 @@ from crc32c import crc32c
 from damage import every_flip, every_truncation, flipped, peak_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample_segments import SALT, batch
+from sample_segments import SALT, batch, moved
 
 from wald.format.batch import (
     HEADER,
     PAYLOAD_MAX_BYTES,
+    TRAILER,
     BatchHeader,
     Encoding,
     Flag,
     Outcome,
+    begin_of,
     checksum_body,
     decode_header,
     encode,
     look,
+    mended_header,
     padding,
     payload_of,
     route_of,
     route_prefix,
+    salt_of,
     seed,
 )
 
@@ -241,3 +245,32 @@ def test_a_batch_tells_which_sequences_it_holds(count: int, flags: int, number: 
 
     assert header is not None
     assert (header.continues_sequence, header.last_sequence, header.end_sequence) == (continues, last, 10 + count)
+
+
+def test_a_header_with_one_or_two_wrong_bits_still_tells_what_it_was() -> None:
+    header = decode_header(SMALL, 0, SEED)
+    assert header is not None
+    for data in every_flip(SMALL[: HEADER.size]):
+        assert mended_header(data, SEED) == header
+    for first in range(0, 8 * HEADER.size, 5):
+        for second in range(first + 1, 8 * HEADER.size, 37):
+            assert mended_header(flipped(flipped(SMALL[: HEADER.size], first), second), SEED) == header
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=64))
+def test_what_was_no_header_is_not_mended(data: bytes) -> None:
+    assert mended_header(data, SEED) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(salt=U32, at=st.integers(0, 1 << 35).map(lambda at: at & ~7))
+def test_a_batch_tells_its_salt_and_from_behind_its_begin(salt: int, at: int) -> None:
+    data = moved(SMALL, at, salt=salt)
+
+    assert look(data, 0, seed(salt, at)).outcome is Outcome.WHOLE
+    assert salt_of(data[: HEADER.size], at) == salt
+    assert begin_of(data[-TRAILER.size :], at + len(data), salt) == at
+    assert begin_of(data[-TRAILER.size :], at + len(data), salt ^ 1) is None
+    assert begin_of(data[-TRAILER.size :], at + len(data) + 8, salt) is None
+    assert look(data, 0, seed(salt, at + 8)).outcome is Outcome.DAMAGED

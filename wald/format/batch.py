@@ -47,7 +47,6 @@ _FIELDS = struct.Struct("<IIQqQQIIBBHI")
 assert _FIELDS.size == HEADER.size - 8  # what the header checksum covers
 _LEAD = struct.Struct("<4sI")
 TRAILER = struct.Struct("<II")
-_LENGTH = struct.Struct("<I")
 _MASK = (1 << 32) - 1
 _ZEROS = bytes(64)
 ALIGNMENT = 8
@@ -81,7 +80,10 @@ class Flag(IntFlag):
     """Everything before it in the segment was synced before it was written."""
 
 
-_CONTINUES, _CONTROL = int(Flag.CONTINUES), int(Flag.CONTROL)  # plain numbers: flags are slow to combine
+# Plain numbers, because flags are slow to combine, and every batch that is read comes along here.
+_CONTINUES, _CONTROL, _COLUMNS = int(Flag.CONTINUES), int(Flag.CONTROL), int(Encoding.COLUMNS)
+_HEADER_BYTES, _TRAILER_BYTES = HEADER.size, TRAILER.size
+_OUTSIDE_BYTES = _HEADER_BYTES + _TRAILER_BYTES
 
 
 class Outcome(Enum):
@@ -93,6 +95,7 @@ class Outcome(Enum):
     DAMAGED = "damaged"  # the bytes are there and are wrong
 
 
+_WHOLE = Outcome.WHOLE
 BODY_DAMAGED = "the body's checksum is wrong"
 TRAILER_DAMAGED = "the trailer is wrong"
 
@@ -120,12 +123,12 @@ class BatchHeader(NamedTuple):
     @property
     def trailer_offset(self) -> int:
         """Bytes from the batch's first byte to the end of its body."""
-        return HEADER.size + padded(self.route_bytes) + padded(self.payload_bytes)
+        return self.total_bytes - TRAILER.size
 
     @property
     def total_bytes(self) -> int:
         """Bytes from the batch's first byte to the next batch's."""
-        return self.trailer_offset + TRAILER.size
+        return _OUTSIDE_BYTES + (self.route_bytes + 7 & -8) + (self.payload_bytes + 7 & -8)
 
     @property
     def end_sequence(self) -> int:
@@ -221,8 +224,8 @@ def encode(
 
 def trailer(total_bytes: int, seed: int) -> bytes:
     """What a batch of ``total_bytes`` ends in."""
-    length = _LENGTH.pack(total_bytes)
-    return length + _LENGTH.pack(crc32c(length, seed))
+    length = total_bytes.to_bytes(4, "little")
+    return length + crc32c(length, seed).to_bytes(4, "little")
 
 
 def padding(payload_bytes: int) -> bytes:
@@ -240,23 +243,21 @@ def checksum_body(prefix: bytes, payload: Sequence[Buffer], tail: bytes) -> int:
 
 def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHeader | None:
     """The header at ``offset`` of ``data``; None unless magic, checksum and every field hold."""
-    if len(data) - offset < HEADER.size:
+    if len(data) - offset < _HEADER_BYTES:
         return None
-    fields = data[offset + 8 : offset + HEADER.size]
-    magic, checksum = _LEAD.unpack_from(data, offset)
-    if magic != MAGIC or crc32c(fields, seed) != checksum:
+    fields = HEADER.unpack_from(data, offset)
+    magic, checksum, _, payload_bytes, _, _, _, _, count, _, encoding, flags, route_bytes, reserved = fields
+    if magic != MAGIC or crc32c(data[offset + 8 : offset + _HEADER_BYTES], seed) != checksum:
         return None
-    *told, reserved = _FIELDS.unpack(fields)
-    header = BatchHeader._make(told)
     sane = (
         reserved == 0
-        and header.payload_bytes <= PAYLOAD_MAX_BYTES
-        and header.count <= header.payload_bytes  # a record that begins here has a byte here
-        and header.route_bytes <= ROUTE_MAX_LENGTH
-        and header.encoding <= Encoding.COLUMNS
-        and (header.encoding == Encoding.CONTROL) == header.is_control
+        and payload_bytes <= PAYLOAD_MAX_BYTES
+        and count <= payload_bytes  # a record that begins here has a byte here
+        and route_bytes <= ROUTE_MAX_LENGTH
+        and encoding <= _COLUMNS
+        and (encoding == 0) == (flags & _CONTROL != 0)
     )
-    return header if sane else None
+    return BatchHeader._make(fields[2:-1]) if sane else None
 
 
 def mended_header(opening: bytes, seed: int) -> BatchHeader | None:
@@ -268,7 +269,7 @@ def mended_header(opening: bytes, seed: int) -> BatchHeader | None:
     """
     if len(opening) < HEADER.size:
         return None
-    (checksum,) = _LENGTH.unpack_from(opening, len(MAGIC))
+    _, checksum = _LEAD.unpack_from(opening)
     wrong = checksum ^ crc32c(opening[8:], seed)
     changed = bytearray(MAGIC + opening[len(MAGIC) :])
     for bit in _bits_behind(wrong):
@@ -306,7 +307,7 @@ def begin_of(closing: bytes | memoryview, end: int, salt: int) -> int | None:
         return None
     length, checksum = TRAILER.unpack(closing)
     begin = end - int(length)
-    if length % ALIGNMENT or begin < 0 or crc32c(closing[: _LENGTH.size], seed(salt, begin)) != checksum:
+    if length % ALIGNMENT or begin < 0 or crc32c(closing[:4], seed(salt, begin)) != checksum:
         return None
     return begin
 
@@ -340,13 +341,16 @@ def _steps() -> list[tuple[int, int]]:
 def look(data: bytes | memoryview, offset: int, seed: int) -> Found:
     """What stands at ``offset`` of ``data``, checksums checked. Never raises, whatever the bytes."""
     view = memoryview(data)[offset:]
-    found = look_at_header(view[: HEADER.size], len(view), seed)
+    found = look_at_header(view[:_HEADER_BYTES], len(view), seed)
     header = found.header
-    if found.outcome is not Outcome.WHOLE or header is None:
+    if header is None or found.outcome is not _WHOLE:
         return found
-    if crc32c(view[HEADER.size : header.trailer_offset]) != header.body_checksum:
+    end = header.total_bytes
+    begin = end - _TRAILER_BYTES
+    if crc32c(view[_HEADER_BYTES:begin]) != header.body_checksum:
         return Found(Outcome.DAMAGED, header, BODY_DAMAGED)
-    if view[header.trailer_offset : header.total_bytes] != trailer(header.total_bytes, seed):
+    length, checksum = TRAILER.unpack_from(view, begin)
+    if length != end or crc32c(view[begin : begin + 4], seed) != checksum:
         return Found(Outcome.DAMAGED, header, TRAILER_DAMAGED)
     return found
 
@@ -366,7 +370,7 @@ def look_at_header(opening: bytes | memoryview, left_bytes: int, seed: int) -> F
         return Found(Outcome.DAMAGED, reason="no valid batch header")
     if left_bytes < header.total_bytes:
         return Found(Outcome.TORN, header, f"{left_bytes} bytes of a batch of {header.total_bytes}")
-    return Found(Outcome.WHOLE, header)
+    return Found(_WHOLE, header)
 
 
 def route_of(data: bytes | memoryview, offset: int, header: BatchHeader) -> str:

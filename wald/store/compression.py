@@ -20,7 +20,7 @@ import zstandard
 from crc32c import crc32c
 
 from wald.errors import Damaged
-from wald.format.batch import HEADER, MAGIC, TRAILER, Encoding, Flag, seed, trailer
+from wald.format.batch import HEADER, MAGIC, TRAILER, Encoding, Flag, seed
 from wald.format.index import SparseIndex
 from wald.format.names import ROUTE_MAX_LENGTH
 from wald.format.sealed import (
@@ -320,6 +320,7 @@ class _Contents:
             origin: where the window begins in the segment; at 0 it begins with the segment header.
         """
         unpack, add, window_bytes, salt = HEADER.unpack_from, self._add, len(window), self._salt
+        unpack_trailer = TRAILER.unpack_from
         at = 0 if origin else FIRST_BATCH
         while at + 64 <= window_bytes:
             magic, header_crc, body_crc, length, base, time_ns, _, number, count, _, encoding, flags, name, reserved = (
@@ -332,7 +333,8 @@ class _Contents:
             end = tail + TRAILER.size
             if end > window_bytes or crc32c(window[body:tail]) != body_crc:
                 break
-            if window[tail:end] != trailer(end - at, place):
+            told, checksum = unpack_trailer(window, tail)
+            if told != end - at or crc32c(window[tail : tail + 4], place) != checksum:
                 break
             if (
                 reserved
