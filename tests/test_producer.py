@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import threading
@@ -12,9 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from full_disk import fill, small_file_system
 from hypothesis import given
 from hypothesis import strategies as st
-from running import Daemon, eventually, output_of
+from running import Daemon, eventually, output_of, refusal_of
 
 import wald
 from wald import producer as module
@@ -346,7 +348,21 @@ def test_a_daemon_that_does_not_answer_is_given_up(daemon: Daemon, waits: str) -
         with pytest.raises(Unavailable, match="does not answer"):
             wait()
 
-    assert 0.3 <= time.monotonic() - started < 3
+    assert time.monotonic() - started >= 0.3
+
+
+def test_a_full_disk_is_called_one(tmp_path: Path) -> None:
+    """The daemon lets producers wait, and answers nothing to them; what it says of itself is asked for."""
+    with (
+        small_file_system(tmp_path / "disk", 16 << 20) as disk,
+        Daemon(disk / "log", env={"WALD_SEGMENT_MAX_BYTES": "64KiB", "WALD_FREE_SPACE_MIN": "1MiB"}) as daemon,
+    ):
+        assert daemon.ask("ROUTE ADD a") == "OK added a"
+        fill(disk / "filler")
+        code, message, hint = refusal_of("append", "a", "--root", daemon.root, "--retry-for", "0.3s", stdin=b"x\n")
+        assert code == DiskFailure.exit_code
+        assert re.search(r"wald\.sock: the disk is full: \d+ bytes are free of \d+ that are needed", message)
+        assert hint.startswith("df -h ")
 
 
 def test_the_time_in_which_nobody_waits_does_not_count(daemon: Daemon) -> None:

@@ -11,6 +11,7 @@ carry is kept here until they are acknowledged.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
@@ -35,6 +36,7 @@ _PATH_MAX_BYTES = 107  # what fits into a socket address
 _RECEIVE_BYTES = 64 << 10
 _PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect, doubled every time
 _LEAST_SECONDS = 0.001  # what is there already is taken even when time is up
+_STATUS_SECONDS = 1.0  # for a daemon to say why it has not answered
 _TRY_AGAIN = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
 
 
@@ -315,8 +317,12 @@ class Producer:
         if isinstance(reason, PermissionError):
             return NotPermitted.of(reason, self._path)
         if isinstance(reason, TimeoutError):
-            words = "the daemon does not answer"
-            return Unavailable(f"{self._path}: {words}", hint=f"df -h {self._path.parent}; wald head")
+            hint = f"df -h {self._path.parent}; wald explain --root {self._path.parent}"
+            told = _status(self._path)
+            if told.get("degraded"):
+                numbers = f"{told.get('free_bytes')} bytes are free of {told.get('needed_bytes')} that are needed"
+                return DiskFailure(f"{self._path}: the disk is full: {numbers}; the daemon waits for room", hint=hint)
+            return Unavailable(f"{self._path}: the daemon does not answer", hint=hint)
         words = reason.strerror or str(reason)
         return Unavailable(f"{self._path}: no daemon answers ({words})", hint=f"wald run --root {self._path.parent}")
 
@@ -361,6 +367,18 @@ def _connect(path: Path) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _status(path: Path) -> dict[str, object]:
+    """What the daemon says of itself on another connection; nothing if it does not."""
+    try:
+        with _connect(path) as connection, connection.makefile("rb") as replies:
+            connection.settimeout(_STATUS_SECONDS)
+            connection.sendall(b"STAT\n")
+            told = json.loads(parse_reply(replies.readline()))
+    except (OSError, ValueError, ProtocolError):
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def _as_error(error: ProtocolError) -> WaldError:

@@ -21,6 +21,8 @@ from wald.store.sealer import Sealed
 
 Start = Callable[..., Daemon]
 
+SPOOLED = 300 << 10  # above what a connection keeps in memory
+
 
 class Told(list[Sealed | Failure]):
     """What the thread told; the first time it fails at that, too."""
@@ -103,6 +105,9 @@ def test_connections_leave_the_log_the_descriptors_it_needs(start: Start, root: 
                 answers.append(client.reply())
         assert answers[0] == "OK pong"
         assert answers[-1].startswith("ERR busy ")
+        for client in (clients[1], clients[2]):
+            client.publish("r", bytes(SPOOLED))
+            assert client.reply() == "ERR failed too few descriptors are left"
         assert {answer[:8] for answer in answers} == {"OK pong", "ERR busy"}
         for number in range(1, 5):
             assert clients[0].ask(b"PUB r 2\nx\n") == f"OK {number} {number}"

@@ -15,7 +15,7 @@ from structlog.typing import FilteringBoundLogger
 
 from wald.metrics import Metrics
 
-_DESCRIPTORS_KEPT = 32  # for segments, pipes that are added, payloads under way, and whoever asks for metrics
+_DESCRIPTORS_KEPT = 32  # for segments, pipes that are added, and whoever asks for metrics
 _OWNERS_SHARE = 16  # one place of so many
 _TELL_SECONDS = 10.0  # between lines in the journal
 
@@ -60,15 +60,19 @@ class Admission:
         Args:
             descriptor: that the connection got; the kernel gives out the lowest that is free.
         """
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if descriptor >= soft - _DESCRIPTORS_KEPT:
-            return NoPlace(f"too few descriptors are left of {soft}")
+        if not self.leaves_enough(descriptor):
+            return NoPlace("too few descriptors are left")
         total = sum(self._count.values())
         if user_id not in self._owners:
             if self._count.get(user_id, 0) >= self._per_user:
                 return NoPlace(f"user {user_id} has {self._per_user} connections already", user_id)
             total += self._kept
         return NoPlace(f"{self._places} connections are open already") if total >= self._places else None
+
+    def leaves_enough(self, descriptor: int) -> bool:
+        """Whether the log itself has the descriptors it needs, where the lowest free one was ``descriptor``."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return descriptor < soft - _DESCRIPTORS_KEPT
 
     def enter(self, user_id: int) -> None:
         self._count[user_id] = self._count.get(user_id, 0) + 1

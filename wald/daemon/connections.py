@@ -356,7 +356,11 @@ class Connections:
         promised_bytes = sum(each.spooling.missing_bytes for each in self._open.values() if each.spooling is not None)
         try:
             gate.require_room(request.payload_bytes, promised_bytes)
-            return Spooling(request, route, self._spool_directory)
+            spooling = Spooling(request, route, self._spool_directory)
+            if not self._admission.leaves_enough(spooling.descriptor):
+                spooling.close()
+                raise ProtocolError(Code.FAILED, "too few descriptors are left")
+            return spooling
         except ProtocolError as error:
             error.payload_bytes = request.payload_bytes
             raise
