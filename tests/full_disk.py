@@ -19,8 +19,10 @@ def small_file_system(path: Path, length: int) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", f"size={length}", "wald-test", path], capture_output=True, check=False
     )
     assert mounted.returncode == 0, f"needs root, or unshare -rm pytest: {mounted.stderr.decode()}"
-    yield path
-    subprocess.run(["umount", "--lazy", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
 
 
 def fill(path: Path) -> None:
