@@ -68,8 +68,9 @@ def times(log: Log) -> Iterator[Place]:
     chance = random.Random(3)
     head = log.head()
     assert head is not None
-    first = next(iter(log.read(ROUTE))).append_time_ns
-    yield from (datetime.fromtimestamp(chance.uniform(first, head.at_ns - 1_000_000) / 1e9, UTC) for _ in range(_LOOKS))
+    # The last record's own time: a later cut has moved the head's.
+    first, last = (next(iter(log.read(ROUTE, place))).append_time_ns for place in ("earliest", head.sequence))
+    yield from (datetime.fromtimestamp(chance.uniform(first, last - 1_000_000) / 1e9, UTC) for _ in range(_LOOKS))
 
 
 def recover_rate(root: Path) -> float:
