@@ -125,8 +125,7 @@ class Directory:
         while path.is_relative_to(self._path):
             self._disk.sync_directory(path)
             path = path.parent
-        if os.access(path, os.R_OK):  # it has the name of the destination; above a mount point it may be out of reach
-            self._disk.sync_directory(path)
+        self._disk.sync_names_above(self._path)
 
 
 class _Growing:

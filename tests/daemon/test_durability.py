@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from contents import assert_sound, records, values
 from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually, readable
-from tracing import descriptor_of, hangs_in, traced
+from tracing import descriptor_of, hangs_in, strace, traced
 
 import wald
 
@@ -39,6 +40,37 @@ def test_nothing_is_visible_before_it_is_durable(start: Start, root: Path, tmp_p
             trace.release()
             assert client.reply() == "OK 2 2"
         assert values(root) == [b"first", b"second"]
+
+
+def test_a_start_makes_its_names_and_a_head_durable_before_it_takes_anything(
+    start: Start, root: Path, tmp_path: Path
+) -> None:
+    """A power cut then finds a log with a head, whatever came in since."""
+    settings = tmp_path / "wald.toml"
+    settings.write_text("[routes.a]\nfifo = true\n")
+    daemon = start("--config", settings)
+    daemon.kill()
+    shutil.rmtree(root)
+    calls = "trace=openat,fsync,fdatasync,bind"
+    daemon.spawn(strace(), "-D", "-y", "-s", "500", "-o", str(tmp_path / "trace"), "-e", calls)
+    daemon.await_ready()
+    seen = (tmp_path / "trace").read_text().splitlines()
+
+    def first(call: str, path: Path) -> int:
+        return next(n for n, line in enumerate(seen) if line.startswith(f"{call}(") and str(path) in line)
+
+    def last(call: str, path: Path) -> int:
+        return max(n for n, line in enumerate(seen) if line.startswith(f"{call}(") and f"<{path}>" in line)
+
+    input_begins = min(first("bind", root / "wald.sock"), first("openat", root / "routes/a/in"))
+    made = [
+        first("fsync", root.parent),
+        first("fsync", root / "segments"),
+        last("fdatasync", root / "head"),
+        last("fsync", root),
+    ]
+    assert made == sorted(made)
+    assert made[-1] < input_begins
 
 
 FAILURES = [

@@ -344,15 +344,30 @@ class TestTornTurns:
         assert f"offset {places[missing]}: " in line
         goes_on(built, [b"%d" % number for number in range(1, missing)], missing)
 
-    def test_without_a_head_nobody_knows_and_nothing_readable_is_cut(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("head", ["missing", "zeros"])
+    def test_no_head_is_needed_to_tell(self, tmp_path: Path, head: str) -> None:
+        """A power cut may take it, or leave its pages empty."""
         path = tmp_path / "log"
-        built, places = self.build(path, [b"2", b"3", b"4"])
-        self.spoil(path, places, 3)
+        built, places = self.build(path, [b"2", b"3"], [b"4", b"5"])
+        rest = self.spoil(path, places, 4)
+        if head == "missing":
+            built.root.head.unlink()
+        else:
+            built.root.head.write_bytes(bytes(160))
+        built = Built(path, epoch=2)
+        assert built.report.errors == []
+        assert quarantined(path) == [rest]
+        goes_on(built, [b"1", b"2", b"3"], 4)
+
+    def test_without_a_head_a_hole_in_a_turn_that_was_synced_is_damage(self, tmp_path: Path) -> None:
+        path = tmp_path / "log"
+        built, places = self.build(path, [b"2", b"3"], [b"4"])
+        self.spoil(path, places, 2)
         built.root.head.unlink()
         built = Built(path, epoch=2)
-        assert [f"offset {places[3]}: " in line for line in built.report.errors] == [True]
+        assert [f"offset {places[2]}: " in line for line in built.report.errors] == [True]
         assert quarantined(path) == []
-        goes_on(built, [b"1", b"2", b"4"], 5)
+        goes_on(built, [b"1", b"3", b"4"], 5)
 
     def test_two_turns_behind_the_hole_mean_that_it_was_synced(self, tmp_path: Path) -> None:
         path = tmp_path / "log"

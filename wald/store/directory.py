@@ -280,11 +280,11 @@ def create_root(path: Path, disk: Disk, *, now: str) -> Root:
     if not root.identity.exists():
         if list_segments(root).segments:
             raise Damaged(f"{root.identity}: missing, though {root.segments} holds segments", hint=_RESTORE_IDENTITY)
+        disk.sync_names_above(path)
         identity = {"log": str(uuid.uuid4()), "format": FORMAT_VERSION, "created": now}
         # Last, and in one step: a root without it is one whose making was interrupted, and is made again.
         with contextlib.suppress(FileExistsError):  # two daemons started at once: the log has one identity
             disk.replace(root.identity, json.dumps(identity).encode() + b"\n", exclusive=True)
-        disk.sync_directory(path.absolute().parent)
     read_identity(root)
     return root
 

@@ -132,11 +132,29 @@ class Disk:
         finally:
             os.close(descriptor)
 
+    def sync_names_above(self, path: Path) -> None:
+        """Return when the name of ``path`` is on disk, and those of the directories it is in, up to the mount point.
+
+        All of them, because whoever made some may have been killed before a sync. One that may not be read is passed
+        over: we have not made it.
+        """
+        path = path.resolve()
+        device = path.stat().st_dev
+        for above in path.parents:
+            if above.stat().st_dev != device:
+                break
+            if os.access(above, os.R_OK):
+                self.sync_directory(above)
+
     def truncate(self, descriptor: int, length: int) -> None:
         os.ftruncate(descriptor, length)
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name; FileExistsError rather than take that of another."""
+        os.link(source, target)
 
     def unlink(self, path: Path) -> None:
         os.unlink(path)
@@ -158,7 +176,7 @@ class Disk:
             finally:
                 self.close(descriptor)
             if exclusive:
-                os.link(temporary, path)
+                self.link(temporary, path)
                 self.unlink(temporary)
             else:
                 self.rename(temporary, path)

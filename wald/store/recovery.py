@@ -166,7 +166,7 @@ class _Examined:
 
 def _examine(root: Root, listing: Listing, log_id: bytes, report: Report) -> _Examined:
     segment = listing.segments[-1]
-    torn_turn = _TornTurn(_durable_bytes(root, segment) if _head(root) is not None else None)
+    torn_turn = _TornTurn(_durable_bytes(root, segment))
     examined = _scan(root, listing, log_id, report, torn_turn)
     if torn_turn.offset is None:
         return examined

@@ -18,9 +18,8 @@ def add_route(root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: in
         InvalidInput: an illegal name.
     """
     route = root.route(name)
-    if not route.is_dir():
-        disk.make_directory(route)
-        disk.sync_directory(root.routes)
+    disk.make_directory(route)
+    disk.sync_directory(root.routes)  # even if it is there: whoever made it may have been killed before this
     if root.retired(name).exists():
         disk.unlink(root.retired(name))
     if fifo:
