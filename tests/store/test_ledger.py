@@ -105,6 +105,25 @@ def test_a_torn_last_line_is_cut_wherever_it_is_torn(path: Path) -> None:
         assert entries(path) == [1, 3]
 
 
+def test_a_last_line_of_which_any_sectors_are_missing_is_cut(path: Path) -> None:
+    """A power cut may leave its end without its middle, and the whole of it without the newline."""
+    for length in range(900, 1500, 37):
+        path.unlink(missing_ok=True)
+        ledger = Ledger(path, Unsynced())
+        ledger.append({"n": 1})
+        first = path.stat().st_size
+        ledger.append({"n": 2, "x": "x" * length})
+        ledger.close()
+        whole = path.read_bytes()
+        for sector in range(first // 512, (len(whole) - 1) // 512 + 1):
+            start, end = max(first, 512 * sector), min(len(whole), 512 * (sector + 1))
+            path.write_bytes(whole[:start] + bytes(end - start) + whole[end:])
+            ledger = Ledger(path, Unsynced())
+            ledger.append({"n": 3})
+            ledger.close()
+            assert entries(path) == [1, 3]
+
+
 def test_a_broken_chain_is_kept_and_told(path: Path) -> None:
     ledger = Ledger(path, Disk())
     for n in range(3):

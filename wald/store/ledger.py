@@ -26,6 +26,7 @@ from wald.format.ledger import (
 from wald.store.disk import Disk
 from wald.store.regular import open_file, read_regular
 
+_SECTOR_BYTES = 512  # what a disk writes at once, at least
 _TAIL_BYTES = 64 << 10  # more than any line but that of a segment with a thousand routes
 
 
@@ -123,8 +124,10 @@ class Ledger:
         try:
             length = os.fstat(descriptor).st_size
             line, end = _last_line(descriptor, length if known_bytes is None else min(known_bytes, length))
+            if known_bytes is None and _lost_a_sector(line, end - len(line)):
+                line, end = _last_line(descriptor, end - len(line))
             rest = b"" if known_bytes is not None else os.pread(descriptor, length - end, end)
-            if ends_wrongly(rest):
+            if ends_wrongly(rest) and not _lost_a_sector(rest, end):
                 line, end = rest, length + self._disk.write(descriptor, [b"\n"], length)
             elif length > end:
                 self._disk.truncate(descriptor, end)
@@ -149,6 +152,17 @@ def _last_line(descriptor: int, end: int) -> tuple[bytes, int]:
         if start == 0 or (whole and begin):
             return tail[begin:whole], start + whole
         want *= 2
+
+
+def _lost_a_sector(line: bytes, offset: int) -> bool:
+    """Whether a sector of the last line never reached the disk, which leaves zeros up to its end: it was not synced."""
+    end, start = offset + len(line), offset
+    while start < end:
+        stop = min(end, (start // _SECTOR_BYTES + 1) * _SECTOR_BYTES)
+        if not any(line[start - offset : stop - offset]):
+            return True
+        start = stop
+    return False
 
 
 def _is_whole(line: bytes) -> bool:
