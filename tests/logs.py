@@ -17,10 +17,12 @@ from wald.store.ledger import Ledger
 from wald.store.recovery import recover
 from wald.store.routes import add_route
 from wald.store.sealer import remove_temporaries, seal
+from wald.store.uptime import Moment
 from wald.store.writer import Draft, Route, Writer
 
 START_NS = 1_700_000_000_000_000_000
 SECOND_NS = 1_000_000_000
+BOOT = "first boot"
 
 
 class Unsynced(Disk):
@@ -53,6 +55,8 @@ class Built:
         self.root = create_root(path, self.disk, now="2026-11-21T10:00:00Z")
         self.log_id = read_identity(self.root).log_id
         self.now_ns = now_ns
+        self.boot = BOOT
+        self.ahead_ns = 0
         remove_temporaries(self.root, self.disk)
         recovered = recover(self.root, self.disk, log_id=self.log_id, epoch=epoch, now_ns=now_ns)
         self.report = recovered.report
@@ -154,7 +158,11 @@ class Built:
         segments = list_segments(self.root).segments
         cut = [s for s in segments if s.kind is Kind.RAW and s.base_sequence < self.writer.base_sequence]
         for segment in cut[: len(cut) - keep]:
-            seal(self.root, segment, self.disk, self.ledger, now=lambda: self.now_ns)
+            seal(self.root, segment, self.disk, self.ledger, now=lambda: self.now_ns, moment=self.moment)
+
+    def moment(self) -> Moment:
+        """By the clock that nobody can set; the other one is ``ahead_ns`` ahead of it."""
+        return Moment(self.boot, self.now_ns - self.ahead_ns)
 
     def path(self, base: int, kind: Kind) -> Path:
         return self.root.segments / segment_name(base, kind)

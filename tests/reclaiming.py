@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from logs import Built
+from logs import BOOT, Built
 
 from sidecars.reclaim.apply import Reclaim
 from sidecars.reclaim.command import Work
@@ -20,6 +20,7 @@ from wald.format.names import Kind
 from wald.store.directory import Root, list_segments, read_identity
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger, read_ledger
+from wald.store.uptime import Moment
 
 ANYTHING_READ = Limits()
 
@@ -32,13 +33,17 @@ class Reclaimer:
     disk: Disk
     limits: Limits = ANYTHING_READ
     grace_ns: int = 0
+    boot: str = BOOT
     stop: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self.planner = Planner(self.root, self.limits, log_id=read_identity(self.root).log_id)
+        self.now = Moment(self.boot, 0)
+        self.planner = Planner(self.root, self.limits, log_id=read_identity(self.root).log_id, moment=lambda: self.now)
         self.ledger = Ledger(self.root.ledger / "reclaim.jsonl", self.disk, owner="wald-reclaim")
 
-    def look(self, *, now_ns: int) -> None:
+    def look(self, *, now_ns: int, ahead_ns: int = 0) -> None:
+        """A look at ``now_ns`` by the clock on the wall, which is ``ahead_ns`` ahead of the one that nobody can set."""
+        self.now = Moment(self.boot, now_ns - ahead_ns)
         work = Work(Reclaim(self.root, self.disk, self.ledger, self.planner), self.grace_ns, self.stop)
         with contextlib.redirect_stdout(io.StringIO()):
             work.look(Report(as_json=True, intended=False, watching=False), now_ns=now_ns)
@@ -46,9 +51,9 @@ class Reclaimer:
 
 def reclaim(built: Built, limits: Limits = ANYTHING_READ, *, disk: Disk | None = None, grace_ns: int = 0) -> None:
     """``wald-reclaim --once``, as a process of its own."""
-    reclaimer = Reclaimer(built.root, disk or built.disk, limits, grace_ns)
+    reclaimer = Reclaimer(built.root, disk or built.disk, limits, grace_ns, built.boot)
     try:
-        reclaimer.look(now_ns=built.now_ns)
+        reclaimer.look(now_ns=built.now_ns, ahead_ns=built.ahead_ns)
     finally:
         reclaimer.ledger.close()
 

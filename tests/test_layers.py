@@ -40,6 +40,7 @@ READING = (
     "wald.store.reader",
     "wald.store.seeking",
     "wald.store.segments",
+    "wald.store.uptime",
     "wald.store.verifier",
 )
 COMMAND_LINE = ("wald.cli.entry", "wald.cli.options", "wald.cli.tables", "wald.kinds")

@@ -17,6 +17,7 @@ from sidecars.reclaim.plan import Decision, Planner
 from wald.format.names import Kind
 from wald.store.directory import Root, Segment
 from wald.store.disk import Disk
+from wald.store.history import Entry
 from wald.store.ledger import Ledger
 
 # Told with one sync of the ledger, and renamed with one of the directory:
@@ -38,13 +39,17 @@ class Reclaim:
     ledger: Ledger
     planner: Planner
 
+    def tell(self, *entries: Entry) -> None:
+        """Write lines of the ledger; they are on disk when this returns."""
+        self.ledger.append(*entries)
+        for entry in entries:
+            self.planner.heard(entry)
+
     def doom(self, decisions: Iterable[Decision], *, now_ns: int) -> Iterator[Decision]:
         """Rename the segments that go; each decision comes back once it is carried out, or has turned out otherwise."""
         for group in _groups(decisions):
             if entries := [decision.entry for decision in group if decision.entry is not None]:
-                self.ledger.append(*entries)
-            for decision in group:
-                self.planner.heard(decision)
+                self.tell(*entries)
             going = {
                 decision.segment.base_sequence: self._renamed(decision.segment, Kind.DOOMED)
                 for decision in group
@@ -75,10 +80,10 @@ class Reclaim:
             decisions = self.planner.again(there, now_ns=now_ns)
             self._take_back(decisions)
             going = [decision for decision in decisions if decision.verdict.goes]
+            if entries := [decision.entry for decision in going if decision.entry is not None]:
+                self.tell(*entries)
             for decision in going:
                 if decision.segment.kind is Kind.DELETING:
-                    if decision.entry is not None:
-                        self.ledger.append(decision.entry)
                     self.disk.unlink(decision.segment.path)
                     self.planner.gone(decision.segment)
             if over:
@@ -100,9 +105,7 @@ class Reclaim:
         if staying:
             self.disk.sync_directory(self.root.segments)  # before the line: until it is there, the name is judged again
         if entries := [decision.entry for decision in staying if decision.entry is not None]:
-            self.ledger.append(*entries)
-        for decision in staying:
-            self.planner.heard(decision)
+            self.tell(*entries)
 
 
 def _groups(decisions: Iterable[Decision]) -> Iterator[list[Decision]]:

@@ -35,7 +35,7 @@ _CENTURY = 36_600  # days
 @click.option("--once", is_flag=True, help="One look, then end; the default.")
 @click.option("--watch", is_flag=True, help="Look again when a cursor moves or a segment is sealed, until SIGTERM.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@duration_option("--min-age", None, "Keep what is younger than this.", days_max=_CENTURY)
+@duration_option("--min-age", None, "Keep what was sealed less than this ago.", days_max=_CENTURY)
 @size_option("--keep-bytes", None, "Keep at least so much, the newest.")
 @click.option("--require-archived", is_flag=True, help="Keep what wald-archive has not put into a bundle.")
 @duration_option(
@@ -119,11 +119,13 @@ class Work:
     def look(self, report: Report, *, now_ns: int) -> None:
         """Look once, and carry out what follows; stopped, it ends where the next look can go on."""
         planner = self.reclaim.planner
+        if (witness := planner.witness(now_ns=now_ns)) is not None:
+            self.reclaim.tell(witness)
         decisions = takewhile(lambda _: not self.stop.is_set(), planner.decisions(now_ns=now_ns))
         for decision in self.reclaim.doom(decisions, now_ns=now_ns):
             report.decision(decision)
         doomed = planner.doomed()
-        waited = planner.waited(doomed, now_ns=now_ns, grace_ns=self.grace_ns)
+        waited = planner.waited(doomed, grace_ns=self.grace_ns)
         for decision in self.reclaim.delete(doomed, waited, now_ns=now_ns):
             report.doomed(decision, due=decision.segment.kind is Kind.DELETING)
         report.end(planner.troubles)
@@ -136,7 +138,7 @@ def _tell(log: Log, limits: Limits, report: Report, grace_ns: int) -> None:
     for decision in planner.decisions(now_ns=now_ns):
         report.decision(decision)
     doomed = planner.doomed()
-    waited = {segment.base_sequence for segment in planner.waited(doomed, now_ns=now_ns, grace_ns=grace_ns)}
+    waited = {segment.base_sequence for segment in planner.waited(doomed, grace_ns=grace_ns)}
     for decision in planner.again(doomed, now_ns=now_ns):
         report.doomed(decision, due=decision.segment.base_sequence in waited)
     report.end(planner.troubles)

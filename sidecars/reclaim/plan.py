@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from sidecars.reclaim.ages import Ages
 from sidecars.reclaim.policy import Facts, Limits, Verdict, judge
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.sealed import BadSealed, SealedIndex
+from wald.store import uptime
 from wald.store.cursors import CursorState
 from wald.store.directory import Root, Segment, list_segments
 from wald.store.history import Entry, History
 from wald.store.ledger import entries_of
 from wald.store.pins import Claims, Pin, read_claims, sealed_index
+from wald.store.uptime import Moment, moment_of
 
 CLAIMS_SECONDS = 0.25  # old enough to be read again; a thousand cursors take about a third of it
 _EXPIRING = {verdict.value: verdict for verdict in Verdict if verdict.expires}
@@ -53,7 +56,6 @@ class _Known:
 
     stored_bytes: int
     records: int
-    latest_ns: int
     pin: Pin | None = None
     problem: str = ""
 
@@ -70,30 +72,49 @@ class Planner:
     """
 
     def __init__(
-        self, root: Root, limits: Limits, *, log_id: bytes, clock: Callable[[], float] = time.monotonic
+        self,
+        root: Root,
+        limits: Limits,
+        *,
+        log_id: bytes,
+        clock: Callable[[], float] = time.monotonic,
+        moment: Callable[[], Moment] = uptime.now,
     ) -> None:
         self._root = root
         self._limits = limits
         self._log_id = log_id
         self._clock = clock
+        self._moment = moment
+        self._ages = Ages(root, moment)
         self._history = History(root)
         self._known: dict[int, _Known] = {}
         self.troubles: list[str] = []
-        self._told: dict[int, str] = {}
-        """Of segments still there of which the ledger says that they are reclaimed: by which rule."""
+        self._told: dict[int, Entry] = {}
+        """Of segments still there of which the ledger says that they are reclaimed: the rule, and since when."""
         self._passed: dict[int, Claims] = {}
         """Of segments that go: claims under which they do."""
         listing = list_segments(root)
         there = {segment.base_sequence for segment in (*listing.segments, *listing.doomed)}
         for entry in entries_of(root.ledger / "reclaim.jsonl"):
-            base = entry.get("base")
-            if isinstance(base, int) and base in there:
-                self._learn_line(entry)
+            self.heard(entry)
+        self._told = {base: entry for base, entry in self._told.items() if base in there}
 
-    def heard(self, decision: Decision) -> None:
-        """The ledger has been told."""
-        if decision.entry is not None:
-            self._learn_line(decision.entry)
+    def heard(self, entry: Entry) -> None:
+        """The ledger says this."""
+        self._ages.hear(entry)
+        base = entry.get("base")
+        if isinstance(base, int) and entry.get("event") == "reclaimed":
+            moment = {"boot": entry.get("boot"), "boottime": entry.get("boottime")}
+            self._told[base] = {"rule": str(entry.get("rule"))} | moment  # and not a thousand routes
+        elif isinstance(base, int):
+            self._told.pop(base, None)
+
+    def witness(self, *, now_ns: int) -> Entry | None:
+        """What the ledger has to be told so that ages are known later; None: nothing, or nobody asks for ages."""
+        complete = list_segments(self._root).segments[:-1]
+        if not complete or not self._limits.by_age:
+            return None
+        return self._ages.witness(complete[-1].base_sequence, now_ns=now_ns)
 
     def gone(self, segment: Segment) -> None:
         """The file is deleted."""
@@ -104,14 +125,17 @@ class Planner:
         """The segments that are reclaimed and still there, oldest first."""
         return list_segments(self._root).doomed
 
-    def waited(self, doomed: Iterable[Segment], *, now_ns: int, grace_ns: int) -> list[Segment]:
-        """Those that have waited long enough; a clock that was set back does not make them wait for ever."""
+    def waited(self, doomed: Iterable[Segment], *, grace_ns: int) -> list[Segment]:
+        """Those that have waited long enough since the ledger was told; no reader outlives the boot it began in."""
+        now = self._moment()
         waited = []
         for segment in doomed:
-            with suppress(FileNotFoundError):  # another one is at work, and this is a dry run
-                since_ns = segment.path.stat().st_ctime_ns  # renaming is the last change of it
-                if segment.kind is Kind.DELETING or abs(now_ns - since_ns) >= grace_ns:
-                    waited.append(segment)
+            since = moment_of(self._told.get(segment.base_sequence, {}))
+            over = grace_ns == 0 or (
+                since is not None and (now.boot != since.boot or now.boottime_ns - since.boottime_ns >= grace_ns)
+            )
+            if over or segment.kind is Kind.DELETING:
+                waited.append(segment)
         return waited
 
     def again(self, doomed: Iterable[Segment], *, now_ns: int) -> list[Decision]:
@@ -142,9 +166,11 @@ class Planner:
             Damaged: the directory, the end of the log or the ledger of the archive cannot be read.
         """
         listing = list_segments(self._root)
-        claims, due = self._read_claims()
         sealed = [segment for segment in listing.segments if segment.kind is Kind.SEALED]
         bases = {segment.base_sequence for segment in sealed}
+        if self._limits.by_age:
+            self._ages.learn(bases)
+        claims, due = self._read_claims()
         self._known = {base: known for base, known in self._known.items() if base in bases}
         waiting: list[tuple[Segment, _Known, int, int]] = []
         newer_bytes = newer_records = 0
@@ -160,7 +186,7 @@ class Planner:
                 claims, due = self._read_claims()
             segment, known, newer_bytes, newer_records = waiting.pop()
             facts = Facts(
-                age_ns=now_ns - known.latest_ns,
+                age_ns=self._ages.at_least_ns(segment.base_sequence) if self._limits.by_age else 0,
                 stored_bytes=known.stored_bytes,
                 records=known.records,
                 newer_bytes=newer_bytes,
@@ -183,13 +209,19 @@ class Planner:
         else:
             last = index.next_sequence - 1
         base = segment.base_sequence
-        return {"event": "reclaimed", "base": base, "last": last, "at": now_ns, "rule": "found doomed, not told why"}
+        line = {"event": "reclaimed", "base": base, "last": last, "rule": "found doomed, not told why", "at": now_ns}
+        return line | self._moment().told()
+
+    def _kept(self, segment: Segment, verdict: Verdict, now_ns: int) -> Entry:
+        """The ledger's line: what it has told of a segment is not, or not any more, what will be done."""
+        line = {"event": "kept", "base": segment.base_sequence, "why": verdict.value, "at": now_ns}
+        return line | self._moment().told()
 
     def _read_claims(self) -> tuple[Claims, float]:
         """The cursors as they are now, and when they are to be read again."""
         began = self._clock()
         claims = read_claims(self._root, log_id=self._log_id)
-        self.troubles = _troubles(claims)
+        self.troubles = [*_troubles(claims), *([self._ages.trouble] if self._ages.trouble else [])]
         return claims, began + max(CLAIMS_SECONDS, _CLAIMS_SHARE * (self._clock() - began))
 
     def _decide(self, segment: Segment, known: _Known, facts: Facts, claims: Claims, now_ns: int) -> Decision:
@@ -205,14 +237,14 @@ class Planner:
                 known.problem = str(error)
                 verdict = Verdict.UNREADABLE
         if told and not verdict.goes:
-            entry = _kept(segment, verdict, now_ns)
+            entry = self._kept(segment, verdict, now_ns)
         return Decision(segment, verdict, known.stored_bytes, pin, entry, told, known.problem)
 
     def _decide_again(self, segment: Segment, claims: Claims | None, now_ns: int) -> Decision:
         """The verdict on a doomed segment under ``claims``; None: under these nobody holds it back."""
         base = segment.base_sequence
         stored_bytes, told = segment.path.stat().st_size, self._told.get(base)
-        pin, verdict, message = None, _EXPIRING.get(told or "", Verdict.READ), ""
+        pin, verdict, message = None, _EXPIRING.get(told["rule"] if told else "", Verdict.READ), ""
         if claims is not None and not self._root.segment(base, Kind.SEALED).exists():
             try:
                 index = self._index(segment)
@@ -228,7 +260,7 @@ class Planner:
                     self._passed[base] = claims
         entry: Entry | None = None
         if told is not None and not verdict.goes:
-            entry = _kept(segment, verdict, now_ns)
+            entry = self._kept(segment, verdict, now_ns)
         elif told is None and verdict.goes:
             entry = self._unexplained(segment, now_ns)
         return Decision(segment, verdict, stored_bytes, pin, entry, told is not None, message)
@@ -248,7 +280,8 @@ class Planner:
         if not verdict.goes or told:
             return verdict, None
         index = index or self._index(segment)
-        return verdict, _reclaimed(index, claims, verdict, known.stored_bytes, now_ns)
+        line = _reclaimed(index, claims, verdict, known.stored_bytes, now_ns)
+        return verdict, line | self._moment().told()
 
     def _archived(self, segment: Segment, index: SealedIndex | None, claims: Claims) -> bool:
         if not self._limits.require_archived:
@@ -266,13 +299,6 @@ class Planner:
         except Damaged as error:
             raise _Unreadable(error.message) from error
 
-    def _learn_line(self, entry: Entry) -> None:
-        """Follow a line of our ledger."""
-        if entry.get("event") == "reclaimed":
-            self._told[entry["base"]] = str(entry.get("rule"))
-        else:
-            self._told.pop(entry["base"], None)
-
     def _learn(self, segment: Segment, claims: Claims) -> _Known | None:
         """What is kept of a segment; one that could not be read is tried again each time."""
         known = self._known.get(segment.base_sequence)
@@ -283,11 +309,10 @@ class Planner:
             try:
                 index = self._index(segment)
             except _Unreadable as error:
-                known = _Known(stored_bytes, 0, 0, problem=str(error))
+                known = _Known(stored_bytes, 0, problem=str(error))
             else:
-                latest_ns = max((frame.latest_ns for frame in index.frames), default=0)
                 pin = next(claims.pins(index.routes), None)
-                known = _Known(stored_bytes, index.next_sequence - index.base_sequence, latest_ns, pin)
+                known = _Known(stored_bytes, index.next_sequence - index.base_sequence, pin)
         except FileNotFoundError:
             return None
         self._known[segment.base_sequence] = known
@@ -316,11 +341,6 @@ def _reclaimed(index: SealedIndex, claims: Claims, verdict: Verdict, stored_byte
     if index.damage:
         line["damaged_bytes"] = sum(length for _, length in index.damage)
     return line
-
-
-def _kept(segment: Segment, verdict: Verdict, now_ns: int) -> Entry:
-    """The ledger's line: what it has told of a segment is not, or not any more, what will be done."""
-    return {"event": "kept", "base": segment.base_sequence, "why": verdict.value, "at": now_ns}
 
 
 def _lost(index: SealedIndex, claims: Claims) -> dict[str, int]:

@@ -10,8 +10,8 @@ What was read may go at once; three limits hold it a while longer, three end tha
                                        nobody has archived stays where that is required, and what somebody has not read
                                        stays unless ``expire`` is set, and then its loss is counted
 
-Ages are by the wall clock, against the append time of the segment's last record. A clock that is wrong makes read data
-go early or late; only together with ``expire`` can it cost unread data.
+An age is what has certainly passed since the segment was sealed (:mod:`sidecars.reclaim.ages`): where little is known,
+a segment stays longer than was asked for, and never goes earlier.
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ class Limits:
     max_records: int | None = None
     expire: bool = False
 
+    @property
+    def by_age(self) -> bool:
+        """Whether ages matter."""
+        return self.min_age_ns is not None or self.max_age_ns is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """One sealed segment.
 
     Attributes:
-        age_ns: since its last record was appended; below 0 if the clock was set back.
+        age_ns: since it was sealed, at least.
         stored_bytes, records: of the segment; ``newer_bytes``, ``newer_records``: of the sealed ones behind it.
         read: whether nobody pins it. archived: whether every record of a route that gates is in a bundle.
         newest: whether it is the newest segment of the log, which tells the next start where to go on.
@@ -71,7 +76,7 @@ class Verdict(Enum):
     UNREADABLE = "it cannot be read, so nobody can say who needs it"
     UNREAD = "somebody has not read it"
     NOT_ARCHIVED = "it is not archived yet"
-    YOUNG = "it is younger than --min-age"
+    YOUNG = "it is not known to be as old as --min-age"
     KEPT_BYTES = "it is among the newest --keep-bytes"
 
     @property

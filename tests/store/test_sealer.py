@@ -23,6 +23,7 @@ from wald.store.disk import Disk
 from wald.store.indexes import SparseIndexWriter
 from wald.store.ledger import Ledger, read_ledger
 from wald.store.sealer import Sealed, pending, remove_temporaries, seal
+from wald.store.uptime import Moment
 
 LINE = b"2024-05-01T12:00:00Z web-3 GET /index.html 200\n"
 NOW_NS = TIME_NS + 10**9
@@ -55,7 +56,7 @@ def damaged_segment() -> bytes:
 def seal_with(root: Root, found: Segment, disk: Disk) -> Sealed:
     ledger = Ledger(root.ledger / "segments.jsonl", disk)
     try:
-        return seal(root, found, disk, ledger, now=lambda: NOW_NS)
+        return seal(root, found, disk, ledger, now=lambda: NOW_NS, moment=lambda: Moment("a boot", 7))
     finally:
         ledger.close()
 
@@ -116,6 +117,8 @@ def test_the_ledger_tells_of_the_cut_and_the_sealing(root: Root) -> None:
         "at": NOW_NS,
         "earliest": TIME_NS + 1,
         "latest": TIME_NS + 11,
+        "boot": "a boot",
+        "boottime": 7,
     }
 
 

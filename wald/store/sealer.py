@@ -23,6 +23,7 @@ from typing import Any
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.names import Kind, parse_segment_name, segment_name
 from wald.format.segment import BadHeader, NewerVersion
+from wald.store import uptime
 from wald.store.compression import LEVEL, Compressed, SealedFile, compress_segment
 from wald.store.directory import TEMPORARY, Root, Segment
 from wald.store.disk import Disk
@@ -30,6 +31,7 @@ from wald.store.ledger import Ledger
 from wald.store.raw import Gap
 from wald.store.regular import open_file
 from wald.store.room import sealed_bytes_max
+from wald.store.uptime import Moment
 
 _OURS = f".{secrets.token_hex(8)}{TEMPORARY}"  # of this process: one that was taken over may still be sealing
 
@@ -66,12 +68,14 @@ def seal(
     *,
     level: int = LEVEL,
     now: Callable[[], int],
+    moment: Callable[[], Moment] = uptime.now,
 ) -> Sealed:
     """Replace one raw segment by its sealed form; repeat it after a failure or a crash.
 
     Args:
         ledger: of the root's segments.
         now: the time, ns since 1970; for the ledger.
+        moment: the same by the clock that nobody can set.
 
     Raises:
         Damaged: the raw file has no valid header, or the sealed one does not read back as it; the raw file stays.
@@ -101,7 +105,7 @@ def seal(
     if both:
         with contextlib.suppress(Damaged):  # at worst it is told twice; the segments are the truth
             told = ledger.entries()
-    for entry in _entries(compressed, sealed_bytes, cut_ns=cut_ns, now_ns=now()):
+    for entry in _entries(compressed, sealed_bytes, moment(), cut_ns=cut_ns, now_ns=now()):
         if not any(_is_about(line, entry) for line in told):
             ledger.append(entry)
     with contextlib.suppress(FileNotFoundError):
@@ -182,7 +186,9 @@ def _holds(path: Path, digest: bytes) -> bool:
     return True
 
 
-def _entries(compressed: Compressed, sealed_bytes: int, *, cut_ns: int, now_ns: int) -> list[dict[str, Any]]:
+def _entries(
+    compressed: Compressed, sealed_bytes: int, moment: Moment, *, cut_ns: int, now_ns: int
+) -> list[dict[str, Any]]:
     """The ledger's lines about one segment, in order. ``Any``: they are JSON."""
     index = compressed.index
     base = index.base_sequence
@@ -208,7 +214,7 @@ def _entries(compressed: Compressed, sealed_bytes: int, *, cut_ns: int, now_ns: 
         "routes": [[entry.route, entry.count, entry.first, entry.last, entry.payload_bytes] for entry in index.routes],
         "epoch": index.epoch,
         "at": now_ns,
-    }
+    } | moment.told()
     times = [frame for frame in index.frames if frame.earliest_ns <= frame.latest_ns]
     if times:
         sealed |= {"earliest": times[0].earliest_ns, "latest": times[-1].latest_ns}

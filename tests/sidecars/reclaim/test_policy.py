@@ -78,7 +78,7 @@ def test_the_verdict_names_the_rule(changes: dict[str, bool], limits: Limits, ve
     assert judge(facts(**changes), limits) is verdict
 
 
-def test_a_clock_that_was_set_back_keeps_young_data_and_expires_nothing() -> None:
-    before = Facts(-1, BYTES, RECORDS, 0, 0, read=False, archived=True, newest=False, raw_twin=False, readable=True)
+def test_what_has_no_known_age_is_kept_and_does_not_expire() -> None:
+    before = Facts(0, BYTES, RECORDS, 0, 0, read=False, archived=True, newest=False, raw_twin=False, readable=True)
 
     assert judge(before, Limits(max_age_ns=1, expire=True)) is Verdict.UNREAD

@@ -1,0 +1,116 @@
+"""Ages are what has certainly passed: no clock that can be set deletes anything early, or keeps it for ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from damage import flipped
+from logs import SECOND_NS, Built, Unsynced
+from reclaiming import Reclaimer, bases, ledger, reclaim
+
+from sidecars.reclaim.policy import Limits
+
+MINUTE_NS = 60 * SECOND_NS
+HOUR_NS = 60 * MINUTE_NS
+YEARS_NS = 10 * 365 * 24 * HOUR_NS
+AN_HOUR = Limits(min_age_ns=HOUR_NS)
+EXPIRED = Limits(max_age_ns=HOUR_NS, expire=True)
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Segment 1, sealed and read, of which nothing tells an age yet; then an active one."""
+    return make(tmp_path)
+
+
+def make(path: Path, *, ahead_ns: int = 0) -> Built:
+    built = Built(path / "root")
+    built.now_ns, built.ahead_ns = built.now_ns + ahead_ns, ahead_ns
+    built.lines("a", [b"x"])
+    built.cut()
+    built.seal()
+    built.log.set_cursor("a", 1)
+    return built
+
+
+@pytest.mark.parametrize("ahead_ns", [YEARS_NS, -YEARS_NS])
+def test_a_clock_that_is_set_deletes_nothing(built: Built, ahead_ns: int) -> None:
+    built.now_ns, built.ahead_ns = built.now_ns + ahead_ns, ahead_ns
+    for limits in (AN_HOUR, EXPIRED):
+        built.log.set_cursor("a", int(limits is AN_HOUR), rewind=True)
+        reclaim(built, limits)
+        assert bases(built.root) == [1]
+
+
+@pytest.mark.parametrize("ahead_ns", [YEARS_NS, -YEARS_NS])
+@pytest.mark.parametrize("limits", [AN_HOUR, EXPIRED])
+def test_what_was_written_while_the_clock_was_wrong_goes_when_it_is_due(
+    tmp_path: Path, ahead_ns: int, limits: Limits
+) -> None:
+    built = make(tmp_path, ahead_ns=ahead_ns)
+    if limits.expire:
+        built.log.set_cursor("a", 0, rewind=True)
+    built.now_ns, built.ahead_ns = built.now_ns - ahead_ns + HOUR_NS - 1, 0
+    reclaim(built, limits)
+    assert bases(built.root) == [1]
+
+    built.now_ns += 2
+    reclaim(built, limits)
+    assert bases(built.root) == []
+
+
+def test_after_a_reboot_an_age_goes_on_from_what_was_witnessed(built: Built) -> None:
+    """How long the machine was off nobody knows; nor is this boot's uptime the root's, which may have been moved."""
+    reclaim(built, AN_HOUR)
+    built.now_ns += 61 * MINUTE_NS
+    for boot in ("second boot", "third boot"):
+        built.boot = boot
+        reclaim(built, AN_HOUR)
+        assert bases(built.root) == [1]
+        built.now_ns += 59 * MINUTE_NS
+        reclaim(built, Limits(min_age_ns=59 * MINUTE_NS + 1))  # a line is written once an hour
+        assert bases(built.root) == [1]
+    built.now_ns += MINUTE_NS
+    reclaim(built, AN_HOUR)
+
+    assert bases(built.root) == []
+
+
+def test_an_age_adds_up_over_boots_of_which_each_is_shorter(built: Built) -> None:
+    for number in range(5):
+        built.boot = f"boot {number}"
+        reclaim(built, Limits(min_age_ns=8 * HOUR_NS))
+        built.now_ns += 2 * HOUR_NS
+        reclaim(built, Limits(min_age_ns=8 * HOUR_NS))
+        assert bases(built.root) == ([1] if number < 3 else [])
+
+
+@pytest.mark.parametrize("spoil", ["lost", "damaged"])
+def test_without_the_ledger_of_the_segments_it_counts_from_its_own_first_look(
+    built: Built, spoil: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = built.root.ledger / "segments.jsonl"
+    if spoil == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(flipped(path.read_bytes(), 99))
+    built.now_ns += HOUR_NS
+    reclaim(built, AN_HOUR)
+    assert bases(built.root) == [1]
+    assert ("segments.jsonl: line 1" in capsys.readouterr().err) == (spoil == "damaged")
+
+    built.now_ns += HOUR_NS
+    reclaim(built, AN_HOUR)
+    assert bases(built.root) == []
+
+
+def test_a_service_writes_a_line_an_hour_and_only_if_ages_matter(built: Built) -> None:
+    built.log.set_cursor("a", 0, rewind=True)
+    for limits, lines in ((Limits(), 0), (AN_HOUR, 3)):
+        reclaimer = Reclaimer(built.root, Unsynced(), limits)
+        for _ in range(121):
+            reclaimer.look(now_ns=built.now_ns)
+            built.now_ns += MINUTE_NS
+        reclaimer.ledger.close()
+        assert [entry["event"] for entry in ledger(built.root.path)] == ["seen"] * lines
