@@ -20,7 +20,7 @@ from wald.store.compression import FRAME_BYTES
 from wald.store.directory import Listing, Segment, look_again
 from wald.store.head import Bound
 from wald.store.raw import Gap
-from wald.store.segments import RawSegment, SealedSegment, Whole, open_segment
+from wald.store.segments import OpenSegment, SealedSegment, Whole, open_segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _look_into(
 ) -> tuple[list[Block], int]:
     """The blocks of one segment, and the sequence behind its last record."""
     with closing(open_segment(segment, place.log_id)) as opened:
-        if isinstance(opened, RawSegment):
+        if not isinstance(opened, SealedSegment):
             return _raw_blocks(opened, bound.limit(segment.base_sequence), wanted, following)
         return _sealed_blocks(opened, wanted.routes), opened.index.next_sequence
 
@@ -129,7 +129,7 @@ def _frames(index: SealedIndex, routes: frozenset[str] | None) -> list[Block]:
 
 
 def _raw_blocks(
-    segment: RawSegment, limit: int | None, wanted: Range, following: int | None
+    segment: OpenSegment, limit: int | None, wanted: Range, following: int | None
 ) -> tuple[list[Block], int]:
     base, routes = segment.base_sequence, wanted.routes
     blocks: list[Block] = []

@@ -18,7 +18,7 @@ from wald.errors import Damaged
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.store.directory import Listing, Segment, look_again
 from wald.store.head import Bound
-from wald.store.segments import RawSegment, Whole, open_segment
+from wald.store.segments import OpenSegment, SealedSegment, Whole, open_segment
 
 _LAST = 1 << 63
 
@@ -82,7 +82,7 @@ class Runs:
         if self._table is None or self._table.base_sequence != segment.base_sequence:
             try:
                 with closing(open_segment(segment, self._place.log_id)) as opened:
-                    if isinstance(opened, RawSegment):
+                    if not isinstance(opened, SealedSegment):
                         yield from self._raw(opened, bound.limit(segment.base_sequence), start)
                         return
                     self._table = _Table.of(opened.index, self._routes)
@@ -93,7 +93,7 @@ class Runs:
                 return
         yield from self._table.runs(start)
 
-    def _raw(self, segment: RawSegment, limit: int | None, start: int) -> Iterator[Run]:
+    def _raw(self, segment: OpenSegment, limit: int | None, start: int) -> Iterator[Run]:
         for met in segment.batches(segment.position_of_sequence(start + 1, limit), limit):
             wanted = isinstance(met, Whole) and (self._routes is None or met.route in self._routes)
             if isinstance(met, Whole) and wanted and not met.header.is_control:

@@ -89,10 +89,16 @@ def test_damaged_bytes_are_quarantined(built: Built) -> None:
     assert built.log.where(7).state is State.CUT
 
 
-def test_a_sealed_file_that_cannot_be_opened_is_quarantined(built: Built) -> None:
+def test_a_sealed_file_of_which_nothing_is_whole_is_quarantined(built: Built) -> None:
+    path = built.path(5, Kind.SEALED)
+    path.write_bytes(path.read_bytes()[:30])
+    assert built.log.where(6).state is State.QUARANTINED
+
+
+def test_a_sealed_file_that_lost_its_index_still_tells(built: Built) -> None:
     path = built.path(5, Kind.SEALED)
     path.write_bytes(path.read_bytes()[:-1])
-    assert built.log.where(6).state is State.QUARANTINED
+    assert built.log.where(6).state is State.SEALED
 
 
 def test_a_file_that_is_listed_and_not_there_is_quarantined(built: Built) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from stringzilla import count as count_bytes
@@ -29,6 +30,8 @@ from wald.store.indexes import read_index
 from wald.store.opening import NOTHING, Opening
 from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
 from wald.store.regular import open_file
+from wald.store.salvage import SalvagedSegment
+from wald.store.segments import Whole
 
 _CONTINUES, _CONTINUED = int(Flag.CONTINUES), int(Flag.CONTINUED)  # enums are slow
 _ENDS_WITHOUT_NEWLINE = int(Flag.CONTINUED | Flag.UNTERMINATED)
@@ -215,6 +218,7 @@ class _Check:
             file = SealedFile(self._path)
         except Damaged as error:
             yield self._error(0, error.message)
+            yield from self._salvaged(error)
             return
         with file:
             index = file.index
@@ -240,6 +244,28 @@ class _Check:
         if self._path.with_name(segment_name(self._base, Kind.RAW)).exists():
             yield Finding(Level.INFO, self._path, 0, "the raw form is still there; the sealer removes it")
         yield self._good()
+
+    def _salvaged(self, error: Damaged) -> Iterator[Finding]:
+        """What readers still get of a segment whose index cannot be trusted."""
+        self._open.clear()
+        self._opening.lost = True
+        if self._piece.log_id is None:
+            return
+        try:
+            with closing(SalvagedSegment(self._piece.segment, self._piece.log_id, error)) as salvaged:
+                for met in salvaged.batches(FIRST_BATCH, None):
+                    if isinstance(met, Gap):
+                        words = f"{met.length} bytes at {met.offset} of the raw segment cannot be read: {met.reason}"
+                        yield self._error(salvaged.file_offset(met.offset), words)
+                    elif isinstance(met, Whole) and not met.header.is_control:
+                        self._contents.add(met.position, met.header, met.route)
+                        self._expected = max(met.header.end_sequence, self._expected)
+        except Damaged as other:
+            if other is not error:
+                yield self._error(0, other.message)
+            return
+        words = f"{self._contents.batches} batches, {self._contents.records} records are whole, and readers get them"
+        yield Finding(Level.INFO, self._path, 0, words)
 
     def _frame(self, index: SealedIndex, number: int, data: bytes) -> Iterator[Finding]:
         frame = index.frames[number]

@@ -10,6 +10,7 @@ from wald.errors import Damaged
 from wald.store.directory import Listing, Root, look_again
 from wald.store.head import Bound, look
 from wald.store.raw import Gap
+from wald.store.salvage import SalvagedSegment
 from wald.store.segments import Passed, SealedSegment, open_segment
 
 T = TypeVar("T")
@@ -47,6 +48,8 @@ def _end(bound: Bound, listing: Listing, log_id: bytes) -> int:
         return 1
     newest = open_segment(listing.segments[-1], log_id)
     try:
+        if isinstance(newest, SalvagedSegment):
+            raise newest.error
         assert isinstance(newest, SealedSegment), "without a head the newest raw segment is the bound"
         return newest.index.next_sequence
     finally:

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Union
 
 from wald.errors import Damaged
 from wald.format.batch import HEADER, BatchHeader, Outcome, decode_header, look, route_of, seed
@@ -28,6 +28,8 @@ from wald.store.regular import open_regular
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
+
+    from wald.store.salvage import SalvagedSegment
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,17 +302,27 @@ class SealedSegment:
         return any(offset <= raw_offset < offset + length for offset, length in self.index.damage)
 
 
-OpenSegment = RawSegment | SealedSegment
+OpenSegment = Union[RawSegment, SealedSegment, "SalvagedSegment"]
 
 
 def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
-    """
+    """A segment in the form it has; a sealed one whose index cannot be trusted frame by frame.
+
     Raises:
         FileNotFoundError: the file has been replaced or reclaimed: look at the directory again.
         Misplaced: it is not the one that its name says.
         Damaged: nothing in it can be read.
     """
-    return RawSegment(segment, log_id) if segment.kind is Kind.RAW else SealedSegment(segment, log_id)
+    if segment.kind is Kind.RAW:
+        return RawSegment(segment, log_id)
+    try:
+        return SealedSegment(segment, log_id)
+    except Misplaced:
+        raise
+    except Damaged as error:
+        from wald.store.salvage import SalvagedSegment  # it needs this module
+
+        return SalvagedSegment(segment, log_id, error)
 
 
 class Misplaced(Damaged):

@@ -1,0 +1,185 @@
+"""A sealed segment with a damaged index or seek table, or cut short, gives every batch that is whole."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from damage import flipped, peak_bytes
+from logs import Built
+
+from wald.errors import Damaged
+from wald.format.names import Kind
+from wald.store.compression import FRAME_BYTES, SealedFile
+from wald.store.directory import Segment
+from wald.store.finding import Level
+from wald.store.pins import sealed_index
+from wald.store.salvage import SalvagedSegment
+from wald.store.segments import open_segment
+from wald.store.verifier import verify
+
+RECORDS = 12
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Twelve records of a third of a frame in a sealed segment, three in a frame, and one in the active segment."""
+    chance = random.Random(1)
+    built = Built(tmp_path / "root", segment_max_bytes=64 << 20)
+    for number in range(RECORDS):
+        built.lines("ab"[number % 2], [chance.randbytes(FRAME_BYTES // 7).hex().encode()])
+    built.cut()
+    built.seal()
+    built.lines("a", [b"last"])
+    return built
+
+
+def sealed(built: Built) -> Path:
+    return built.path(1, Kind.SEALED)
+
+
+def read(built: Built) -> tuple[list[int], list[str]]:
+    """The sequences that are read, each with its content, and what is told."""
+    told: list[str] = []
+    records = list(built.log.read(on_damage=lambda error: told.append(error.message)))
+    return [record.sequence for record in records], told
+
+
+def parts(path: Path) -> tuple[list[tuple[int, int]], int]:
+    """Where each frame begins and ends, and where the index does."""
+    with SealedFile(path) as file:
+        spans = [(frame.offset, frame.offset + frame.compressed_bytes) for frame in file.index.frames]
+    return spans, spans[-1][1]
+
+
+def errors(built: Built) -> list[str]:
+    return [f"{f.path.name} {f.message}" for f in verify(built.root) if f.level is Level.ERROR]
+
+
+def test_a_flipped_bit_in_index_or_seek_table_loses_nothing(built: Built) -> None:
+    path = sealed(built)
+    whole, (_, index) = path.read_bytes(), parts(path)
+    places = random.Random(2).sample(range(8 * index, 8 * len(whole)), 60)
+    places += [8 * index + 1, 8 * (len(whole) - 1), 8 * (len(whole) - 9), 8 * (index + 8)]
+    told = 0
+    for bit in places:
+        path.write_bytes(flipped(whole, bit))
+        assert read(built) == ([*range(1, RECORDS + 2)], [])
+        told += isinstance(open_segment(Segment(1, Kind.SEALED, path), built.log_id), SalvagedSegment)
+        assert [record.sequence for record in built.log.read("b", 4)] == [*range(4, RECORDS + 1, 2)]
+        assert next(built.log.read(start=RECORDS)).sequence == RECORDS
+        assert built.log.where(5).segment == path.name
+    assert told > 20, "many bits of an index matter"
+
+
+def test_verify_tells_of_it_and_of_nothing_that_is_not_missing(built: Built) -> None:
+    path = sealed(built)
+    whole, (_, index) = path.read_bytes(), parts(path)
+    path.write_bytes(flipped(whole, 8 * (index + 80)))
+    assert [error.split()[0] for error in errors(built)] == [path.name]
+
+
+def test_reclaim_cannot_know_what_it_holds(built: Built) -> None:
+    path = sealed(built)
+    whole, (_, index) = path.read_bytes(), parts(path)
+    path.write_bytes(flipped(whole, 8 * (index + 80)))
+    with pytest.raises(Damaged):
+        sealed_index(Segment(1, Kind.SEALED, path), built.log_id)
+
+
+def test_cut_short_anywhere_it_gives_what_is_in_front(built: Built) -> None:
+    """Every batch of which all bytes are there but for the last block, and never one too many."""
+    path = sealed(built)
+    whole, (spans, index) = path.read_bytes(), parts(path)
+    cuts = [0, 1, 17, index - 1, index, index + 1, index + 100, len(whole) - 1]
+    cuts += [place for begin, end in spans for place in (begin + 5, (begin + end) // 2, end - 1, end)]
+    for cut in cuts:
+        path.write_bytes(whole[:cut])
+        found, told = read(built)
+        frames = sum(end <= cut for _, end in spans)
+        inside = [*range(1, min(RECORDS, 3 * frames) + 1)]
+        assert found[-1] == RECORDS + 1
+        assert found[: len(inside)] == inside
+        assert found == [*range(1, len(found)), RECORDS + 1]
+        if len(found) <= RECORDS:
+            assert len(told) == 1
+            assert path.name in told[0]
+            first = len(found)
+            span = f"record {first}" if first == RECORDS else f"records {first} to {RECORDS}"
+            assert f"{span} cannot be read" in told[0]
+        else:
+            assert told == []
+        assert any(path.name in error for error in errors(built))
+
+
+def test_a_frame_that_is_cut_gives_the_batches_in_front_of_the_cut(built: Built) -> None:
+    path = sealed(built)
+    whole, (spans, _) = path.read_bytes(), parts(path)
+    begin, end = spans[1]
+    path.write_bytes(whole[: end - (end - begin) // 5])
+    assert read(built)[0] == [1, 2, 3, 4, 5, RECORDS + 1]
+
+
+@pytest.mark.parametrize("frame", [0, 1, 2, 3])
+@pytest.mark.parametrize("place", [0, 4, 5, 9, 11, 300_000])
+def test_a_damaged_frame_and_a_damaged_index_lose_that_frame_at_most(built: Built, frame: int, place: int) -> None:
+    """Where the frame's headers are hit, the seek table tells where the next one begins."""
+    path = sealed(built)
+    data, (spans, index) = bytearray(path.read_bytes()), parts(path)
+    data[index + 80] ^= 1
+    data[spans[frame][0] + place] ^= 0x81
+    path.write_bytes(data)
+    found, told = read(built)
+    lost = set(range(1, RECORDS + 2)) - set(found)
+    assert lost <= set(range(3 * frame + 1, 3 * frame + 4))
+    assert bool(lost) == bool(told)
+    assert found == sorted(found)
+
+
+def test_a_first_frame_that_is_lost_hides_the_segment_header_and_nothing_more(built: Built) -> None:
+    path = sealed(built)
+    data, (spans, index) = bytearray(path.read_bytes()), parts(path)
+    data[index + 80] ^= 1
+    data[spans[0][0] : spans[0][0] + 64] = bytes(64)
+    path.write_bytes(data)
+    assert read(built)[0] == [*range(4, RECORDS + 2)]
+
+
+def test_rubbish_is_no_segment(built: Built) -> None:
+    path = sealed(built)
+    for content in (b"", b"x", os.urandom(3000), bytes(3000)):
+        path.write_bytes(content)
+        found, told = read(built)
+        assert found == [RECORDS + 1]
+        assert f"records 1 to {RECORDS} cannot be read" in told[0]
+
+
+def test_memory_is_that_of_a_frame(built: Built) -> None:
+    path = sealed(built)
+    whole, (_, index) = path.read_bytes(), parts(path)
+    path.write_bytes(flipped(whole, 8 * (index + 80)))
+    assert peak_bytes(lambda: sum(1 for _ in built.log.batches())) < 8 * FRAME_BYTES
+
+
+def test_a_frame_that_claims_to_be_huge_takes_no_memory(built: Built) -> None:
+    import zstandard
+
+    path = sealed(built)
+    bomb = zstandard.ZstdCompressor(level=1, write_content_size=True).compress(bytes(256 << 20))
+    path.write_bytes(bomb + path.read_bytes()[:-1])
+    assert peak_bytes(lambda: read(built)) < 16 * FRAME_BYTES
+    assert read(built)[0][-1] == RECORDS + 1
+
+
+def test_a_long_batch_comes_out_of_a_frame_of_its_own(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root", segment_max_bytes=64 << 20)
+    value = b"x" * (3 * FRAME_BYTES)
+    for content in (b"1", value, b"3"):
+        built.lines("a", [content])
+    built.cut()
+    built.seal()
+    path = sealed(built)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [record.value for record in built.log.read()] == [b"1", value, b"3"]
