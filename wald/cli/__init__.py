@@ -26,6 +26,7 @@ _COMMANDS = {
     "cursor": ("cursors", "cursor", "Show or move a consumer group's cursor."),
     "explain": ("explain", "explain", "Say who holds back which segments, and when the disk is full."),
     "top": ("top", "top", "Watch the log live: segments, routes, rates, lag, disk."),
+    "hold": ("hold", "hold", "Keep FIFOs readable while the daemon restarts."),
     "cut": ("service", "cut", "Ask the daemon to cut the active segment."),
     "dump": ("inspect", "dump", "Print what is in a file of the log, and what does not fit."),
     "verify": ("inspect", "verify", "Read everything, change nothing, report damage."),

@@ -1,0 +1,81 @@
+"""``wald hold``: keeps FIFOs readable while no daemon runs, so that who writes to them waits instead of failing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from wald.cli.options import root_option
+from wald.errors import InvalidInput
+from wald.format.names import check_route
+from wald.store.directory import Root, read_identity
+from wald.store.fifos import has_fifo
+
+_LOOK_SECONDS = 1.0  # between looks for FIFOs that were made or replaced
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
+
+@click.command()
+@click.argument("routes", nargs=-1, metavar="[ROUTE...]")
+@root_option
+@click.option("--all", "every", is_flag=True, help="Every FIFO there is, and those that are made later.")
+def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
+    """Hold the reading end of FIFOs, without reading, until SIGTERM.
+
+    Where only producers hold a FIFO, what they write fails while the daemon restarts (EPIPE, SIGPIPE). Beside this they
+    wait, and what is in the pipe outlives the daemon. Prints one line once all of them are held.
+    """
+    here = Root(root)
+    read_identity(here)
+    if bool(routes) == every:
+        raise InvalidInput("which FIFOs? name routes, or --all of them", hint="wald hold --all")
+    for route in map(check_route, routes):
+        here.require_route(route)
+        if not has_fifo(here, route):
+            raise InvalidInput(f"{here.fifo(route)}: there is no FIFO", hint=f"wald route add {route} --fifo")
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    held = _Held(here, routes)
+    held.look()
+    click.echo(f"holding {held.count} FIFO{'' if held.count == 1 else 's'}")
+    troubles: set[str] = set()
+    while signal.sigtimedwait(_ENDING, _LOOK_SECONDS) is None:
+        try:
+            held.look()
+        except OSError as error:  # the others are to be held on
+            words = f"wald hold: {error.filename or root}: {error.strerror or error}"
+            if words not in troubles:
+                troubles.add(words)
+                click.echo(words, err=True)
+
+
+class _Held:
+    """The reading ends; of ``routes``, or of all there are where that is empty."""
+
+    def __init__(self, root: Root, routes: Sequence[str]) -> None:
+        self._root = root
+        self._routes = routes
+        self._descriptors: dict[str, int] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._descriptors)
+
+    def look(self) -> None:
+        """Hold what is there by now; one that was replaced is let go of, as the daemon reads it to its end.
+
+        Raises:
+            OSError: one of them cannot be opened.
+        """
+        for route in self._routes or self._root.route_names():
+            if not has_fifo(self._root, route):
+                continue
+            path, before = self._root.fifo(route), self._descriptors.get(route)
+            if before is not None and os.path.samestat(os.stat(path), os.fstat(before)):
+                continue
+            self._descriptors[route] = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            if before is not None:
+                os.close(before)
