@@ -23,11 +23,12 @@ INTERVAL_BYTES = 64 * 1024  # one entry at most per this much of the segment: a 
 
 @dataclass(slots=True)
 class SparseIndex:
-    """The entries in memory, as three columns."""
+    """The entries in memory, as three columns; and the segment's salt, None if nobody tells it."""
 
     sequences: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     times_ns: list[int] = field(default_factory=list)
+    salt: int | None = None
 
     def position_of_sequence(self, sequence: int) -> int:
         """The offset of an indexed batch at or before the one with ``sequence``; the first batch's if none is."""
@@ -59,7 +60,7 @@ def decode_index(data: bytes, *, log_id: bytes, base_sequence: int) -> SparseInd
         return None
     if (header.log_id, header.base_sequence) != (log_id, base_sequence):
         return None
-    index = SparseIndex()
+    index = SparseIndex(salt=header.salt)
     whole = HEADER.size + (len(data) - HEADER.size) // ENTRY.size * ENTRY.size
     last = (base_sequence, HEADER.size - 1, -(1 << 63))
     for sequence, position, time_ns in ENTRY.iter_unpack(data[HEADER.size : whole]):

@@ -115,10 +115,11 @@ class RawFile:
 
     @cached_property
     def salt(self) -> int:
-        """The segment's, also where its header is lost; if no batch tells it either, one that no batch will fit.
+        """The segment's, also where its header is lost; if nothing else tells it, one that no batch will fit.
 
         Two batches stand where no producer could have put them, the first and the last. Checksums can be calculated
-        backwards, so each tells a salt, and has a second checksum to show that it is the right one.
+        backwards, so each tells a salt, and has a second checksum to show that it is the right one. The sparse index
+        has the salt as well.
         """
         try:
             return self.header().salt
@@ -130,14 +131,16 @@ class RawFile:
             found, _ = self._look(FIRST_BATCH, salt)
             if found.outcome is Outcome.WHOLE and found.header is not None and found.header.is_control:
                 return salt
-        end = padded(self._data_end)
-        closing = self.read(max(0, end - TRAILER.size), TRAILER.size)
-        begin = end - TRAILER.unpack(closing)[0] if len(closing) == TRAILER.size else 0
-        opening = self.read(begin, HEADER.size)
-        if begin >= FIRST_BATCH and len(opening) == HEADER.size:
-            salt = salt_of(opening, begin)
-            if begin_of(closing, end, salt) == begin:
-                return salt
+        index = self._index()
+        if index is not None and index.salt is not None:
+            return index.salt
+        for end in self._ends:
+            closing = self.read(max(0, end - TRAILER.size), TRAILER.size)
+            begin = end - TRAILER.unpack(closing)[0] if len(closing) == TRAILER.size else 0
+            if FIRST_BATCH <= begin <= end - HEADER.size:
+                salt = salt_of(self.read(begin, HEADER.size), begin)
+                if begin_of(closing, end, salt) == begin:
+                    return salt
         return secrets.randbits(32)
 
     def read(self, offset: int, length: int) -> bytes:
@@ -224,9 +227,14 @@ class RawFile:
                 return behind
         return self._resync.behind(offset)
 
+    @property
+    def _ends(self) -> tuple[int, int]:
+        """Where the last batch ends if it is whole."""
+        return self._durable, padded(self._data_end)
+
     @cached_property
     def _resync(self) -> Resync:
-        return Resync(self.read, self.salt, ends=(self._durable, padded(self._data_end)), index=self._index())
+        return Resync(self.read, self.salt, ends=self._ends, index=self._index())
 
     @cached_property
     def _data_end(self) -> int:

@@ -1,0 +1,176 @@
+"""Damaged logs against an oracle: the same log as it was written.
+
+Whatever a disk does to a few places of any segment, what is read was written, once, in order, and in its place; and
+whatever is missing was told of by the reader, by verify and by the start.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from contents import errors, records
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from logs import Built
+from sample_segments import batch, joined
+
+import wald
+from wald.errors import Damaged
+from wald.format.batch import HEADER, padded
+from wald.format.record import Record
+
+SECTOR = 512
+FORGED = b"forged"
+
+
+def forge(built: Built, route: str) -> bytes:
+    """A payload that holds a batch of another route, made for just where it will stand."""
+    writer = built.writer
+    at = writer.position + HEADER.size + padded(len(route))
+    forged = batch(FORGED + b"\n", base=writer.state.next_sequence, route=b"other", append_time_ns=built.now_ns)
+    return joined([forged], start=at, salt=writer._salt) + b"\n"
+
+
+def build(path: Path) -> None:
+    """Three segments, one in each form; records short and long, in pieces and in columns, and forged ones in them."""
+    built = Built(path, segment_max_bytes=1 << 20)
+    for part in range(3):
+        for number in range(12):
+            built.lines("a", [b"%d-%d" % (part, number), b"x" * (37 * number)])
+            payload = forge(built, "web")
+            built.append("web", payload, payload.count(b"\n"))
+        built.piece("a", b"begin" * 100, begins=True, ends=False)
+        built.columns("b", [b"one", b"\n", b""], keys=[b"k", None, b""])
+        built.piece("a", b"end\n", begins=False, ends=True)
+        built.lines("b", [b"%d" % number for number in range(40)])
+        if part < 2:
+            built.cut()
+        if part == 0:
+            built.seal()
+    built.crash()
+
+
+class Written:
+    """The log, and its records by their sequences."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        build(path)
+        self.records = {record.sequence: record for record in records(path)}
+        assert len(self.records) > 150
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return Written(tmp_path_factory.mktemp("written") / "log")
+
+
+Damage = Callable[[bytes], bytes]
+
+
+def flip(bits: list[float]) -> Damage:
+    def change(data: bytes) -> bytes:
+        changed = bytearray(data)
+        for bit in bits:
+            at = int(bit * 8 * len(data))
+            changed[at >> 3] ^= 1 << (at & 7)
+        return bytes(changed)
+
+    return change
+
+
+def zero(where: float) -> Damage:
+    def change(data: bytes) -> bytes:
+        at = int(where * len(data)) // SECTOR * SECTOR
+        return data[:at] + bytes(len(data[at : at + SECTOR])) + data[at + SECTOR :]
+
+    return change
+
+
+def cut(where: float) -> Damage:
+    return lambda data: data[: int(where * len(data))]
+
+
+def swap(one: float, two: float) -> Damage:
+    def change(data: bytes) -> bytes:
+        sectors = [data[at : at + SECTOR] for at in range(0, len(data), SECTOR)]
+        whole = len(data) // SECTOR or 1
+        first, second = int(one * whole), int(two * whole)
+        sectors[first], sectors[second] = sectors[second], sectors[first]
+        return b"".join(sectors)
+
+    return change
+
+
+PLACES = st.floats(0, 1, exclude_max=True)
+DAMAGE = st.one_of(
+    st.builds(flip, st.lists(PLACES, min_size=1, max_size=3)),
+    st.builds(zero, PLACES),
+    st.builds(cut, PLACES),
+    st.builds(swap, PLACES, PLACES),
+)
+SPOILED = st.lists(st.tuples(st.integers(0, 2), DAMAGE), min_size=1, max_size=3)
+
+
+def check_reading(root: Path, written: dict[int, Record], start: int = 1) -> set[int]:
+    """Nothing made up, nothing twice, and nothing missing without a word; returns what is there."""
+    told: list[Damaged] = []
+    found = list(wald.open(root).read(start=start, on_damage=told.append))
+    for record in found:
+        assert record == written[record.sequence]
+    there = {record.sequence for record in found}
+    assert len(there) == len(found)
+    assert there == {sequence for sequence in written if sequence >= start} or told
+    return there
+
+
+def check_damaged(log: Written, spoiled: list[tuple[int, Damage]], start: int) -> None:
+    written = log.records
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "log"
+        shutil.copytree(log.path, root)
+        segments = sorted(file for file in (root / "segments").iterdir() if file.suffix in (".wal", ".zst"))
+        assert len(segments) == 3
+        for number, damage in spoiled:
+            data = segments[number].read_bytes()
+            segments[number].write_bytes(damage(data) if data else data)
+        there = check_reading(root, written)
+        check_reading(root, written, start)
+        assert len(there) == len(written) or errors(root)
+
+        built = Built(root, epoch=2)
+        assert check_reading(root, written) <= there
+        newest = set(range(segments_base(segments[2]), max(written) + 1))
+        assert newest <= there or built.report.errors
+        added = built.lines("a", [b"new"])
+        assert added > max(written)
+        assert [record.value for record in wald.open(root).read(start=added)] == [b"new"]
+        built.crash()
+
+
+def segments_base(path: Path) -> int:
+    return int(path.name.split(".")[0])
+
+
+QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=QUIET)
+@given(spoiled=SPOILED, start=st.integers(1, 150))
+def test_what_is_read_was_written_and_what_is_missing_is_told(
+    written: Written, spoiled: list[tuple[int, Damage]], start: int
+) -> None:
+    check_damaged(written, spoiled, start)
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, deadline=None, suppress_health_check=QUIET)
+@given(spoiled=SPOILED, start=st.integers(1, 150))
+def test_what_is_read_was_written_and_what_is_missing_is_told_at_length(
+    written: Written, spoiled: list[tuple[int, Damage]], start: int
+) -> None:
+    check_damaged(written, spoiled, start)
