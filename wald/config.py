@@ -80,6 +80,11 @@ class Config:
         "256MiB",
         "free space that is left to others, beside room to seal and for the next segment",
     )
+    on_missing_root: str = _setting(
+        Choice(("make", "refuse")),
+        "make",
+        "a root that is no log yet is made one, or refused: a mount point without its file system looks like that",
+    )
     on_full: str = _setting(Choice(("block", "reject")), "block", "sockets wait then, or are answered ERR full")
     socket: str = _setting(Text("a path"), "", "of the unix socket; empty: ROOT/wald.sock")
     socket_mode: int = _setting(Mode(), 0o660, "permission bits of the socket")

@@ -17,6 +17,7 @@ from wald.cli.entry import run
 # name → (module, function, what it does)
 _COMMANDS = {
     "run": ("service", "run", "Run the daemon: take records, make them durable, cut, seal."),
+    "init": ("service", "init", "Make a log, for a daemon that is told to make none."),
     "append": ("append", "append", "Send lines from stdin or files; print FIRST LAST once they are durable."),
     "read": ("read", "read", "Write records to stdout, from a place on."),
     "head": ("look", "head", "Show how far the log is durable."),

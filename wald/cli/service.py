@@ -1,4 +1,4 @@
-"""``wald run`` and ``wald cut``: the daemon, and what one asks of it."""
+"""``wald run``, ``wald init`` and ``wald cut``: the daemon, what it runs on, and what one asks of it."""
 
 from __future__ import annotations
 
@@ -44,6 +44,21 @@ def run(root: Path, config_path: Path | None, stdin_route: str | None) -> int:
         return load(config_path, os.environ, {})
 
     return service.run(root, settings(), stdin_route=stdin_route, reload=settings)
+
+
+@click.command()
+@root_option
+def init(root: Path) -> None:
+    """Make a log in a directory that is missing or empty; one that is there stays as it is.
+
+    The daemon does the same, unless it is told not to: on_missing_root = "refuse".
+    """
+    from datetime import UTC, datetime
+
+    from wald.store.directory import create_root
+    from wald.store.disk import Disk
+
+    create_root(root, Disk(), now=datetime.now(UTC).isoformat(timespec="milliseconds"))
 
 
 @click.command()

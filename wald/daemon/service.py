@@ -35,7 +35,7 @@ from wald.daemon.turn import Turn
 from wald.errors import DiskFailure, InvalidInput, NotPermitted, WaldError
 from wald.format.framing import Code
 from wald.metrics import Metrics
-from wald.store.directory import Root, create_root, read_identity
+from wald.store.directory import Root, create_root, read_identity, require_root
 from wald.store.disk import Disk
 from wald.store.fifos import has_fifo
 from wald.store.ledger import Ledger
@@ -104,6 +104,8 @@ class Service:
         self._held: Turn | None = None
         self._cuts_seen = 0
         self._swept_at = self._alive_at = time.monotonic()
+        if config.on_missing_root == "refuse":
+            require_root(path)
         self._root = root = create_root(path, disk, now=now)
         identity = read_identity(root)
         self._lock = Lock(root, disk, now=now)

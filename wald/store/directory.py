@@ -289,6 +289,19 @@ def create_root(path: Path, disk: Disk, *, now: str) -> Root:
     return root
 
 
+def require_root(path: Path) -> None:
+    """
+    Raises:
+        NotFound: there is no log at ``path``, nor what is left of one.
+    """
+    root = Root(path)
+    if not (root.identity.exists() or root.segments.exists()):
+        raise NotFound(
+            f'{path}: there is no log here, and on_missing_root = "refuse" says to make none',
+            hint=f"findmnt -T {path} shows whether its file system is mounted; wald init --root {path} makes a log",
+        )
+
+
 def _foreign(name: str) -> bool:
     """Not ours, and not what a fresh file system or an interrupted making leaves behind."""
     return name not in _FOLDERS and name != "lost+found" and not name.endswith(TEMPORARY)

@@ -1,0 +1,44 @@
+"""A log is made when it is asked for, and a daemon that is told to make none takes no other directory for one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from running import Daemon, command, output_of, refused, run
+
+import wald
+from wald.errors import InvalidInput, NotFound
+
+REFUSE = {"WALD_ON_MISSING_ROOT": "refuse"}
+
+
+def test_a_log_that_was_made_is_run_on(tmp_path: Path) -> None:
+    root = tmp_path / "new" / "log"
+    assert output_of("init", "--root", root) == b""
+    made = (root / "log.json").read_bytes()
+    with Daemon(root, env=REFUSE) as daemon:
+        assert daemon.stop() == 0
+    assert output_of("init", "--root", root) == b""
+    assert (root / "log.json").read_bytes() == made
+    assert list(wald.open(root).read()) == []
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["empty", "missing"])
+def test_a_mount_point_without_its_file_system_does_not_become_a_log(tmp_path: Path, there: bool) -> None:
+    root = tmp_path / "mnt"
+    if there:
+        root.mkdir()
+    code, message, hint = refused(run(command("run", "--root", root), env=REFUSE))
+    assert code == NotFound.exit_code
+    assert message.startswith(f"{root}: there is no log here")
+    assert f"wald init --root {root}" in hint
+    assert (os.listdir(root) if there else root.exists()) in ([], False)
+
+
+def test_a_log_is_not_made_among_other_files(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, message, _ = refused(run(command("init", "--root", tmp_path)))
+    assert (code, message) == (InvalidInput.exit_code, f"{tmp_path}: not empty, and not a log")
+    assert os.listdir(tmp_path) == ["file"]
