@@ -5,8 +5,8 @@ connection, up to 256 KiB; a larger payload gathers in an unnamed file, so a 40 
 A request that cannot be taken now (its route is inside a pipe's long line, or the disk is nearly full) parks its
 connection: nothing more is read from it until it can. A route may stay busy for ever, so that is waited for only as
 long as for the rest of a half-sent request; for the disk there is no limit.
-What takes longer than a record (all but :data:`QUICK`) is carried out one request a turn, after records are answered:
-users take turns, and so do their connections. An answer is made only for who has read the one before.
+What takes longer than a record (all but :data:`QUICK`) is carried out one request a turn, after records are answered,
+and leaves them time: users take turns, and so do their connections. An answer is made only for who has read the last.
 A connection that holds nothing may stay for ever, until its place is needed: then whoever has been idle for longest,
 and for ``idle_timeout``, gives it up.
 """
@@ -18,6 +18,7 @@ import errno
 import select
 import socket
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,7 @@ KEPT_TOTAL_MAX_BYTES = 16 << 20  # of unfinished requests in memory; beyond it e
 UNSENT_TOTAL_MAX_BYTES = 16 << 20  # replies nobody reads; beyond it who has not read for longest is hung up on
 QUICK = frozenset({"PING", "HEAD"})
 QUICK_MAX = 32  # of one connection in one turn
+PAUSE_MAX_SECONDS = 0.1  # between two that take long
 SAME_ANSWERS_MAX = 16  # to one user's connections that all ask the same
 ANSWERS_MAX = 4096  # to one connection in one turn
 _PEER = struct.Struct("iII")  # SO_PEERCRED: process, user, group
@@ -86,6 +88,8 @@ class Connections:
         self._kept_bytes = self._unsent_bytes = 0
         self._served: dict[int, int] = {}  # user → the number of the last request that was carried out
         self._carried_out = 0
+        self._carry_out_at = 0.0  # while records come
+        self._recorded = False  # whether some have, since a request was carried out
         self._listening = True
         poller.register(listener, select.EPOLLIN)
 
@@ -105,10 +109,12 @@ class Connections:
         """Room on the disk that a request waits for, the least of all; None if no request does."""
         return min((cause for cause in self._waiting if isinstance(cause, int)), default=None)
 
-    @property
-    def ready(self) -> bool:
-        """Whether a request is in hand that only waits for the next turn."""
-        return any(not each.unsent for wait in Wait for each in self._waiting.get(wait, {}).values())
+    def due(self) -> float | None:
+        """When a request that is in hand has its turn, on the monotonic clock; None: there is none."""
+        if any(not each.unsent for wait in (Wait.TURN, Wait.REFUSAL) for each in self._waiting.get(wait, {}).values()):
+            return 0.0
+        asked = any(not each.unsent for each in self._waiting.get(Wait.COMMAND, {}).values())
+        return (self._carry_out_at if self._recorded else 0.0) if asked else None
 
     @property
     def needs_sweep(self) -> bool:
@@ -183,8 +189,10 @@ class Connections:
 
     def carry_out(self, now: float) -> None:
         """Carry out one of the requests that wait for that, if the last answer to it was read; the same question of
-        the same user is answered with it.
+        the same user is answered with it. While records come, this gets a fifth of the time.
         """
+        if self._recorded and now < self._carry_out_at:
+            return
         waiting = [each for each in self._waiting.get(Wait.COMMAND, {}).values() if not each.unsent]
         if not waiting:
             return
@@ -193,7 +201,10 @@ class Connections:
         assert command is not None
         self._carried_out += 1
         self._served[user_id] = self._carried_out
+        started = time.monotonic()
         answer = self._answer_to(command, user_id)
+        ended = time.monotonic()
+        self._carry_out_at, self._recorded = ended + min(4 * (ended - started), PAUSE_MAX_SECONDS), False
         same = [each for each in waiting if each.user_id == user_id and each.command == command]
         for connection in same[:SAME_ANSWERS_MAX]:
             if connection.socket.fileno() < 0:  # it had to make way for the others' answers
@@ -204,6 +215,7 @@ class Connections:
 
     def reply(self, turn: Turn) -> None:
         """After the commit: tell everyone what became durable."""
+        self._recorded = self._recorded or bool(turn.drafts)
         self._answer(lambda ticket: ok(*turn.sequences(ticket)))
 
     def refuse(self, code: Code, words: str) -> None:

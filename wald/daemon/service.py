@@ -260,14 +260,13 @@ class Service:
 
     def _timeout(self) -> float | None:
         """How long the loop may wait for something to happen, in seconds."""
-        if self._connections.ready:
-            return 0
+        now = time.monotonic()
+        asked = self._connections.due()
         if self._metrics.degraded:
-            return _FULL_LOOK_SECONDS
+            return min(_FULL_LOOK_SECONDS, _FULL_LOOK_SECONDS if asked is None else max(0.0, asked - now))
         if self._intake.ready:
             return 0
-        now = time.monotonic()
-        times = [at for at in (self._committer.due(), self._intake.look_again_at()) if at is not None]
+        times = [at for at in (asked, self._committer.due(), self._intake.look_again_at()) if at is not None]
         if self._connections.needs_sweep:
             times.append(now + _SWEEP_SECONDS)
         if self._systemd.watchdog_seconds:
