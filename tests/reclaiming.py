@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,10 +37,12 @@ class Reclaimer:
     grace_ns: int = 0
     boot: str = BOOT
     stop: threading.Event = field(default_factory=threading.Event)
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.now = Moment(self.boot, 0)
-        self.planner = Planner(self.root, self.limits, log_id=read_identity(self.root).log_id, moment=lambda: self.now)
+        log_id = read_identity(self.root).log_id
+        self.planner = Planner(self.root, self.limits, log_id=log_id, clock=self.clock, moment=lambda: self.now)
         self.ledger = Ledger(self.root.ledger / "reclaim.jsonl", self.disk, owner="wald-reclaim")
 
     def look(self, *, now_ns: int, ahead_ns: int = 0) -> None:

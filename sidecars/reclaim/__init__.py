@@ -1,7 +1,7 @@
-"""RECLAIM: deletes a sealed segment once everybody has read it, and can prove that it was allowed to.
+"""RECLAIM: deletes a complete segment once everybody has read it, and can prove that it was allowed to.
 
-    sealed                          judged: the cursors (wald.store.pins), then the limits (policy)
-    sealed, and told in the ledger  renamed to .doomed; after a crash it is judged again first
+    sealed, or left raw             judged: the cursors (wald.store.pins), then the limits (policy)
+    told in the ledger              renamed to .doomed; after a crash it is judged again first
     doomed                          unlinked after the grace period, for readers that are about to open it
 
 The ledger's line, with the cursors that made it legal, is durable before the name changes. Every step can be repeated,

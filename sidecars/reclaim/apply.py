@@ -1,16 +1,18 @@
 """Carrying a plan out, in steps of which each can be repeated.
 
-    sealed      the ledger's line, synced; then the name ``.doomed``; then the cursors are read again
+    complete    the ledger's line, synced; then the name ``.doomed``; then the cursors are read again
     doomed      read again at each look; after the grace period the name ``.deleting``; then they are read once more
     deleting    unlinked
 
 Whoever sets a cursor writes it first and looks at the names then. So either the cursor is seen here after the name has
-changed, and the segment gets its old name back, or the new name is seen there.
+changed, and the segment gets its old name back, or the new name is seen there. The sealer and a raw segment meet in
+the same way: it makes its temporary file first, and opens the segment by its old name then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sidecars.reclaim.plan import Decision, Planner
@@ -51,7 +53,7 @@ class Reclaim:
             if entries := [decision.entry for decision in group if decision.entry is not None]:
                 self.tell(*entries)
             going = {
-                decision.segment.base_sequence: self._renamed(decision.segment, Kind.DOOMED)
+                decision.segment.base_sequence: self._renamed(decision.segment, decision.segment.kind.doomed)
                 for decision in group
                 if decision.verdict.goes
             }
@@ -74,7 +76,7 @@ class Reclaim:
         over = {segment.base_sequence for segment in waited}
         for begin in range(0, len(doomed), _SEGMENTS_AT_ONCE):
             there = [
-                self._renamed(segment, Kind.DELETING) if segment.base_sequence in over else segment
+                self._renamed(segment, segment.kind.deleting) if segment.base_sequence in over else segment
                 for segment in doomed[begin : begin + _SEGMENTS_AT_ONCE]
             ]
             decisions = self.planner.again(there, now_ns=now_ns)
@@ -83,7 +85,10 @@ class Reclaim:
             if entries := [decision.entry for decision in going if decision.entry is not None]:
                 self.tell(*entries)
             for decision in going:
-                if decision.segment.kind is Kind.DELETING:
+                if decision.segment.kind is decision.segment.kind.deleting:
+                    if decision.segment.kind.form is Kind.RAW:
+                        with suppress(FileNotFoundError):
+                            self.disk.unlink(self.root.segment(decision.segment.base_sequence, Kind.INDEX))
                     self.disk.unlink(decision.segment.path)
                     self.planner.gone(decision.segment)
             if over:
@@ -101,7 +106,7 @@ class Reclaim:
         """Give those that stay their old names back, and say so in the ledger."""
         staying = [decision for decision in decisions if not decision.verdict.goes]
         for decision in staying:
-            self._renamed(decision.segment, Kind.SEALED)
+            self._renamed(decision.segment, decision.segment.kind.form)
         if staying:
             self.disk.sync_directory(self.root.segments)  # before the line: until it is there, the name is judged again
         if entries := [decision.entry for decision in staying if decision.entry is not None]:

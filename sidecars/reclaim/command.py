@@ -68,7 +68,7 @@ def command(
     grace: float,
     as_json: bool,
 ) -> None:
-    """Delete the sealed segments that everybody has read.
+    """Delete the segments that everybody has read.
 
     A segment goes when, for every route that has records in it and is not retired, every cursor has reached the route's
     last record in it. `wald explain` says who holds back what. Each deletion is in ledger/reclaim.jsonl before it
@@ -127,7 +127,7 @@ class Work:
         doomed = planner.doomed()
         waited = planner.waited(doomed, grace_ns=self.grace_ns)
         for decision in self.reclaim.delete(doomed, waited, now_ns=now_ns):
-            report.doomed(decision, due=decision.segment.kind is Kind.DELETING)
+            report.doomed(decision, due=decision.segment.kind is decision.segment.kind.deleting)
         report.end(planner.troubles)
 
 

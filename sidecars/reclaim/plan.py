@@ -19,20 +19,22 @@ from wald.format.names import Kind
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.store import uptime
 from wald.store.cursors import CursorState
-from wald.store.directory import Root, Segment, list_segments
+from wald.store.directory import Listing, Root, Segment, being_sealed, list_segments
+from wald.store.head import Bound, look
 from wald.store.history import Entry, History
 from wald.store.ledger import entries_of
-from wald.store.pins import Claims, Pin, read_claims, sealed_index
+from wald.store.pins import Claims, Pin, read_claims, segment_index
 from wald.store.uptime import Moment, moment_of
 
 CLAIMS_SECONDS = 0.25  # old enough to be read again; a thousand cursors take about a third of it
 _EXPIRING = {verdict.value: verdict for verdict in Verdict if verdict.expires}
+_RAW_SECONDS = 5.0  # what the sealer does not get to in so long is read to its end here, and may go as it is
 _CLAIMS_SHARE = 4  # and so many times as long as reading them took, where there are very many
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """About one sealed segment.
+    """About one complete segment.
 
     Attributes:
         pin: of those who hold it back, one.
@@ -54,6 +56,7 @@ class Decision:
 class _Known:
     """What is kept of a segment between two looks."""
 
+    kind: Kind
     stored_bytes: int
     records: int
     pin: Pin | None = None
@@ -88,6 +91,8 @@ class Planner:
         self._ages = Ages(root, moment)
         self._history = History(root)
         self._known: dict[int, _Known] = {}
+        self._raw_since: dict[int, float] | None = None
+        """When raw segments were first seen; None: not at all, so whatever is there has been there for a while."""
         self.troubles: list[str] = []
         self._told: dict[int, Entry] = {}
         """Of segments still there of which the ledger says that they are reclaimed: the rule, and since when."""
@@ -134,7 +139,7 @@ class Planner:
             over = grace_ns == 0 or (
                 since is not None and (now.boot != since.boot or now.boottime_ns - since.boottime_ns >= grace_ns)
             )
-            if over or segment.kind is Kind.DELETING:
+            if over or segment.kind is segment.kind.deleting:
                 waited.append(segment)
         return waited
 
@@ -147,6 +152,7 @@ class Planner:
             Damaged: the end of the log or the ledger of the archive cannot be read.
         """
         renamed = list(doomed)
+        sealing = being_sealed(self._root)
         claims, _ = self._read_claims()
         lets_go: dict[int, bool] = {}  # by the identity of earlier claims, of which there are few
         decisions = []
@@ -154,27 +160,31 @@ class Planner:
             earlier = self._passed.get(segment.base_sequence)
             if earlier is not None and id(earlier) not in lets_go:
                 lets_go[id(earlier)] = claims.lets_go(earlier)
+            raw = segment.kind.form is Kind.RAW
             passes = earlier is not None and lets_go[id(earlier)] and not self._limits.require_archived
             with suppress(FileNotFoundError):  # gone meanwhile, and this is a dry run
-                decisions.append(self._decide_again(segment, None if passes else claims, now_ns))
+                taken = raw and segment.base_sequence in sealing
+                decisions.append(self._decide_again(segment, None if passes else claims, now_ns, sealing=taken))
         return decisions
 
     def decisions(self, *, now_ns: int) -> Iterator[Decision]:
-        """One about every sealed segment, oldest first.
+        """One about every segment that is sealed, or has waited for the sealer for a while, oldest first.
 
         Raises:
             Damaged: the directory, the end of the log or the ledger of the archive cannot be read.
         """
-        listing = list_segments(self._root)
-        sealed = [segment for segment in listing.segments if segment.kind is Kind.SEALED]
-        bases = {segment.base_sequence for segment in sealed}
+        bound, listing = look(self._root)
+        left = self._left_raw(bound, listing)
+        complete = [s for s in listing.segments if s.kind is Kind.SEALED or s.base_sequence in left]
+        bases = {segment.base_sequence for segment in complete}
         if self._limits.by_age:
             self._ages.learn(bases)
         claims, due = self._read_claims()
+        sealing = being_sealed(self._root)
         self._known = {base: known for base, known in self._known.items() if base in bases}
         waiting: list[tuple[Segment, _Known, int, int]] = []
         newer_bytes = newer_records = 0
-        for segment in reversed(sealed):
+        for segment in reversed(complete):
             known = self._learn(segment, claims)
             if known is None:
                 continue  # gone meanwhile
@@ -194,11 +204,28 @@ class Planner:
                 read=True,
                 archived=True,
                 newest=segment is listing.segments[-1],
-                raw_twin=self._root.segment(segment.base_sequence, Kind.RAW).exists(),
+                sealing=self._in_both_forms(segment) or (segment.kind is Kind.RAW and segment.base_sequence in sealing),
                 readable=not known.problem,
             )
             with suppress(FileNotFoundError):  # gone meanwhile
                 yield self._decide(segment, known, facts, claims, now_ns)
+
+    def _left_raw(self, bound: Bound, listing: Listing) -> set[int]:
+        """The raw segments that are complete, and that the sealer has left as they are for a while.
+
+        A start of the daemon reads in the segment of the head what of its pipes is in the log, and moves the head then.
+        """
+        raw = [segment.base_sequence for segment in listing.segments[:-1] if segment.kind is Kind.RAW]
+        cut = [base for base in raw if base < bound.segment]
+        now = self._clock()
+        if self._raw_since is None:
+            self._raw_since = dict.fromkeys(cut, now - _RAW_SECONDS)
+        self._raw_since = {base: self._raw_since.get(base, now) for base in cut}
+        return {base for base, since in self._raw_since.items() if now - since >= _RAW_SECONDS}
+
+    def _in_both_forms(self, segment: Segment) -> bool:
+        """Whether the sealer is not done with a sealed segment."""
+        return segment.kind is Kind.SEALED and self._root.segment(segment.base_sequence, Kind.RAW).exists()
 
     def _unexplained(self, segment: Segment, now_ns: int) -> Entry:
         """The ledger's line about a doomed segment of which it does not tell."""
@@ -240,12 +267,14 @@ class Planner:
             entry = self._kept(segment, verdict, now_ns)
         return Decision(segment, verdict, known.stored_bytes, pin, entry, told, known.problem)
 
-    def _decide_again(self, segment: Segment, claims: Claims | None, now_ns: int) -> Decision:
+    def _decide_again(self, segment: Segment, claims: Claims | None, now_ns: int, *, sealing: bool) -> Decision:
         """The verdict on a doomed segment under ``claims``; None: under these nobody holds it back."""
         base = segment.base_sequence
         stored_bytes, told = segment.path.stat().st_size, self._told.get(base)
         pin, verdict, message = None, _EXPIRING.get(told["rule"] if told else "", Verdict.READ), ""
-        if claims is not None and not self._root.segment(base, Kind.SEALED).exists():
+        if sealing:
+            verdict = Verdict.SEALING
+        elif claims is not None and not self._root.segment(base, Kind.SEALED).exists():
             try:
                 index = self._index(segment)
             except _Unreadable as error:
@@ -295,24 +324,25 @@ class Planner:
 
     def _index(self, segment: Segment) -> SealedIndex:
         try:
-            return sealed_index(segment, self._log_id)
+            return segment_index(segment, self._log_id)
         except Damaged as error:
             raise _Unreadable(error.message) from error
 
     def _learn(self, segment: Segment, claims: Claims) -> _Known | None:
         """What is kept of a segment; one that could not be read is tried again each time."""
         known = self._known.get(segment.base_sequence)
-        if known is not None and not known.problem:
+        if known is not None and not known.problem and known.kind is segment.kind:
             return known
         try:
             stored_bytes = segment.path.stat().st_size
             try:
                 index = self._index(segment)
             except _Unreadable as error:
-                known = _Known(stored_bytes, 0, problem=str(error))
+                known = _Known(segment.kind, stored_bytes, 0, problem=str(error))
             else:
                 pin = next(claims.pins(index.routes), None)
-                known = _Known(stored_bytes, index.next_sequence - index.base_sequence, pin)
+                records = index.next_sequence - index.base_sequence
+                known = _Known(segment.kind, stored_bytes, records, pin)
         except FileNotFoundError:
             return None
         self._known[segment.base_sequence] = known
@@ -333,7 +363,7 @@ def _reclaimed(index: SealedIndex, claims: Claims, verdict: Verdict, stored_byte
         "at": now_ns,
         "rule": verdict.value,
         "bytes": stored_bytes,
-        "sha256": index.sha256.hex(),
+        **({"sha256": index.sha256.hex()} if index.sha256 else {"form": "raw"}),
         "routes": routes,
     }
     if lost := _lost(index, claims):

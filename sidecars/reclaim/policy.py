@@ -40,14 +40,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One sealed segment.
+    """One complete segment.
 
     Attributes:
         age_ns: since it was sealed, at least.
         stored_bytes, records: of the segment; ``newer_bytes``, ``newer_records``: of the sealed ones behind it.
         read: whether nobody pins it. archived: whether every record of a route that gates is in a bundle.
         newest: whether it is the newest segment of the log, which tells the next start where to go on.
-        raw_twin: whether its raw form is there too: the sealer is not done with it.
+        sealing: whether the sealer is at work on it.
         readable: whether its index can be read, which tells whose records are in it.
     """
 
@@ -59,7 +59,7 @@ class Facts:
     read: bool
     archived: bool
     newest: bool
-    raw_twin: bool
+    sealing: bool
     readable: bool
 
 
@@ -94,7 +94,7 @@ def judge(facts: Facts, limits: Limits) -> Verdict:
     over = _over(facts, limits)
     if facts.newest:
         return Verdict.NEWEST
-    if facts.raw_twin:
+    if facts.sealing:
         return Verdict.SEALING
     if not facts.readable:
         return Verdict.UNREADABLE

@@ -98,7 +98,7 @@ class Pulses:
         head = self._log.head()
         listing = list_segments(self._log.root)  # after the head: what it calls complete is listed then
         if self._sealed_before is None:
-            self._sealed_before = frozenset(s.base_sequence for s in _all(listing) if s.kind is not Kind.RAW)
+            self._sealed_before = frozenset(s.base_sequence for s in _all(listing) if s.kind.form is not Kind.RAW)
         self._learn(listing, head.segment if head else 0)
         waiting = {segment.base_sequence for segment in listing.segments[:-1] if segment.kind is Kind.RAW}
         sealed = [length for base, length in self._raw_bytes.items() if base not in waiting]
@@ -127,7 +127,7 @@ class Pulses:
 
     def _length(self, segment: Segment) -> int:
         """Raw bytes; 0 if a sealed one does not tell."""
-        if segment.kind is Kind.RAW:
+        if segment.kind.form is Kind.RAW:
             return segment.path.stat().st_size
         try:
             return sealed_index(segment, self._log.identity.log_id).raw_bytes

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wald.metrics import Metrics
-from wald.store.directory import Root
+from wald.store.directory import Root, Segment
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger
 from wald.store.room import Room, sealed_bytes_max
@@ -122,33 +122,36 @@ class Background:
             if self._stopping:
                 break
             try:
-                raw_bytes = segment.path.stat().st_size
-                if not self._room.lets_seal(raw_bytes):
-                    waiting += 1
-                    continue
-                self._room.sealing_bytes = sealed_bytes_max(raw_bytes)
-                sealed = seal(
-                    self._root,
-                    segment,
-                    self._disk,
-                    self._ledger,
-                    level=self._level,
-                    now=time.time_ns,
-                )
+                sealed = self._seal(segment)
             except Exception as error:  # noqa: BLE001  (it holds up no other segment)
                 well = self._failed(segment.path.name, error)
             else:
                 self._reasons.pop(segment.path.name, None)
-                self._metrics.sealed += 1
-                self._metrics.sealed_bytes += sealed.sealed_bytes
-                self._metrics.seal_waits_since = time.monotonic()
-                self._say(sealed)
-            finally:
-                self._room.sealing_bytes = 0
+                waiting += sealed is None
+                if sealed is not None:
+                    self._metrics.sealed += 1
+                    self._metrics.sealed_bytes += sealed.sealed_bytes
+                    self._metrics.seal_waits_since = time.monotonic()
+                    self._say(sealed)
             if not self._stopping:
                 self._writer.prepare_spare()
         self.waiting = waiting
         return well
+
+    def _seal(self, segment: Segment) -> Sealed | None:
+        """None: it waits, because there is no room, or because somebody is about to reclaim it as it is."""
+        try:
+            raw_bytes = segment.path.stat().st_size
+            if not self._room.lets_seal(raw_bytes):
+                return None
+            self._room.sealing_bytes = sealed_bytes_max(raw_bytes)
+            return seal(self._root, segment, self._disk, self._ledger, level=self._level, now=time.time_ns)
+        except FileNotFoundError:
+            if segment.path.exists():
+                raise
+            return None
+        finally:
+            self._room.sealing_bytes = 0
 
     def _failed(self, name: str, error: Exception) -> bool:
         reason = f"{type(error).__name__}: {error}"

@@ -44,7 +44,7 @@ from wald.store.recovery import recover
 from wald.store.room import Room
 from wald.store.routes import add_route
 from wald.store.sealer import Sealed, remove_temporaries
-from wald.store.writer import Writer
+from wald.store.writer import Draft, Writer
 
 _FULL_LOOK_SECONDS = 0.25  # how often a full disk is looked at again
 _SWEEP_SECONDS = 1.0  # how often half-sent requests are looked for
@@ -128,11 +128,14 @@ class Service:
         longest = min(config.record_max_bytes, self._room.sizes.payload_bytes)
         self._intake = Intake(root, disk, self._poller, self._systemd, replace(config, record_max_bytes=longest))
         closers.callback(self._intake.close)
+        # Before the committer moves the head: what pipes have left in the last segment is read there, and RECLAIM keeps
+        # that one as long as the head is in it.
+        told, closing = self._intake.open(stdin_route, self._writer.state.open_records)
         self._committer = Committer(
             root, disk, self._writer, self._lock, self._room, self._intake, config, self._metrics, self._journal
         )
         closers.callback(self._committer.close)
-        self._open_pipes(stdin_route)
+        self._tell_pipes(told, closing)
         self._background = Background(
             root, disk, ledger, self._writer, self._room, self._metrics, self._heard, level=config.compression_level
         )
@@ -364,8 +367,8 @@ class Service:
             room=self._room,
         )
 
-    def _open_pipes(self, stdin_route: str | None) -> None:
-        told, closing = self._intake.open(stdin_route, self._writer.state.open_records)
+    def _tell_pipes(self, told: list[str], closing: list[Draft]) -> None:
+        """Say what was found in them, and end the records that their last lives have left open."""
         for words in told:
             self._journal.info("pipe", what=words)
         if closing:

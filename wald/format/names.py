@@ -15,7 +15,7 @@ from wald.errors import InvalidInput
 DIGITS = 20  # the largest u64 has 20 digits
 ROUTE_MAX_LENGTH = 127  # leaves room for suffixes within the 255 bytes of a file name
 _ROUTE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
-_SEGMENT = re.compile(r"([0-9]{20})\.wal(|\.idx|\.zst|\.zst\.doomed|\.zst\.deleting)")
+_SEGMENT = re.compile(r"([0-9]{20})\.wal(|\.idx|\.zst|(?:\.zst)?\.doomed|(?:\.zst)?\.deleting)")
 SEQUENCE_MAX = (1 << 64) - 1
 
 DEFAULT_GROUP = "processed"  # so that the default cursor file is processed.cursor
@@ -32,10 +32,28 @@ class Kind(Enum):
     """Reclaimed; it stays for the grace period, and comes back if somebody needs it before that is over."""
     DELETING = ".wal.zst.deleting"
     """Its grace period is over: who needs it from now on may come too late."""
+    RAW_DOOMED = ".wal.doomed"
+    RAW_DELETING = ".wal.deleting"
+    """The same of a segment that was reclaimed before it was sealed."""
+
+    @property
+    def form(self) -> Kind:
+        """What the bytes of a segment are: RAW or SEALED."""
+        return Kind.RAW if self in (Kind.RAW, Kind.RAW_DOOMED, Kind.RAW_DELETING) else Kind.SEALED
+
+    @property
+    def doomed(self) -> Kind:
+        """The kind of the same bytes once they are reclaimed."""
+        return Kind(self.form.value + ".doomed")
+
+    @property
+    def deleting(self) -> Kind:
+        """The kind of the same bytes once their grace period is over."""
+        return Kind(self.form.value + ".deleting")
 
     @property
     def reclaimed(self) -> bool:
-        return self in (Kind.DOOMED, Kind.DELETING)
+        return self in (self.doomed, self.deleting)
 
 
 @dataclass(frozen=True, slots=True, order=True)

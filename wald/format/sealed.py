@@ -174,10 +174,9 @@ def encode_index(index: SealedIndex, batches: BatchTable) -> bytes:
         ends,
         ids,
     ]
-    batch_columns = [batches.positions, batches.bases, batches.counts, batches.routes, batches.times_ns]
     sections: dict[str, Sequence[bytes | array[int]]] = {
         "frames": [struct.pack("<I", len(frames)), *frame_columns],
-        "batches": batch_columns,
+        "batches": _columns_of(batches),
         "routes": [json.dumps(index.routes, separators=(",", ":")).encode()],
         "sha256": [index.sha256],
     }
@@ -205,6 +204,11 @@ def encode_index(index: SealedIndex, batches: BatchTable) -> bytes:
     checksum = crc32c(header[_CHECKED_FROM:] + directory)
     content = header[:8] + struct.pack("<I", checksum) + header[_CHECKED_FROM:] + directory + bodies
     return SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(content)) + content
+
+
+def store_batches(batches: BatchTable) -> StoredSection:
+    """The section of them, for an index that is not written."""
+    return _compress_section(_columns_of(batches))
 
 
 def decode_index(frame: bytes) -> SealedIndex:
@@ -330,6 +334,10 @@ def _decode_frames(data: bytes, routes: int) -> list[Frame]:
         Frame(*row)
         for row in zip(offsets, compressed, raw_offsets[:-1], raw, firsts, nexts, earliest, latest, spans, strict=True)
     ]
+
+
+def _columns_of(batches: BatchTable) -> list[array[int]]:
+    return [batches.positions, batches.bases, batches.counts, batches.routes, batches.times_ns]
 
 
 def _compress_section(parts: Sequence[bytes | array[int]]) -> tuple[bytes, int, int]:

@@ -20,7 +20,7 @@ from wald.store.directory import Root, Segment, look_again
 from wald.store.disk import free_bytes
 from wald.store.head import Bound, look
 from wald.store.lag import Lag, add_raw, add_sealed
-from wald.store.pins import Claims, Pin, read_claims, sealed_index
+from wald.store.pins import Claims, Pin, read_claims, sealed_index, segment_index
 from wald.store.raw import FIRST_BATCH
 from wald.store.segments import open_segment
 
@@ -172,7 +172,7 @@ class Backlog:
         stored_bytes = _stored_bytes(segment)
         if counts:
             with suppress(Damaged, BadSealed):
-                add_sealed(sealed_index(segment, self._log_id), self._counting)
+                add_sealed(segment_index(segment, self._log_id), self._counting)
         return Standing(segment, Form.DOOMED, None, stored_bytes)
 
     def _stand(self, segment: Segment, bound: Bound, *, newest: bool) -> Standing:
@@ -241,4 +241,4 @@ class Backlog:
 def _stored_bytes(segment: Segment) -> int:
     """On disk: a raw segment takes what is allocated for it."""
     status = segment.path.stat()
-    return status.st_blocks * 512 if segment.kind is Kind.RAW else status.st_size
+    return status.st_blocks * 512 if segment.kind.form is Kind.RAW else status.st_size

@@ -35,6 +35,7 @@ from wald.format.sealed import (
     encode_index,
     encode_seek_table,
     seek_table_bytes,
+    store_batches,
 )
 from wald.store.disk import Disk
 from wald.store.indexes import read_index
@@ -121,6 +122,47 @@ def compress_segment(
         damage=[(gap.offset, gap.length) for gap in gaps],
     )
     return Compressed(index, frames.finish(encode_index(index, contents.table)), gaps)
+
+
+def index_raw(source: int) -> SealedIndex:
+    """What the index of a complete raw segment's sealed form would say, but for a digest; one frame stands for all.
+
+    Raises:
+        BadHeader: the source does not begin with a segment header.
+        OSError: reading failed.
+    """
+    raw = RawFile(source)
+    header = raw.header()
+    contents = _Contents(header.base_sequence)
+    gaps: list[Gap] = []
+    offset = 0
+    while True:
+        if whole := contents.walk(memoryview(raw.read(offset, FRAME_BYTES)), offset):
+            offset += whole
+            continue
+        found = _judge(raw, offset, contents)
+        if found is None:
+            break
+        if isinstance(found, Scanned):
+            contents.add_scanned(found)
+            offset += found.header.total_bytes
+        else:
+            gaps.append(found)
+            offset += found.length
+    span = contents.take()
+    times_ns = (span.earliest_ns, span.latest_ns)
+    return SealedIndex(
+        log_id=header.log_id,
+        base_sequence=header.base_sequence,
+        next_sequence=contents.next_sequence,
+        raw_bytes=offset,
+        epoch=header.epoch,
+        frames=[Frame(0, 0, 0, offset, span.first_sequence, span.next_sequence, *times_ns, span.routes)],
+        routes=contents.routes(),
+        sha256=b"",
+        damage=[(gap.offset, gap.length) for gap in gaps],
+        stored_batches=store_batches(contents.table),
+    )
 
 
 class SealedFile:

@@ -201,6 +201,21 @@ def list_segments(root: Root) -> Listing:
     return Listing(tuple(best[base] for base in sorted(best)), tuple(doomed[base] for base in sorted(doomed)))
 
 
+def being_sealed(root: Root) -> set[int]:
+    """The segments that the sealer is at work on, or that are sealed.
+
+    The sealer makes its temporary file before it opens the raw one by name. So who renames a raw segment first and
+    looks here then sees that it is being sealed, or the sealer finds that it is gone.
+    """
+    suffix = Kind.SEALED.value
+    names = (entry.name.partition(suffix) for entry in os.scandir(root.segments))
+    return {
+        int(base)
+        for base, found, rest in names
+        if found and base.isdecimal() and (not rest or rest.endswith(TEMPORARY))
+    }
+
+
 def look_again(root: Root, seen: Listing, gone: FileNotFoundError) -> Listing:
     """The segments by now, after a file of ``seen`` turned out to be ``gone``: it was sealed or reclaimed meanwhile.
 

@@ -47,7 +47,7 @@ def dump(path: Path, *, records: bool = False) -> Iterator[Piece]:
     name = parse_segment_name(path.name)
     if name is not None:
         match name.kind:
-            case Kind.RAW:
+            case Kind.RAW | Kind.RAW_DOOMED | Kind.RAW_DELETING:
                 return _raw(path, records=records)
             case Kind.INDEX:
                 return _sparse_index(path)

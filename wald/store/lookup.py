@@ -165,8 +165,12 @@ def _in_segment(
 def _placed(
     root: Root, sequence: int, segment: Segment, met: Whole, newest: int, log_id: bytes, bound: Bound
 ) -> Whereabouts:
-    states = {Kind.SEALED: State.SEALED, Kind.DOOMED: State.DOOMED, Kind.DELETING: State.DOOMED}
-    state = states.get(segment.kind, State.ACTIVE if segment.base_sequence == newest else State.CUT)
+    if segment.kind.reclaimed:
+        state = State.DOOMED
+    elif segment.kind is Kind.SEALED:
+        state = State.SEALED
+    else:
+        state = State.ACTIVE if segment.base_sequence == newest else State.CUT
     place = f"in {segment.path.name} at {met.position}, route {met.route}"
     if state is State.DOOMED:
         place = f"reclaimed; still {place}"

@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wald.errors import Damaged, NotFound
-from wald.format.names import DEFAULT_GROUP
+from wald.format.names import DEFAULT_GROUP, Kind
 from wald.format.sealed import RouteEntry, SealedIndex
-from wald.store.compression import SealedFile
+from wald.format.segment import BadHeader
+from wald.store.compression import SealedFile, index_raw
 from wald.store.cursors import Cursor, CursorState, cursors_of
 from wald.store.directory import Root, Segment
+from wald.store.regular import open_file
 from wald.store.seeking import end_sequence
 from wald.store.segments import check_name
 
@@ -113,6 +115,28 @@ def read_claims(root: Root, *, log_id: bytes) -> Claims:
             continue  # removed this moment: without a directory it holds back everything
         cursors[route] = tuple(found)
     return Claims(cursors, frozenset(retired))
+
+
+def segment_index(segment: Segment, log_id: bytes) -> SealedIndex:
+    """What a complete segment holds, sealed or not; one that is not is read from its beginning to its end.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        Damaged: as :func:`sealed_index`; or a raw one is not whole, which only the sealer may judge.
+    """
+    if segment.kind.form is Kind.SEALED:
+        return sealed_index(segment, log_id)
+    with open_file(segment.path) as source:
+        try:
+            index = index_raw(source.fileno())
+        except BadHeader as error:
+            raise Damaged(f"{segment.path}: offset 0: {error}", hint="wald verify says what is affected") from error
+    check_name(segment, log_id, index)
+    for offset, length in index.damage:
+        raise Damaged(
+            f"{segment.path}: offset {offset}: {length} bytes are damaged", hint="wald verify says what is affected"
+        )
+    return index
 
 
 def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:

@@ -80,6 +80,7 @@ def seal(
     Raises:
         Damaged: the raw file has no valid header, or the sealed one does not read back as it; the raw file stays.
         UnsupportedFormat: the raw file was written by a newer wald.
+        FileNotFoundError: somebody has reclaimed it.
         OSError: a step failed; the raw file stays.
     """
     target = root.segment(segment.base_sequence, Kind.SEALED)

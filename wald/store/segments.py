@@ -313,7 +313,7 @@ def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
         Misplaced: it is not the one that its name says.
         Damaged: nothing in it can be read.
     """
-    if segment.kind is Kind.RAW:
+    if segment.kind.form is Kind.RAW:
         return RawSegment(segment, log_id)
     try:
         return SealedSegment(segment, log_id)

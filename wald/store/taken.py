@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from wald.errors import Damaged
-from wald.format.names import Kind
 from wald.store.cursors import Cursor
 from wald.store.directory import Listing, Root, list_segments
 from wald.store.history import Entry, History
-from wald.store.pins import sealed_index
+from wald.store.pins import segment_index
 
 _Span = tuple[int, int]
 
@@ -26,7 +25,7 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
     """
     listing = _settled(root)
     parts = []
-    if doomed := list(_held(listing, Kind.DOOMED, cursor, log_id)):
+    if doomed := list(_held(listing, False, cursor, log_id)):
         parts.append(f"{_words(doomed, cursor)} are doomed; wald-reclaim --root {root.path} takes them back")
     there = {segment.base_sequence for segment in (*listing.segments, *listing.doomed)}
     try:
@@ -35,7 +34,7 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
         deletions = []
         parts.append(error.message)
     deleted = [span for entry in deletions for span in _spans(entry, cursor.route) if span[1] > cursor.sequence]
-    deleted += _held(listing, Kind.DELETING, cursor, log_id)
+    deleted += _held(listing, True, cursor, log_id)
     if deleted:
         parts.append(f"{_words(deleted, cursor)} are deleted; wald where {max(deleted)[1]} says why")
     return f"{cursor.path}: {'; '.join(parts)}" if parts else ""
@@ -49,12 +48,12 @@ def _settled(root: Root) -> Listing:
     return listing
 
 
-def _held(listing: Listing, kind: Kind, cursor: Cursor, log_id: bytes) -> Iterator[_Span]:
-    """What the reclaimed segments of one kind hold of the cursor's route above it."""
+def _held(listing: Listing, deleting: bool, cursor: Cursor, log_id: bytes) -> Iterator[_Span]:
+    """What the reclaimed segments, ``deleting`` or not yet, hold of the cursor's route above it."""
     for segment in listing.doomed:
-        if segment.kind is kind:
+        if (segment.kind is segment.kind.deleting) == deleting:
             try:
-                routes = sealed_index(segment, log_id).routes
+                routes = segment_index(segment, log_id).routes
             except (Damaged, FileNotFoundError):
                 continue  # what cannot be read comes back; of what is gone by now the ledger tells
             yield from ((r.first, r.last) for r in routes if r.route == cursor.route and r.last > cursor.sequence)

@@ -12,12 +12,12 @@ AGE_NS, BYTES, RECORDS = 1000, 100, 10  # of the segment; 50 bytes and 5 records
 
 
 def facts(**changes: bool) -> Facts:
-    told = {"read": True, "archived": True, "newest": False, "raw_twin": False, "readable": True} | changes
+    told = {"read": True, "archived": True, "newest": False, "sealing": False, "readable": True} | changes
     return Facts(age_ns=AGE_NS, stored_bytes=BYTES, records=RECORDS, newer_bytes=50, newer_records=5, **told)
 
 
 CASES = [
-    dict(zip(("read", "archived", "newest", "raw_twin", "readable"), values, strict=True))
+    dict(zip(("read", "archived", "newest", "sealing", "readable"), values, strict=True))
     for values in product((False, True), repeat=5)
 ]
 LIMITS = [
@@ -40,7 +40,7 @@ def test_every_combination_of_facts_and_limits_has_the_verdict_of_the_rule(case:
     """Said as conditions under which a segment goes, where the code asks one question after the other."""
     for limits in LIMITS:
         over = limits.max_age_ns == AGE_NS - 1 or limits.max_bytes == 149
-        untouchable = case["newest"] or case["raw_twin"] or not case["readable"]
+        untouchable = case["newest"] or case["sealing"] or not case["readable"]
         needed = not case["read"] and not (limits.expire and over)
         unarchived = limits.require_archived and not case["archived"]
         young = limits.min_age_ns == AGE_NS + 1
@@ -58,7 +58,7 @@ def test_every_combination_of_facts_and_limits_has_the_verdict_of_the_rule(case:
     [
         ({}, Limits(), Verdict.READ),
         ({"newest": True}, Limits(max_age_ns=1, expire=True), Verdict.NEWEST),
-        ({"raw_twin": True}, Limits(max_age_ns=1, expire=True), Verdict.SEALING),
+        ({"sealing": True}, Limits(max_age_ns=1, expire=True), Verdict.SEALING),
         ({"readable": False}, Limits(max_age_ns=1, expire=True), Verdict.UNREADABLE),
         ({"read": False}, Limits(), Verdict.UNREAD),
         ({"read": False}, Limits(max_age_ns=1, max_bytes=1, max_records=1), Verdict.UNREAD),
@@ -79,6 +79,6 @@ def test_the_verdict_names_the_rule(changes: dict[str, bool], limits: Limits, ve
 
 
 def test_what_has_no_known_age_is_kept_and_does_not_expire() -> None:
-    before = Facts(0, BYTES, RECORDS, 0, 0, read=False, archived=True, newest=False, raw_twin=False, readable=True)
+    before = Facts(0, BYTES, RECORDS, 0, 0, read=False, archived=True, newest=False, sealing=False, readable=True)
 
     assert judge(before, Limits(max_age_ns=1, expire=True)) is Verdict.UNREAD
