@@ -363,7 +363,7 @@ def _reclaimed(index: SealedIndex, claims: Claims, verdict: Verdict, stored_byte
         "at": now_ns,
         "rule": verdict.value,
         "bytes": stored_bytes,
-        **({"sha256": index.sha256.hex()} if index.sha256 else {"form": "raw"}),
+        **({"sha256": index.sha256.hex()} if index.sha256 else _raw(index)),
         "routes": routes,
     }
     if lost := _lost(index, claims):
@@ -371,6 +371,12 @@ def _reclaimed(index: SealedIndex, claims: Claims, verdict: Verdict, stored_byte
     if index.damage:
         line["damaged_bytes"] = sum(length for _, length in index.damage)
     return line
+
+
+def _raw(index: SealedIndex) -> Entry:
+    """What no line of the sealer tells of a segment that was never sealed."""
+    (frame,) = index.frames
+    return {"form": "raw", "earliest": frame.earliest_ns, "latest": frame.latest_ns}
 
 
 def _lost(index: SealedIndex, claims: Claims) -> dict[str, int]:

@@ -15,6 +15,7 @@ from wald.store.lookup import State
 
 _EXITS = {
     State.NEVER_ISSUED: NotFound.exit_code,
+    State.SKIPPED: NotFound.exit_code,
     State.UNKNOWN: NotFound.exit_code,
     State.QUARANTINED: Damaged.exit_code,
 }

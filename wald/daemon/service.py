@@ -123,7 +123,7 @@ class Service:
         ledger = Ledger(root.ledger / "segments.jsonl", disk)
         closers.callback(ledger.close)
         self._room = Room(root.segments, sizes_in_force(config, root.segments, self._journal))
-        self._writer = self._recover(identity.log_id)
+        self._writer = self._recover(identity.log_id, ledger)
         closers.callback(self._writer.close)
         longest = min(config.record_max_bytes, self._room.sizes.payload_bytes)
         self._intake = Intake(root, disk, self._poller, self._systemd, replace(config, record_max_bytes=longest))
@@ -343,14 +343,19 @@ class Service:
 
     # Parts.
 
-    def _recover(self, log_id: bytes) -> Writer:
+    def _recover(self, log_id: bytes, ledger: Ledger) -> Writer:
         config, epoch = self._config, self._lock.epoch
         recovered = recover(self._root, self._disk, log_id=log_id, epoch=epoch, now_ns=time.time_ns())
         report = recovered.report
         for words in report.info:
             self._journal.info("recovered", what=words)
+        for words in report.warnings:
+            self._journal.warning("recovered", what=words)
         for words in report.errors:
             self._journal.error("damage", what=words)
+        if report.skipped is not None:
+            first, last, why = report.skipped
+            ledger.append({"event": "skipped", "base": first, "last": last, "why": why, "at": time.time_ns()})
         self._metrics.recovery_errors = len(report.errors)
         self._metrics.trimmed_bytes = report.trimmed_bytes
         self._metrics.epoch = epoch

@@ -133,7 +133,7 @@ def index_raw(source: int) -> SealedIndex:
     """
     raw = RawFile(source)
     header = raw.header()
-    contents = _Contents(header.base_sequence)
+    contents = _Contents(header.base_sequence, header.salt)
     gaps: list[Gap] = []
     offset = 0
     while True:
@@ -157,6 +157,7 @@ def index_raw(source: int) -> SealedIndex:
         next_sequence=contents.next_sequence,
         raw_bytes=offset,
         epoch=header.epoch,
+        salt=header.salt,
         frames=[Frame(0, 0, 0, offset, span.first_sequence, span.next_sequence, *times_ns, span.routes)],
         routes=contents.routes(),
         sha256=b"",

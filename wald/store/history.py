@@ -1,6 +1,7 @@
 """What the ledgers tell of segments that are not there any more, and of bundles.
 
     segments.jsonl   {"event": "sealed", "base": 1, "last": 250, "routes": …}          written by the daemon
+                     {"event": "skipped", "base": 251, "last": 300, "why": …}          a start passed over these
     reclaim.jsonl    {"event": "reclaimed", "base": 1, "last": 250, …}                 before each deletion
                      {"event": "kept", "base": 1}                                      that deletion was not carried out
     archive.jsonl    {"event": "archived", "route": …, "first": 1, "last": 250, …}     for each bundle
@@ -37,6 +38,7 @@ class History:
 
     def __init__(self, root: Root) -> None:
         self._sealed = _Ledger(root.ledger / "segments.jsonl", "base")
+        self._skipped = _Ledger(root.ledger / "segments.jsonl", "base")
         self._reclaimed = _Ledger(root.ledger / "reclaim.jsonl", "base")
         self._archived = _Ledger(root.ledger / "archive.jsonl", "first")
         self._covered: dict[str, list[tuple[int, int]]] = {}
@@ -47,12 +49,13 @@ class History:
         return _segment_holding(self.deletions(), sequence)
 
     def all_reclaimed(self, first: int, last: int) -> bool:
-        """Whether the records ``first`` to ``last`` were reclaimed, every one."""
+        """Whether every one of ``first`` to ``last`` was reclaimed, or passed over at a start."""
         return next(self.unexplained(first, last), None) is None
 
     def unexplained(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The runs (first, last) from ``first`` to ``last`` of which no line says that they were reclaimed."""
-        for entry in self._deletions_between(first, last):
+        """The runs (first, last) from ``first`` to ``last`` that no line says to be reclaimed or passed over."""
+        told = _between(self.deletions(), first, last) + _between(self._skips(), first, last)
+        for entry in sorted(told, key=itemgetter("base")):
             if first < entry["base"]:
                 yield first, int(entry["base"]) - 1
             first = max(first, int(entry["last"]) + 1)
@@ -61,13 +64,7 @@ class History:
 
     def gone(self, first: int, last: int) -> list[Gone]:
         """What reclaimed segments held of the records ``first`` to ``last``."""
-        return [self._gone(entry) for entry in self._deletions_between(first, last)]
-
-    def _deletions_between(self, first: int, last: int) -> list[Entry]:
-        entries = self.deletions()
-        begin = max(0, bisect_right(entries, first, key=itemgetter("base")) - 1)
-        end = bisect_right(entries, last, key=itemgetter("base"))
-        return [entry for entry in entries[begin:end] if entry["last"] >= first]
+        return [self._gone(entry) for entry in _between(self.deletions(), first, last)]
 
     def _gone(self, entry: Entry) -> Gone:
         """The line of the deletion tells its routes, that of the sealer its times; nobody depends on the sealer's."""
@@ -83,6 +80,13 @@ class History:
             earliest if isinstance(earliest, int) else None,
             latest if isinstance(latest, int) else None,
         )
+
+    def skipped(self, sequence: int) -> Entry | None:
+        """The entry of the start that passed over ``sequence``, which no record has had in this log."""
+        return _segment_holding(self._skips(), sequence)
+
+    def _skips(self) -> list[Entry]:
+        return self._skipped.entries("skipped")
 
     def deletions(self) -> list[Entry]:
         """The entries of all reclaimed segments, oldest first."""
@@ -210,6 +214,13 @@ def _compact(entry: Entry) -> Entry:
         return entry | {"runs": array("Q", entry["runs"])}
     except (KeyError, TypeError, OverflowError):
         return entry
+
+
+def _between(entries: list[Entry], first: int, last: int) -> list[Entry]:
+    """The entries that hold any of ``first`` to ``last``."""
+    begin = max(0, bisect_right(entries, first, key=itemgetter("base")) - 1)
+    end = bisect_right(entries, last, key=itemgetter("base"))
+    return [entry for entry in entries[begin:end] if entry["last"] >= first]
 
 
 def _segment_holding(entries: list[Entry], sequence: int) -> Entry | None:

@@ -33,6 +33,8 @@ class State(Enum):
     RECLAIMED = "reclaimed"
     ARCHIVED = "archived"
     """Not in the log any more, but in a bundle."""
+    SKIPPED = "skipped"
+    """A start passed over its number."""
     NEVER_ISSUED = "never-issued"
     UNKNOWN = "unknown"
     """It was issued; nothing that is left tells more."""
@@ -213,6 +215,11 @@ def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
         return Whereabouts(sequence, State.ARCHIVED, words, segment=segment, route=archived.get("route"))
     if reclaimed is not None:
         return Whereabouts(sequence, State.RECLAIMED, _reclaimed(reclaimed, sequence), segment=segment)
+    skipped = history.skipped(sequence)
+    if skipped is not None:
+        span = f"{skipped['base']} to {skipped['last']}"
+        words = f"a start passed over {span}, and no record of this log has such a number: {skipped.get('why')}"
+        return Whereabouts(sequence, State.SKIPPED, words)
     words = "it was issued, no segment holds it, and no ledger says why"
     return Whereabouts(sequence, State.UNKNOWN, words, segment=segment)
 

@@ -28,6 +28,7 @@ from wald.format.segment import BadHeader, NewerVersion
 from wald.store.compression import SealedFile
 from wald.store.directory import TEMPORARY, Listing, Root, Segment, list_segments
 from wald.store.disk import Disk
+from wald.store.floor import find_floor, last_sealed
 from wald.store.indexes import read_index
 from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
 from wald.store.regular import open_file, read_regular
@@ -93,7 +94,11 @@ def verdict(*, header: Header, content: Content, torn: bool) -> Verdict:
 
 @dataclass(slots=True)
 class Report:
-    """One start, told: written to ``recovery/<epoch>.json``."""
+    """One start, told: written to ``recovery/<epoch>.json``.
+
+    Attributes:
+        skipped: the first and the last sequence that are not given out any more, and why.
+    """
 
     epoch: int
     at_ns: int
@@ -105,7 +110,9 @@ class Report:
     kept_in: str = ""
     next_sequence: int = 1
     seconds: float = 0.0
+    skipped: tuple[int, int, str] | None = None
     info: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
 
@@ -138,6 +145,7 @@ def recover(root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int) -
     else:
         recovered = Recovered(_replayed(listing, report), None, report)
     _never_reuse(root, recovered.state, newest, report)
+    _pass_over(root, recovered.state, log_id, report)
     its_name_is_needed = report.fate in (Fate.CARRY.value, Fate.REPLACE.value)
     if its_name_is_needed and newest is not None and recovered.state.next_sequence > newest.base_sequence:
         # Not any more: the records that are not there stand between it and the next segment.
@@ -419,7 +427,7 @@ def _head(root: Root) -> Head | None:
 def _never_reuse(root: Root, state: control.State, newest: Segment | None, report: Report) -> None:
     """Start above everything that was ever acknowledged, even if it cannot be found any more."""
     head = _head(root)
-    floor = head.sequence + 1 if head else 1
+    floor = max(head.sequence if head else 0, last_sealed(root, next_sequence=state.next_sequence)) + 1
     if newest is not None:
         # A raw segment may be empty; a sealed one is not, however little of it can be read.
         floor = max(floor, newest.base_sequence + (newest.kind is Kind.SEALED))
@@ -428,6 +436,19 @@ def _never_reuse(root: Root, state: control.State, newest: Segment | None, repor
             f"{root.path}: records {state.next_sequence} to {floor - 1} were acknowledged and are not there"
         )
         state.next_sequence = floor
+
+
+def _pass_over(root: Root, state: control.State, log_id: bytes, report: Report) -> None:
+    """Start above everything that cursors and ledgers name as well: what they are of was newer than the segments."""
+    floor = find_floor(root, log_id=log_id, next_sequence=state.next_sequence)
+    report.warnings += floor.doubts
+    if floor.last >= state.next_sequence:
+        report.skipped = (state.next_sequence, floor.last, floor.why)
+        report.warnings.append(
+            f"{root.path}: sequences {state.next_sequence} to {floor.last} are passed over: {floor.why}, so they were "
+            f"given out, and the records are not there; an older backup beside newer cursors looks like this"
+        )
+        state.next_sequence = floor.last + 1
 
 
 def _write_report(root: Root, disk: Disk, report: Report) -> None:

@@ -1,0 +1,134 @@
+"""No sequence is given out that a cursor or a ledger takes for processed, whatever backup was restored beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from contents import errors
+from logs import Built
+from running import Daemon, eventually, output_of
+
+from wald.format.cursor import CursorLines, encode_cursor
+from wald.store.cursors import CursorState, cursors_of
+from wald.store.directory import Root
+from wald.store.floor import find_floor
+from wald.store.lookup import State
+from wald.store.routes import retire_route
+
+LAST = 10  # of the log
+FAR = 1 << 50
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Records 1 to 10 of a, cut after 5."""
+    built = Built(tmp_path / "root")
+    for number in range(2):
+        built.lines("a", [b"%d" % (5 * number + i) for i in range(5)])
+        if not number:
+            built.cut()
+    return built
+
+
+def put(root: Root, route: str, group: str, sequence: int, log_id: bytes | None) -> None:
+    """A cursor as it came out of a backup."""
+    (root.path / "routes" / route).mkdir(exist_ok=True)
+    root.cursor(route, group).write_bytes(encode_cursor(CursorLines(sequence, log_id, 1, group, "2026-11-21")))
+
+
+def again(built: Built) -> Built:
+    """The next life, after a kill."""
+    built.crash()
+    return Built(built.root.path, epoch=2)
+
+
+@pytest.mark.parametrize("route", ["a", "other", "retired"])
+@pytest.mark.parametrize("group", ["processed", "audit"])
+def test_the_floor_is_above_the_cursors_of_every_route_and_group(built: Built, route: str, group: str) -> None:
+    put(built.root, route, group, 45, built.log_id)
+    if route == "retired":
+        retire_route(built.root, built.disk, route, now="")
+    following = again(built)
+
+    assert following.lines("a", [b"new"]) == 46
+    assert any("11 to 45 are passed over" in words for words in following.report.warnings)
+    assert following.report.errors == []
+
+
+@pytest.mark.parametrize(
+    ("sequence", "ours", "believed"),
+    [
+        (LAST + (1 << 20), False, True),
+        (LAST + 1 + (1 << 20), False, False),
+        (LAST + 1 + (1 << 20), True, True),
+        (LAST + (1 << 40), True, True),
+        (FAR, True, False),
+        (45, None, False),
+    ],
+    ids=["bare, near", "bare, far", "ours, farther", "ours, far", "ours, too far", "of another log"],
+)
+def test_a_number_is_believed_so_far_and_what_is_not_pins(
+    built: Built, sequence: int, ours: bool | None, believed: bool
+) -> None:
+    put(built.root, "a", "g", sequence, {True: built.log_id, False: None, None: bytes(16)}[ours])
+    following = again(built)
+
+    assert following.lines("a", [b"new"]) == (sequence + 1 if believed else LAST + 1)
+    if ours is not None and not believed:
+        assert any("to be believed" in words for words in following.report.warnings)
+    cursors = cursors_of(built.root, "a", log_id=built.log_id, head_sequence=following.last)
+    assert [cursor.state is CursorState.VALID for cursor in cursors] == [believed]
+
+
+@pytest.mark.parametrize("name", ["reclaim", "archive"])
+def test_the_floor_is_above_what_ledgers_say_has_left_the_log(built: Built, name: str) -> None:
+    line = {"event": "reclaimed" if name == "reclaim" else "archived", "base": 11, "first": 11, "last": 45}
+    (built.root.ledger / f"{name}.jsonl").write_text(json.dumps(line, separators=(",", ":")) + "\n")
+
+    assert again(built).lines("a", [b"new"]) == 46
+
+
+def test_what_was_sealed_and_is_not_there_is_damage_and_its_numbers_are_not_given_out_again(built: Built) -> None:
+    line = {"event": "sealed", "base": 11, "last": 45, "bytes": 1}
+    with (built.root.ledger / "segments.jsonl").open("a") as ledger:
+        ledger.write(json.dumps(line, separators=(",", ":")) + "\n")
+    following = again(built)
+
+    assert following.lines("a", [b"new"]) == 46
+    assert any("11 to 45 were acknowledged and are not there" in words for words in following.report.errors)
+
+
+def test_without_anything_above_the_end_nothing_is_passed_over(built: Built) -> None:
+    built.log.set_cursor("a", LAST)
+
+    assert find_floor(built.root, log_id=built.log_id, next_sequence=LAST + 1).why == ""
+    assert again(built).lines("a", [b"new"]) == LAST + 1
+
+
+def test_after_a_restored_backup_every_new_record_is_delivered(tmp_path: Path) -> None:
+    """The segments are older than the cursor: new records get numbers above it; nobody calls the rest damage."""
+    root = tmp_path / "root"
+    built = Built(root)
+    built.lines("a", [b"old"] * LAST)
+    built.crash()
+    put(built.root, "a", "processed", 45, built.log_id)
+    put(built.root, "a", "slow", 3, built.log_id)
+    with Daemon(root) as daemon:
+        assert "11 to 45 are passed over" in daemon.log
+        output_of("append", "a", "--root", root, stdin=b"new\n" * 5)
+        eventually(lambda: daemon.ask("HEAD").startswith("OK seq=00000000000000000050 "))
+        fresh = [record.sequence for record in built.log.read("a", start="cursor")]
+        slow = [record.sequence for record in built.log.read("a", start="cursor", group="slow")]
+        daemon.kill()
+        daemon.start_again()
+        assert daemon.stop() == 0
+
+    assert fresh == [46, 47, 48, 49, 50]
+    assert slow == [4, 5, 6, 7, 8, 9, 10, 46, 47, 48, 49, 50]
+    assert errors(root) == []
+    found = built.log.where(20)
+    assert found.state is State.SKIPPED
+    assert "passed over 11 to 45" in found.words
+    assert built.log.where(46).durable
