@@ -1,0 +1,28 @@
+"""Rows of the table that ``scripts/torture --mode full-disk`` walks: no disk is too small, and no reserve too large."""
+
+from __future__ import annotations
+
+import pytest
+from filling import RESERVES, SEGMENTS, Row, table, walk
+
+from wald.kinds import MIB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row",
+    [
+        Row(16 * MIB, 64 * MIB, 8 * MIB, random=True),
+        Row(24 * MIB, 4 * MIB, 256 * MIB, random=False),
+        Row(32 * MIB, 4 * MIB, 24 * MIB, random=True),
+        Row(64 * MIB, 16 * MIB, 8 * MIB, random=True),
+    ],
+    ids=str,
+)
+def test_a_full_disk_that_was_read_and_reclaimed_takes_input_again(row: Row) -> None:
+    """After a kill, and again; nothing acknowledged is lost, and the reserve in force stays free."""
+    assert walk(row) == []
+
+
+def test_the_table_has_every_combination() -> None:
+    assert len(set(table([MIB, 2 * MIB]))) == 2 * len(SEGMENTS) * len(RESERVES) * 2
