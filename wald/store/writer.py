@@ -313,7 +313,7 @@ class Writer:
             epoch=self.epoch,
             route_bytes=draft.route.name_bytes,
             encoding=draft.encoding,
-            flags=draft.flags | barrier,
+            flags=int(draft.flags) | barrier,  # flags are slow to combine
             producer_id=draft.producer_id,
             producer_sequence=draft.continues or draft.producer_sequence,
             body_checksum=draft.body_checksum,

@@ -1,0 +1,102 @@
+"""Going on behind damage that no header leads across: from what the sparse index, the head and the trailers tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from logs import Built
+
+from wald.errors import Damaged
+from wald.format.index import INTERVAL_BYTES, encode_entry
+from wald.format.names import Kind
+from wald.format.segment import HEADER
+from wald.store.indexes import read_index
+from wald.store.raw import RawFile, Scanned
+
+SECTOR = 512
+LINE = b"x" * 80
+COUNT = 2000
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Batches of one record of about 170 bytes each: a sector holds three, and the sparse index has five entries."""
+    built = Built(tmp_path, segment_max_bytes=1 << 20)
+    for number in range(COUNT):
+        built.lines("a", [b"%d " % number + LINE])
+    return built
+
+
+def batches(built: Built) -> list[Scanned]:
+    with built.path(1, Kind.RAW).open("rb") as file:
+        return [found for found in RawFile(file.fileno()).scan() if isinstance(found, Scanned)][1:]
+
+
+def lose(built: Built, *offsets: int) -> set[int]:
+    """Zero the sectors that hold these offsets; returns the records that are hit."""
+    met = batches(built)
+    path = built.path(1, Kind.RAW)
+    data = bytearray(path.read_bytes())
+    hit = set()
+    for offset in offsets:
+        begin = offset // SECTOR * SECTOR
+        data[begin : begin + SECTOR] = bytes(SECTOR)
+        hit |= {each.header.base_sequence for each in met if each.offset < begin + SECTOR and begin < each.end}
+    path.write_bytes(data)
+    return hit
+
+
+def missing(built: Built) -> set[int]:
+    told: list[Damaged] = []
+    found = {record.sequence for record in built.log.read("a", on_damage=told.append)}
+    assert told
+    return set(range(1, COUNT + 1)) - found
+
+
+@pytest.mark.parametrize("places", [(200,), (10, 1990), (3, 500, 1000, 1500, 1990)])
+def test_lost_sectors_cost_the_records_they_hit(built: Built, places: tuple[int, ...]) -> None:
+    met = batches(built)
+    hit = lose(built, *(met[place - 1].offset for place in places))
+    assert missing(built) == hit
+    built.cut()
+    built.seal()
+    assert missing(built) == hit
+
+
+def test_without_a_sparse_index_one_lost_sector_costs_no_more(built: Built) -> None:
+    built.path(1, Kind.INDEX).unlink()
+    hit = lose(built, batches(built)[199].offset)
+    assert missing(built) == hit
+
+
+def test_between_two_lost_sectors_nothing_is_believed_of_which_nobody_tells(built: Built) -> None:
+    """It may be a payload that looks like batches. With the index, what is between its entries is told of."""
+    index = built.path(1, Kind.INDEX)
+    kept = index.read_bytes()
+    index.unlink()
+    met = batches(built)
+    hit = lose(built, met[499].offset, met[1499].offset)
+    between = set(range(500, 1500))
+    assert missing(built) == hit | between
+    index.write_bytes(kept)
+    assert missing(built) == hit
+
+
+def test_an_entry_counts_only_where_such_a_batch_stands(built: Built) -> None:
+    index = built.path(1, Kind.INDEX)
+    told = read_index(index, built.log_id, 1)
+    assert told is not None
+    assert len(told.positions) == built.writer.position // INTERVAL_BYTES
+    entries = list(zip(told.sequences, told.positions, told.times_ns, strict=True))
+    header = index.read_bytes()[: HEADER.size]
+    met = batches(built)
+    hit = lose(built, met[499].offset, met[1499].offset)
+    between = set(range(500, 1500))
+    for wrong in ((1, 0, 0), (0, 8, 0), (0, 0, 1)):
+        lies = (
+            encode_entry(sequence + wrong[0], position + wrong[1], time_ns + wrong[2])
+            for sequence, position, time_ns in entries
+        )
+        index.write_bytes(header + b"".join(lies))
+        assert missing(built) == hit | between
