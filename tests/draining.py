@@ -17,7 +17,6 @@ from sidecars.drain.consumer import Consumer
 from sidecars.drain.feed import Drain, Job
 from sidecars.drain.portions import Form
 from sidecars.drain.redrive import redrive
-from wald.errors import Damaged
 from wald.store.disk import Disk
 
 NOW_NS = 1_795_255_200_000_000_000
@@ -49,7 +48,6 @@ class InProcess:
         self.root = root
         self.stop = threading.Event()
         self.told: list[str] = []
-        self.damaged: list[Damaged] = []
         self.given_up = 0
 
     def tell(self, line: str) -> None:
@@ -84,7 +82,7 @@ class InProcess:
 
     def consumer(self, route: str, group: str, *, disk: Disk | None, now_ns: int) -> Consumer:
         """A group on a route of the log."""
-        return Consumer(wald.open(self.root), route, group, disk or Disk(), self.damaged.append, lambda: now_ns)
+        return Consumer(wald.open(self.root), route, group, disk or Disk(), lambda: now_ns)
 
 
 class Gate:

@@ -20,7 +20,7 @@ from sidecars.drain.redrive import redrive as put_back
 from sidecars.loop import stop_on_signals
 from wald.cli.entry import run
 from wald.cli.options import DefaultGroup, group_option, root_option, route_argument, socket_option
-from wald.errors import Damaged, GivenUp, InvalidInput
+from wald.errors import GivenUp, InvalidInput
 from wald.format.names import check_route
 from wald.store.disk import Disk
 
@@ -100,8 +100,8 @@ def feed(
     environment. It may get a batch again that it has processed, if the machine stops before the cursor has moved. If
     only drain is killed, COMMAND goes on, and the next start waits for it and believes its exit code.
 
-    SIGTERM or Ctrl-C lets a running COMMAND finish and starts no other. Where bytes are damaged it says so, goes on
-    behind them, and the exit code is 4; else it is 10 if something was given up.
+    SIGTERM or Ctrl-C lets a running COMMAND finish and starts no other. Where bytes are damaged, or records missing, it
+    ends with the cursor in front of them, and the exit code is 4 or 3; else it is 10 if something was given up.
     """
     if check_route(dead_letter) == route and tries is not None:
         raise InvalidInput(
@@ -117,10 +117,8 @@ def feed(
         daemon=socket or root,
         exit_at_end=exit_at_end,
     )
-    with _at_work(root, route, group) as (consumer, stop, damaged):
+    with _at_work(root, route, group) as (consumer, stop):
         given_up = Drain(consumer, job, stop=stop, tell=_tell).run()
-    if damaged:
-        return Damaged.exit_code
     if given_up:
         raise GivenUp(
             f"{given_up} {'record of' if given_up == 1 else 'records of'} {route} given up",
@@ -140,24 +138,17 @@ def redrive(root: Path, route: str, group: str, socket: Path | None) -> int:
     Each is appended once to the route that its headers name, as it was before: value, key, event time and headers. It
     is a new record there, which every group of that route gets. Then the cursor moves.
     """
-    with _at_work(root, route, group) as (consumer, stop, damaged):
+    with _at_work(root, route, group) as (consumer, stop):
         put_back(consumer, daemon=socket or root, stop=stop, tell=_tell)
-    return Damaged.exit_code if damaged else 0
+    return 0
 
 
 @contextmanager
-def _at_work(root: Path, route: str, group: str) -> Iterator[tuple[Consumer, threading.Event, set[str]]]:
-    """A consumer, what stops it on a signal, and the damage that was met."""
-    damaged: set[str] = set()
-
-    def tell_damage(error: Damaged) -> None:
-        if error.message not in damaged:  # it is met anew in every look behind the cursor
-            damaged.add(error.message)
-            _tell(f"{error.message}\n  hint: {error.hint}")
-
-    consumer = Consumer(wald.open(root), route, group, Disk(), tell_damage, time.time_ns)
+def _at_work(root: Path, route: str, group: str) -> Iterator[tuple[Consumer, threading.Event]]:
+    """A consumer, and what stops it on a signal."""
+    consumer = Consumer(wald.open(root), route, group, Disk(), time.time_ns)
     with stop_on_signals() as stop:
-        yield consumer, stop, damaged
+        yield consumer, stop
 
 
 def _tell(line: str) -> None:

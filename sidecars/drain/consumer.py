@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from wald.errors import Damaged
 from wald.format.record import Record
 from wald.log import Log
 from wald.store.cursors import Cursor, CursorState
+from wald.store.directory import list_segments
 from wald.store.disk import Disk
+from wald.store.history import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,6 @@ class Consumer:
     """``group`` on ``route``.
 
     Attributes:
-        on_damage: gets what cannot be read, which is passed over.
         now_ns: the time, ns since 1970.
     """
 
@@ -27,7 +27,6 @@ class Consumer:
     route: str
     group: str
     disk: Disk
-    on_damage: Callable[[Damaged], None]
     now_ns: Callable[[], int]
 
     @property
@@ -35,9 +34,15 @@ class Consumer:
         return self.log.cursor(self.route, self.group)
 
     def enter(self) -> None:
-        """Give a new group a cursor, so that what it has not processed is kept for it from now on."""
+        """Give a new group a cursor, so that what it has not processed is kept for it from now on.
+
+        What was reclaimed before it came, from the first record on, is nothing that it has missed.
+        """
         if self.cursor.state is CursorState.ABSENT:
-            self.commit(0)
+            segments = list_segments(self.log.root).segments
+            oldest = segments[0].base_sequence if segments else 1
+            first, _ = next(History(self.log.root).unexplained(1, oldest - 1), (oldest, oldest))
+            self.commit(first - 1)
 
     def commit(self, sequence: int) -> None:
         """Say that everything up to ``sequence`` is processed; on disk when this returns."""
@@ -45,24 +50,20 @@ class Consumer:
         self.log.move_cursor(self.route, sequence, self.group, disk=self.disk, now=now)
 
     def unprocessed(self) -> Iterator[Record]:
-        """What is there now behind the cursor."""
-        return self.log.read(self.route, "cursor", group=self.group, on_damage=self.on_damage)
+        """What is there now behind the cursor.
+
+        Raises:
+            Damaged: something cannot be read; the cursor has to stay in front of it, so that nobody deletes it.
+        """
+        return self.log.read(self.route, "cursor", group=self.group)
 
     def records(self, first: int, last: int) -> Iterator[Record]:
         """What is there of these, wherever the cursor is."""
-        return self.log.read(self.route, first, last, group=self.group, on_damage=self.on_damage)
+        return self.log.read(self.route, first, last)
 
     def more_come(self, stop: threading.Event) -> bool:
         """Wait until there is a record behind the cursor; False if ``stop`` was set instead."""
-        coming = self.log.batches(
-            self.route,
-            "cursor",
-            group=self.group,
-            limit=1,
-            follow=True,
-            cancel=stop,
-            on_damage=self.on_damage,
-        )
+        coming = self.log.batches(self.route, "cursor", group=self.group, limit=1, follow=True, cancel=stop)
         return next(coming, None) is not None
 
     def named(self, first: int, last: int) -> str:

@@ -75,7 +75,7 @@ class Drain:
         Raises:
             NotFound: no such route, or records that the group has not processed were reclaimed.
             Locked: the route is being drained for this group already.
-            Damaged: the cursor cannot be trusted.
+            Damaged: the cursor cannot be trusted, or what is behind it cannot be read; it stays in front of that.
             InvalidInput: the command cannot be run, or a record is too large for a dead letter.
             Unavailable: records are to be given up and there is no daemon; the cursor is in front of them.
             DiskFailure: the disk is full, or fails.

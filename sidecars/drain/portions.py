@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from wald.errors import Damaged
 from wald.format.record import Record
 
 PORTION_MAX_BYTES = 8 << 20  # of values; with N of any size a portion could outgrow the memory
@@ -49,14 +50,23 @@ class Portion:
 
 
 def portions(records: Iterable[Record], *, records_max: int, bytes_max: int = PORTION_MAX_BYTES) -> Iterator[Portion]:
-    """All of ``records``: each portion ends at ``records_max`` of them, or with the one that reaches ``bytes_max``."""
+    """All of ``records``: each portion ends at ``records_max`` of them, or with the one that reaches ``bytes_max``.
+
+    Raises:
+        Damaged: ``records`` did; what came before it has come out.
+    """
     taken: list[Record] = []
     taken_bytes = 0
-    for record in records:
-        taken.append(record)
-        taken_bytes += len(record.value)
-        if len(taken) == records_max or taken_bytes >= bytes_max:
+    try:
+        for record in records:
+            taken.append(record)
+            taken_bytes += len(record.value)
+            if len(taken) == records_max or taken_bytes >= bytes_max:
+                yield Portion(taken)
+                taken, taken_bytes = [], 0
+    except Damaged:
+        if taken:
             yield Portion(taken)
-            taken, taken_bytes = [], 0
+        raise
     if taken:
         yield Portion(taken)

@@ -9,6 +9,7 @@ import pytest
 from logs import SECOND_NS, START_NS, Built
 from running import output_of, refusal_of, wald
 
+from wald.format.names import Kind
 from wald.store.ledger import Ledger
 
 
@@ -155,3 +156,21 @@ def test_a_front_that_no_ledger_explains_is_damage(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (4, THERE)
     assert b"no segment holds records 1 to 8, and no ledger says why" in done.stderr
     assert b"verify" in done.stderr
+
+
+def test_commit_ends_at_damage_with_the_cursor_in_front_of_it(tmp_path: Path) -> None:
+    """Behind it the cursor would let RECLAIM delete the segment; to go on is for the operator to say."""
+    built = Built(tmp_path / "root")
+    for line in (b"one", b"two", b"three"):
+        built.lines("a", [line])
+    path = built.path(1, Kind.RAW)
+    path.write_bytes(path.read_bytes().replace(b"two\n", b"twx\n"))
+    root = built.root.path
+    for given in (b"one\n", b""):
+        done = wald("read", "a", "--commit", "--root", root)
+        assert (done.returncode, done.stdout) == (4, given)
+        assert b"cursor set a 2 --group processed goes on behind it" in done.stderr
+        assert output_of("cursor", "get", "a", "--root", root) == b"1\n"
+    assert wald("read", "a", "--group", "other", "--root", root).stdout == b"one\nthree\n"
+    output_of("cursor", "set", "a", 2, "--root", root)
+    assert output_of("read", "a", "--commit", "--root", root) == b"three\n"

@@ -68,9 +68,10 @@ def read(
     Without --from it begins at the earliest record there is; with --group or --commit, after the group's cursor. Times
     are like 2026-11-21T10:00:00Z, local without a zone, and mean when the daemon took a record.
 
-    Where bytes are damaged it says so, reads on, and the exit code is 4. Where wanted records were reclaimed it ends
-    with exit code 3 if --from names a sequence or a time, or the cursor is in front of them; else it says so, and the
-    exit code is 12. --on-missing error ends it in any case, skip passes over them with exit code 0.
+    Where bytes are damaged it says so, reads on, and the exit code is 4; with --commit it ends there, and the cursor
+    stays in front of them. Where wanted records were reclaimed it ends with exit code 3 if --from names a sequence or a
+    time, or the cursor is in front of them; else it says so, and the exit code is 12. --on-missing error ends it in any
+    case, skip passes over them with exit code 0.
     """
     if route is not None:
         check_route(route)
@@ -92,7 +93,14 @@ def read(
     if isinstance(end, str):
         raise InvalidInput(f"--to {end}: not a sequence or a time", hint="--to 250, or --to 2026-11-21T10:00:00Z")
     batches = log.batches(
-        route, begin, end, group=group, limit=limit, follow=follow, on_damage=tell, on_missing=told.meet
+        route,
+        begin,
+        end,
+        group=group,
+        limit=limit,
+        follow=follow,
+        on_damage=None if commit else tell,  # a cursor behind damage would let RECLAIM delete what might be mended
+        on_missing=told.meet,
     )
     write = _write_raw if form == "raw" else _write_json
     if not commit:

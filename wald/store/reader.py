@@ -187,7 +187,7 @@ class _Reading:
             return
         for done in self._joiner.take(whole, segment, selection.floor(whole.route), last):
             if isinstance(done, Broken):
-                self._tell(f"{self._root.segments}: record {done.sequence} has lost a piece")
+                self._tell(f"{self._root.segments}: record {done.sequence} has lost a piece", done.sequence)
             elif done.append_time_ns >= selection.from_ns:
                 yield done
 
@@ -206,9 +206,9 @@ class _Reading:
         begun_words = ", ".join(f"record {sequence}" for sequence in begun)
         words = " and ".join(part for part in (begun_words, missing) if part)
         if words:
-            self._tell(f"{lost.message}; {words} cannot be read")
+            self._tell(f"{lost.message}; {words} cannot be read", max(lost.last, *begun, 0))
         elif lost.wholly and lost.first <= self._selection.last:
-            self._tell(lost.message)
+            self._tell(lost.message, 0)
 
     def _tell_hole(self, hole: Hole) -> None:
         self._joiner.abandon()
@@ -219,7 +219,7 @@ class _Reading:
             self._report(error)
             return
         for begin, end in lost:
-            self._tell(f"{self._root.segments}: no segment holds {_range(begin, end)}, and no ledger says why")
+            self._tell(f"{self._root.segments}: no segment holds {_range(begin, end)}, and no ledger says why", end)
         if missing is not None:
             self._on_missing(missing)
 
@@ -255,8 +255,18 @@ class _Reading:
         cursor = read_cursor(self._root, route, selection.group, log_id=self._log_id, head_sequence=head_sequence)
         return max(selection.floor(route), cursor.effective + 1)
 
-    def _tell(self, message: str) -> None:
-        self._report(Damaged(message, hint=f"wald --root {self._root.path} verify lists all damage"))
+    def _tell(self, message: str, last: int) -> None:
+        """
+        Args:
+            last: the last record that is lost; 0: none is.
+        """
+        hint = f"wald --root {self._root.path} verify lists all damage"
+        selection = self._selection
+        if last and selection.floors and selection.routes is not None:  # it began at a cursor
+            (route,) = selection.routes
+            going_on = f"cursor set {route} {last} --group {selection.group} goes on behind it"
+            hint += f"; wald --root {self._root.path} {going_on}"
+        self._report(Damaged(message, hint=hint))
 
     def _report(self, error: Damaged) -> None:
         if self._on_damage is None:

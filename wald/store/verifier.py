@@ -20,7 +20,7 @@ from wald.format.head import Head
 from wald.format.names import Kind, parse_segment_name
 from wald.store.checker import Checked, Piece, check
 from wald.store.cursors import CursorState, cursors_of
-from wald.store.directory import Listing, Root, Segment, list_segments, look_again, read_identity
+from wald.store.directory import Listing, Root, Segment, list_segments, look_again, look_for, read_identity
 from wald.store.fifos import troubles
 from wald.store.finding import Finding, Level
 from wald.store.head import read_head
@@ -56,9 +56,10 @@ class Verification:
         self.history = History(root)
         self._log_id: bytes | None = None
         self._head: Head | None = None
+        self._headless_told = False
         self._listing = Listing(())
         self._state = NOTHING
-        self._first = [*self._identity(), *self._read_head(), *self._strangers(), *self._list()]
+        self._first = [*self._identity(), *self._read_head(), *self._strangers(), *self._list(), *self._headless()]
         self.segments = self.records = self.raw_bytes = 0
 
     def pieces(self) -> list[Piece]:
@@ -92,10 +93,17 @@ class Verification:
         try:
             self._head = read_head(self._root)
         except Damaged as error:
+            self._headless_told = True
             yield Finding(Level.ERROR, self._root.head, 0, error.message)
-        else:
-            if self._head is None:
-                yield Finding(Level.INFO, self._root.head, 0, "no head: the next start makes it from the segments")
+
+    def _headless(self) -> Iterator[Finding]:
+        """The head is on disk before any segment is, so a log with segments and without it has lost it."""
+        if self._head is None and not self._headless_told:
+            level = Level.ERROR if self._listing.segments else Level.INFO
+            words = (
+                "missing or empty: nobody knows how far records are durable; the next start of wald run makes it anew"
+            )
+            yield Finding(level, self._root.head, 0, words)
 
     def _strangers(self) -> Iterator[Finding]:
         """Files in ``segments/`` that are no segments to read."""
@@ -123,6 +131,13 @@ class Verification:
                 yield Finding(Level.INFO, segment.path, 0, "behind the head; not read")
                 continue
             try:
+                due = self._state.next_sequence or 1
+                if segment.base_sequence > due:
+                    listing = look_for(self._root, self._listing, due, segment.base_sequence - 1)
+                    if listing is not self._listing:
+                        self._listing = listing
+                        waiting = deque(s for s in listing.segments if s.base_sequence >= due)
+                        continue
                 found = self._segment(segment, ahead)
             except FileNotFoundError as gone:
                 try:

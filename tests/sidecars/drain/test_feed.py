@@ -197,7 +197,8 @@ def test_stop_in_a_pause_ends_it_at_once(built: Built, tmp_path: Path) -> None:
     assert cursor(built) == 0
 
 
-def test_damage_is_told_and_passed_over(root: Path, tmp_path: Path) -> None:
+def test_it_ends_at_damage_with_the_cursor_in_front_of_it(root: Path, tmp_path: Path) -> None:
+    """A cursor behind it would let RECLAIM delete what might be mended; setting the cursor goes on."""
     built = Built(root)
     built.lines("a", [b"1", b"2"])
     begin = built.writer.position
@@ -208,11 +209,32 @@ def test_damage_is_told_and_passed_over(root: Path, tmp_path: Path) -> None:
     data[begin + 72] ^= 1  # behind the header and the name of the route
     raw.write_bytes(data)
     command, inside = Keeping(tmp_path), InProcess(root)
+    for _ in range(2):
+        with pytest.raises(Damaged, match="records 3 to 4") as told:
+            inside.run(*command.words)
+        assert "cursor set a 4 --group processed" in told.value.hint
+        assert command.runs == [b"1\n2\n"]
+        assert cursor(built) == 2
+    built.log.set_cursor("a", 4)
     inside.run(*command.words)
-
-    assert command.runs == [b"1\n2\n5\n"]
+    assert command.runs == [b"1\n2\n", b"5\n"]
     assert cursor(built) == 5
-    assert [error.message for error in inside.damaged if "records 3 to 4" in error.message]
+
+
+def test_a_lost_front_is_damage_and_a_reclaimed_one_is_nothing_to_a_new_group(root: Path, tmp_path: Path) -> None:
+    built = Built(root)
+    for number in range(4):
+        built.lines("a", [b"%d" % number])
+        built.cut()
+    built.seal()
+    built.reclaim(1)
+    command, inside = Keeping(tmp_path), InProcess(root)
+    inside.run(*command.words)
+    assert command.runs == [b"1\n2\n3\n"]
+    built.path(2, Kind.SEALED).unlink()
+    with pytest.raises(Damaged, match="no segment holds record 2"):
+        inside.run(*command.words, group="new")
+    assert len(command.runs) == 1
 
 
 def test_a_cursor_that_cannot_be_trusted_stops_it(built: Built, tmp_path: Path) -> None:
