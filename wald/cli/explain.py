@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 import wald
-from wald.cli.look import moment
+from wald.cli.look import moment, warn_without_daemon
 from wald.cli.options import json_option, root_option
 from wald.cli.tables import aligned
 from wald.format.names import is_route
@@ -40,6 +40,7 @@ def explain(root: Path, as_json: bool) -> None:
     own `--dry-run`. With --json, one object a line: every FIFO in trouble, every segment, every group, then the whole.
     """
     log = wald.open(root)
+    warn_without_daemon(log.root)
     backlog = Backlog(log.root, log_id=log.identity.log_id)
     now_ns = time.time_ns()
     if as_json:

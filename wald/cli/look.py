@@ -11,6 +11,9 @@ import click
 import wald
 from wald.cli.options import json_option, root_option
 from wald.errors import Damaged, NotFound
+from wald.store.directory import Root
+from wald.store.disk import Disk
+from wald.store.lives import no_daemon
 from wald.store.lookup import State
 
 _EXITS = {
@@ -36,11 +39,12 @@ def head(root: Path, as_json: bool) -> None:
     at = moment(found.at_ns)
     if as_json:
         told = {"sequence": found.sequence, "segment": found.segment, "position": found.position, "epoch": found.epoch}
-        click.echo(json.dumps(told | {"at_ns": found.at_ns, "at": at}))
+        click.echo(json.dumps(told | {"at_ns": found.at_ns, "at": at, "daemon": no_daemon(log.root, Disk())}))
     else:
         click.echo(
             f"seq={found.sequence} segment={found.segment} position={found.position} epoch={found.epoch} at={at}"
         )
+        warn_without_daemon(log.root)
 
 
 @click.command()
@@ -78,6 +82,12 @@ def where(root: Path, sequence: int, as_json: bool) -> int:
     }
     click.echo(json.dumps(told))
     return _EXITS.get(found.state, 0)
+
+
+def warn_without_daemon(root: Root) -> None:
+    """Say on stderr that what is shown is what a daemon has left behind, and how that ended."""
+    if words := no_daemon(root, Disk()):
+        click.echo(words, err=True)
 
 
 def moment(time_ns: int) -> str:

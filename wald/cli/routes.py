@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 import wald
+from wald.cli.look import warn_without_daemon
 from wald.cli.options import json_option, root_option, route_argument, socket_option
 from wald.cli.producing import daemon_at, runs
 from wald.cli.tables import aligned
@@ -33,6 +34,7 @@ def routes(root: Path, as_json: bool) -> None:
     LAG is in records of the route that the group has still to process, as far as the log holds them.
     """
     log = wald.open(root)
+    warn_without_daemon(log.root)
     found = log.head()
     every = progress(log.root, log_id=log.identity.log_id, head_sequence=found.sequence if found else 0)
     if as_json:

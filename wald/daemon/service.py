@@ -39,6 +39,7 @@ from wald.store.directory import Root, create_root, read_identity, require_root
 from wald.store.disk import Disk
 from wald.store.fifos import has_fifo
 from wald.store.ledger import Ledger
+from wald.store.lives import STOPPED, end_life
 from wald.store.lock import Lock
 from wald.store.recovery import recover
 from wald.store.room import Room
@@ -77,8 +78,13 @@ def run(
                 f"{error.filename or path}: {error.strerror}: the daemon cannot start",
                 hint=f"df -h {path}; ls -ld {path}; wald-reclaim --root {path} makes room without the daemon",
             ) from error
-        service.loop()
-        service.stop()
+        try:
+            service.loop()
+            service.stop()
+        except BaseException as error:
+            service.end(str(error) or type(error).__name__)
+            raise
+        service.end(STOPPED)
     return 0
 
 
@@ -183,6 +189,11 @@ class Service:
                 self._journal.error(f"disk full: {words}", routes=lost, reason=full.message)
                 raise DiskFailure(f"{full.message}; {words} ({', '.join(lost)})", hint=full.hint) from full
         self._journal.info("stopped", head=self._metrics.head_sequence)
+
+    def end(self, how: str) -> None:
+        """Leave word of how this life ended."""
+        with contextlib.suppress(OSError):  # a full disk: it counts as killed then
+            end_life(self._root, self._disk, self._lock.epoch, how, now_ns=time.time_ns())
 
     # One turn.
 
@@ -347,6 +358,8 @@ class Service:
         config, epoch = self._config, self._lock.epoch
         recovered = recover(self._root, self._disk, log_id=log_id, epoch=epoch, now_ns=time.time_ns())
         report = recovered.report
+        if report.before:
+            self._journal.info("last life", what=report.before)
         for words in report.info:
             self._journal.info("recovered", what=words)
         for words in report.warnings:

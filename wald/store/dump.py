@@ -59,9 +59,11 @@ def dump(path: Path, *, records: bool = False) -> Iterator[Piece]:
         return _ledger(path)
     if path.name in ("head", "takes", "log.json"):
         return {"head": _head, "takes": _takes, "log.json": _identity}[path.name](path)
+    if path.suffix == ".json" and path.stem.isdecimal():
+        return _recovery(path)
     raise InvalidInput(
         f"{path}: not a file of a log by its name",
-        hint="dump reads segments, their indexes, head, takes, log.json, cursors and ledgers",
+        hint="dump reads segments, their indexes, head, takes, log.json, cursors, ledgers and recovery reports",
     )
 
 
@@ -241,6 +243,18 @@ def _identity(path: Path) -> Iterator[Piece]:
         yield {"kind": "identity", "damage": str(error)}
         return
     yield {"kind": "identity", "content": told}
+
+
+def _recovery(path: Path) -> Iterator[Piece]:
+    try:
+        told = json.loads(read_regular(path))
+    except (ValueError, RecursionError) as error:
+        yield {"kind": "recovery", "damage": str(error)}
+        return
+    if isinstance(told, dict):
+        yield {"kind": "recovery"} | told | ({} if told.get("ended") else {"ended": "not told: it runs, or was killed"})
+    else:
+        yield {"kind": "recovery", "damage": "not a report"}
 
 
 def _ledger(path: Path) -> Iterator[Piece]:

@@ -30,6 +30,7 @@ from wald.store.directory import TEMPORARY, Listing, Root, Segment, list_segment
 from wald.store.disk import Disk
 from wald.store.floor import find_floor, last_sealed
 from wald.store.indexes import read_index
+from wald.store.lives import boot_id, last_end, report_path
 from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
 from wald.store.regular import open_file, read_regular
 
@@ -98,10 +99,14 @@ class Report:
 
     Attributes:
         skipped: the first and the last sequence that are not given out any more, and why.
+        boot: the kernel's number of the boot that it was in.
+        before: how the life before ended, in words.
     """
 
     epoch: int
     at_ns: int
+    boot: str = ""
+    before: str = ""
     segment: str = ""
     fate: str = ""
     scanned_bytes: int = 0
@@ -136,7 +141,7 @@ def recover(root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int) -
     started = time.monotonic()
     for left_over in (*root.recovery.glob(f"*{TEMPORARY}"), *root.quarantine.glob(f"*{TEMPORARY}")):
         disk.unlink(left_over)
-    report = Report(epoch, now_ns)
+    report = Report(epoch, now_ns, boot_id(), last_end(root))
     listing = list_segments(root)
     newest = listing.segments[-1] if listing.segments else None
     if newest is not None and newest.kind is Kind.RAW:
@@ -453,6 +458,6 @@ def _pass_over(root: Root, state: control.State, log_id: bytes, report: Report) 
 
 def _write_report(root: Root, disk: Disk, report: Report) -> None:
     told: dict[str, Any] = asdict(report)
-    disk.replace(root.recovery / f"{report.epoch:010d}.json", json.dumps(told, indent=2).encode() + b"\n")
+    disk.replace(report_path(root, report.epoch), json.dumps(told, indent=2).encode() + b"\n")
     for old in sorted(root.recovery.glob("*.json"))[:-REPORTS_KEPT]:
         disk.unlink(old)
