@@ -1,0 +1,201 @@
+"""Who may do what: every row of the README's table, tried by the owner, a member of the group and a stranger."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from running import TIMEOUT_SECONDS, Daemon, command, eventually, output_of, run, sidecar
+from test_readme import rows
+from users import MEMBER, OWNER, STRANGER, User, needs_root
+
+from wald.errors import NotPermitted
+
+pytestmark = needs_root
+
+USERS = (OWNER, MEMBER, STRANGER)
+TABLE = {what: told for what, *told in rows("### Who may do what")}
+SETTINGS = f"[routes.owners]\nwriters = [{OWNER.user_id}]\n[routes.members]\nwriters = [{MEMBER.user_id}]\n"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """A daemon of ``OWNER`` with every kind of file in its root."""
+    with tempfile.TemporaryDirectory() as name:
+        parent = Path(name)  # where pytest keeps its files others cannot go
+        os.chown(parent, OWNER.user_id, OWNER.group_id)
+        parent.chmod(0o755)
+        (parent / "wald.toml").write_text(SETTINGS)
+        with Daemon(parent / "log", "--config", parent / "wald.toml", prefix=OWNER.prefix) as running:
+            for words in ("ROUTE ADD a fifo", "ROUTE ADD b", "ROUTE ADD gone", "ROUTE RETIRE gone"):
+                assert running.ask(words).startswith("OK ")
+            output_of("append", "a", "--root", running.root, stdin=b"x\n" * 100)
+            assert running.ask("CUT").startswith("OK ")
+            for line in (
+                command("cursor", "set", "a", 1, "--root", running.root),
+                sidecar("reclaim", "--root", running.root),
+                sidecar("drain", "a", "--root", running.root, "--exit-at-end", "--", "true"),
+            ):
+                assert run([*OWNER.prefix, *line]).returncode == 0
+            eventually(lambda: list((running.root / "segments").glob("*.zst")))
+            yield running
+
+
+@contextmanager
+def acting_as(user: User) -> Iterator[None]:
+    before = os.getgroups()
+    os.setgroups([])
+    os.setegid(user.group_id)
+    os.seteuid(user.user_id)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(before)
+
+
+def may(user: User, act: Callable[[], object]) -> bool:
+    """Whether the operating system and the daemon let ``user`` do it."""
+    try:
+        with acting_as(user):
+            answer = act()
+    except PermissionError:
+        return False
+    return not str(answer).startswith("ERR denied")
+
+
+def asking(daemon: Daemon, request: str) -> Callable[[], str]:
+    def ask() -> str:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(TIMEOUT_SECONDS)
+            connection.connect(os.fspath(daemon.socket_path))
+            connection.sendall(request.encode())
+            with connection.makefile("r") as answers:
+                return answers.readline()
+
+    return ask
+
+
+def files(root: Path) -> list[Path]:
+    return [path for path in sorted(root.rglob("*")) if path.is_file()]
+
+
+def directories(root: Path) -> list[Path]:
+    return [root, *(path for path in sorted(root.rglob("*")) if path.is_dir())]
+
+
+def opening(path: Path, flags: int) -> Callable[[], None]:
+    return lambda: os.close(os.open(path, flags | os.O_NONBLOCK))
+
+
+def holding(path: Path) -> Callable[[], None]:
+    def hold() -> None:
+        descriptor = os.open(path, os.O_RDONLY)
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+
+    return hold
+
+
+def making(directory: Path) -> Callable[[], None]:
+    def make() -> None:
+        made, moved = directory / "made", directory / "moved"
+        made.touch()
+        made.rename(moved)
+        moved.unlink()
+
+    return make
+
+
+def is_lock(path: Path) -> bool:
+    return path.name == "lock" or path.suffix in (".lock", ".drain")
+
+
+def acts(daemon: Daemon, what: str) -> list[Callable[[], object]]:
+    """All the ways to do what a row says."""
+    root = daemon.root
+    fifo = root / "routes/a/in"
+    match what:
+        case "`PING`, `HEAD`, `STAT`, `CUT`, `PUB`":
+            return [asking(daemon, f"{line}\n") for line in ("PING", "HEAD", "STAT", "CUT", "PUB a 2\nx")]
+        case "`ROUTE ADD`, also with `fifo`":
+            return [asking(daemon, f"ROUTE ADD {words}\n") for words in ("a", "a fifo", "b", "c fifo")]
+        case "`ROUTE ADD` with `mode=`; with `fifo` for a route with `writers`":
+            return [asking(daemon, f"ROUTE ADD {words}\n") for words in ("a fifo mode=0620", "owners fifo")]
+        case "`ROUTE RETIRE` of a route without `writers`, and taking it back":
+            return [asking(daemon, f"ROUTE {words}\n") for words in ("RETIRE b", "ADD gone", "RETIRE gone")]
+        case "reading a file":
+            return [opening(path, os.O_RDONLY) for path in files(root) if not is_lock(path)]
+        case "writing, making, renaming or removing a file":
+            opened = [opening(path, os.O_WRONLY) for path in files(root)]
+            return [*opened, *(making(directory) for directory in directories(root))]
+        case "holding a lock":
+            return [holding(path) for path in files(root) if is_lock(path)]
+        case "writing to a FIFO":
+            return [opening(fifo, os.O_WRONLY)]
+        case "reading from a FIFO":
+            return [opening(fifo, os.O_RDONLY)]
+    return []
+
+
+LINES = {
+    "`wald read`, `head`, `where`, `routes`, `explain`, `verify`, `cursor get`": [
+        command("read", "a"),
+        command("head"),
+        command("where", 1),
+        command("routes"),
+        command("explain"),
+        command("verify"),
+        command("cursor", "get", "a"),
+    ],
+    "`wald append`, `cut`, `route add`, while a daemon runs": [
+        command("append", "a"),
+        command("cut"),
+        command("route", "add", "a"),
+    ],
+    "`wald run`, `cursor set`, `route retire`; `wald-reclaim`, `wald-drain`, `wald-archive`": [
+        command("run"),
+        command("cursor", "set", "a", 1, "--rewind"),
+        command("route", "retire", "b"),
+        sidecar("reclaim"),
+        sidecar("drain", "a", "--exit-at-end", "--", "true"),
+        sidecar("archive", "pack", "a"),
+    ],
+}
+NAMED = "`PUB` to a route with `writers`"
+
+
+def test_every_row_is_tried(daemon: Daemon) -> None:
+    assert [what for what in TABLE if what not in LINES and what != NAMED and not acts(daemon, what)] == []
+    assert [what for what in LINES if what not in TABLE] == []
+
+
+@pytest.mark.parametrize("what", [what for what in TABLE if what not in LINES and what != NAMED])
+def test_a_verb_or_a_file(daemon: Daemon, what: str) -> None:
+    for act in acts(daemon, what):
+        tried = {user: may(user, act) for user in reversed(USERS)}  # the owner's last: it may change what there is
+        assert [["no", "yes"][tried[user]] for user in USERS] == TABLE[what]
+
+
+def test_a_route_with_writers(daemon: Daemon) -> None:
+    assert TABLE[NAMED] == ["if named", "if named", "no"]
+    for route, expected in (("owners", [True, False, False]), ("members", [False, True, False])):
+        assert [may(user, asking(daemon, f"PUB {route} 2\nx\n")) for user in USERS] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", LINES)
+def test_a_command(daemon: Daemon, what: str) -> None:
+    for line in LINES[what]:
+        at = line.index("--") if "--" in line else len(line)
+        whole = [*line[:at], "--root", str(daemon.root), *line[at:]]
+        codes = [run([*user.prefix, *whole], stdin=b"x\n").returncode for user in USERS]
+        assert [["yes", "no"][code == NotPermitted.exit_code] for code in codes] == TABLE[what], (line[2:], codes)
