@@ -93,7 +93,7 @@ class Config:
         Count(1, 65536), 128, "of one user, but for the log's owner and root, for whom some places are kept besides"
     )
     idle_timeout: float = _setting(
-        Duration(0.1, _DAY), "1m", "who has had nothing under way for this long is hung up on when his place is needed"
+        Duration(0.1, _DAY), "5s", "who has had nothing under way for this long is hung up on when his place is needed"
     )
     frame_timeout: float = _setting(Duration(0.1, _DAY), "30s", "a half-sent request may stand still for this long")
     record_max_bytes: int = _setting(Size(KIB, GIB), "512MiB", "the longest record a pipe may bring")
