@@ -16,14 +16,14 @@ from sidecars.reclaim.ages import Ages
 from sidecars.reclaim.policy import Facts, Limits, Verdict, judge
 from wald.errors import Damaged
 from wald.format.names import Kind
-from wald.format.sealed import BadSealed, SealedIndex
+from wald.format.sealed import BadSealed, RouteEntry, SealedIndex
 from wald.store import uptime
 from wald.store.cursors import CursorState
 from wald.store.directory import Listing, Root, Segment, being_sealed, list_segments
 from wald.store.head import Bound, look
 from wald.store.history import Entry, History
 from wald.store.ledger import entries_of
-from wald.store.pins import Claims, Pin, read_claims, segment_index
+from wald.store.pins import Claims, Pin, needs, read_claims, segment_index
 from wald.store.uptime import Moment, moment_of
 
 CLAIMS_SECONDS = 0.25  # old enough to be read again; a thousand cursors take about a third of it
@@ -94,11 +94,13 @@ class Planner:
         self._raw_since: dict[int, float] | None = None
         """When raw segments were first seen; None: not at all, so whatever is there has been there for a while."""
         self.troubles: list[str] = []
+        self._ends: dict[int, int] = {}
+        """Of each segment, the base of the one behind it."""
         self._told: dict[int, Entry] = {}
         """Of segments still there of which the ledger says that they are reclaimed: the rule, and since when."""
         self._passed: dict[int, Claims] = {}
         """Of segments that go: claims under which they do."""
-        listing = list_segments(root)
+        listing = self._list()
         there = {segment.base_sequence for segment in (*listing.segments, *listing.doomed)}
         for entry in entries_of(root.ledger / "reclaim.jsonl"):
             self.heard(entry)
@@ -128,7 +130,7 @@ class Planner:
 
     def doomed(self) -> tuple[Segment, ...]:
         """The segments that are reclaimed and still there, oldest first."""
-        return list_segments(self._root).doomed
+        return self._list().doomed
 
     def waited(self, doomed: Iterable[Segment], *, grace_ns: int) -> list[Segment]:
         """Those that have waited long enough since the ledger was told; no reader outlives the boot it began in."""
@@ -174,6 +176,7 @@ class Planner:
             Damaged: the directory, the end of the log or the ledger of the archive cannot be read.
         """
         bound, listing = look(self._root)
+        self._ends = listing.ends()
         left = self._left_raw(bound, listing)
         complete = [s for s in listing.segments if s.kind is Kind.SEALED or s.base_sequence in left]
         bases = {segment.base_sequence for segment in complete}
@@ -277,10 +280,10 @@ class Planner:
         elif claims is not None and not self._root.segment(base, Kind.SEALED).exists():
             try:
                 index = self._index(segment)
+                pin = next(claims.pins(self._needs(index)), None)
             except _Unreadable as error:
                 verdict, message = Verdict.UNREADABLE, str(error)
             else:
-                pin = next(claims.pins(index.routes), None)
                 if pin is not None and not (self._limits.expire and verdict.expires):
                     verdict = Verdict.UNREAD
                 elif not self._archived(segment, index, claims):
@@ -301,7 +304,7 @@ class Planner:
         index = None
         if known.pin is None or not claims.still(known.pin):
             index = self._index(segment)
-            known.pin = next(claims.pins(index.routes), None)
+            known.pin = next(claims.pins(self._needs(index)), None)
         facts = replace(facts, read=known.pin is None, archived=self._archived(segment, index, claims))
         verdict = judge(facts, self._limits)
         if verdict.goes and known.pin is None:
@@ -322,6 +325,19 @@ class Planner:
             if entry.route not in claims.retired
         )
 
+    def _list(self) -> Listing:
+        listing = list_segments(self._root)
+        self._ends = listing.ends()
+        return listing
+
+    def _needs(self, index: SealedIndex) -> list[RouteEntry]:
+        """What it takes to let a segment go."""
+        try:
+            return needs(index, self._ends.get(index.base_sequence, index.next_sequence))
+        except BadSealed as error:
+            path = self._root.segment(index.base_sequence, Kind.SEALED)
+            raise _Unreadable(f"{path}: it is damaged: {error}") from error
+
     def _index(self, segment: Segment) -> SealedIndex:
         try:
             return segment_index(segment, self._log_id)
@@ -337,10 +353,10 @@ class Planner:
             stored_bytes = segment.path.stat().st_size
             try:
                 index = self._index(segment)
+                pin = next(claims.pins(self._needs(index)), None)
             except _Unreadable as error:
                 known = _Known(segment.kind, stored_bytes, 0, problem=str(error))
             else:
-                pin = next(claims.pins(index.routes), None)
                 records = index.next_sequence - index.base_sequence
                 known = _Known(segment.kind, stored_bytes, records, pin)
         except FileNotFoundError:
@@ -369,6 +385,7 @@ def _reclaimed(index: SealedIndex, claims: Claims, verdict: Verdict, stored_byte
     if lost := _lost(index, claims):
         line["lost"] = lost
     if index.damage:
+        line["damaged"] = True
         line["damaged_bytes"] = sum(length for _, length in index.damage)
     return line
 

@@ -54,7 +54,8 @@ class Report:
         words = ", ".join(f"{count} unread of {route}" for route, count in lost.items())
         click.echo(
             f"{'would reclaim' if self.intended else 'reclaimed'} {decision.segment.path.name}: {records}, "
-            f"{bytes_in_words(decision.stored_bytes)}, rule {decision.verdict.value}{words and f'; LOST: {words}'}"
+            f"{bytes_in_words(decision.stored_bytes)}, rule {decision.verdict.value}"
+            f"{', damaged' if entry.get('damaged') else ''}{words and f'; LOST: {words}'}"
         )
 
     def doomed(self, decision: Decision, *, due: bool) -> None:

@@ -20,7 +20,7 @@ from wald.store.directory import Root, Segment, look_again
 from wald.store.disk import free_bytes
 from wald.store.head import Bound, look
 from wald.store.lag import Lag, add_raw, add_sealed
-from wald.store.pins import Claims, Pin, read_claims, sealed_index, segment_index
+from wald.store.pins import Claims, Pin, needs, read_claims, sealed_index, segment_index
 from wald.store.raw import FIRST_BATCH
 from wald.store.segments import open_segment
 
@@ -142,9 +142,10 @@ class Backlog:
         done = -1
         while True:
             try:
+                ends = listing.ends()
                 for segment in listing.segments:
                     if segment.base_sequence > done:
-                        yield self._stand(segment, bound, newest=segment is listing.segments[-1])
+                        yield self._stand(segment, bound, ends.get(segment.base_sequence))
                         done = segment.base_sequence
                 return
             except FileNotFoundError as gone:
@@ -175,10 +176,14 @@ class Backlog:
                 add_sealed(segment_index(segment, self._log_id), self._counting)
         return Standing(segment, Form.DOOMED, None, stored_bytes)
 
-    def _stand(self, segment: Segment, bound: Bound, *, newest: bool) -> Standing:
+    def _stand(self, segment: Segment, bound: Bound, end: int | None) -> Standing:
+        """
+        Args:
+            end: the base of the segment behind it; None: it is the newest.
+        """
         stored_bytes = _stored_bytes(segment)
         if segment.kind is Kind.RAW:
-            form = Form.ACTIVE if newest else Form.CUT
+            form = Form.ACTIVE if end is None else Form.CUT
             try:
                 return Standing(segment, form, self._raw(segment, bound), stored_bytes)
             except Damaged as error:
@@ -186,19 +191,19 @@ class Backlog:
         try:
             index = sealed_index(segment, self._log_id)
             self._sealed(index, stored_bytes)
+            pins = tuple(self._claims.pins(needs(index, index.next_sequence if end is None else end)))
         except Damaged as error:
             return Standing(segment, Form.SEALED, None, stored_bytes, problem=error.message)
         except BadSealed as error:
             problem = f"{segment.path}: its batches cannot be told: {error}"
             return Standing(segment, Form.SEALED, None, stored_bytes, problem=problem)
-        pins = tuple(self._claims.pins(index.routes))
         for pin in pins:
             hold = self.holds.get((pin.route, pin.group))
             if hold is not None:
                 hold.pinned_segments += 1
                 hold.pinned_bytes += stored_bytes
                 hold.alone_bytes += stored_bytes if len(pins) == 1 else 0
-        return Standing(segment, Form.SEALED, index.next_sequence - 1, stored_bytes, pins, newest=newest)
+        return Standing(segment, Form.SEALED, index.next_sequence - 1, stored_bytes, pins, newest=end is None)
 
     def _sealed(self, index: SealedIndex, stored_bytes: int) -> None:
         """Add what a sealed segment holds to the lags and the growth."""

@@ -11,6 +11,7 @@ import os
 import uuid
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, UnsupportedFormat
@@ -168,6 +169,10 @@ class Listing:
         """The same, with what is reclaimed and still there among the readable ones: for who needs it."""
         found = {segment.base_sequence: segment for segment in (*self.doomed, *self.segments)}
         return Listing(tuple(found[base] for base in sorted(found)), self.doomed)
+
+    def ends(self) -> dict[int, int]:
+        """Of each segment, by base, the base of the one behind it; the newest is not in it."""
+        return dict(pairwise(sorted({segment.base_sequence for segment in (*self.doomed, *self.segments)})))
 
     def covering(self, sequence: int) -> int:
         """The position in ``segments`` of the one that ``sequence`` falls into; 0 if it is older than all."""

@@ -7,6 +7,9 @@ an idle route that has read all it got holds back nothing, and a stuck one holds
     a route without a cursor               holds back all it ever received: nobody has said to have read it
     a cursor that cannot be trusted        the same (unreadable, of another log, beyond the head)
     a route whose directory is gone        the same: its cursors are lost, not moved
+
+In a damaged segment nobody knows whose records are lost. So there each route is done when it has passed the last of
+them too, and one of which no record is left may not go at all.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import NamedTuple
 
 from wald.errors import Damaged, NotFound
 from wald.format.names import DEFAULT_GROUP, Kind
-from wald.format.sealed import RouteEntry, SealedIndex
+from wald.format.sealed import BadSealed, RouteEntry, SealedIndex
 from wald.format.segment import BadHeader
 from wald.store.compression import SealedFile, index_raw
 from wald.store.cursors import Cursor, CursorState, cursors_of
@@ -137,6 +140,33 @@ def segment_index(segment: Segment, log_id: bytes) -> SealedIndex:
             f"{segment.path}: offset {offset}: {length} bytes are damaged", hint="wald verify says what is affected"
         )
     return index
+
+
+def needs(index: SealedIndex, end: int) -> list[RouteEntry]:
+    """The routes of a sealed segment, each with the last record that its cursors have to reach.
+
+    Args:
+        end: the base of the segment behind it.
+
+    Raises:
+        BadSealed: what is lost in a damaged one cannot be told, or nothing but that is left of it.
+    """
+    if not index.damage or not (lost := _last_lost(index, end)):
+        return index.routes
+    if not index.routes:
+        raise BadSealed("all of its records are lost, and whose they were")
+    return [entry._replace(last=max(entry.last, lost)) for entry in index.routes]
+
+
+def _last_lost(index: SealedIndex, end: int) -> int:
+    """The last record up to ``end`` that no batch holds; 0 if all are there."""
+    table = index.batch_table()
+    due, lost = index.base_sequence, 0
+    for base, count in zip(table.bases, table.counts, strict=True):
+        if base > due:
+            lost = base - 1
+        due = max(due, base + count)
+    return end - 1 if due < end else lost
 
 
 def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
