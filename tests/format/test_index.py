@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from damage import flipped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_segments import LOG_ID
@@ -24,13 +25,21 @@ def decoded(data: bytes) -> SparseIndex | None:
     return decode_index(data, log_id=LOG_ID, base_sequence=10)
 
 
+def test_an_entry_with_a_flipped_bit_is_passed_over() -> None:
+    """It could lead into a payload that holds what looks like a batch."""
+    for number in range(len(ENTRIES)):
+        for bit in range(8 * 28):
+            index = decoded(ENCODED[:64] + flipped(ENCODED[64:], 8 * 32 * number + bit))
+            assert entries_of(index) == ENTRIES[:number] + ENTRIES[number + 1 :]
+
+
 def test_every_truncation_leaves_the_whole_entries_before_it() -> None:
     for length in range(len(ENCODED) + 1):
         index = decoded(ENCODED[:length])
         if length < 64:
             assert index is None
         else:
-            assert entries_of(index) == ENTRIES[: (length - 64) // 24]
+            assert entries_of(index) == ENTRIES[: (length - 64) // 32]
 
 
 @settings(max_examples=200, deadline=None)

@@ -86,7 +86,7 @@ def test_nothing_is_written_behind_half_an_entry(tmp_path: Path) -> None:
     path = tmp_path / "short.idx"
     writer = SparseIndexWriter(path, HEADER)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64 + 24 + 10, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 + 32 + 10, hard))
     try:
         writer.add(8, 1 << 20, TIME_NS)
         writer.add(9, 2 << 20, TIME_NS)
@@ -94,13 +94,13 @@ def test_nothing_is_written_behind_half_an_entry(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     writer.add(10, 3 << 20, TIME_NS)
     writer.close()
-    assert path.stat().st_size == 64 + 24 + 10
-    assert read_index(path, LOG_ID, 7) == SparseIndex([8], [1 << 20], [TIME_NS])
+    assert path.stat().st_size == 64 + 32 + 10
+    assert read_index(path, LOG_ID, 7) == SparseIndex([8], [1 << 20], [TIME_NS], HEADER.salt)
 
 
 def test_an_old_index_of_that_name_is_emptied(index: Path) -> None:
     SparseIndexWriter(index, HEADER).close()
-    assert read_index(index, LOG_ID, 7) == SparseIndex()
+    assert read_index(index, LOG_ID, 7) == SparseIndex(salt=HEADER.salt)
 
 
 def test_a_truncated_index_is_a_shorter_one(index: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_truncated_index_is_a_shorter_one(index: Path) -> None:
         read = read_index(index, LOG_ID, 7)
         assert read is None if len(cut) < 64 else read is not None
         if read is not None:
-            entries = (len(cut) - 64) // 24
+            entries = (len(cut) - 64) // 32
             assert read.positions == whole.positions[:entries]
 
 

@@ -1,23 +1,30 @@
-"""Sparse index of a raw segment: a 64-byte header (as a segment's, other magic), then 24 bytes per entry.
+"""Sparse index of a raw segment: a 64-byte header (as a segment's, other magic), then 32 bytes per entry.
 
     u64 sequence     base sequence of a batch
     u64 position     its offset in the raw segment
     i64 append time  ns since 1970
+    u32 checksum     crc32c of the 24 bytes before it
+    u32 reserved     zero
 
-Entries grow in all three. The file is a hint: not synced, without checksums, and whoever uses it checks the batch it
-lands on. Anything after the last whole, growing entry is ignored.
+Entries grow in the first three. The file is a hint: not synced, and whoever uses it checks the batch it lands on. But a
+payload may hold what looks like a batch, so an entry with a wrong checksum leads nowhere. What follows the last whole,
+growing entry is ignored.
 """
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from crc32c import crc32c
 
 from wald.format.segment import HEADER, INDEX_MAGIC, BadHeader, SegmentHeader, decode_header, encode_header
 
-ENTRY = struct.Struct("<QQq")
-assert ENTRY.size == 24
+_FIELDS = struct.Struct("<QQq")
+ENTRY = struct.Struct("<24sII")
+assert ENTRY.size == 32
 INTERVAL_BYTES = 64 * 1024  # one entry at most per this much of the segment: a seek reads no more than that twice
 
 
@@ -43,8 +50,16 @@ class SparseIndex:
 
 
 def encode_entry(sequence: int, position: int, append_time_ns: int) -> bytes:
-    """One entry's 24 bytes."""
-    return ENTRY.pack(sequence, position, append_time_ns)
+    """One entry's 32 bytes."""
+    fields = _FIELDS.pack(sequence, position, append_time_ns)
+    return ENTRY.pack(fields, crc32c(fields), 0)
+
+
+def decode_entries(data: bytes) -> Iterator[tuple[int, int, int] | None]:
+    """Sequence, position and append time of each whole entry in an index file; None if its checksum is wrong."""
+    whole = max(0, len(data) - HEADER.size) // ENTRY.size * ENTRY.size
+    for fields, checksum, _ in ENTRY.iter_unpack(data[HEADER.size : HEADER.size + whole]):
+        yield _FIELDS.unpack(fields) if crc32c(fields) == checksum else None
 
 
 def encode_index_header(header: SegmentHeader) -> bytes:
@@ -61,12 +76,14 @@ def decode_index(data: bytes, *, log_id: bytes, base_sequence: int) -> SparseInd
     if (header.log_id, header.base_sequence) != (log_id, base_sequence):
         return None
     index = SparseIndex(salt=header.salt)
-    whole = HEADER.size + (len(data) - HEADER.size) // ENTRY.size * ENTRY.size
     last = (base_sequence, HEADER.size - 1, -(1 << 63))
-    for sequence, position, time_ns in ENTRY.iter_unpack(data[HEADER.size : whole]):
+    for entry in decode_entries(data):
+        if entry is None:
+            continue
+        sequence, position, time_ns = entry
         if sequence < last[0] or position <= last[1] or time_ns < last[2]:
             break
-        last = (sequence, position, time_ns)
+        last = entry
         index.sequences.append(sequence)
         index.positions.append(position)
         index.times_ns.append(time_ns)

@@ -17,7 +17,7 @@ from wald.format import columns, control
 from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of, seed
 from wald.format.cursor import BadCursor, decode_cursor
 from wald.format.head import decode_head
-from wald.format.index import ENTRY
+from wald.format.index import ENTRY, decode_entries
 from wald.format.ledger import decode_ledger
 from wald.format.names import Kind, parse_cursor_name, parse_segment_name
 from wald.format.record import split_lines
@@ -195,16 +195,12 @@ def _end(tail: Tail, file_bytes: int) -> Piece:
 def _sparse_index(path: Path) -> Iterator[Piece]:
     data = read_regular(path)
     yield _segment_header(data, INDEX_MAGIC)
-    whole = max(0, len(data) - FILE_HEADER.size) // ENTRY.size * ENTRY.size
     offset = FILE_HEADER.size
-    for sequence, position, time_ns in ENTRY.iter_unpack(data[offset : offset + whole]):
-        yield {
-            "kind": "entry",
-            "offset": offset,
-            "sequence": sequence,
-            "position": position,
-            "append_time_ns": time_ns,
-        }
+    for entry in decode_entries(data):
+        told: Piece = {"damage": "its checksum is wrong"}
+        if entry is not None:
+            told = dict(zip(("sequence", "position", "append_time_ns"), entry, strict=True))
+        yield {"kind": "entry", "offset": offset} | told
         offset += ENTRY.size
     if offset < len(data):
         yield {"kind": "end", "offset": offset, "damage": f"{len(data) - offset} bytes of an entry"}
