@@ -650,21 +650,32 @@ class TestSealedLogs:
         path = tmp_path / "log"
         built = self.build(path)
         sealed = built.path(BASE, Kind.SEALED)
-        sealed.write_bytes(sealed.read_bytes()[:-10])
+        sealed.write_bytes(NOISE)
         built = start_again(path)
         assert any(str(sealed) in line for line in built.report.errors)
         goes_on(built, ALL[:2], 7)
 
-    def test_neither_head_nor_sealed_file_readable_still_hides_nothing_new(self, tmp_path: Path) -> None:
+    def test_neither_head_nor_sealed_file_nor_ledger_readable_still_hides_nothing_new(self, tmp_path: Path) -> None:
         """A new segment of the same name as the sealed one would not be seen."""
         path = tmp_path / "log"
         built = self.build(path)
-        sealed = built.path(BASE, Kind.SEALED)
-        sealed.write_bytes(sealed.read_bytes()[:-10])
+        built.path(BASE, Kind.SEALED).write_bytes(NOISE)
+        (built.root.ledger / "segments.jsonl").unlink()
         built.root.head.unlink()
         built = start_again(path)
         assert built.writer.base_sequence == BASE + 1
         goes_on(built, ALL[:2], BASE + 1)
+
+    def test_one_without_its_index_hands_on_all_that_its_frames_hold(self, tmp_path: Path) -> None:
+        path = tmp_path / "log"
+        built = self.build(path)
+        state = built.writer.state
+        sealed = built.path(BASE, Kind.SEALED)
+        sealed.write_bytes(sealed.read_bytes()[:-10])
+        built = start_again(path)
+        assert any(str(sealed) in line for line in built.report.errors)
+        assert built.writer.state == state
+        goes_on(built, ALL, 7)
 
     def test_a_damaged_frame_costs_no_sequence(self, tmp_path: Path) -> None:
         """How far a sealed segment goes is in its index."""

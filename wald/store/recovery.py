@@ -11,6 +11,7 @@ wrong. No error stops the start; the sequences it concerns are named, and none i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -33,6 +34,8 @@ from wald.store.indexes import read_index
 from wald.store.lives import boot_id, last_end, report_path
 from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
 from wald.store.regular import open_file, read_regular
+from wald.store.salvage import SalvagedSegment
+from wald.store.segments import Whole
 
 REPORTS_KEPT = 32
 
@@ -146,9 +149,9 @@ def recover(root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int) -
     newest = listing.segments[-1] if listing.segments else None
     if newest is not None and newest.kind is Kind.RAW:
         examined = _examine(root, listing, log_id, report)
-        recovered = _repair(root, disk, listing, examined, report)
+        recovered = _repair(root, disk, listing, log_id, examined, report)
     else:
-        recovered = Recovered(_replayed(listing, report), None, report)
+        recovered = Recovered(_replayed(listing, log_id, report), None, report)
     _never_reuse(root, recovered.state, newest, report)
     _pass_over(root, recovered.state, log_id, report)
     its_name_is_needed = report.fate in (Fate.CARRY.value, Fate.REPLACE.value)
@@ -241,7 +244,7 @@ def _scan(
                 continue
             gaps.append(found)
             if found.offset == FIRST_BATCH:  # the control batch is gone: its state has to come from further back
-                replay.state = _replayed(Listing(listing.segments[:-1]), report)
+                replay.state = _replayed(Listing(listing.segments[:-1]), log_id, report)
         assert tail is not None, "a scan ends with its tail"
     content = Content.CONTROL if replay.batches else Content.NOTHING
     if replay.state.next_sequence > segment.base_sequence:
@@ -261,7 +264,7 @@ def _header_fact(raw: RawFile, log_id: bytes) -> tuple[Header, str]:
     return (Header.OURS, "") if found.log_id == log_id else (Header.FOREIGN, f"log id {found.log_id.hex()}")
 
 
-def _repair(root: Root, disk: Disk, listing: Listing, examined: _Examined, report: Report) -> Recovered:
+def _repair(root: Root, disk: Disk, listing: Listing, log_id: bytes, examined: _Examined, report: Report) -> Recovered:
     path = examined.segment.path
     torn = examined.tail.garbage_bytes > 0
     decided = verdict(header=examined.header, content=examined.content, torn=torn)
@@ -285,7 +288,7 @@ def _repair(root: Root, disk: Disk, listing: Listing, examined: _Examined, repor
         disk.sync_directory(root.segments)
         report.kept_in = str(target.relative_to(root.path))
         report.errors.append(f"{path}: nothing in it can be read; moved to {target}")
-        return Recovered(_replayed(Listing(listing.segments[:-1]), report), None, report)
+        return Recovered(_replayed(Listing(listing.segments[:-1]), log_id, report), None, report)
     _make_durable(disk, path, examined.tail.offset)
     carry = (path, examined.tail.offset) if decided.fate is Fate.CARRY else None
     return Recovered(examined.state, carry, report)
@@ -370,7 +373,7 @@ class _Replay:
             state.producers.add(header.producer_id, written)
 
 
-def _replayed(listing: Listing, report: Report) -> control.State:
+def _replayed(listing: Listing, log_id: bytes, report: Report) -> control.State:
     """The state at the end of the newest segment, whatever its form, as far as it can be read; else a fresh one."""
     if not listing.segments:
         return control.State()
@@ -384,6 +387,7 @@ def _replayed(listing: Listing, report: Report) -> control.State:
             _replay_sealed(sealed, replay, report)
     except Damaged as error:
         report.errors.append(error.message)
+        _replay_salvaged(newest, log_id, replay, error)
     return replay.state
 
 
@@ -414,6 +418,15 @@ def _replay_sealed(sealed: SealedFile, replay: _Replay, report: Report) -> None:
             replay.add(header, route_of(data, offset, header), payload)
             offset += header.total_bytes
     replay.state.next_sequence = max(replay.state.next_sequence, sealed.index.next_sequence)
+
+
+def _replay_salvaged(segment: Segment, log_id: bytes, replay: _Replay, error: Damaged) -> None:
+    """What can be read of a sealed segment without its index."""
+    with contextlib.suppress(Damaged), contextlib.closing(SalvagedSegment(segment, log_id, error)) as salvaged:
+        for met in salvaged.batches(FIRST_BATCH, None):
+            if isinstance(met, Whole):
+                payload = bytes(payload_of(met.data, met.at, met.header)) if met.header.is_control else b""
+                replay.add(met.header, met.route, payload)
 
 
 def _durable_bytes(root: Root, segment: Segment) -> int:
