@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidecars.reclaim.plan import Decision, Planner
+from sidecars.reclaim.policy import Verdict
 from wald.format.names import Kind
 from wald.store.directory import Root, Segment
 from wald.store.disk import Disk
@@ -52,11 +53,18 @@ class Reclaim:
         for group in _groups(decisions):
             if entries := [decision.entry for decision in group if decision.entry is not None]:
                 self.tell(*entries)
-            going = {
-                decision.segment.base_sequence: self._renamed(decision.segment, decision.segment.kind.doomed)
-                for decision in group
-                if decision.verdict.goes
-            }
+            going: dict[int, Segment] = {}
+            for number, decision in enumerate(group):
+                if not decision.verdict.goes:
+                    continue
+                segment = decision.segment
+                try:
+                    going[segment.base_sequence] = self._renamed(segment, segment.kind.doomed)
+                except FileNotFoundError:
+                    if segment.kind is not Kind.RAW:
+                        raise
+                    # Sealed since it was judged. The next look judges what it has become, and corrects the ledger.
+                    group[number] = replace(decision, verdict=Verdict.SEALING)
             if not going:
                 yield from group
                 continue

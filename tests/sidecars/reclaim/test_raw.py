@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from contents import errors
-from logs import Built
+from logs import Built, Unsynced
 from reclaiming import Reclaimer, bases, ledger, reclaim
 
 from sidecars.reclaim.policy import Limits
@@ -74,6 +74,32 @@ def test_a_raw_segment_waits_out_its_grace_and_comes_back_for_who_needs_it(built
 
     assert raw(built) == [4, 5]
     assert [line["event"] for line in ledger(built.root.path)] == ["reclaimed", "reclaimed", "kept"]
+
+
+class _SealingMeanwhile(Unsynced):
+    """The sealer is done with everything at the moment at which the first raw segment is to be renamed."""
+
+    def __init__(self, built: Built) -> None:
+        super().__init__()
+        self._built = built
+
+    def rename(self, source: Path, target: Path) -> None:
+        if target == self._built.path(1, Kind.RAW_DOOMED):
+            self._built.seal()
+        super().rename(source, target)
+
+
+def test_a_raw_segment_that_is_sealed_before_it_is_renamed_is_judged_anew(built: Built) -> None:
+    """It went from under RECLAIM, which called the disk broken."""
+    built.log.set_cursor("a", 4)
+    built.log.set_cursor("b", 5)
+    reclaim(built, disk=_SealingMeanwhile(built))
+    assert bases(built.root, Kind.SEALED) == [1, 4]
+    assert [record.value for record in built.log.read("a", start=1)] == [b"1", b"2", b"4"]
+    reclaim(built)
+
+    assert (raw(built), bases(built.root, Kind.SEALED)) == ([5], [])
+    assert errors(built.root.path) == []
 
 
 def test_what_is_unread_and_expires_is_counted(built: Built) -> None:
