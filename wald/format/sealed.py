@@ -52,7 +52,7 @@ _SECTION = struct.Struct("<16sIIII")
 assert _SECTION.size == 32
 _CHECKED_FROM = 12
 _SECTIONS_MAX = 64
-_EXPANSION_MAX = 1000  # the columns of a segment of equal batches reach 30 to 1; a larger claim is a lie
+_EXPANSION_MAX = 100  # the columns of a segment of equal batches reach 30 to 1; a larger claim is a lie
 _EXPANSION_FROM_BYTES = 1 << 16  # below it any claim is harmless
 _DIGEST_BYTES = 32
 assert sys.byteorder == "little"  # array columns are written as they lie in memory

@@ -20,7 +20,7 @@ import zstandard
 from crc32c import crc32c
 
 from wald.errors import Damaged
-from wald.format.batch import HEADER, MAGIC, TRAILER, Encoding, Flag
+from wald.format.batch import HEADER, MAGIC, PAYLOAD_MAX_BYTES, TRAILER, Encoding, Flag
 from wald.format.index import SparseIndex
 from wald.format.names import ROUTE_MAX_LENGTH
 from wald.format.sealed import (
@@ -203,9 +203,19 @@ class SealedFile:
             # The frame's own claim is what memory is asked for, so it is checked first.
             if zstandard.frame_content_size(stored) != frame.raw_bytes:
                 raise self._damaged(frame.offset, f"frame {number} does not claim {frame.raw_bytes} bytes")
+            if frame.raw_bytes > FRAME_BYTES and not self._is_one_batch(stored, frame.raw_bytes):
+                raise self._damaged(frame.offset, f"frame {number} claims {frame.raw_bytes} bytes, but is no batch")
             return self._decompressor.decompress(stored, max_output_size=frame.raw_bytes, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise self._damaged(frame.offset, f"frame {number} does not decompress ({error})") from error
+
+    def _is_one_batch(self, stored: bytes, raw_bytes: int) -> bool:
+        """Whether a frame begins like a batch of about this length; only a batch has a frame longer than most."""
+        opening = self._decompressor.stream_reader(stored).read(HEADER.size)
+        if len(opening) < HEADER.size:
+            return False
+        magic, _, _, payload_bytes, *_ = HEADER.unpack(opening)
+        return magic == MAGIC and payload_bytes <= PAYLOAD_MAX_BYTES and 0 < raw_bytes - payload_bytes < FRAME_BYTES
 
     def sha256(self) -> bytes:
         """The digest of all raw bytes, in constant memory, however long a batch is.
