@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from wald.format.record import Record
 from wald.log import Log
-from wald.store.cursors import Cursor, CursorState
+from wald.store.cursors import Cursor, CursorState, newcomer
 from wald.store.directory import list_segments
 from wald.store.disk import Disk
 from wald.store.history import History
@@ -33,16 +33,19 @@ class Consumer:
     def cursor(self) -> Cursor:
         return self.log.cursor(self.route, self.group)
 
-    def enter(self) -> None:
+    def enter(self, tell: Callable[[str], None]) -> None:
         """Give a new group a cursor, so that what it has not processed is kept for it from now on.
 
         What was reclaimed before it came, from the first record on, is nothing that it has missed.
         """
         if self.cursor.state is CursorState.ABSENT:
+            news = newcomer(self.log.root, self.route, self.group)
             segments = list_segments(self.log.root).segments
             oldest = segments[0].base_sequence if segments else 1
             first, _ = next(History(self.log.root).unexplained(1, oldest - 1), (oldest, oldest))
             self.commit(first - 1)
+            if news:
+                tell(news)
 
     def commit(self, sequence: int) -> None:
         """Say that everything up to ``sequence`` is processed; on disk when this returns."""

@@ -103,7 +103,7 @@ class Drain:
                 return
             self._given_up += handing.finish()
             self._finish_run(attempts)
-            consumer.enter()
+            consumer.enter(self._tell)
             while True:
                 for portion in portions(consumer.unprocessed(), records_max=job.records_max):
                     if not self._process(portion, attempts, handing):

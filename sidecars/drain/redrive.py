@@ -31,7 +31,7 @@ def redrive(consumer: Consumer, *, daemon: Path, stop: threading.Event, tell: Ca
     with HandoverFile(consumer.log.root, consumer.route, consumer.group, consumer.disk) as file:
         handing = Handing(consumer, file, daemon=daemon, tell=tell)
         handing.finish()
-        consumer.enter()
+        consumer.enter(tell)
         for portion in portions(consumer.unprocessed(), records_max=_RECORDS_MAX):
             if stop.is_set():
                 return

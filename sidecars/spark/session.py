@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[*]"
+_PACKAGES = ("pyspark.sql", "pyarrow", "numpy", "pandas")
 ATTEMPTS = 4  # of each task, as on a cluster; a local master by itself tries once
 _LOOPBACK = re.compile(r"local|spark://(127\.|localhost)")
 _THREADS = re.compile(r"local(\[(?P<threads>\*|\d+)\])?")
@@ -36,6 +38,20 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
 }
+
+
+def require_spark() -> None:
+    """
+    Raises:
+        NotFound: this Python lacks what the jobs are made of.
+    """
+    for package in _PACKAGES:
+        try:
+            import_module(package)
+        except ImportError as error:
+            raise NotFound(
+                f"there is no {package} in this Python ({sys.executable})", hint="pip install 'wald[spark]'"
+            ) from error
 
 
 @contextmanager
@@ -65,11 +81,10 @@ def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None =
     os.environ["JAVA_HOME"] = str(require_java().home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run whatever python3 is on the PATH
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    try:
-        from pyspark.errors import PySparkException
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise NotFound("there is no PySpark in this Python", hint="pip install 'wald[spark]'") from error
+    require_spark()
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
     _require_master(master)
     wanted = dict(_SETTINGS)
     if _LOOPBACK.match(master):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Daemon, eventually, output_of, wald
+from running import Daemon, eventually, output_of, refusal_of, wald
 
 from wald.errors import NotFound
 
@@ -43,7 +43,7 @@ def test_routes_show_cursors_and_lag(daemon: Daemon, root: Path) -> None:
     output_of("append", "b", "--root", root, stdin=b"4\n5\n")
     output_of("cut", "--root", root)
     output_of("cursor", "set", "a", 2, "--root", root)
-    output_of("cursor", "set", "b", 5, "--group", "g", "--root", root)
+    assert wald("cursor", "set", "b", 5, "--group", "g", "--root", root).returncode == 0
     a, b = told("routes", "--root", root)
 
     assert (a["route"], a["last_sequence"], a["fifo"], a["groups"][0]["lag_records"]) == ("a", 3, False, 1)
@@ -90,6 +90,48 @@ def test_cursor_is_set_moved_and_rewound(daemon: Daemon, root: Path) -> None:
     assert output_of("cursor", "set", "a", 1, "--rewind", "--root", root) == b"1\n"
     assert output_of("cursor", "get", "a", "--root", root) == b"1\n"
     assert told("cursor", "get", "a", "--root", root)["state"] == "valid"
+
+
+def test_a_new_group_is_told_of(daemon: Daemon, root: Path) -> None:
+    """A misspelt one would keep everything for ever, and nobody would know."""
+    output_of("append", "a", "--root", root, stdin=b"one\n")
+    assert wald("cursor", "set", "a", 1, "--root", root).stderr == b""
+    first = wald("cursor", "set", "a", 1, "--group", "typo", "--root", root)
+    taken_away = f"wald --root {root} cursor remove a --group typo"
+
+    assert first.stdout == b"1\n"
+    assert first.stderr.decode() == (
+        "wald: group typo is new on route a beside processed: from now on what it has not read is kept for it; "
+        f"{taken_away} takes it away\n"
+    )
+    assert wald("cursor", "set", "a", 1, "--group", "typo", "--root", root).stderr == b""
+    assert b"group other is new" in wald("read", "a", "--group", "other", "--commit", "--root", root).stderr
+    output_of(*taken_away.split()[1:])
+    assert b"group typo is new" in wald("cursor", "set", "a", 1, "--group", "typo", "--root", root).stderr
+
+
+def test_cursors_are_listed_and_removed(daemon: Daemon, root: Path) -> None:
+    output_of("append", "a", "--root", root, stdin=b"one\n")
+    output_of("route", "add", "b", "--root", root)
+    output_of("append", "b", "--root", root, stdin=b"two\n")
+    wald("cursor", "set", "a", 1, "--root", root)
+    wald("cursor", "set", "a", 0, "--group", "g", "--root", root)
+    wald("cursor", "set", "b", 2, "--group", "g", "--root", root)
+
+    assert output_of("cursor", "list", "--root", root).decode().splitlines() == [
+        "ROUTE  GROUP      CURSOR  STATE",
+        "a      g               0  valid",
+        "a      processed       1  valid",
+        "b      g               2  valid",
+    ]
+    (line,) = output_of("cursor", "list", "b", "--json", "--root", root).splitlines()
+    told_of = json.loads(line)
+    assert (told_of["route"], told_of["group"], told_of["sequence"]) == ("b", "g", 2)
+    removed = output_of("cursor", "remove", "a", "--group", "g", "--root", root).decode().strip()
+    assert not Path(removed).exists()
+    code, message, hint = refusal_of("cursor", "remove", "a", "--group", "g", "--root", root)
+    assert (code, message) == (3, f"{removed}: group g has no cursor")
+    output_of(*hint.split()[1:])
 
 
 def test_a_number_that_a_shell_script_wrote_is_a_cursor(daemon: Daemon, root: Path) -> None:

@@ -87,6 +87,16 @@ def test_no_such_root(tmp_path: Path, arguments: tuple[object, ...]) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_directory_of_something_else_is_not_to_be_made_a_log(tmp_path: Path) -> None:
+    """A hint is for typing: `wald run` would refuse."""
+    (tmp_path / "passwd").touch()
+    code, message, hint = refusal_of("head", "--root", tmp_path)
+
+    assert (code, message) == (NotFound.exit_code, f"{tmp_path}: there is no log here")
+    assert "wald run" not in hint
+    assert hint.endswith(f"find {tmp_path} -name log.json")
+
+
 def test_no_root_given() -> None:
     code, message, hint = refusal_of("head")
 

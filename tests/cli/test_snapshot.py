@@ -10,9 +10,10 @@ import pytest
 
 from wald.cli.snapshot import Pulse, State, Survey, flow, state_of, stock
 from wald.format.names import Kind
-from wald.store.backlog import Form, Growth, Hold, Standing
+from wald.store.backlog import Form, Hold, Standing
 from wald.store.cursors import Cursor, CursorState
 from wald.store.directory import Segment
+from wald.store.growth import Growth
 from wald.store.lag import Lag
 from wald.store.pins import Pin
 

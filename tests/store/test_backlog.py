@@ -10,6 +10,7 @@ from logs import SECOND_NS, START_NS, Built
 
 from wald.format.names import Kind
 from wald.store.backlog import Backlog, Hold
+from wald.store.growth import RECENT_SEGMENTS, Gauge
 from wald.store.routes import retire_route
 
 
@@ -96,14 +97,36 @@ def test_a_retired_route_holds_back_nothing_and_still_has_a_lag(built: Built) ->
 
 def test_growth_is_what_came_on_disk_since_the_oldest_of_the_newest_segments(built: Built) -> None:
     backlog, _ = look(built)
-    growth = backlog.growth(now_ns=START_NS + 12 * SECOND_NS)
+    growth = backlog.growth(now_ns=START_NS + 1002 * SECOND_NS)
 
     assert growth is not None
     payloads = 4 + 4  # of the two raw segments
-    assert growth.bytes_per_second == pytest.approx((size(built, 2, 6) + payloads) / 10)
+    assert growth.bytes_per_second == pytest.approx((size(built, 2, 6) + payloads) / 1000)
     assert sum(growth.routes.values()) == pytest.approx(growth.bytes_per_second)
-    assert growth.routes["b"] == pytest.approx((size(built, 2) * 2 / 8 + 4) / 10)
+    assert growth.routes["b"] == pytest.approx((size(built, 2) * 2 / 8 + 4) / 1000)
     assert growth.seconds_until(1000) == pytest.approx(1000 / growth.bytes_per_second)
+
+
+def test_growth_is_not_told_from_a_few_minutes(built: Built) -> None:
+    """Whoever has sent a megabyte in a second does not send 86 GB a day."""
+    backlog, _ = look(built)
+
+    assert backlog.growth(now_ns=START_NS + 600 * SECOND_NS) is None
+    assert backlog.growth(now_ns=START_NS + 603 * SECOND_NS) is not None
+
+
+@pytest.mark.parametrize("apart_seconds", [1, 7, 100, 3600])
+def test_growth_is_that_of_many_segments_where_each_is_of_a_short_time(apart_seconds: int) -> None:
+    """Of ten minutes at least, of no more than there are, and never of all of a long log."""
+    gauge, count = Gauge(), 5000
+    for number in range(count):
+        gauge.add(START_NS + number * apart_seconds * SECOND_NS, 100, {"a": 3, "b": 1})
+    growth = gauge.growth(now_ns=START_NS + count * apart_seconds * SECOND_NS)
+
+    assert growth is not None
+    assert growth.bytes_per_second == pytest.approx(100 / apart_seconds)
+    assert growth.routes["b"] == pytest.approx(25 / apart_seconds)
+    assert len(gauge) <= 2 * RECENT_SEGMENTS
 
 
 def test_growth_is_not_known_of_an_empty_log_or_with_a_clock_that_was_set_back(built: Built, tmp_path: Path) -> None:

@@ -9,14 +9,17 @@ import click
 
 import wald
 from wald.cli.options import group_option, json_option, root_option, route_argument
+from wald.cli.tables import aligned
 from wald.errors import Damaged, NotFound
+from wald.format.names import check_group, check_route
 from wald.store.checkpoint import processed_by_stream
-from wald.store.cursors import Cursor, CursorState
+from wald.store.cursors import Cursor, CursorState, newcomer, remove_cursor
+from wald.store.disk import Disk
 
 
 @click.group()
 def cursor() -> None:
-    """Show or move the cursor of a consumer group: the last sequence it has processed."""
+    """Show, move or remove the cursor of a consumer group: the last sequence it has processed."""
 
 
 @cursor.command("get")
@@ -47,7 +50,40 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
 @click.option("--rewind", is_flag=True, help="Allow it to move backwards, or to replace one that cannot be trusted.")
 def set_(root: Path, route: str, sequence: int, group: str, rewind: bool) -> None:
     """Say that the group has processed ROUTE up to and including SEQUENCE."""
-    _say(wald.open(root).set_cursor(route, sequence, group, rewind=rewind))
+    log = wald.open(root)
+    news = newcomer(log.root, route, group)
+    _say(log.set_cursor(route, sequence, group, rewind=rewind), news)
+
+
+@cursor.command("list")
+@click.argument("route", required=False, callback=lambda _ctx, _parameter, name: name and check_route(name))
+@root_option
+@json_option
+def list_(root: Path, route: str | None, as_json: bool) -> None:
+    """List the cursors of ROUTE, or of every route: each holds back what its group has not processed."""
+    log = wald.open(root)
+    routes = [route] if route else log.routes()
+    found = [log.cursor(name, group) for name in routes for group in log.root.groups(name)]
+    if as_json:
+        for each in found:
+            told = {"route": each.route, "group": each.group, "state": each.state.value, "sequence": each.sequence}
+            click.echo(json.dumps(told | {"path": str(each.path), "message": each.message}))
+        return
+    rows = [(each.route, each.group, str(each.sequence), each.state.value) for each in found]
+    for line in aligned([("ROUTE", "GROUP", "CURSOR", "STATE"), *rows], (2,)):
+        click.echo(line)
+
+
+@cursor.command("remove")
+@route_argument
+@root_option
+@click.option("--group", required=True, callback=lambda _ctx, _parameter, name: check_group(name), help="Whose cursor.")
+def remove(root: Path, route: str, group: str) -> None:
+    """Take a group away from ROUTE: what it has not processed is not kept for it any more.
+
+    What the route's other groups have not processed is kept; if there is none, everything is.
+    """
+    click.echo(remove_cursor(wald.open(root).root, route, group, disk=Disk()))
 
 
 @cursor.command("from-checkpoint")
@@ -60,11 +96,12 @@ def from_checkpoint(root: Path, checkpoint: Path, route: str, group: str) -> Non
     log = wald.open(root)
     current = log.cursor(route, group)
     sequence = processed_by_stream(checkpoint, log.root, current, log_id=log.identity.log_id)
-    _say(log.set_cursor(route, sequence, group))
+    news = newcomer(log.root, route, group)
+    _say(log.set_cursor(route, sequence, group), news)
 
 
-def _say(cursor: Cursor) -> None:
-    """Where it stands now; and, on stderr, what it needs and RECLAIM has taken."""
+def _say(cursor: Cursor, news: str) -> None:
+    """Where it stands now; and, on stderr, that it is new, or what it needs and RECLAIM has taken."""
     click.echo(cursor.sequence)
-    if cursor.message:
-        click.echo(f"wald: {cursor.message}", err=True)
+    for message in filter(None, (news, cursor.message)):
+        click.echo(f"wald: {message}", err=True)

@@ -18,9 +18,10 @@ from wald.cli.tables import aligned
 from wald.format.names import is_route
 from wald.kinds import bytes_in_words, seconds_in_words
 from wald.log import Log
-from wald.store.backlog import Backlog, Form, Growth, Hold, Standing
+from wald.store.backlog import Backlog, Form, Hold, Standing
 from wald.store.cursors import CursorState
 from wald.store.fifos import troubles
+from wald.store.growth import LEAST_SECONDS, Growth
 from wald.store.pins import DIRECTORY_GONE, Pin
 
 _NAMED = 3  # groups told of one segment; --json tells all
@@ -157,7 +158,7 @@ def _pinned_by(pins: tuple[Pin, ...]) -> str:
 
 def _row(hold: Hold, growth: Growth | None, now_ns: int) -> tuple[str, ...]:
     cursor = hold.cursor
-    rate = growth.routes.get(cursor.route, 0.0) * _DAY if growth else 0.0
+    rate = bytes_in_words(growth.routes.get(cursor.route, 0.0) * _DAY) if growth else "-"
     return (
         cursor.route,
         cursor.group,
@@ -166,7 +167,7 @@ def _row(hold: Hold, growth: Growth | None, now_ns: int) -> tuple[str, ...]:
         seconds_in_words(hold.lag.seconds(now_ns)) if hold.lag.records else "-",
         "-" if hold.retired else bytes_in_words(hold.pinned_bytes),
         "-" if hold.retired else bytes_in_words(hold.alone_bytes),
-        bytes_in_words(rate),
+        rate,
     )
 
 
@@ -207,7 +208,7 @@ def _outlook(growth: Growth | None, free: int) -> str:
     left = f"{bytes_in_words(free)} are free"
     seconds = growth.seconds_until(free) if growth else None
     if growth is None or seconds is None:
-        return f"{left}; how fast the log grows cannot be told yet."
+        return f"{left}; how fast the log grows cannot be told yet, from less than {seconds_in_words(LEAST_SECONDS)}."
     rate = bytes_in_words(growth.bytes_per_second * _DAY)
     return f"{left}; the log grows by {rate} a day: full in {seconds_in_words(seconds)} if nothing is reclaimed."
 

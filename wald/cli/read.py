@@ -17,6 +17,7 @@ import wald
 from wald.cli.options import GROUP_HELP, root_option
 from wald.errors import Damaged, InvalidInput, Partial, WaldError
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
+from wald.store.cursors import newcomer
 from wald.store.missing import POLICIES
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ def read(
             write(batch)
     else:
         assert route is not None
+        if news := newcomer(log.root, route, group):
+            click.echo(f"wald: {news}", err=True)
         with _Commits(log, route, group) as commits:
             for batch in batches:
                 write(batch)

@@ -6,7 +6,6 @@ with the number of segments: they come one by one, and what they add up to is ke
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,13 +17,12 @@ from wald.format.sealed import BadSealed, SealedIndex
 from wald.store.cursors import Cursor
 from wald.store.directory import Root, Segment, look_again
 from wald.store.disk import free_bytes
+from wald.store.growth import Gauge, Growth
 from wald.store.head import Bound, look
 from wald.store.lag import Lag, add_raw, add_sealed
 from wald.store.pins import Claims, Pin, needs, read_claims, sealed_index, segment_index
 from wald.store.raw import FIRST_BATCH
 from wald.store.segments import open_segment
-
-RECENT_SEGMENTS = 16  # over which growth is measured
 
 
 class Form(Enum):
@@ -78,31 +76,6 @@ class Hold:
         self.lag = Lag(self.cursor.effective)
 
 
-@dataclass(frozen=True, slots=True)
-class _Recent:
-    """What the growth is measured on: one segment, and the payload bytes of each route in it."""
-
-    earliest_ns: int
-    stored_bytes: int
-    payload_bytes: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Bytes a second, on disk.
-
-    Attributes:
-        routes: shares of it, by payload.
-    """
-
-    bytes_per_second: float
-    routes: dict[str, float]
-
-    def seconds_until(self, free: int) -> float | None:
-        """Until ``free`` bytes are used up, if nothing is reclaimed; None if nothing grows."""
-        return free / self.bytes_per_second if self.bytes_per_second > 0 else None
-
-
 class Backlog:
     """One look at ``root``; :meth:`segments` is to be gone through first, the rest is known afterwards.
 
@@ -124,7 +97,7 @@ class Backlog:
         self._observers: dict[str, Lag] = {}
         self._of_route: dict[str, list[Lag]] = {}
         self._claims: Claims = read_claims(root, log_id=log_id)
-        self._recent: deque[_Recent] = deque(maxlen=RECENT_SEGMENTS)
+        self._gauge = Gauge()
         self.free_bytes = free_bytes(root.path)
         self.holds = {
             (route, cursor.group): Hold(cursor, route in self._claims.retired)
@@ -153,16 +126,7 @@ class Backlog:
 
     def growth(self, *, now_ns: int) -> Growth | None:
         """How fast the log grows, over its newest segments; None if it is too young to tell, or the clock is wrong."""
-        if not self._recent or now_ns <= self._recent[0].earliest_ns:
-            return None
-        seconds = (now_ns - self._recent[0].earliest_ns) / 1e9
-        shares: dict[str, float] = {}
-        for recent in self._recent:
-            total = sum(recent.payload_bytes.values())
-            for route, payload_bytes in recent.payload_bytes.items():
-                share = recent.stored_bytes * payload_bytes / total / seconds if total else 0.0
-                shares[route] = shares.get(route, 0.0) + share
-        return Growth(sum(recent.stored_bytes for recent in self._recent) / seconds, shares)
+        return self._gauge.growth(now_ns=now_ns)
 
     def received(self) -> dict[str, int]:
         """Records of each route above ``since``; a route that is not in it has received none."""
@@ -209,7 +173,7 @@ class Backlog:
         """Add what a sealed segment holds to the lags and the growth."""
         earliest_ns = min((frame.earliest_ns for frame in index.frames), default=0)
         payload_bytes = {entry.route: entry.payload_bytes for entry in index.routes}
-        self._recent.append(_Recent(earliest_ns, stored_bytes, payload_bytes))
+        self._gauge.add(earliest_ns, stored_bytes, payload_bytes)
         add_sealed(index, self._counting)
 
     def _counting(self, route: str) -> list[Lag]:
@@ -239,7 +203,7 @@ class Backlog:
         finally:
             opened.close()
         if earliest_ns is not None:
-            self._recent.append(_Recent(earliest_ns, sum(payload_bytes.values()), payload_bytes))
+            self._gauge.add(earliest_ns, sum(payload_bytes.values()), payload_bytes)
         return last
 
 

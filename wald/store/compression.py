@@ -215,7 +215,9 @@ class SealedFile:
         if len(opening) < HEADER.size:
             return False
         magic, _, _, payload_bytes, *_ = HEADER.unpack(opening)
-        return magic == MAGIC and payload_bytes <= PAYLOAD_MAX_BYTES and 0 < raw_bytes - payload_bytes < FRAME_BYTES
+        return bool(
+            magic == MAGIC and payload_bytes <= PAYLOAD_MAX_BYTES and 0 < raw_bytes - payload_bytes < FRAME_BYTES
+        )
 
     def sha256(self) -> bytes:
         """The digest of all raw bytes, in constant memory, however long a batch is.

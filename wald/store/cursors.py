@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from wald.errors import Damaged, InvalidInput, Refused
+from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
 from wald.format.names import DEFAULT_GROUP, check_group
 from wald.store.directory import Root, read_identity
@@ -128,6 +128,48 @@ def set_cursor(
     lines = CursorLines(sequence, log_id, epoch, group, now)
     disk.replace(current.path, encode_cursor(lines))
     return read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence)
+
+
+def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
+    """Take ``group`` away from ``route``: what it has not processed is not kept for it any more.
+
+    Returns:
+        where its cursor was; gone from the disk when this returns.
+
+    Raises:
+        InvalidInput: an illegal name.
+        NotFound: no such route, or the group has no cursor on it.
+    """
+    root.require_route(route)
+    path = root.cursor(route, check_group(group))
+    try:
+        disk.unlink(path)
+    except FileNotFoundError:
+        raise NotFound(
+            f"{path}: group {group} has no cursor", hint=f"wald --root {root.path} cursor list {route}"
+        ) from None
+    disk.sync_directory(path.parent)
+    return path
+
+
+def newcomer(root: Root, route: str, group: str) -> str:
+    """What is to be told of a group that is about to get its first cursor on a route; "" if there is nothing to tell.
+
+    A misspelt name is a group like any other, which keeps for ever what nobody reads under it. The default group is
+    nobody's mistake, unless others are there already.
+
+    Raises:
+        InvalidInput: an illegal name.
+        NotFound: no such route.
+    """
+    others = root.groups(route)
+    if check_group(group) in others or (group == DEFAULT_GROUP and not others):
+        return ""
+    known = f" beside {', '.join(others)}" if others else ""
+    return (
+        f"group {group} is new on route {route}{known}: from now on what it has not read is kept for it; "
+        f"wald --root {root.path} cursor remove {route} --group {group} takes it away"
+    )
 
 
 def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> list[Cursor]:

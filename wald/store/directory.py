@@ -261,7 +261,7 @@ def read_identity(root: Root) -> Identity:
     try:
         text = read_regular(root.identity)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"{root.path}: there is no log here", hint=f"wald run --root {root.path} makes one") from None
+        raise NotFound(f"{root.path}: there is no log here", hint=_where_else(root.path)) from None
     except PermissionError as error:
         raise NotPermitted.of(error) from error
     except OSError as error:
@@ -282,6 +282,13 @@ def read_identity(root: Root) -> Identity:
         ) from error
 
 
+def _where_else(path: Path) -> str:
+    """What to do about a path at which there is no log."""
+    if not path.exists() or _may_become_a_log(path):
+        return f"wald run --root {path} makes one"
+    return f"--root takes the directory of a log, which has a log.json; to look for one: find {path} -name log.json"
+
+
 def create_root(path: Path, disk: Disk, *, now: str) -> Root:
     """Make ``path`` a root if it is not one yet; what exists is left as it is.
 
@@ -292,7 +299,7 @@ def create_root(path: Path, disk: Disk, *, now: str) -> Root:
     root = Root(path)
     if path.exists() and not path.is_dir():
         raise InvalidInput(f"{path}: not a directory", hint="name a directory, existing or not, with --root")
-    if path.is_dir() and not root.identity.exists() and any(map(_foreign, os.listdir(path))):
+    if path.is_dir() and not root.identity.exists() and not _may_become_a_log(path):
         raise InvalidInput(f"{path}: not empty, and not a log", hint="name an empty or a new directory with --root")
     disk.make_directory(path)
     for folder in _FOLDERS:
@@ -320,6 +327,10 @@ def require_root(path: Path) -> None:
             f'{path}: there is no log here, and on_missing_root = "refuse" says to make none',
             hint=f"findmnt -T {path} shows whether its file system is mounted; wald init --root {path} makes a log",
         )
+
+
+def _may_become_a_log(path: Path) -> bool:
+    return path.is_dir() and not any(map(_foreign, os.listdir(path)))
 
 
 def _foreign(name: str) -> bool:

@@ -13,10 +13,7 @@ import click
 import wald
 from sidecars.spark.alone import alone_in
 from sidecars.spark.compact.generations import Generations
-from sidecars.spark.compact.job import Compactor
-from sidecars.spark.compact.report import Report
-from sidecars.spark.session import session
-from sidecars.spark.since import find_logs
+from sidecars.spark.session import require_spark, session
 from sidecars.spark.switches import master_option, out_option, permissive_hint, roots_option, routes_option
 from wald.cli.entry import run
 from wald.cli.options import json_option
@@ -39,6 +36,11 @@ def command(
     A run reads what has come since the last one, and what that one has made. An empty value deletes its key: the row
     stays, and its value is null. Records without a key are counted and left out.
     """
+    require_spark()  # and not before that what needs it
+    from sidecars.spark.compact.job import Compactor
+    from sidecars.spark.compact.report import Report
+    from sidecars.spark.since import find_logs
+
     places = find_logs(roots, routes)
     disk, at = Disk(), datetime.now(UTC).isoformat(timespec="seconds")
     with alone_in(out / "_wald", disk, "wald-compact"), closing(Report(as_json)) as report:

@@ -13,11 +13,8 @@ import click
 import wald
 from sidecars.spark.alone import alone_in
 from sidecars.spark.export.book import Shape
-from sidecars.spark.export.job import Exporter
-from sidecars.spark.export.report import Report
 from sidecars.spark.export.target import Target, private
-from sidecars.spark.session import session
-from sidecars.spark.since import find_logs
+from sidecars.spark.session import require_spark, session
 from sidecars.spark.switches import master_option, out_option, permissive_hint, roots_option, routes_option
 from wald.cli.entry import run
 from wald.cli.options import json_option, size_option
@@ -55,6 +52,11 @@ def command(
     """
     if json_schema and columns:
         raise InvalidInput("--json-schema and --columns exclude each other", hint="wald-export --help")
+    require_spark()  # and not before that what needs it
+    from sidecars.spark.export.job import Exporter
+    from sidecars.spark.export.report import Report
+    from sidecars.spark.since import find_logs
+
     names = tuple(dict.fromkeys(name.strip() for name in columns.split(",") if name.strip()))
     places = find_logs(roots, routes)
     disk, at = Disk(), datetime.now(UTC).isoformat(timespec="seconds")

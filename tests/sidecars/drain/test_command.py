@@ -20,6 +20,7 @@ from sidecars.drain.command import command
 from wald.cli.entry import run
 from wald.format.names import Kind
 from wald.producer import Producer
+from wald.store.cursors import newcomer
 
 DRAIN = "$(ps -o ppid= -p $PPID)"  # of a command, whose parent is the keeper
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -109,10 +110,12 @@ def test_what_is_given_up_is_in_the_dead_letter_route(own: Stream) -> None:
     output_of("append", "a", "--jsonl", "--root", own.root, stdin=lines)
     own.append("three")
     root = f"--root {own.root}"
+    news = newcomer(wald.open(own.root).root, "a", "g")
     done = own.drain("--tries", 2, "--batch-records", 2, "--group", "g", "--", "sh", "-c", "exit 3")
 
     assert done.returncode == 10
     assert done.stderr.decode().splitlines() == [
+        f"wald-drain: {news}",
         "wald-drain: a 1 to 2: exit 3, try 1 of 2, again in 0.1 s",
         "wald-drain: a 1 to 2: exit 3, try 2 of 2, in halves in 0.1 s",
         "wald-drain: a 1: exit 3, try 1 of 2, again in 0.1 s",

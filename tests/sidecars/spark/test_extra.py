@@ -1,0 +1,39 @@
+"""Without the packages of the extra ``spark`` its programs say which one to install; their help needs none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from logs import Built
+from running import refused
+
+PROGRAMS = ["export", "compact", "audit"]
+PACKAGES = ["pyspark", "pyarrow", "numpy", "pandas"]
+
+
+def without(package: str, program: str, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+    """Run a program in a Python that does not find a package."""
+    script = f"import sys; sys.modules[{package!r}] = None; from sidecars.spark.{program}.command import main; main()"
+    line = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_missing_package_is_named_with_the_extra_that_has_it(tmp_path: Path, program: str, package: str) -> None:
+    built = Built(tmp_path / "log")
+    built.lines("a", [b"one"])
+    out = ("--out", tmp_path / "out") if program != "audit" else ()
+    code, message, hint = refused(without(package, program, "--root", built.root.path, *out))
+
+    assert (code, hint) == (3, "pip install 'wald[spark]'")
+    assert f"there is no {package}" in message
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_needs_no_package(program: str) -> None:
+    assert without("pyspark", program, "--help").returncode == 0
