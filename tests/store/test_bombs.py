@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zstandard
+from bombs import GIB, MEMORY_MAX_BYTES, MIB, ZEROS, run
 from logs import Built
-from running import command
 
 from wald.format.names import Kind
 from wald.format.sealed import Frame, encode_index, encode_seek_table
 from wald.store.compression import SealedFile
 
-MIB = 1 << 20
-GIB = 1 << 30
-ZEROS = bytes(MIB)
 LARGEST = (1 << 32) - 1  # what the index can say of a frame
-MEMORY_MAX_BYTES = 200 * MIB
-ADDRESS_SPACE_BYTES = 3 * GIB  # what a bomb may ask the test machine for
-
-
-def memory_of(*arguments: object) -> tuple[int, str, int]:
-    """Exit code, stdout and stderr, and the most memory that the process had, in bytes."""
-    line = ["prlimit", f"--as={ADDRESS_SPACE_BYTES}", *command(*arguments)]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        assert process.stdout is not None
-        told = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, told, usage.ru_maxrss * 1024
 
 
 def plant(path: Path, raw_bytes: int) -> None:
@@ -64,7 +46,7 @@ def test_a_frame_of_gigabytes_is_not_expanded(tmp_path: Path, raw_bytes: int) ->
     plant(path, raw_bytes)
 
     for arguments in (("dump", path), ("verify", "--root", root), ("read", "a", "--root", root)):
-        _, told, memory = memory_of(*arguments)
+        _, told, memory = run("wald", *arguments)
         assert "Traceback" not in told
         assert memory < MEMORY_MAX_BYTES, arguments
         assert "claims" in told or arguments[0] == "read", told

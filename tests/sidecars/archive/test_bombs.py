@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
 import tarfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -14,39 +12,22 @@ from pathlib import Path
 import pytest
 import zstandard
 from archives import archive
+from bombs import GIB, MEMORY_MAX_BYTES, MIB, ZEROS, run
 from logs import Built
-from running import sidecar
 
 from sidecars.archive.codecs import Codec
 from sidecars.archive.layout import DIGEST_SUFFIX, MANIFEST
 from sidecars.archive.manifest import Manifest, decode_manifest
 from sidecars.archive.tags import digest_file, tag_files
 
-GIB = 1 << 30
-MIB = 1 << 20
-ZEROS = bytes(MIB)
-MEMORY_MAX_BYTES = 200 * MIB  # an interpreter with everything that wald-archive loads has some 60
-ADDRESS_SPACE_BYTES = 2 * GIB  # what a bomb may ask the test machine for
-
-
-def run(line: list[str]) -> tuple[int, str, int]:
-    """Exit code, stderr, and the most memory that the process had, in bytes."""
-    limited = ["prlimit", f"--as={ADDRESS_SPACE_BYTES}", *line]
-    with subprocess.Popen(limited, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        told = process.stderr.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, told, usage.ru_maxrss * 1024
-
 
 def assert_refused(place: Path, *words: str) -> None:
     """By restore and by verify."""
-    for line in (sidecar("archive", "restore", place, "a"), sidecar("archive", "verify", place)):
-        code, told, memory = run(line)
+    for arguments in (("restore", place, "a"), ("verify", place)):
+        code, told, memory = run("sidecars.archive", *arguments)
         assert (code, "Traceback" in told) == (4, False), told
         assert memory < MEMORY_MAX_BYTES
-    told = run(sidecar("archive", "restore", place, "a"))[1]
+    told = run("sidecars.archive", "restore", place, "a")[1]
     for word in words:
         assert word in told
 
@@ -185,4 +166,4 @@ def test_a_manifest_that_tells_of_a_part_too_large_is_refused(bag: Callable[[Cod
 
 def test_a_sound_bag_is_restored_within_the_same_memory(bag: Callable[[Codec], Bag]) -> None:
     planted = bag(Codec.ZST)
-    assert run(sidecar("archive", "restore", planted.place, "a"))[0] == 0
+    assert run("sidecars.archive", "restore", planted.place, "a")[0] == 0

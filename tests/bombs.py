@@ -1,0 +1,31 @@
+"""Programs of ours run on what is small and claims gigabytes: how they end, and how much memory they had."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+GIB = 1 << 30
+MIB = 1 << 20
+ZEROS = bytes(MIB)
+MEMORY_MAX_BYTES = 200 * MIB  # an interpreter with everything that our programs load has some 60
+ADDRESS_SPACE_BYTES = 3 * GIB  # what a bomb may ask the test machine for
+# Not wait4(2): to a process it counts the memory of the one that it was forked from.
+_TELLING = """
+import atexit, pathlib, re, runpy, sys
+out, module, *sys.argv[1:] = sys.argv[1:]
+status = pathlib.Path("/proc/self/status")
+atexit.register(lambda: pathlib.Path(out).write_text(re.search(r"VmHWM:\\s+(\\d+)", status.read_text())[1]))
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+def run(module: str, *arguments: object) -> tuple[int, str, int]:
+    """Exit code, all that ``python -m module`` says, and the most memory that it had, in bytes."""
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / "peak"
+        line = ["prlimit", f"--as={ADDRESS_SPACE_BYTES}", sys.executable, "-c", _TELLING, out, module, *arguments]
+        done = subprocess.run(list(map(str, line)), capture_output=True, text=True, errors="replace", check=False)
+        return done.returncode, done.stdout + done.stderr, int(out.read_text()) << 10
