@@ -1,0 +1,61 @@
+"""A power cut at any moment of a deletion, or of taking one back: what a cursor needs is there, and nothing damaged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from contents import errors
+from logs import Built
+from powercut import RecordingDisk
+from reclaiming import Reclaimer, bases, ledger
+
+from wald.format.names import Kind
+
+
+def story(base: Path, disk: RecordingDisk) -> None:
+    """Three segments are doomed; then the cursor is moved back, two come back, and the first is deleted."""
+    built = Built(base / "log", disk=disk)
+    for _ in range(3):
+        built.lines("a", [b"x"])
+        built.cut()
+        built.seal()
+    built.log.move_cursor("a", 3, "processed", disk=disk, now="")
+    reclaimer = Reclaimer(built.root, disk, grace_ns=10**18)
+    reclaimer.look(now_ns=built.now_ns)
+    assert bases(built.root, Kind.DOOMED) == [1, 2, 3]
+    built.log.move_cursor("a", 1, "processed", disk=disk, now="", rewind=True)
+    disk.acknowledged = 1
+    reclaimer.grace_ns = 0
+    reclaimer.look(now_ns=built.now_ns)
+    reclaimer.ledger.close()
+    assert bases(built.root) == [2, 3]
+
+
+def needed(built: Built) -> list[int]:
+    return [record.sequence for record in built.log.read("a", "cursor")]
+
+
+def test_what_a_cursor_needs_outlives_a_power_cut(tmp_path: Path) -> None:
+    base = tmp_path / "run"
+    base.mkdir()
+    disk = RecordingDisk(base, seed=1, every=False)
+    story(base, disk)
+    states = [state for state in disk.states if any(path.endswith("reclaim.jsonl") for path, _ in state.files)]
+    assert len(states) > 20
+    for number, state in enumerate(states):
+        cut = tmp_path / str(number)
+        cut.mkdir()
+        state.put(cut)
+        built = Built(cut / "log", epoch=100)
+        at = built.log.cursor("a").effective
+        assert at in ((1,) if state.acknowledged else (1, 3)), state.after
+        assert needed(built) == [2, 3][at - 1 :], state.after
+        reclaimer = Reclaimer(built.root, built.disk)
+        reclaimer.look(now_ns=built.now_ns)
+        reclaimer.ledger.close()
+        assert needed(built) == [2, 3][at - 1 :], state.after
+        assert bases(built.root, Kind.DOOMED) == bases(built.root, Kind.DELETING) == []
+        assert errors(built.root.path) == []
+        ledger(built.root.path)
+        shutil.rmtree(cut)
