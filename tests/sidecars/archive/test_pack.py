@@ -231,6 +231,25 @@ def test_a_new_group_does_not_claim_what_was_reclaimed_before(built: Built, dest
     assert (packed.run.after, packed.run.first) == (1, 2)
 
 
+def test_a_lost_front_is_told_to_a_new_group_too(built: Built, dest: Path) -> None:
+    """No ledger says that it was reclaimed, so nobody can say that nothing was missed."""
+    built.lines("a", [b"lost"])
+    built.cut()
+    built.lines("a", [b"here"])
+    built.cut()
+    built.seal()
+    built.path(1, Kind.SEALED).unlink()
+
+    with pytest.raises(Damaged, match="no segment holds record 1") as refused:
+        archive(built, dest)
+
+    assert "cursor set a SEQUENCE --group processed" in refused.value.hint
+    assert not list(dest.rglob("*.tar"))
+    built.log.set_cursor("a", 1)
+    (packed,) = archive(built, dest)
+    assert (packed.run.after, packed.run.first) == (1, 2)
+
+
 def test_unread_records_that_were_reclaimed_are_told(built: Built, dest: Path) -> None:
     """By force; a bundle that silently leaves them out would claim that there were none."""
     built.lines("a", [b"read"])
