@@ -305,7 +305,7 @@ def test_a_record_that_is_missing_in_the_middle_is_an_error_whoever_has_processe
     built.log.set_cursor("a", 9, "reader")
     built.reclaim(4)
 
-    with pytest.raises(NotFound, match=r"RECLAIM has removed records 4 to 6; nothing was acknowledged"):
+    with pytest.raises(NotFound, match=r"RECLAIM has removed records 4 to 6: .*; nothing was acknowledged"):
         archive(built, dest, group="cold")
     assert [line["event"] for line in ledger_lines(built.root)] == ["begun", "abandoned"]
     assert archive(built, dest, group="cold", to=3)[0].run.last == 3
