@@ -216,9 +216,15 @@ def test_damage_that_is_tolerated_is_passed_over_and_reported(built: Built, tmp_
         assert (tmp_path / "report" / report).read_text().count("records 3 to 4 cannot be read") == 1
 
 
-def test_a_segment_whose_index_is_damaged_is_named(built: Built) -> None:
+def test_a_segment_whose_index_is_damaged_is_read_frame_by_frame(built: Built) -> None:
     path = built.path(3, Kind.SEALED)
     path.write_bytes(path.read_bytes()[:-5])
+    assert sequences(planned(place_of(built))) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_segment_of_which_nothing_is_whole_is_named(built: Built) -> None:
+    path = built.path(3, Kind.SEALED)
+    path.write_bytes(path.read_bytes()[:10])
     with pytest.raises(Damaged, match=str(path)):
         planned(place_of(built))
     assert sequences(planned(place_of(built), tolerance=FORGIVING)) == [1, 2, 5, 6, 7, 8]
