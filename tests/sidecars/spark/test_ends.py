@@ -189,7 +189,7 @@ def test_a_segment_that_cannot_be_opened_leaves_nothing_open(built: Built, tmp_p
     place = shipped(built, tmp_path / "ship")
     place.root.segments.joinpath(built.path(5, Kind.RAW).name).unlink()
     path = place.root.segments / built.path(1, Kind.SEALED).name
-    path.write_bytes(path.read_bytes()[:-20])
+    path.write_bytes(path.read_bytes()[:10])
     assert complete(place) == 0
 
 
