@@ -62,7 +62,7 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
     after = metrics(address)
     assert after["wald_head_sequence"] == after["wald_records_total"] == 3
     assert (after["wald_turns_total"], after["wald_cuts_total"], after["wald_payload_bytes_total"]) == (2, 1, 8)
-    assert after["wald_written_bytes_total"] == 2 * (64 + 8 + 8)
+    assert after["wald_written_bytes_total"] == 2 * (64 + 8 + 8 + 8)
     assert after["wald_commit_seconds_total"] > 0
     assert after["wald_sealed_bytes_total"] > 0
     assert after["wald_free_bytes"] > 0
