@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from logs import Built
-from running import output_of, refusal_of
+from running import output_of, refusal_of, wald
 
 from wald.errors import NotFound, Refused
 from wald.format.offsets import Offsets, Position, encode_offsets
@@ -32,7 +32,9 @@ def checkpoint(built: Built, last: int) -> Path:
 
 def test_a_cursor_follows_a_stream(built: Built) -> None:
     line = ["cursor", "from-checkpoint", checkpoint(built, 7), "a", "--root", built.root.path, "--group", "spark"]
-    assert output_of(*line) == b"7\n"
+    first = wald(*line)
+    assert (first.returncode, first.stdout) == (0, b"7\n")
+    assert b"group spark is new on route a" in first.stderr
     assert output_of(*line) == b"7\n"
     checkpoint(built, 9)
     assert output_of(*line) == b"9\n"

@@ -103,7 +103,9 @@ def test_commit_moves_the_cursor_and_the_next_read_goes_on(log: Path) -> None:
 
 
 def test_groups_do_not_see_each_other(log: Path) -> None:
-    assert numbers("--commit", "--group", "g1", "--limit", "5", "--root", log) == [1, 2, 3, 4, 5]
+    first = wald("read", "a", "--commit", "--group", "g1", "--limit", "5", "--root", log)
+    assert (first.returncode, first.stdout) == (0, b"1\n2\n3\n4\n5\n")
+    assert b"group g1 is new on route a" in first.stderr
     assert numbers("--group", "g2", "--limit", "2", "--root", log) == [1, 2]
     assert output_of("cursor", "get", "a", "--group", "g1", "--root", log) == b"5\n"
     assert refusal_of("cursor", "get", "a", "--group", "g2", "--root", log)[0] == 3
