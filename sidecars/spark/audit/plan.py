@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -11,6 +12,7 @@ from sidecars.spark.audit.archives import ArchiveAudit, archives_of
 from sidecars.spark.audit.logs import LogAudit
 from sidecars.spark.audit.pieces import Work
 from sidecars.spark.places import require_bags
+from wald.errors import DiskFailure, InvalidInput
 from wald.store.directory import Root
 
 
@@ -35,7 +37,8 @@ def plan(roots: Sequence[Path], destinations: Sequence[str]) -> Plan:
         NotFound: one of the roots is no log, or there is no archive at one of ``destinations``.
     """
     for destination in destinations:
-        require_bags(destination)
+        with suppress(InvalidInput, DiskFailure):  # out of reach: found when it is audited
+            require_bags(destination)
     logs = [LogAudit(Root(path)) for path in dict.fromkeys(path.absolute() for path in roots)]
     told = (destination for log in logs for destination in log.destinations)
     return Plan(logs, archives_of([log.root for log in logs], [*told, *destinations]))
