@@ -144,6 +144,18 @@ def test_one_that_cannot_be_opened_keeps_nobody_from_the_others() -> None:
             assert daemon.stop() == 0
 
 
+def test_a_link_to_itself_in_its_place_keeps_nobody_from_the_others(start: Start, root: Path) -> None:
+    daemon = start()
+    for name in ("a", "b"):
+        assert daemon.ask(f"ROUTE ADD {name} fifo").startswith("OK")
+    assert daemon.stop() == 0
+    (root / "routes/a/in").unlink()
+    (root / "routes/a/in").symlink_to("in")
+    daemon.start_again()
+    write(root / "routes/b/in", b"x\n")
+    eventually(lambda: values(root) == [b"x"])
+
+
 def test_two_routes_do_not_share_one(start: Start, root: Path) -> None:
     """Each line would be in the log twice."""
     daemon = start()

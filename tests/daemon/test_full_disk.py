@@ -78,6 +78,23 @@ def test_a_large_request_that_waits_for_room_is_told_of(start: Start, disk: Path
     eventually(lambda: stat(daemon)["degraded_by"] == "")
 
 
+def test_large_requests_wait_for_each_other(start: Start, disk: Path) -> None:
+    """Each gathers in a file first and is copied from there: admitted together, they filled the disk for good."""
+    (disk / "filler").write_bytes(bytes(16 * MIB))
+    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="1MiB")
+    daemon.ask("ROUTE ADD r")
+    eventually(lambda: stat(daemon)["needed_bytes"] < 10 * MIB)  # the next segment is allocated by now
+    length = 12 * MIB
+    with Client(daemon.socket_path) as one, Client(daemon.socket_path) as other:
+        one.send(b"PUB r %d\n" % length + bytes(length - 1024))
+        eventually(lambda: stat(daemon)["connections"] >= 2)
+        other.send(b"PUB r %d\n" % length)
+        eventually(lambda: stat(daemon)["degraded_by"] == "others")
+        one.send(bytes(1023) + b"\n")
+        assert one.reply() == "OK 1 1"
+        assert stat(daemon)["head"] == 1
+
+
 def test_sealing_takes_nothing_from_others(start: Start, disk: Path) -> None:
     """Others have filled the disk: what was cut waits as it is, can be read, and is sealed when there is room."""
     daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,14 @@ def test_a_stop_and_a_kill_are_told_apart(start: Start, root: Path) -> None:
     path = root / "recovery/0000000003.json"
     path.write_text(json.dumps(report(root, 3) | {"boot": "another"}))
     assert "its machine went down" in said("routes", root=root)
+
+
+def test_a_report_that_is_no_file_keeps_nobody_from_starting(start: Start, root: Path) -> None:
+    daemon = start()
+    assert daemon.stop() == 0
+    os.mkfifo(root / "recovery/0000000009.json")
+    daemon.start_again()
+    assert daemon.ask("PING").startswith("OK")
 
 
 def test_a_failure_is_told_with_its_reason(start: Start, root: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from wald.format.cursor import CursorLines, encode_cursor
 from wald.store.cursors import CursorState, cursors_of
 from wald.store.directory import Root
 from wald.store.floor import find_floor
+from wald.store.ledger import Ledger
 from wald.store.lookup import State
 from wald.store.routes import retire_route
 
@@ -36,6 +37,14 @@ def put(root: Root, route: str, group: str, sequence: int, log_id: bytes | None)
     """A cursor as it came out of a backup."""
     (root.path / "routes" / route).mkdir(exist_ok=True)
     root.cursor(route, group).write_bytes(encode_cursor(CursorLines(sequence, log_id, 1, group, "2026-11-21")))
+
+
+def tell(built: Built, name: str, line: Mapping[str, object]) -> None:
+    """A line of a ledger, as its owner writes it."""
+    built.ledger.close()
+    ledger = Ledger(built.root.ledger / f"{name}.jsonl", built.disk)
+    ledger.append(dict(line))
+    ledger.close()
 
 
 def again(built: Built) -> Built:
@@ -85,15 +94,27 @@ def test_a_number_is_believed_so_far_and_what_is_not_pins(
 @pytest.mark.parametrize("name", ["reclaim", "archive"])
 def test_the_floor_is_above_what_ledgers_say_has_left_the_log(built: Built, name: str) -> None:
     line = {"event": "reclaimed" if name == "reclaim" else "archived", "base": 11, "first": 11, "last": 45}
-    (built.root.ledger / f"{name}.jsonl").write_text(json.dumps(line, separators=(",", ":")) + "\n")
+    tell(built, name, line)
 
     assert again(built).lines("a", [b"new"]) == 46
 
 
+@pytest.mark.parametrize("name", ["segments", "reclaim", "archive"])
+def test_a_damaged_line_says_nothing(built: Built, name: str) -> None:
+    """One flipped bit, and records that never were are lost for ever; the next lower number still counts."""
+    event = {"segments": "sealed", "reclaim": "reclaimed", "archive": "archived"}[name]
+    for last in (12, 13):
+        tell(built, name, {"event": event, "base": 11, "last": last, "at": 1})
+    path = built.root.ledger / f"{name}.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"last":13', b'"last":93'))
+    following = again(built)
+
+    assert following.lines("a", [b"new"]) == 13
+
+
 def test_what_was_sealed_and_is_not_there_is_damage_and_its_numbers_are_not_given_out_again(built: Built) -> None:
     line = {"event": "sealed", "base": 11, "last": 45, "bytes": 1}
-    with (built.root.ledger / "segments.jsonl").open("a") as ledger:
-        ledger.write(json.dumps(line, separators=(",", ":")) + "\n")
+    tell(built, "segments", line)
     following = again(built)
 
     assert following.lines("a", [b"new"]) == 46

@@ -365,9 +365,11 @@ class Connections:
         return expected <= RECEIVE_BYTES and self._kept_bytes + expected <= KEPT_TOTAL_MAX_BYTES
 
     def _open_spool(self, request: Publish, route: Route, gate: Gate) -> Spooling:
-        promised_bytes = sum(each.spooling.missing_bytes for each in self._open.values() if each.spooling is not None)
+        # A payload gathers in a file, and is copied from there: it takes its size twice.
+        others = [each.spooling for each in self._open.values() if each.spooling is not None]
+        promised_bytes = sum(other.missing_bytes + other.request.payload_bytes for other in others)
         try:
-            gate.require_room(request.payload_bytes, promised_bytes)
+            gate.require_room(2 * request.payload_bytes, promised_bytes)
             spooling = Spooling(request, route, self._spool_directory)
             if not self._admission.leaves_enough(spooling.descriptor):
                 spooling.close()

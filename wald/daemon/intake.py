@@ -167,9 +167,9 @@ class Intake:
             descriptor, held, relay = open_stdin(sys.stdin.fileno())
             opened.append(_Opened(stdin_route, descriptor, held, is_stdin=True, relay=relay))
         for name in self._root.route_names():
-            self._find(name)
-            if has_fifo(self._root, name) or is_displaced(self._root, name):
-                with self._told_of(name):
+            with self._told_of(name):
+                self._find(name)
+                if has_fifo(self._root, name) or is_displaced(self._root, name):
                     self._put_back(name, None)
                     opened.append(self._open_fifo(name, opened))
         self._unread = {name: words for name, words in self._unread.items() if not self._root.retired(name).exists()}
@@ -262,7 +262,7 @@ class Intake:
                 return
             if pipe.ended and pipe in self._outgoing:
                 self._let_go(pipe)
-            elif pipe.ready and not pipe.ended and not self._has_to_wait(pipe, turn.open_routes):
+            elif pipe.ready and not pipe.ended and not (self._outgoing and self._has_to_wait(pipe, turn.open_routes)):
                 draft = pipe.collect(arena)
                 if draft is not None:
                     turn.add(draft)

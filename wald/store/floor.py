@@ -16,9 +16,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from wald.errors import Damaged
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, decode_cursor
+from wald.format.ledger import BadLine, decode_line
 from wald.store.directory import Root
 from wald.store.regular import open_file
 
@@ -27,6 +29,7 @@ _OURS_MAX = 1 << 40
 _LAST = re.compile(rb'"last":(\d{1,20})[,}]')
 _SEALED = re.compile(rb'"event":"sealed","base":\d{1,20},"last":(\d{1,20})[,}]')
 _CHUNK_BYTES = 1 << 20
+_NO_NUMBER = 1 << 80
 _OVERLAP_BYTES = 128  # more than what is searched for
 
 
@@ -95,13 +98,37 @@ def _ledgers(root: Root) -> Iterator[tuple[Path, int, bool]]:
 
 
 def _highest(path: Path, number: re.Pattern[bytes]) -> int:
-    """Of the numbers in a ledger, whose lines are searched and not decoded: a start has no time for that."""
-    highest, kept = 0, b""
+    """Of the numbers in a ledger; lines are searched, and only the one that has it is decoded: a start has no time."""
+    below = _NO_NUMBER
     try:
         with open_file(path) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                highest = max(highest, *map(int, number.findall(kept + chunk)), 0)
-                kept = chunk[-_OVERLAP_BYTES:]
+            while True:
+                below, offset = _search(file, number, below)
+                if not below or _is_whole(file, offset):
+                    return below
     except (OSError, Damaged):
         return 0
-    return highest
+
+
+def _search(file: BinaryIO, number: re.Pattern[bytes], below: int) -> tuple[int, int]:
+    """The highest number below ``below``, and the offset where it stands; 0 if there is none."""
+    highest, at, kept = 0, 0, b""
+    begin = file.seek(0)
+    while chunk := file.read(_CHUNK_BYTES):
+        for match in number.finditer(text := kept + chunk):
+            if highest < (found := int(match[1])) < below:
+                highest, at = found, begin - len(kept) + match.start()
+        begin, kept = begin + len(chunk), text[-_OVERLAP_BYTES:]
+    return highest, at
+
+
+def _is_whole(file: BinaryIO, offset: int) -> bool:
+    """Whether the line at ``offset`` is as it was written."""
+    begin = file.seek(max(0, offset - _CHUNK_BYTES))
+    text = file.read(2 * _CHUNK_BYTES)
+    at = offset - begin
+    try:
+        decode_line(text[text.rfind(b"\n", 0, at) + 1 : max(text.find(b"\n", at), 0)])
+    except BadLine:
+        return False
+    return True

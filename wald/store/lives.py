@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from wald.errors import Damaged
 from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.lock import is_held
@@ -82,6 +83,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         with open_file(path) as file:
             told = json.load(file)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, Damaged):
         return None
     return told if isinstance(told, dict) else None

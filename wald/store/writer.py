@@ -83,13 +83,17 @@ class Draft:
     body_checksum: int | None = None
     spool: int | None = None
 
+    def checksum(self) -> int:
+        """Of the body; computed once."""
+        if self.body_checksum is None:
+            self.body_checksum = checksum_body(self.route.prefix, self.payload, padding(self.payload_bytes))
+        return self.body_checksum
+
     @property
     def fingerprint(self) -> int:
         """By which a producer's batch is told from another; see :func:`wald.format.control.fingerprint`."""
-        if self.body_checksum is None:
-            self.body_checksum = checksum_body(self.route.prefix, self.payload, padding(self.payload_bytes))
         return control.fingerprint(
-            body_checksum=self.body_checksum,
+            body_checksum=self.checksum(),
             payload_bytes=self.payload_bytes,
             encoding=self.encoding,
             route_bytes=self.route.name_bytes,
@@ -302,6 +306,8 @@ class Writer:
 
     def _encode(self, placed: Placed, time_ns: int, barrier: int) -> list[Buffer]:
         draft = placed.draft
+        if draft.producer_id:
+            draft.checksum()  # which is asked for again when the batch is remembered
         return encode(
             draft.route.prefix,
             draft.payload,
