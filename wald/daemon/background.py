@@ -20,7 +20,7 @@ from wald.metrics import Metrics
 from wald.store.directory import Root, Segment
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger
-from wald.store.room import Room, sealed_bytes_max
+from wald.store.room import Room
 from wald.store.sealer import Sealed, pending, seal
 from wald.store.writer import Writer
 
@@ -141,17 +141,13 @@ class Background:
     def _seal(self, segment: Segment) -> Sealed | None:
         """None: it waits, because there is no room, or because somebody is about to reclaim it as it is."""
         try:
-            raw_bytes = segment.path.stat().st_size
-            if not self._room.lets_seal(raw_bytes):
+            if not self._room.lets_seal(segment.path.stat().st_size):
                 return None
-            self._room.sealing_bytes = sealed_bytes_max(raw_bytes)
             return seal(self._root, segment, self._disk, self._ledger, level=self._level, now=time.time_ns)
         except FileNotFoundError:
             if segment.path.exists():
                 raise
             return None
-        finally:
-            self._room.sealing_bytes = 0
 
     def _failed(self, name: str, error: Exception) -> bool:
         reason = f"{type(error).__name__}: {error}"

@@ -3,7 +3,7 @@
 Whatever waits to be sealed can be sealed only where its sealed form fits beside it, so the room for one is never given
 away. Input is taken while
 
-    free bytes + what is held for its purpose already  ≥  reserve + one sealed form + the next segment
+    free bytes + what the next segment has already  ≥  reserve + one sealed form + the next segment
 
 The reserve (``free_space_min``) is left to others, by the sealer too. So that this can come true again on any disk once
 everything in it was read and reclaimed, segments are smaller than was asked for, and at last the reserve is, where the
@@ -107,19 +107,19 @@ class Room:
 
     Attributes:
         sizes: in force.
-        spare_bytes: allocated for the next segment already. sealing_bytes: held for the sealed form being made. Each
-            is set by whoever holds it: before it is taken, and after it was given back.
+        spare_bytes: allocated for the next segment already; set after they were taken, and before they are used, since
+            what is counted too early is given away, and then there is no room to seal. The sealed form that is just
+            being made is not counted: input waits for it.
     """
 
     def __init__(self, path: Path, sizes: Sizes) -> None:
         self._path = path
         self.sizes = sizes
         self.spare_bytes = 0
-        self.sealing_bytes = 0
 
     def left_bytes(self, free_bytes: int) -> int:
         """How much may be taken before input has to wait; below 0: so much is missing."""
-        return free_bytes + self.spare_bytes + self.sealing_bytes - self.sizes.needed_bytes
+        return free_bytes + self.spare_bytes - self.sizes.needed_bytes
 
     def lets_allocate(self, segment_bytes: int) -> bool:
         """Whether a segment may be allocated ahead."""

@@ -284,7 +284,6 @@ class Writer:
         """Allocate the file that the next cut will need, from the background thread; False if there is no room."""
         with self._spare_mutex:
             if self._spare is None and self._lets_allocate():
-                self._hold(self.segment_max_bytes)
                 with contextlib.suppress(OSError):  # the cut itself will meet and report the full disk
                     self._spare = self._allocate("spare")
                 self._hold(os.fstat(self._spare[1]).st_blocks * 512 if self._spare else 0)
