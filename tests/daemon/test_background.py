@@ -144,6 +144,7 @@ def test_scrapers_that_say_nothing_take_few_descriptors(start: Start) -> None:
         assert silent[0].recv(1) == b""
 
 
+@pytest.mark.slow
 def test_a_scraper_that_is_slow_is_hung_up_on(start: Start) -> None:
     """Byte by byte, each in time: a question may take so long and no longer."""
     address = free_address()

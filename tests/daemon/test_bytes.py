@@ -75,6 +75,7 @@ def test_lines_end_at_every_place_around_a_chunk(start: Start, root: Path, feed:
     assert_sound(root)
 
 
+@pytest.mark.slow
 def test_short_lines_fill_a_pipe_to_the_byte(start: Start, root: Path) -> None:
     """Many lines whose ends fall anywhere in the chunks, after a first one that shifts them all."""
     data = b"x" * 4093 + b"\n" + b"".join(b"%d\n" % i for i in range(400_000))
@@ -354,6 +355,7 @@ def test_two_inputs_of_one_route_are_refused(start: Start, root: Path) -> None:
     assert "routes/r/in: the route has a FIFO" in refused.log
 
 
+@pytest.mark.slow
 def test_a_write_larger_than_the_pipe_behind_an_unfinished_line(start: Start, root: Path) -> None:
     """The kernel does not tell of a write that waits for room in a pipe that is not empty."""
     daemon = start()

@@ -90,6 +90,7 @@ def test_a_segment_is_cut_before_it_outgrows_its_size(start: Start, root: Path) 
     assert_sound(root)
 
 
+@pytest.mark.slow
 def test_readers_that_follow_see_each_record_once_across_a_hundred_cuts(start: Start, root: Path) -> None:
     """Three readers, one of them of one route; meanwhile the head never goes back, and everything is sealed."""
     daemon = start()
@@ -136,6 +137,7 @@ def test_readers_that_follow_see_each_record_once_across_a_hundred_cuts(start: S
     assert_sound(root)
 
 
+@pytest.mark.slow
 def test_cuts_under_load_lose_nothing(start: Start, root: Path) -> None:
     """By size all the time, by signal in between, from a FIFO and from producers at once."""
     daemon = start(segment_max_bytes="64KiB")

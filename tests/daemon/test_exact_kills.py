@@ -41,6 +41,7 @@ def kill_at(daemon: Daemon, path: Path, calls: str, number: int, work: Callable[
     daemon.start_again()
 
 
+@pytest.mark.slow
 def test_every_call_of_a_turn_that_reads_pipes(start: Start, root: Path, tmp_path: Path) -> None:
     """Look, write, sync, take, for two pipes at once; alike lines do not hide one that is lost or doubled."""
     daemon = start()
@@ -120,6 +121,7 @@ def test_acknowledged_means_in_the_log(start: Start, root: Path, tmp_path: Path,
     assert_sound(root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", ["rename", "ftruncate", "fsync", "fdatasync"])
 def test_every_call_of_a_cut(start: Start, root: Path, tmp_path: Path, calls: str) -> None:
     """The log goes on, whatever of the cut has happened."""

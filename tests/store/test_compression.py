@@ -364,6 +364,7 @@ def test_bytes_missing_in_the_middle_are_reported(tmp_path: Path) -> None:
             everything(path)
 
 
+@pytest.mark.slow
 def test_no_bit_flip_gives_wrong_data(tmp_path: Path) -> None:
     """Each is reported, or is in a bit that means nothing and changes nothing."""
     stored, index, raw = small_file(tmp_path)

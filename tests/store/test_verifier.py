@@ -278,6 +278,7 @@ def test_a_ledger_line_that_lies_about_a_digest_is_found(built: Built) -> None:
     assert any("the ledger says 0000" in error for error in errors(built))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(1, 40))
 def test_no_damage_makes_it_fall_over(seed: int, changes: int) -> None:

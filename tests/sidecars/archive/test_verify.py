@@ -49,6 +49,7 @@ def test_a_good_archive_has_no_other_finding(place: Path, mixed: Built) -> None:
     assert files(place) == before
 
 
+@pytest.mark.slow
 def test_every_changed_byte_is_found_and_its_file_named(place: Path) -> None:
     """One bit of it, at a place that differs from byte to byte."""
     chance = random.Random(1)

@@ -119,6 +119,7 @@ def test_watching_it_wakes_when_a_cursor_moves_and_when_a_segment_is_sealed(daem
     assert errors(root) == []
 
 
+@pytest.mark.slow
 def test_a_stuck_route_never_stops_the_cut_and_costs_appends_nothing(daemon: Daemon, root: Path) -> None:
     """Twenty segments pile up, all of them readable; when the cursor moves, they go, and nothing else does."""
     with watching(root, "--grace", "0"):
@@ -132,6 +133,7 @@ def test_a_stuck_route_never_stops_the_cut_and_costs_appends_nothing(daemon: Dae
     assert errors(root) == []
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_finishes_what_it_began(daemon: Daemon, root: Path) -> None:
     for number in range(1, 9):
         grow(root, "a", lines=1)
