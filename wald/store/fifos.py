@@ -22,6 +22,8 @@ def has_fifo(root: Root, route: str) -> bool:
     """Whether the route has a FIFO."""
     try:
         return stat.S_ISFIFO(os.stat(root.fifo(route)).st_mode)
+    except NotADirectoryError:  # what should be the route is none
+        raise
     except OSError:  # nothing there, or a link that leads nowhere or where nobody may go
         return False
 

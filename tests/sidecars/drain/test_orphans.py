@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -137,11 +138,13 @@ def test_a_new_group_has_a_cursor_before_its_command_runs(built: Built, tmp_path
 
 def test_a_command_that_leaves_something_running_does_not_hold_up_its_own_drain(built: Built, tmp_path: Path) -> None:
     """Only a successor cannot tell it from the command."""
-    go = Gate(tmp_path / "go")
-    script = f"(read go < {go.path}) > /dev/null 2>&1 & exit 0"
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    held = os.open(go, os.O_RDWR)  # so that whoever reads waits for a line, and not for a writer
+    script = f"(read go < {go}) > /dev/null 2>&1 & exit 0"
     done = drain("a", "--batch-records", 500, "--exit-at-end", "--root", built.root.path, "--", "sh", "-c", script)
 
     assert (done.returncode, done.stderr) == (0, b"")
     assert built.log.cursor("a").effective == records(built.root.path, "a")[-1].sequence
-    for _ in range(3):
-        go.let_reader_go()
+    os.write(held, b"go\n" * 3)
+    os.close(held)
