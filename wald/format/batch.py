@@ -83,7 +83,7 @@ class Flag(IntFlag):
 # Plain numbers, because flags are slow to combine, and every batch that is read comes along here.
 _CONTINUES, _CONTROL, _COLUMNS = int(Flag.CONTINUES), int(Flag.CONTROL), int(Encoding.COLUMNS)
 _HEADER_BYTES, _TRAILER_BYTES = HEADER.size, TRAILER.size
-_OUTSIDE_BYTES = _HEADER_BYTES + _TRAILER_BYTES
+OUTSIDE_BYTES = _HEADER_BYTES + _TRAILER_BYTES  # of a batch, around its body
 
 
 class Outcome(Enum):
@@ -128,7 +128,7 @@ class BatchHeader(NamedTuple):
     @property
     def total_bytes(self) -> int:
         """Bytes from the batch's first byte to the next batch's."""
-        return _OUTSIDE_BYTES + (self.route_bytes + 7 & -8) + (self.payload_bytes + 7 & -8)
+        return OUTSIDE_BYTES + (self.route_bytes + 7 & -8) + (self.payload_bytes + 7 & -8)
 
     @property
     def end_sequence(self) -> int:
@@ -203,7 +203,7 @@ def encode(
     checksum = body_checksum
     if checksum is None:
         checksum = checksum_body(prefix, payload, tail)
-    total_bytes = HEADER.size + len(prefix) + payload_bytes + len(tail) + TRAILER.size
+    total_bytes = OUTSIDE_BYTES + len(prefix) + payload_bytes + len(tail)
     fields = _FIELDS.pack(
         checksum,
         payload_bytes,
@@ -224,8 +224,7 @@ def encode(
 
 def trailer(total_bytes: int, seed: int) -> bytes:
     """What a batch of ``total_bytes`` ends in."""
-    length = total_bytes.to_bytes(4, "little")
-    return length + crc32c(length, seed).to_bytes(4, "little")
+    return TRAILER.pack(total_bytes, crc32c(total_bytes.to_bytes(4, "little"), seed))
 
 
 def padding(payload_bytes: int) -> bytes:

@@ -10,6 +10,7 @@ import json
 import struct
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -26,13 +27,12 @@ class BadControl(ValueError):
     """The payload is not control state, or is that of a newer version."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """One batch a producer wrote: its number, the sequences it got, and the :func:`fingerprint` of what it held."""
 
     producer_sequence: int
     first: int
-    count: int
+    count: int  # type: ignore[assignment]  # tuples have a method of that name
     fingerprint: int
 
     @property

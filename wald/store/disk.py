@@ -93,16 +93,16 @@ class Disk:
     def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write all of ``buffers`` at ``offset``; returns how many bytes."""
         total = sum(map(len, buffers))
-        done = first = 0
-        pending = list(buffers)
+        done = taken = os.pwritev(descriptor, buffers[:_IOV_MAX], offset) if total else 0
+        first, pending = 0, list(buffers)
         while done < total:
-            count = os.pwritev(descriptor, pending[first : first + _IOV_MAX], offset + done)
-            done += count
-            while first < len(pending) and count >= len(pending[first]):
-                count -= len(pending[first])
+            while taken >= len(pending[first]):
+                taken -= len(pending[first])
                 first += 1
-            if count:
-                pending[first] = memoryview(pending[first])[count:]
+            if taken:
+                pending[first] = memoryview(pending[first])[taken:]
+            taken = os.pwritev(descriptor, pending[first : first + _IOV_MAX], offset + done)
+            done += taken
         return total
 
     def update(self, descriptor: int, data: bytes, offset: int) -> None:

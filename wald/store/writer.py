@@ -22,11 +22,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from wald.format import control
 from wald.format.batch import (
-    HEADER,
-    TRAILER,
+    OUTSIDE_BYTES,
     Buffer,
     Encoding,
     Flag,
@@ -102,11 +102,10 @@ class Draft:
     @property
     def total_bytes(self) -> int:
         """What it takes in the segment."""
-        return HEADER.size + len(self.route.prefix) + padded(self.payload_bytes) + TRAILER.size
+        return OUTSIDE_BYTES + len(self.route.prefix) + padded(self.payload_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """A draft with its place: ``position`` in the segment, and the sequence of the first record that begins in it."""
 
     draft: Draft
@@ -118,8 +117,7 @@ class Placed:
         return self.base_sequence + self.draft.count - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """What one commit will write."""
 
     segment: int
