@@ -12,12 +12,13 @@ U64 = st.integers(0, (1 << 64) - 1)
 TAKES = st.builds(
     Take,
     st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}", fullmatch=True),
+    U64,
     st.integers(1, (1 << 32) - 1),
     U64,
     U64,
     st.integers(0, 255),
 )
-TAKE = Take("web", 4096, 250, 128, 0x41)
+TAKE = Take("web", 4711, 4096, 250, 128, 0x41)
 
 
 @settings(max_examples=100, deadline=None)

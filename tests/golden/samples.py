@@ -49,7 +49,7 @@ SEGMENT_HEADER = SegmentHeader(LOG_ID, base_sequence=250, epoch=3, created_at_ns
 HEAD = Head(sequence=260, segment=250, position=4096, epoch=3, at_ns=TIME_NS)
 CURSOR = CursorLines(250, LOG_ID, 3, "processed", "2026-11-21T10:00:00Z")
 OFFSETS = Offsets({LOG_ID.hex(): Position(began=250, last=260), "ff" * 16: Position(0, 0)}, frozenset(["web", "db"]))
-TAKE = Take("web", 4096, 250, 128, 0x41)
+TAKE = Take("web", 4711, 4096, 250, 128, 0x41)
 LINES = b"plain\ncarriage\r\n\n\x00\xff\n"
 VALUES = [b"first", b"", b"\x00\xff\n"]
 KEYS = [b"key", None, b""]

@@ -7,6 +7,7 @@
     arena       the memory of one turn          background  sealing, next to the turn
     pipes       FIFOs and stdin                 intake      all pipes, in turn
     connections the socket                      connection  one producer's
+    takes       what leaves a pipe          unfinished  what the last life did not take
     admission   who finds a place               gate        what keeps a request waiting
     publishing  payloads, checked               spooling    payloads too large for memory
     turn        drafts and tickets              committer   write, sync, head; and when the disk fails

@@ -1,7 +1,8 @@
 """All pipes of the daemon: opened at the start, given a slot each, looked at in turn.
 
 At a start the takes that the last life announced are finished first, pipe by pipe, in the slots in which they were
-announced; only then does every pipe get a slot of this life. So this start may be killed as well.
+announced; only then does every pipe get a slot of this life. So this start may be killed as well. The take of a pipe
+that is opened later keeps its slot until then.
 
 Every second each FIFO's path is looked at. One that was removed, or replaced by a file, is put back; the pipe that was
 open is read to its end, for its writers still have it. A FIFO that cannot be read is told, and tried again, and keeps
@@ -34,14 +35,11 @@ from wald.daemon.pipes import (
 )
 from wald.daemon.takes import Takes
 from wald.daemon.turn import Turn
-from wald.errors import Damaged, InvalidInput, WaldError
-from wald.format.names import Kind
-from wald.format.takes import Take
+from wald.daemon.unfinished import Unfinished, unfinished_takes
+from wald.errors import InvalidInput, WaldError
 from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.fifos import found_files, found_words, has_fifo, is_displaced, make_fifo, same_fifo_words
-from wald.store.raw import RawFile, Scanned
-from wald.store.regular import open_regular
 from wald.store.writer import Draft, Placement, Route
 
 PIPES_MAX = 1024  # slots in the takes file; the first is stdin's
@@ -101,7 +99,8 @@ class Intake:
         self._stdin_route = ""
         self._pause = _PAUSE_SECONDS
         self._look_at = 0.0
-        self._free_slots = list(range(PIPES_MAX - 1, _STDIN_SLOT, -1))
+        self._free_slots: list[int] = []
+        self._unfinished: dict[int, Unfinished] = {}  # by the inode of the pipe
 
     def __contains__(self, descriptor: int) -> bool:
         return descriptor in self._pipes
@@ -144,7 +143,9 @@ class Intake:
         unread = {str(self._root.fifo(route)): words for route, words in self._unread.items()}
         return unread | {str(path): words for path, words in self._found.items()}
 
-    def open(self, stdin_route: str | None, open_records: dict[str, int]) -> tuple[list[str], list[Draft]]:
+    def open(
+        self, stdin_route: str | None, open_records: dict[str, int], *, log_id: bytes
+    ) -> tuple[list[str], list[Draft]]:
         """Open stdin and every route's FIFO.
 
         Args:
@@ -173,7 +174,8 @@ class Intake:
                     self._put_back(name, None)
                     opened.append(self._open_fifo(name, opened))
         self._unread = {name: words for name, words in self._unread.items() if not self._root.retired(name).exists()}
-        told = [words for each in opened if each.held and (words := self._finish_take(each))]
+        self._unfinished = unfinished_takes(self._root, self._takes, PIPES_MAX, log_id=log_id)
+        told = [words for each in opened if (words := self._finish_take(each))]
         self._clear_takes()
         for each in opened:
             if self._root.retired(each.route).exists():
@@ -334,7 +336,7 @@ class Intake:
             self._unread.pop(route, None)
             return []
         opened = self._open_fifo(route)
-        told = [self._finish_take(opened)] if old is None and opened.held else []
+        told = [self._finish_take(opened)]
         if old is not None:
             self._systemd.forget(route)
             self._poller.unregister(old.descriptor)
@@ -343,8 +345,6 @@ class Intake:
             self._outgoing.add(old)
         self._add(opened, 0)
         waited = self._unread.pop(route, None) is not None
-        if waited:
-            self._clear_takes()
         if old is not None or waited:
             told.append(f"{self._root.fifo(route)}: another FIFO than before; it is read from now on")
         return [words for words in told if words]
@@ -408,9 +408,7 @@ class Intake:
             else:
                 self._leaving.remove(pipe)
                 pipe.close()
-                with contextlib.suppress(OSError):  # shortened, on a full disk: then the slot says nothing either
-                    self._takes.clear(pipe.slot)
-                self._free_slots.append(pipe.slot)
+                self._free(pipe.slot)
 
     def _add(self, opened: _Opened, open_sequence: int) -> None:
         """Watch a pipe."""
@@ -424,26 +422,26 @@ class Intake:
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _clear_takes(self) -> None:
-        """Empty the slots that no pipe has; those of FIFOs that could not be opened are finished later."""
-        used = {pipe.slot for pipe in (*self._pipes.values(), *self._leaving)}
-        if self._unread:
-            told = ((slot, self._takes.told(slot)) for slot in range(1, PIPES_MAX))
-            used |= {slot for slot, take in told if take and take[0].route in self._unread}
-        for slot in range(PIPES_MAX):
-            if slot not in used:
-                self._takes.clear(slot)
-        self._free_slots = [slot for slot in range(PIPES_MAX - 1, _STDIN_SLOT, -1) if slot not in used]
+        """Empty the slots of the last life; those of pipes that could not be opened are finished later."""
+        self._unfinished = {inode: take for inode, take in self._unfinished.items() if take.slot != _STDIN_SLOT}
+        kept = {take.slot for take in self._unfinished.values()}
+        self._free_slots = [slot for slot in range(PIPES_MAX - 1, _STDIN_SLOT, -1) if slot not in kept]
+        for slot in {*range(PIPES_MAX)} - kept:
+            self._takes.clear(slot)
 
     def _finish_take(self, opened: _Opened) -> str:
-        numbers = [_STDIN_SLOT] if opened.is_stdin else range(1, PIPES_MAX)
-        for number in numbers:
-            told = self._takes.told(number)
-            if told is None or told[0].route != opened.route or opened.relay is not None:
-                continue
-            done = self._make(opened, number, 0).resolve(self._written(told[0]))
-            if done:
-                return f"{opened.route}: {done}"
-        return ""
+        """Finish the take of an earlier life from this very pipe; returns what was done, in words."""
+        take = self._unfinished.pop(os.fstat(opened.descriptor).st_ino, None)
+        if take is None:
+            return ""
+        done = self._make(opened, take.slot, 0).resolve(take.payload) if opened.held else ""
+        self._free(take.slot)
+        return f"{opened.route}: {done}" if done else ""
+
+    def _free(self, slot: int) -> None:
+        with contextlib.suppress(OSError):  # shortened, on a full disk: then the slot says nothing either
+            self._takes.clear(slot)
+        self._free_slots.append(slot)
 
     def _make(self, opened: _Opened, slot: int, open_sequence: int) -> Pipe:
         return Pipe(
@@ -457,18 +455,3 @@ class Intake:
             holds_both_ends=not opened.is_stdin,
             relay=opened.relay,
         )
-
-    def _written(self, take: Take) -> bytes | None:
-        """The payload at the place that was announced; None if no such batch was written."""
-        path = self._root.segment(take.segment, Kind.RAW)
-        try:
-            descriptor = open_regular(path)
-        except (FileNotFoundError, Damaged):
-            return None
-        try:
-            raw = RawFile(descriptor)
-            found = next(raw.scan(start=take.position), None)
-            whole = isinstance(found, Scanned) and (found.offset, found.route) == (take.position, take.route)
-            return raw.payload(found) if whole and isinstance(found, Scanned) else None
-        finally:
-            os.close(descriptor)

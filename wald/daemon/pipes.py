@@ -146,6 +146,7 @@ class Pipe:
     ) -> None:
         self.route = route
         self.descriptor = descriptor
+        self._inode = os.fstat(descriptor).st_ino
         self.slot = slot
         self.ready = True
         self.waits = False
@@ -223,7 +224,9 @@ class Pipe:
         """Before the write: leave word of where the bytes that are still in the pipe will stand."""
         payload = placed.draft.payload
         if payload:
-            take = Take(self.route.name, placed.draft.payload_bytes, segment, placed.position, payload[0][0])
+            take = Take(
+                self.route.name, self._inode, placed.draft.payload_bytes, segment, placed.position, payload[0][0]
+            )
             self._takes.tell(self.slot, take)
 
     def settle(self, placed: Placed) -> str:
@@ -241,17 +244,17 @@ class Pipe:
             f"{self.route.name}: somebody else reads the pipe: {draft.payload_bytes} bytes were seen, {taken} were left"
         )
 
-    def resolve(self, payload: bytes | None) -> str:
-        """At a start: finish the take that the last life of the daemon announced, if it did not.
+    def resolve(self, payload: bytes) -> str:
+        """Finish the take of an earlier life that the slot announces.
 
         Args:
-            payload: what the log holds at the announced place; None if the batch was not written.
+            payload: what the log holds at the announced place.
 
         Returns:
             What was done, in words; "" if there was nothing to do.
         """
         told = self._takes.told(self.slot)
-        if told is None or told[1] or payload is None:
+        if told is None or told[1]:
             return ""
         take = told[0]
         if len(payload) != take.taken_bytes:

@@ -135,8 +135,9 @@ class Service:
         self._intake = Intake(root, disk, self._poller, self._systemd, replace(config, record_max_bytes=longest))
         closers.callback(self._intake.close)
         # Before the committer moves the head: what pipes have left in the last segment is read there, and RECLAIM keeps
-        # that one as long as the head is in it.
-        told, closing = self._intake.open(stdin_route, self._writer.state.open_records)
+        # that one as long as the head is in it. And before anything is written where a take is announced.
+        open_records = self._writer.state.open_records
+        told, closing = self._intake.open(stdin_route, open_records, log_id=identity.log_id)
         self._committer = Committer(
             root, disk, self._writer, self._lock, self._room, self._intake, config, self._metrics, self._journal
         )

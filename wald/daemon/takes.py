@@ -58,10 +58,6 @@ class Takes:
         """Empty a slot; errors as of :meth:`tell`."""
         self._file.write(bytes(SLOT_BYTES), number * SLOT_BYTES)
 
-    def clear_all(self) -> None:
-        """Empty every slot; errors as of :meth:`tell`."""
-        self._file.write(bytes(self._count * SLOT_BYTES))
-
     def close(self) -> None:
         self._map.close()
         self._file.close()

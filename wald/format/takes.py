@@ -12,7 +12,9 @@ written before the batch is, and tells the next start of the daemon, exactly, wh
         25     1  zero
         26     2  route length
         28   128  route
-       156    36  zeros
+       156     4  zeros
+       160     8  inode         of the pipe
+       168    24  zeros
        192     1  mark          anything but ``first`` before the take; the take reads the first byte into it
 
 A slot is 256 bytes; slot n is at n × 256. One readv(2) takes all the bytes and puts the first of them into ``mark``;
@@ -29,15 +31,20 @@ from crc32c import crc32c
 
 SLOT_BYTES = 256
 MARK_OFFSET = 192
-_SLOT = struct.Struct("<IQQBxH128s36x")
+_SLOT = struct.Struct("<IQQBxH128s4xQ24x")
 assert _SLOT.size == MARK_OFFSET - 4
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Bytes that a batch holds and a pipe may still hold."""
+    """Bytes that a batch holds and a pipe may still hold.
+
+    Attributes:
+        inode: of the pipe: a route can have had several, and a FIFO can be moved.
+    """
 
     route: str
+    inode: int
     taken_bytes: int
     segment: int
     position: int
@@ -47,7 +54,7 @@ class Take:
 def encode_take(take: Take) -> bytes:
     """The slot up to and including the mark, the mark set to "not taken"."""
     name = take.route.encode("ascii")
-    body = _SLOT.pack(take.taken_bytes, take.segment, take.position, take.first, len(name), name)
+    body = _SLOT.pack(take.taken_bytes, take.segment, take.position, take.first, len(name), name, take.inode)
     return struct.pack("<I", crc32c(body)) + body + bytes([take.first ^ 0xFF])
 
 
@@ -55,8 +62,8 @@ def decode_take(slot: bytes) -> tuple[Take, bool] | None:
     """The take in a slot and whether it has happened; None if the slot is empty or was being written."""
     if len(slot) <= MARK_OFFSET or struct.unpack_from("<I", slot)[0] != crc32c(slot[4:MARK_OFFSET]):
         return None
-    taken_bytes, segment, position, first, length, name = _SLOT.unpack_from(slot, 4)
+    taken_bytes, segment, position, first, length, name, inode = _SLOT.unpack_from(slot, 4)
     if taken_bytes == 0 or length > 127:
         return None
     route = name[:length].decode("ascii", "replace")
-    return Take(route, taken_bytes, segment, position, first), slot[MARK_OFFSET] == first
+    return Take(route, inode, taken_bytes, segment, position, first), slot[MARK_OFFSET] == first
