@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
+from endpoint import free_address
 from running import Client, Daemon, output_of, wald
 
 Start = Callable[..., Daemon]
@@ -16,6 +19,11 @@ def said(*arguments: object, root: Path) -> str:
     done = wald(*arguments, "--root", root)
     assert done.returncode == 0
     return done.stderr.decode()
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every regular file by name; what else is there, by name alone."""
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in root.rglob("*")}
 
 
 def report(root: Path, epoch: int) -> dict[str, object]:
@@ -84,3 +92,72 @@ def test_a_report_can_be_dumped(start: Start, root: Path) -> None:
     done = wald("dump", path)
     assert done.returncode == 4
     assert b"damage=" in done.stdout
+
+
+# Starts that are none.
+
+Refusal = tuple[dict[str, str], tuple[str, ...], str]
+
+
+@pytest.fixture(params=["no directory", "too long", "no socket", "taken socket", "metrics", "fifo", "stdin"])
+def refusal(request: pytest.FixtureRequest, root: Path, tmp_path: Path) -> Iterator[Refusal]:
+    """Settings, arguments and the words of a start that is refused."""
+    (tmp_path / "file").write_text("precious")
+    with socket.socket(socket.AF_UNIX) as listener, socket.create_server(("127.0.0.1", 0)) as server:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        port = server.getsockname()[1]
+        cases: dict[str, Refusal] = {
+            "no directory": ({"socket": "/nowhere/s"}, (), "/nowhere/s: cannot listen"),
+            "too long": ({"socket": f"/tmp/{'d' * 120}"}, (), "AF_UNIX path too long"),
+            "no socket": ({"socket": f"{tmp_path}/file"}, (), "not a socket"),
+            "taken socket": ({"socket": f"{tmp_path}/s"}, (), "another program listens"),
+            "metrics": ({"metrics": f"127.0.0.1:{port}"}, (), "metrics = "),
+            "fifo": ({}, ("--stdin", "r"), "the route has a FIFO"),
+            "stdin": ({}, ("--stdin", "q"), "stdin is neither a pipe nor a file"),
+        }
+        yield cases[request.param]
+
+
+def test_a_start_that_is_refused_leaves_no_trace(start: Start, root: Path, tmp_path: Path, refusal: Refusal) -> None:
+    """No epoch, no report, no route; what became of the life before is still known."""
+    settings, arguments, words = refusal
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo")
+    daemon.kill()
+    before = contents(root)
+    refused = start(*arguments, ready=False, **settings)
+
+    assert refused.wait() == 2
+    assert words in refused.log
+    assert contents(root) == before
+    assert said("head", root=root).endswith("(epoch 1) was not stopped: it was killed, or crashed\n")
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_first_start_that_is_refused_makes_no_root(start: Start, root: Path, refusal: Refusal) -> None:
+    settings, arguments, words = refusal
+    if "--stdin" in arguments:
+        root.with_name("wald.toml").write_text("[routes.r]\nfifo = true")
+        arguments += ("--config", str(root.with_name("wald.toml")))
+    assert start(*arguments, ready=False, **settings).wait() == 2
+    assert words in root.with_name(f"{root.name}.log").read_text()
+    assert not root.exists()
+
+
+def test_a_second_daemon_is_told_of_the_first_and_not_of_its_port(start: Start, root: Path) -> None:
+    address = free_address()
+    start(metrics=address)
+    second = start(metrics=address, ready=False)
+    assert second.wait() == 5
+    assert "another daemon writes to this root" in second.log
+
+
+def test_a_start_that_fails_later_is_no_crash(start: Start, root: Path) -> None:
+    """What nobody could have foreseen: here the directory of the FIFOs' state is in the way."""
+    start().stop()
+    (root / "takes").unlink()
+    (root / "takes").mkdir()
+    assert start(ready=False).wait() != 0
+    assert str(report(root, 2)["ended"]) not in ("", "stopped")
+    assert "(epoch 2) failed at " in said("head", root=root)

@@ -106,7 +106,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class Endpoint:
-    """The HTTP server, in threads of its own.
+    """The HTTP server, in threads of its own; it has its port from the beginning, and answers once it is started.
 
     Args:
         address: ``host:port``.
@@ -147,10 +147,15 @@ class Endpoint:
         except (OSError, ValueError, OverflowError) as error:
             raise InvalidInput(f"metrics = {address!r}: {error}", hint='use a free "127.0.0.1:PORT"') from error
         self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True).start()
+        self._thread = threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True)
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
 
     def close(self) -> None:
-        self._server.shutdown()
+        if self._thread.is_alive():
+            self._server.shutdown()
         self._server.server_close()
 
 

@@ -50,7 +50,7 @@ SOCKETS_BYTES = 1 << 20  # of a turn that pipes leave to the sockets, however mu
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class Opened:
     """A pipe before it has a slot.
 
     Attributes:
@@ -64,6 +64,21 @@ class _Opened:
     handed_over: bool = False
     is_stdin: bool = False
     relay: Relay | None = None
+
+
+def take_stdin(root: Root, config: Config, route: str) -> Opened:
+    """Stdin as the pipe of ``route``; nothing is read or written yet.
+
+    Raises:
+        InvalidInput: stdin cannot be read, or the route has a FIFO, or shall have one.
+    """
+    if has_fifo(root, route) or (route in config.routes and config.routes[route].fifo):
+        raise InvalidInput(
+            f"{root.fifo(route)}: the route has a FIFO, and stdin would come between its lines",
+            hint=f"--stdin with another route, or write to the FIFO: producer > {root.fifo(route)}",
+        )
+    descriptor, held, relay = open_stdin(sys.stdin)
+    return Opened(route, descriptor, held, is_stdin=True, relay=relay)
 
 
 class Intake:
@@ -144,33 +159,26 @@ class Intake:
         return unread | {str(path): words for path, words in self._found.items()}
 
     def open(
-        self, stdin_route: str | None, open_records: dict[str, int], *, log_id: bytes
+        self, stdin: Opened | None, open_records: dict[str, int], *, log_id: bytes
     ) -> tuple[list[str], list[Draft]]:
-        """Open stdin and every route's FIFO.
+        """Watch stdin, and open every route's FIFO.
 
         Args:
+            stdin: what :func:`take_stdin` gave; None: it is not read.
             open_records: route → sequence of the record that recovery found unfinished.
 
         Returns:
             what was finished of the last life's takes, in words, and the drafts that end records whose rest is lost.
-
-        Raises:
-            InvalidInput: stdin cannot be read, or its route has a FIFO already.
         """
-        opened: list[_Opened] = []
-        if stdin_route is not None:
-            self._stdin_route = stdin_route
-            if has_fifo(self._root, stdin_route):
-                raise InvalidInput(
-                    f"{self._root.fifo(stdin_route)}: the route has a FIFO, and stdin would come between its lines",
-                    hint="--stdin another route, or write to the FIFO: producer > FIFO",
-                )
-            descriptor, held, relay = open_stdin(sys.stdin.fileno())
-            opened.append(_Opened(stdin_route, descriptor, held, is_stdin=True, relay=relay))
+        opened: list[Opened] = []
+        if stdin is not None:
+            self._stdin_route = stdin.route
+            opened.append(stdin)
         for name in self._root.route_names():
             with self._told_of(name):
                 self._find(name)
                 if has_fifo(self._root, name) or is_displaced(self._root, name):
+                    self._require_other_than_stdins(name)
                     self._put_back(name, None)
                     opened.append(self._open_fifo(name, opened))
         self._unread = {name: words for name, words in self._unread.items() if not self._root.retired(name).exists()}
@@ -195,8 +203,7 @@ class Intake:
             InvalidInput: there are too many FIFOs, it is another route's as well, or stdin feeds the route.
             OSError: it cannot be opened.
         """
-        if route == self._stdin_route:
-            raise InvalidInput(f"route {route}: stdin feeds it, so its FIFO is not read", hint="use another route")
+        self._require_other_than_stdins(route)
         self._find(route)
         self._follow(route)
 
@@ -371,6 +378,10 @@ class Intake:
             )
         )
 
+    def _require_other_than_stdins(self, route: str) -> None:
+        if route == self._stdin_route:
+            raise InvalidInput(f"route {route}: stdin feeds it, so its FIFO is not read", hint="use another route")
+
     def _find(self, route: str) -> None:
         for path in found_files(self._root, route):
             self._found.setdefault(path, found_words(path, route))
@@ -385,7 +396,7 @@ class Intake:
         except OSError as error:
             self._unread[route] = f"{error.filename or self._root.fifo(route)}: {error.strerror or error}"
 
-    def _open_fifo(self, route: str, others: Sequence[_Opened] = ()) -> _Opened:
+    def _open_fifo(self, route: str, others: Sequence[Opened] = ()) -> Opened:
         path = self._root.fifo(route)
         descriptors = [*self._pipes, *(each.descriptor for each in others)]
         names = [*(pipe.route.name for pipe in self._pipes.values()), *(each.route for each in others)]
@@ -395,8 +406,8 @@ class Intake:
                 raise InvalidInput(same_fifo_words(path, self._root.fifo(name)), hint=f"wald route add {route} --fifo")
         given = self._systemd.take(str(path))
         if given is not None:
-            return _Opened(route, given, held=True, handed_over=True)
-        return _Opened(route, *open_fifo(path))
+            return Opened(route, given, held=True, handed_over=True)
+        return Opened(route, *open_fifo(path))
 
     def _close_leaving(self, turn: Turn) -> None:
         """End the records of the pipes that are no longer read; close those whose record has ended."""
@@ -410,7 +421,7 @@ class Intake:
                 pipe.close()
                 self._free(pipe.slot)
 
-    def _add(self, opened: _Opened, open_sequence: int) -> None:
+    def _add(self, opened: Opened, open_sequence: int) -> None:
         """Watch a pipe."""
         if not (opened.is_stdin or self._free_slots):
             os.close(opened.descriptor)
@@ -429,7 +440,7 @@ class Intake:
         for slot in {*range(PIPES_MAX)} - kept:
             self._takes.clear(slot)
 
-    def _finish_take(self, opened: _Opened) -> str:
+    def _finish_take(self, opened: Opened) -> str:
         """Finish the take of an earlier life from this very pipe; returns what was done, in words."""
         take = self._unfinished.pop(os.fstat(opened.descriptor).st_ino, None)
         if take is None:
@@ -443,7 +454,7 @@ class Intake:
             self._takes.clear(slot)
         self._free_slots.append(slot)
 
-    def _make(self, opened: _Opened, slot: int, open_sequence: int) -> Pipe:
+    def _make(self, opened: Opened, slot: int, open_sequence: int) -> Pipe:
         return Pipe(
             Route.named(opened.route),
             opened.descriptor,

@@ -21,6 +21,7 @@ import stat
 import termios
 import time
 from pathlib import Path
+from typing import TextIO
 
 from stringzilla import count as count_bytes
 
@@ -387,7 +388,7 @@ def open_fifo(path: Path) -> tuple[int, bool]:
     return descriptor, survived(descriptor) or writer is not None
 
 
-def open_stdin(descriptor: int) -> tuple[int, bool, Relay | None]:
+def open_stdin(stdin: TextIO | None) -> tuple[int, bool, Relay | None]:
     """The pipe behind stdin, with a relay in front of it if stdin is a file.
 
     Returns:
@@ -396,7 +397,8 @@ def open_stdin(descriptor: int) -> tuple[int, bool, Relay | None]:
     Raises:
         InvalidInput: stdin is neither a pipe nor a file.
     """
-    mode = os.fstat(descriptor).st_mode
+    descriptor = -1 if stdin is None else stdin.fileno()  # None: it was closed
+    mode = 0 if stdin is None else os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode):
         return os.dup(descriptor), survived(descriptor), None
     if stat.S_ISREG(mode):

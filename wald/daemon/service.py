@@ -1,6 +1,6 @@
 """The daemon: builds the parts, runs the loop, says what happened. The only place that knows everyone.
 
-start   lock → recovery → writer → head → pipes → background → socket → ready
+start   what may be refused → lock → recovery → writer → head → pipes → background → socket → ready
 turn    wait → collect → write → sync → head → take and reply → cut if due
 stop    socket closed → what pipes and requests still held → background → unlock
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -26,13 +25,14 @@ from wald.daemon.committer import Committer, Full
 from wald.daemon.connections import Connections
 from wald.daemon.endpoint import Endpoint
 from wald.daemon.gate import Gate
-from wald.daemon.intake import Intake
+from wald.daemon.intake import Intake, take_stdin
 from wald.daemon.journal import open_journal
 from wald.daemon.lifecycle import Signals, Systemd, allow_descriptors
+from wald.daemon.listening import check_socket, listen
 from wald.daemon.routes import Routes
 from wald.daemon.sizing import sizes_in_force
 from wald.daemon.turn import Turn
-from wald.errors import DiskFailure, InvalidInput, NotPermitted, WaldError
+from wald.errors import DiskFailure, NotPermitted, WaldError
 from wald.format.framing import Code
 from wald.metrics import Metrics
 from wald.store.directory import Root, create_root, read_identity, require_root
@@ -40,7 +40,7 @@ from wald.store.disk import Disk
 from wald.store.fifos import has_fifo
 from wald.store.ledger import Ledger
 from wald.store.lives import STOPPED, end_life
-from wald.store.lock import Lock
+from wald.store.lock import Lock, require_free
 from wald.store.recovery import recover
 from wald.store.room import Room
 from wald.store.routes import add_route
@@ -49,7 +49,6 @@ from wald.store.writer import Draft, Writer
 
 _FULL_LOOK_SECONDS = 0.25  # how often a full disk is looked at again
 _SWEEP_SECONDS = 1.0  # how often half-sent requests are looked for
-_BACKLOG = 128
 
 
 def run(
@@ -78,13 +77,8 @@ def run(
                 f"{error.filename or path}: {error.strerror}: the daemon cannot start",
                 hint=f"df -h {path}; ls -ld {path}; wald-reclaim --root {path} makes room without the daemon",
             ) from error
-        try:
-            service.loop()
-            service.stop()
-        except BaseException as error:
-            service.end(str(error) or type(error).__name__)
-            raise
-        service.end(STOPPED)
+        service.loop()
+        service.stop()
     return 0
 
 
@@ -112,7 +106,16 @@ class Service:
         self._swept_at = self._alive_at = time.monotonic()
         if config.on_missing_root == "refuse":
             require_root(path)
-        self._root = root = create_root(path, disk, now=now)
+        # All that may be refused comes before anything is written: such a start is no life, and has no end to tell of.
+        self._root = root = Root(path)
+        self._socket_path = Path(config.socket) if config.socket else root.socket
+        require_free(root, disk)
+        check_socket(self._socket_path, root.path)
+        stdin = None if stdin_route is None else take_stdin(root, config, stdin_route)
+        endpoint = (
+            Endpoint(config.metrics, self._metrics, stall_timeout=config.stall_timeout) if config.metrics else None
+        )
+        create_root(path, disk, now=now)
         identity = read_identity(root)
         self._lock = Lock(root, disk, now=now)
         closers.callback(self._lock.release)
@@ -130,6 +133,7 @@ class Service:
         closers.callback(ledger.close)
         self._room = Room(root.segments, sizes_in_force(config, root.segments, self._journal))
         self._writer = self._recover(identity.log_id, ledger)
+        closers.push(self._end)
         closers.callback(self._writer.close)
         longest = min(config.record_max_bytes, self._room.sizes.payload_bytes)
         self._intake = Intake(root, disk, self._poller, self._systemd, replace(config, record_max_bytes=longest))
@@ -137,7 +141,7 @@ class Service:
         # Before the committer moves the head: what pipes have left in the last segment is read there, and RECLAIM keeps
         # that one as long as the head is in it. And before anything is written where a take is announced.
         open_records = self._writer.state.open_records
-        told, closing = self._intake.open(stdin_route, open_records, log_id=identity.log_id)
+        told, closing = self._intake.open(stdin, open_records, log_id=identity.log_id)
         self._committer = Committer(
             root, disk, self._writer, self._lock, self._room, self._intake, config, self._metrics, self._journal
         )
@@ -150,11 +154,10 @@ class Service:
         self._background.wake()
         self._routes = Routes(root, _writers(config))
         self._commands = Commands(root, disk, self._writer, self._committer, self._intake, self._routes, self._told)
-        self._socket_path = Path(config.socket) if config.socket else root.socket
         self._connections = self._listen()
         closers.callback(self._connections.close)
-        if config.metrics:
-            endpoint = Endpoint(config.metrics, self._metrics, stall_timeout=config.stall_timeout)
+        if endpoint is not None:
+            endpoint.start()
             closers.callback(endpoint.close)
         self._systemd.ready()
         self._journal.info(
@@ -191,8 +194,9 @@ class Service:
                 raise DiskFailure(f"{full.message}; {words} ({', '.join(lost)})", hint=full.hint) from full
         self._journal.info("stopped", head=self._metrics.head_sequence)
 
-    def end(self, how: str) -> None:
-        """Leave word of how this life ended."""
+    def _end(self, _: object, error: BaseException | None, __: object) -> None:
+        """Leave word of how this life ended, be it in the middle of its start."""
+        how = STOPPED if error is None else str(error) or type(error).__name__
         with contextlib.suppress(OSError):  # a full disk: it counts as killed then
             end_life(self._root, self._disk, self._lock.epoch, how, now_ns=time.time_ns())
 
@@ -397,21 +401,9 @@ class Service:
             self._committer.commit(turn)
 
     def _listen(self) -> Connections:
-        path, config = self._socket_path, self._config
-        path.unlink(missing_ok=True)  # the lock is ours, so nobody listens on it
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            listener.bind(str(path))
-            path.chmod(config.socket_mode)
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            listener.close()
-            raise InvalidInput(
-                f"{path}: cannot listen ({error})",
-                hint=f"ls -ld {path.parent}; a socket's path may have 107 bytes: WALD_SOCKET sets another",
-            ) from error
+        config = self._config
         return Connections(
-            listener,
+            listen(self._socket_path, config.socket_mode),
             self._poller,
             self._routes,
             self._commands.answer,

@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from wald.errors import Damaged, Locked
@@ -41,7 +42,7 @@ class Lock:
         self._disk = disk
         self._descriptor = disk.open_lock(root.lock)
         try:
-            self._take(root)
+            _await(lambda: disk.lock(self._descriptor), root)
             self.epoch = _last_epoch(root) + 1
             self._sign(root, {"epoch": self.epoch, "pid": os.getpid(), "host": socket.gethostname(), "started": now})
         except BaseException:
@@ -54,16 +55,6 @@ class Lock:
 
     def release(self) -> None:
         self._disk.close(self._descriptor)
-
-    def _take(self, root: Root) -> None:
-        until = time.monotonic() + _ASKED_SECONDS
-        while not self._disk.lock(self._descriptor):
-            if time.monotonic() > until:
-                raise Locked(
-                    f"{root.lock}: another daemon writes to this root ({holder(root)})",
-                    hint="stop it first, or use its socket: wald append, wald cut",
-                )
-            time.sleep(_ASKED_SECONDS / 10)
 
     def _sign(self, root: Root, told: dict[str, object]) -> None:
         nonce = secrets.token_hex(16)
@@ -115,6 +106,27 @@ def is_held(root: Root, disk: Disk) -> bool:
         return not disk.lock(descriptor)
     finally:
         os.close(descriptor)
+
+
+def require_free(root: Root, disk: Disk) -> None:
+    """Look whether a daemon could begin on ``root``, and write nothing.
+
+    Raises:
+        Locked: another one runs; the message says who.
+    """
+    if root.path.is_dir():
+        _await(lambda: not is_held(root, disk), root)
+
+
+def _await(is_free: Callable[[], bool], root: Root) -> None:
+    until = time.monotonic() + _ASKED_SECONDS
+    while not is_free():
+        if time.monotonic() > until:
+            raise Locked(
+                f"{root.lock}: another daemon writes to this root ({holder(root)})",
+                hint="stop it first, or use its socket: wald append, wald cut",
+            )
+        time.sleep(_ASKED_SECONDS / 10)
 
 
 def _is_listed(path: Path) -> bool:
