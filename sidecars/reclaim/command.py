@@ -35,13 +35,13 @@ _CENTURY = 36_600  # days
 @click.option("--once", is_flag=True, help="One look, then end; the default.")
 @click.option("--watch", is_flag=True, help="Look again when a cursor moves or a segment is sealed, until SIGTERM.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@duration_option("--min-age", None, "Keep what was sealed less than this ago.", days_max=_CENTURY)
+@duration_option("--min-age", None, "Keep what has been complete for less than this.", days_max=_CENTURY)
 @size_option("--keep-bytes", None, "Keep at least so much, the newest.")
 @click.option("--require-archived", is_flag=True, help="Keep what wald-archive has not put into a bundle.")
 @duration_option(
     "--max-age", None, "What was read goes when older, whatever --min-age and --keep-bytes say.", days_max=_CENTURY
 )
-@size_option("--max-bytes", None, "What was read goes when the sealed segments are more than this.")
+@size_option("--max-bytes", None, "What was read goes when the complete segments are more than this.")
 @click.option("--max-records", type=click.IntRange(min=0), metavar="N", help="The same, counting their records.")
 @click.option(
     "--unread",
@@ -49,6 +49,12 @@ _CENTURY = 36_600  # days
     default="keep",
     show_default=True,
     help="expire: what is beyond --max-age, --max-bytes or --max-records goes even if nobody has read it. LOSES DATA.",
+)
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Read every frame of a sealed segment before it goes, and tell of damage, in the ledger too. Without it, what "
+    "was damaged after sealing goes unnoticed.",
 )
 @duration_option("--grace", "60s", "How long a reclaimed segment stays, for readers about to open it.", days_max=366)
 @json_option
@@ -65,14 +71,16 @@ def command(
     max_bytes: int | None,
     max_records: int | None,
     unread: str,
+    verify: bool,
     grace: float,
     as_json: bool,
 ) -> None:
     """Delete the segments that everybody has read.
 
-    A segment goes when, for every route that has records in it and is not retired, every cursor has reached the route's
-    last record in it. `wald explain` says who holds back what. Each deletion is in ledger/reclaim.jsonl before it
-    happens, with the cursors that made it legal. One wald-reclaim works on a root at a time.
+    A complete segment, sealed or not, goes when, for every route that has records in it and is not retired, every
+    cursor has reached the route's last record in it. `wald explain` says who holds back what. Each deletion is in
+    ledger/reclaim.jsonl before it happens, with the cursors that made it legal. One wald-reclaim works on a root at a
+    time.
     """
     if watch and (once or dry_run):
         raise InvalidInput("--watch excludes --once and --dry-run", hint="wald-reclaim --help")
@@ -91,9 +99,9 @@ def command(
     report = Report(as_json, intended=dry_run, watching=watch)
     try:
         if dry_run:
-            _tell(log, limits, report, _nanoseconds(grace))
+            _tell(log, limits, report, _nanoseconds(grace), verify=verify)
         else:
-            _work(log, limits, report, _nanoseconds(grace), watch=watch)
+            _work(log, limits, report, _nanoseconds(grace), watch=watch, verify=verify)
     except PermissionError as error:
         raise NotPermitted.of(error, error.filename or log.root.path) from error
     except OSError as error:
@@ -131,9 +139,9 @@ class Work:
         report.end(planner.troubles)
 
 
-def _tell(log: Log, limits: Limits, report: Report, grace_ns: int) -> None:
+def _tell(log: Log, limits: Limits, report: Report, grace_ns: int, *, verify: bool) -> None:
     """What a look would do."""
-    planner = Planner(log.root, limits, log_id=log.identity.log_id)
+    planner = Planner(log.root, limits, log_id=log.identity.log_id, verify=verify)
     now_ns = time.time_ns()
     for decision in planner.decisions(now_ns=now_ns):
         report.decision(decision)
@@ -144,14 +152,14 @@ def _tell(log: Log, limits: Limits, report: Report, grace_ns: int) -> None:
     report.end(planner.troubles)
 
 
-def _work(log: Log, limits: Limits, report: Report, grace_ns: int, *, watch: bool) -> None:
+def _work(log: Log, limits: Limits, report: Report, grace_ns: int, *, watch: bool, verify: bool) -> None:
     """Look and carry out, once or until a signal comes."""
     disk = Disk()
     path = log.root.ledger / "reclaim.jsonl"
     ledger = Ledger(path, disk, owner="wald-reclaim", reserve_bytes=_RESERVE_BYTES)
     try:
         # Not before the ledger is ours: until then another one may be writing what the planner reads in it.
-        planner = Planner(log.root, limits, log_id=log.identity.log_id)
+        planner = Planner(log.root, limits, log_id=log.identity.log_id, verify=verify)
         with stop_on_signals() as stop:
             work = Work(Reclaim(log.root, disk, ledger, planner), grace_ns, stop)
             if watch:

@@ -18,12 +18,13 @@ from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.sealed import BadSealed, RouteEntry, SealedIndex
 from wald.store import uptime
+from wald.store.compression import SealedFile
 from wald.store.cursors import CursorState
 from wald.store.directory import Listing, Root, Segment, being_sealed, list_segments
 from wald.store.head import Bound, look
 from wald.store.history import Entry, History
 from wald.store.ledger import entries_of
-from wald.store.pins import Claims, Pin, needs, read_claims, segment_index
+from wald.store.pins import Claims, Pin, needs, read_claims, segment_index, ways_out
 from wald.store.uptime import Moment, moment_of
 
 CLAIMS_SECONDS = 0.25  # old enough to be read again; a thousand cursors take about a third of it
@@ -40,7 +41,7 @@ class Decision:
         pin: of those who hold it back, one.
         entry: what the ledger has to be told before anything is done; None: nothing, or it has been told already.
         told: whether the ledger says by now that the segment is reclaimed.
-        message: why it cannot be read; "" if it can.
+        message: what is wrong with it; "" if nothing is known to be.
     """
 
     segment: Segment
@@ -61,6 +62,8 @@ class _Known:
     records: int
     pin: Pin | None = None
     problem: str = ""
+    damage: str = ""
+    """What is wrong with its index, where the frames tell what they hold."""
 
 
 class _Unreadable(Exception):
@@ -69,6 +72,9 @@ class _Unreadable(Exception):
 
 class Planner:
     """Looks at ``root`` for one process.
+
+    Args:
+        verify: whether the frames of a sealed segment are read before it goes, and its line tells of damage in them.
 
     Attributes:
         troubles: what is wrong with cursors, as of the last look.
@@ -80,12 +86,14 @@ class Planner:
         limits: Limits,
         *,
         log_id: bytes,
+        verify: bool = False,
         clock: Callable[[], float] = time.monotonic,
         moment: Callable[[], Moment] = uptime.now,
     ) -> None:
         self._root = root
         self._limits = limits
         self._log_id = log_id
+        self._verify = verify
         self._clock = clock
         self._moment = moment
         self._ages = Ages(root, moment)
@@ -268,7 +276,8 @@ class Planner:
                 verdict = Verdict.UNREADABLE
         if told and not verdict.goes:
             entry = self._kept(segment, verdict, now_ns)
-        return Decision(segment, verdict, known.stored_bytes, pin, entry, told, known.problem)
+        message = known.problem or known.damage
+        return Decision(segment, verdict, known.stored_bytes, pin, entry, told, message)
 
     def _decide_again(self, segment: Segment, claims: Claims | None, now_ns: int, *, sealing: bool) -> Decision:
         """The verdict on a doomed segment under ``claims``; None: under these nobody holds it back."""
@@ -312,7 +321,12 @@ class Planner:
         if not verdict.goes or told:
             return verdict, None
         index = index or self._index(segment)
-        line = _reclaimed(index, claims, verdict, known.stored_bytes, now_ns)
+        if self._verify and segment.kind is Kind.SEALED and not known.damage:
+            try:
+                index, known.damage = _verified(segment, index)
+            except Damaged as error:
+                raise _Unreadable(f"{error.message}; {error.hint}") from error
+        line = _reclaimed(segment, index, claims, verdict, known.stored_bytes, now_ns)
         return verdict, line | self._moment().told()
 
     def _archived(self, segment: Segment, index: SealedIndex | None, claims: Claims) -> bool:
@@ -336,13 +350,18 @@ class Planner:
             return needs(index, self._ends.get(index.base_sequence, index.next_sequence))
         except BadSealed as error:
             path = self._root.segment(index.base_sequence, Kind.SEALED)
-            raise _Unreadable(f"{path}: it is damaged: {error}") from error
+            segment = Segment(index.base_sequence, Kind.SEALED, path)
+            raise _Unreadable(f"{path}: it is damaged: {error}; {ways_out(segment)}") from error
 
-    def _index(self, segment: Segment) -> SealedIndex:
+    def _index(self, segment: Segment, known: _Known | None = None) -> SealedIndex:
+        def damaged(error: Damaged) -> None:
+            if known is not None:
+                known.damage = f"{error.message}; its frames tell what it holds"
+
         try:
-            return segment_index(segment, self._log_id)
+            return segment_index(segment, self._log_id, on_damage=damaged)
         except Damaged as error:
-            raise _Unreadable(error.message) from error
+            raise _Unreadable(f"{error.message}; {error.hint}") from error
 
     def _learn(self, segment: Segment, claims: Claims) -> _Known | None:
         """What is kept of a segment; one that could not be read is tried again each time."""
@@ -350,22 +369,23 @@ class Planner:
         if known is not None and not known.problem and known.kind is segment.kind:
             return known
         try:
-            stored_bytes = segment.path.stat().st_size
+            known = _Known(segment.kind, segment.path.stat().st_size, 0)
             try:
-                index = self._index(segment)
-                pin = next(claims.pins(self._needs(index)), None)
+                index = self._index(segment, known)
+                known.pin = next(claims.pins(self._needs(index)), None)
             except _Unreadable as error:
-                known = _Known(segment.kind, stored_bytes, 0, problem=str(error))
+                known.problem = str(error)
             else:
-                records = index.next_sequence - index.base_sequence
-                known = _Known(segment.kind, stored_bytes, records, pin)
+                known.records = index.next_sequence - index.base_sequence
         except FileNotFoundError:
             return None
         self._known[segment.base_sequence] = known
         return known
 
 
-def _reclaimed(index: SealedIndex, claims: Claims, verdict: Verdict, stored_bytes: int, now_ns: int) -> Entry:
+def _reclaimed(
+    segment: Segment, index: SealedIndex, claims: Claims, verdict: Verdict, stored_bytes: int, now_ns: int
+) -> Entry:
     """The ledger's line: what is deleted, by which rule, and how far everybody was that it concerns."""
     routes: list[Entry] = []
     for entry in index.routes:
@@ -379,7 +399,7 @@ def _reclaimed(index: SealedIndex, claims: Claims, verdict: Verdict, stored_byte
         "at": now_ns,
         "rule": verdict.value,
         "bytes": stored_bytes,
-        **({"sha256": index.sha256.hex()} if index.sha256 else _raw(index)),
+        **_told_of_form(segment, index),
         "routes": routes,
     }
     if lost := _lost(index, claims):
@@ -390,10 +410,25 @@ def _reclaimed(index: SealedIndex, claims: Claims, verdict: Verdict, stored_byte
     return line
 
 
-def _raw(index: SealedIndex) -> Entry:
-    """What no line of the sealer tells of a segment that was never sealed."""
+def _told_of_form(segment: Segment, index: SealedIndex) -> Entry:
+    """Of a sealed one the digest, if it is known; of one that was never sealed what no line of the sealer tells."""
+    if segment.kind.form is Kind.SEALED:
+        return {"sha256": index.sha256.hex()} if index.sha256 else {}
     (frame,) = index.frames
     return {"form": "raw", "earliest": frame.earliest_ns, "latest": frame.latest_ns}
+
+
+def _verified(segment: Segment, index: SealedIndex) -> tuple[SealedIndex, str]:
+    """The index with what of the frames is not as it was sealed, and that in words; "" if all of them are."""
+    with SealedFile(segment.path) as sealed:
+        found = sealed.damage()
+    if not found:
+        return index, ""
+    spoilt = [(frame.raw_offset, frame.raw_bytes) for frame, _ in found if not index.is_damage(frame)]
+    first, error = found[0]
+    more = f", and {len(found) - 1} frames more" if len(found) > 1 else ""
+    words = f"{error.message}: records {first.first_sequence} to {first.next_sequence - 1}{more}"
+    return replace(index, damage=sorted([*index.damage, *spoilt])), words
 
 
 def _lost(index: SealedIndex, claims: Claims) -> dict[str, int]:

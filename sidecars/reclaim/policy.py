@@ -10,8 +10,8 @@ What was read may go at once; three limits hold it a while longer, three end tha
                                        nobody has archived stays where that is required, and what somebody has not read
                                        stays unless ``expire`` is set, and then its loss is counted
 
-An age is what has certainly passed since the segment was sealed (:mod:`sidecars.reclaim.ages`): where little is known,
-a segment stays longer than was asked for, and never goes earlier.
+A segment need not be sealed to go. Its age is what has certainly passed since it was complete
+(:mod:`sidecars.reclaim.ages`): where little is known, it stays longer than was asked for, and never goes earlier.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an operator asked for; None is no limit. Bytes are those of sealed files."""
+    """What an operator asked for; None is no limit. Bytes are those of the files, sealed or not."""
 
     min_age_ns: int | None = None
     keep_bytes: int | None = None
@@ -43,12 +43,12 @@ class Facts:
     """One complete segment.
 
     Attributes:
-        age_ns: since it was sealed, at least.
-        stored_bytes, records: of the segment; ``newer_bytes``, ``newer_records``: of the sealed ones behind it.
+        age_ns: since it was complete, at least.
+        stored_bytes, records: of the segment; ``newer_bytes``, ``newer_records``: of the complete ones behind it.
         read: whether nobody pins it. archived: whether every record of a route that gates is in a bundle.
         newest: whether it is the newest segment of the log, which tells the next start where to go on.
         sealing: whether the sealer is at work on it.
-        readable: whether its index can be read, which tells whose records are in it.
+        readable: whether its index, or what it is made of, tells whose records are in it.
     """
 
     age_ns: int

@@ -36,11 +36,11 @@ class Report:
 
     def decision(self, decision: Decision) -> None:
         """One segment; only those that go are worth a line of their own."""
+        if decision.message:
+            self.trouble(decision.message)
         if not decision.verdict.goes:
             self._kept[decision.verdict] += 1
             self._kept_bytes += decision.stored_bytes
-            if decision.message:
-                self.trouble(decision.message)
             return
         self._gone += 1
         self._gone_bytes += decision.stored_bytes
@@ -60,11 +60,11 @@ class Report:
 
     def doomed(self, decision: Decision, *, due: bool) -> None:
         """One segment that was reclaimed before: it is deleted if ``due``, waits, or comes back."""
+        if decision.message:
+            self.trouble(decision.message)
         if decision.verdict.goes:
             self._deleted += due
             return
-        if decision.message:
-            self.trouble(decision.message)
         if self.as_json:
             told = {"base": decision.segment.base_sequence, "why": decision.verdict.value}
             click.echo(json.dumps({"event": "would-take-back" if self.intended else "taken-back"} | told))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -110,4 +111,28 @@ def test_json_has_every_segment_every_group_and_the_whole(built: Built) -> None:
 
 
 def test_a_log_without_records_is_explained_too(tmp_path: Path) -> None:
-    assert "how fast the log grows cannot be told yet, from less than 10 min" in explain(Built(tmp_path / "empty"))
+    root = tmp_path / "empty"
+    output_of("init", "--root", root)
+    lines = output_of("explain", "--root", root).decode().splitlines()
+
+    assert lines[0] == "no segments: nothing has been written yet"
+    assert "how fast the log grows cannot be told yet, from less than 10 min" in lines[2]
+
+
+def test_who_holds_back_a_segment_that_is_not_sealed_yet_is_told(built: Built) -> None:
+    built.lines("b", [b"y"])
+    built.cut()
+    built.log.set_cursor("a", 18)
+    built.log.set_cursor("b", 18)
+    held = explain(built).splitlines()
+    built.log.set_cursor("b", 19)
+    read = explain(built).splitlines()
+
+    assert "1 held back" in held[0]
+    assert re.fullmatch(
+        r"  records 19 to 19 \(.*, not sealed yet\): held back by b/processed \(at 18, needs 19\)", held[2]
+    )
+    assert "4 free" in read[0]
+    assert re.fullmatch(
+        r"  records 19 to 19 \(.*, not sealed yet\): everybody has read it; wald-reclaim may delete it", read[2]
+    )

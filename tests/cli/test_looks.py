@@ -85,8 +85,9 @@ def test_segments_are_counted_by_state(built: Built) -> None:
         built.lines(route, [b"x"])
         built.cut()
     built.seal(keep=1)
-    built.log.set_cursor("old", 1)
-    built.log.set_cursor("read", 2)
+    for sequence, route in enumerate(("old", "read", "pinned", "waits"), start=1):
+        if route != "pinned":
+            built.log.set_cursor(route, sequence)
     built.reclaim(1, keep=True)
     built.lines("pinned", [b"x"])
     survey = Surveys(built.log).look(1.0)

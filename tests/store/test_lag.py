@@ -94,12 +94,11 @@ def test_a_cursor_that_cannot_be_trusted_has_everything_before_it(built: Built) 
 
 
 def test_with_a_damaged_index_every_command_still_tells_the_same_lag(built: Built) -> None:
-    """Less than a reader would get, for what is salvaged has not been counted by anybody."""
+    """What a reader gets, of what is salvaged too."""
     path = next(path for path in sorted(built.root.segments.iterdir()) if path.name.endswith(".zst"))
     path.write_bytes(path.read_bytes()[:-1])
 
-    (lag,) = asked(built, "a")
-    assert 0 < lag < counted(built, "a", 0)
+    assert asked(built, "a") == {counted(built, "a", 0)}
 
 
 def test_every_command_tells_the_same_lag(built: Built) -> None:

@@ -34,7 +34,7 @@ _DAY = 86400
 @root_option
 @json_option
 def explain(root: Path, as_json: bool) -> None:
-    """Say what keeps each sealed segment from being reclaimed, and what each route costs.
+    """Say what keeps each segment from being reclaimed, sealed or not, and what each route costs.
 
     LAG is in records of the route; OLDEST is how long the first of them has been waiting. FREES is what would go if
     this one cursor reached the head. The limits that wald-reclaim may have been given are not known here: try its
@@ -56,7 +56,8 @@ def explain(root: Path, as_json: bool) -> None:
     lines = [_segments_line(run) for run in _runs(standings)]
     growth = backlog.growth(now_ns=now_ns)
     click.echo(_headline(counts, sizes))
-    click.echo("\n".join(f"  {line}" for line in lines))
+    for line in lines:
+        click.echo(f"  {line}")
     holds = [hold for hold in backlog.holds.values() if hold.pinned_segments or hold.lag.records or hold.cursor.message]
     if holds:
         click.echo("\n" + "\n".join(aligned([_HEADINGS, *(_row(hold, growth, now_ns) for hold in holds)], _NUMERIC)))
@@ -79,10 +80,13 @@ def _counted(standings: Iterable[Standing], counts: Counter[str], sizes: Counter
 
 
 def _state(standing: Standing) -> str:
-    if standing.problem:
+    """As the headline counts it; what is complete and not sealed yet may be free as well."""
+    if not standing.readable:
         return "unreadable"
-    if standing.form is Form.SEALED:
-        return "held back" if standing.pins else "newest" if standing.newest else "free"
+    if standing.pins:
+        return "held back"
+    if standing.form in (Form.SEALED, Form.CUT):
+        return "newest" if standing.newest else "free"
     return str(standing.form.value)
 
 
@@ -112,12 +116,18 @@ def _runs(standings: Iterable[Standing]) -> Iterator[_Run]:
 
 
 def _alike(one: Standing, other: Standing) -> bool:
-    return (_state(one), one.problem, len(one.pins)) == (_state(other), other.problem, len(other.pins)) and {
-        (pin.route, pin.group) for pin in one.pins
-    } == {(pin.route, pin.group) for pin in other.pins}
+    return _kind(one) == _kind(other) and {(pin.route, pin.group) for pin in one.pins} == {
+        (pin.route, pin.group) for pin in other.pins
+    }
+
+
+def _kind(standing: Standing) -> tuple[str, Form, str, int]:
+    return _state(standing), standing.form, standing.problem, len(standing.pins)
 
 
 def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
+    if not counts:
+        return "no segments: nothing has been written yet"
     parts = ", ".join(f"{count} {state} ({bytes_in_words(sizes[state])})" for state, count in counts.items())
     return f"{counts.total()} segment{'' if counts.total() == 1 else 's'}, {bytes_in_words(sizes.total())}: {parts}"
 
@@ -128,21 +138,21 @@ def _segments_line(run: _Run) -> str:
     count = f"{run.count} segments, " if run.count > 1 else ""
     begin, end = first.segment.base_sequence, last.last_sequence
     records = f"from record {begin} on" if end is None or end < begin else f"records {begin} to {end}"
-    place = f"{records} ({count}{size})"
-    if first.problem:
-        return f"{place}: {first.problem}; wald-reclaim leaves it alone"
+    unsealed = ", not sealed yet" if first.form is Form.CUT else ""
+    place = f"{records} ({count}{size}{unsealed})"
+    if not first.readable:
+        return f"{place}: {first.problem}; wald-reclaim leaves it alone: {first.hint}"
+    damaged = f"; its index is damaged, and its frames tell what it holds: {first.problem}" if first.problem else ""
     match first.form:
         case Form.DOOMED:
             return f"{place}: reclaimed, and deleted after the grace period"
         case Form.ACTIVE:
             return f"{place}: being written; wald cut completes it"
-        case Form.CUT:
-            return f"{place}: complete, waits to be sealed"
     if last.newest and not last.pins:
-        return f"{place}: everybody has read it; it stays, because it is the newest"
+        return f"{place}: everybody has read it; it stays, because it is the newest{damaged}"
     if not last.pins:
-        return f"{place}: everybody has read it; wald-reclaim may delete it"
-    return f"{place}: held back by {_pinned_by(last.pins)}"
+        return f"{place}: everybody has read it; wald-reclaim may delete it{damaged}"
+    return f"{place}: held back by {_pinned_by(last.pins)}{damaged}"
 
 
 def _pinned_by(pins: tuple[Pin, ...]) -> str:

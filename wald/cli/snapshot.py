@@ -24,15 +24,17 @@ class State(Enum):
     FREE = "free"
     HELD_BACK = "held back"
     UNREADABLE = "unreadable"
-    WAITING = "waiting"
-    """Cut, and not sealed yet."""
+    WAITING = "not sealed yet"
+    """Cut, and nobody holds it back."""
     ACTIVE = "active"
 
 
 def state_of(standing: Standing) -> State:
     """How the screen counts a segment."""
-    if standing.problem:
+    if not standing.readable:
         return State.UNREADABLE
+    if standing.pins:
+        return State.HELD_BACK
     match standing.form:
         case Form.ACTIVE:
             return State.ACTIVE
@@ -40,7 +42,7 @@ def state_of(standing: Standing) -> State:
             return State.WAITING
         case Form.DOOMED:
             return State.DOOMED
-    return State.HELD_BACK if standing.pins else State.FREE
+    return State.FREE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,15 @@
 """What the log holds, who still needs it, and how fast it grows: the facts behind ``wald explain`` and ``wald top``.
 
-Every sealed segment's index is read, every raw segment's headers are; nothing is decompressed. Memory does not grow
-with the number of segments: they come one by one, and what they add up to is kept per group.
+Every sealed segment's index is read, and nothing is decompressed but one whose index is damaged; raw ones are read to
+their end. Memory does not grow with the number of segments: they come one by one, and what they add up to is kept per
+group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from wald.errors import Damaged
@@ -20,7 +21,7 @@ from wald.store.disk import free_bytes
 from wald.store.growth import Gauge, Growth
 from wald.store.head import Bound, look
 from wald.store.lag import Lag, add_raw, add_sealed
-from wald.store.pins import Claims, Pin, needs, read_claims, sealed_index, segment_index
+from wald.store.pins import Claims, Pin, needs, read_claims, segment_index, ways_out
 from wald.store.raw import FIRST_BATCH
 from wald.store.segments import open_segment
 
@@ -29,6 +30,7 @@ class Form(Enum):
     """How far a segment has come."""
 
     ACTIVE = "active"
+    """The head is in it, or not yet."""
     CUT = "cut"
     SEALED = "sealed"
     DOOMED = "doomed"
@@ -41,9 +43,11 @@ class Standing:
     Attributes:
         last_sequence: of the records in it; None if it cannot be told.
         stored_bytes: of its file.
-        pins: who holds it back; only of a sealed one, for only those can be reclaimed.
+        pins: who holds it back; of a complete one, sealed or not.
         newest: of all; RECLAIM leaves it, because it tells the next start where to go on.
-        problem: why it cannot be read; "" if it can.
+        problem: what is wrong with it; "" if nothing is.
+        readable: whether it can be told whose records are in it; a damaged index may leave that to the frames.
+        hint: what can be done about one that is not.
     """
 
     segment: Segment
@@ -52,6 +56,8 @@ class Standing:
     stored_bytes: int
     pins: tuple[Pin, ...] = ()
     problem: str = ""
+    readable: bool = True
+    hint: str = ""
     newest: bool = False
 
 
@@ -60,7 +66,7 @@ class Hold:
     """One group of one route, and what it holds back.
 
     Attributes:
-        pinned_segments, pinned_bytes: sealed ones that it holds back, alone or with others.
+        pinned_segments, pinned_bytes: complete ones that it holds back, alone or with others.
         alone_bytes: of those, what nobody else holds back: it goes when this cursor reaches the head.
         lag: what it has still to process.
     """
@@ -145,35 +151,47 @@ class Backlog:
         Args:
             end: the base of the segment behind it; None: it is the newest.
         """
-        stored_bytes = _stored_bytes(segment)
+        form = Form.SEALED
         if segment.kind is Kind.RAW:
-            form = Form.ACTIVE if end is None else Form.CUT
-            try:
-                return Standing(segment, form, self._raw(segment, bound), stored_bytes)
-            except Damaged as error:
-                return Standing(segment, form, None, stored_bytes, problem=error.message)
+            form = Form.ACTIVE if end is None or segment.base_sequence >= bound.segment else Form.CUT
+        told = Standing(segment, form, None, _stored_bytes(segment), newest=end is None)
+        if form is not Form.ACTIVE:
+            return self._complete(told, end, bound)
         try:
-            index = sealed_index(segment, self._log_id)
-            self._sealed(index, stored_bytes)
+            return replace(told, last_sequence=self._raw(segment, bound))
+        except Damaged as error:
+            return replace(told, problem=error.message, readable=False, hint=error.hint)
+
+    def _complete(self, told: Standing, end: int | None, bound: Bound) -> Standing:
+        """One that RECLAIM judges, by what it judges by."""
+        segment, damage = told.segment, list[Damaged]()
+        try:
+            index = segment_index(segment, self._log_id, on_damage=damage.append)
+            self._add(index, told)
             pins = tuple(self._claims.pins(needs(index, index.next_sequence if end is None else end)))
         except Damaged as error:
-            return Standing(segment, Form.SEALED, None, stored_bytes, problem=error.message)
+            if told.form is Form.CUT:  # only the sealer may judge it, and its records wait all the same
+                with suppress(Damaged):
+                    self._raw(segment, bound)
+            return replace(told, problem=error.message, readable=False, hint=error.hint)
         except BadSealed as error:
             problem = f"{segment.path}: its batches cannot be told: {error}"
-            return Standing(segment, Form.SEALED, None, stored_bytes, problem=problem)
+            return replace(told, problem=problem, readable=False, hint=ways_out(segment))
         for pin in pins:
             hold = self.holds.get((pin.route, pin.group))
             if hold is not None:
                 hold.pinned_segments += 1
-                hold.pinned_bytes += stored_bytes
-                hold.alone_bytes += stored_bytes if len(pins) == 1 else 0
-        return Standing(segment, Form.SEALED, index.next_sequence - 1, stored_bytes, pins, newest=end is None)
+                hold.pinned_bytes += told.stored_bytes
+                hold.alone_bytes += told.stored_bytes if len(pins) == 1 else 0
+        problem = damage[0].message if damage else ""
+        return replace(told, last_sequence=index.next_sequence - 1, pins=pins, problem=problem)
 
-    def _sealed(self, index: SealedIndex, stored_bytes: int) -> None:
-        """Add what a sealed segment holds to the lags and the growth."""
+    def _add(self, index: SealedIndex, told: Standing) -> None:
+        """Add what a complete segment holds to the lags and the growth."""
         earliest_ns = min((frame.earliest_ns for frame in index.frames), default=0)
         payload_bytes = {entry.route: entry.payload_bytes for entry in index.routes}
-        self._gauge.add(earliest_ns, stored_bytes, payload_bytes)
+        grown = told.stored_bytes if told.form is Form.SEALED else sum(payload_bytes.values())
+        self._gauge.add(earliest_ns, grown, payload_bytes)
         add_sealed(index, self._counting)
 
     def _counting(self, route: str) -> list[Lag]:

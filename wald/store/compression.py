@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -17,26 +18,22 @@ from types import TracebackType
 from typing import Self
 
 import zstandard
-from crc32c import crc32c
 
 from wald.errors import Damaged
-from wald.format.batch import HEADER, MAGIC, PAYLOAD_MAX_BYTES, TRAILER, Encoding, Flag
+from wald.format.batch import HEADER, MAGIC, PAYLOAD_MAX_BYTES
 from wald.format.index import SparseIndex
-from wald.format.names import ROUTE_MAX_LENGTH
 from wald.format.sealed import (
     SEEK_FOOTER,
     BadSealed,
-    BatchTable,
     Frame,
-    RouteEntry,
     SealedIndex,
     decode_index,
     decode_seek_table,
     encode_index,
     encode_seek_table,
     seek_table_bytes,
-    store_batches,
 )
+from wald.store.contents import Contents, Span
 from wald.store.disk import Disk
 from wald.store.indexes import read_index
 from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
@@ -44,10 +41,7 @@ from wald.store.regular import open_file, open_regular
 
 FRAME_BYTES = (1 << 20) + (1 << 16)  # 1 MiB, and room for the headers of two half-MiB batches that fill it
 LEVEL = 3
-_NO_TIME = ((1 << 63) - 1, -(1 << 63))  # earliest and latest of no batch: neutral under min and max
 _HINT = "wald verify lists what is affected; restore the file from an archive or a backup"
-
-_COLUMNS, _CONTROL, _CONTINUES = int(Encoding.COLUMNS), int(Flag.CONTROL), int(Flag.CONTINUES)  # enums are slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +83,7 @@ def compress_segment(
 
     raw = RawFile(source, index=sparse_index)
     header = raw.header()
-    contents = _Contents(header.base_sequence, header.salt)
+    contents = Contents(header.base_sequence, header.salt)
     frames = _Frames(target, disk, level)
     gaps: list[Gap] = []
     while True:
@@ -102,7 +96,7 @@ def compress_segment(
         if found is None:
             break
         if isinstance(found, Scanned):
-            contents.add_scanned(found)
+            contents.add(found.offset, found.header, found.route)
             frames.add_long(raw, found.header.total_bytes, contents.take())
             continue
         gaps.append(found)
@@ -133,7 +127,7 @@ def index_raw(source: int) -> SealedIndex:
     """
     raw = RawFile(source)
     header = raw.header()
-    contents = _Contents(header.base_sequence, header.salt)
+    contents = Contents(header.base_sequence, header.salt)
     gaps: list[Gap] = []
     offset = 0
     while True:
@@ -144,26 +138,13 @@ def index_raw(source: int) -> SealedIndex:
         if found is None:
             break
         if isinstance(found, Scanned):
-            contents.add_scanned(found)
+            contents.add(found.offset, found.header, found.route)
             offset += found.header.total_bytes
         else:
             gaps.append(found)
             offset += found.length
-    span = contents.take()
-    times_ns = (span.earliest_ns, span.latest_ns)
-    return SealedIndex(
-        log_id=header.log_id,
-        base_sequence=header.base_sequence,
-        next_sequence=contents.next_sequence,
-        raw_bytes=offset,
-        epoch=header.epoch,
-        salt=header.salt,
-        frames=[Frame(0, 0, 0, offset, span.first_sequence, span.next_sequence, *times_ns, span.routes)],
-        routes=contents.routes(),
-        sha256=b"",
-        damage=[(gap.offset, gap.length) for gap in gaps],
-        stored_batches=store_batches(contents.table),
-    )
+    damage = [(gap.offset, gap.length) for gap in gaps]
+    return contents.index(log_id=header.log_id, epoch=header.epoch, raw_bytes=offset, damage=damage, sha256=b"")
 
 
 class SealedFile:
@@ -226,21 +207,47 @@ class SealedFile:
             Damaged: the file does not hold them any more.
         """
         digest = hashlib.sha256()
-        for number, frame in enumerate(self.index.frames):
-            if frame.raw_bytes <= FRAME_BYTES:
-                digest.update(self.frame(number))
-                continue
-            with open_file(self.path) as file:
-                file.seek(frame.offset)
-                stream = self._decompressor.stream_reader(file)
-                left = frame.raw_bytes
-                try:
-                    while left and (part := stream.read(min(FRAME_BYTES, left))):
-                        digest.update(part)
-                        left -= len(part)
-                except zstandard.ZstdError as error:
-                    raise self._damaged(frame.offset, f"frame {number} does not decompress ({error})") from error
+        for number in range(len(self.index.frames)):
+            for part in self._parts(number):
+                digest.update(part)
         return digest.digest()
+
+    def damage(self) -> list[tuple[Frame, Damaged]]:
+        """Every frame that does not hold any more what was sealed, and what is wrong with it; in constant memory."""
+        found = []
+        digest = hashlib.sha256()
+        for number, frame in enumerate(self.index.frames):
+            try:
+                for part in self._parts(number):
+                    digest.update(part)
+            except Damaged as error:
+                found.append((frame, error))
+            except OSError as error:
+                found.append((frame, self._damaged(frame.offset, error.strerror or str(error))))
+        if not found and digest.digest() != self.index.sha256:
+            words = f"the sha256 is {digest.hexdigest()}, the index says {self.index.sha256.hex()}"
+            return [(frame, self._damaged(0, words)) for frame in self.index.frames]
+        return found
+
+    def _parts(self, number: int) -> Iterator[bytes]:
+        """The raw bytes of one frame, in pieces."""
+        frame = self.index.frames[number]
+        if frame.raw_bytes <= FRAME_BYTES:
+            yield self.frame(number)
+            return
+        with open_file(self.path) as file:
+            file.seek(frame.offset)
+            stream = self._decompressor.stream_reader(file)
+            left = frame.raw_bytes
+            try:
+                while left and (part := stream.read(min(FRAME_BYTES, left))):
+                    yield part
+                    left -= len(part)
+                stream.read(1)  # behind the last byte it compares the checksum
+            except zstandard.ZstdError as error:
+                raise self._damaged(frame.offset, f"frame {number} does not decompress ({error})") from error
+        if left:
+            raise self._damaged(frame.offset, f"frame {number} is cut short")
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -280,17 +287,6 @@ class SealedFile:
         return Damaged(f"{self.path}: offset {offset}: {reason}", hint=_HINT)
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """What the batches of one frame hold, as :class:`wald.format.sealed.Frame` has it."""
-
-    first_sequence: int
-    next_sequence: int
-    earliest_ns: int
-    latest_ns: int
-    routes: tuple[int, ...]
-
-
 class _Frames:
     """The frames written so far."""
 
@@ -303,13 +299,13 @@ class _Frames:
         self._disk = disk
         self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
 
-    def add(self, data: bytes | memoryview, span: _Span) -> None:
+    def add(self, data: bytes | memoryview, span: Span) -> None:
         stored = self._compressor.compress(data)
         self.sha256.update(data)
         self._disk.write(self._target, [stored], self._stored_bytes)
         self._enter(len(stored), len(data), span)
 
-    def add_long(self, raw: RawFile, length: int, span: _Span) -> None:
+    def add_long(self, raw: RawFile, length: int, span: Span) -> None:
         """Add the next ``length`` bytes of ``raw`` as one frame without holding them: a batch may be very long."""
         stream = self._compressor.compressobj(size=length)
         start, written = self.raw_bytes, 0
@@ -320,7 +316,7 @@ class _Frames:
         written += self._disk.write(self._target, [stream.flush()], self._stored_bytes + written)
         self._enter(written, length, span)
 
-    def _enter(self, stored_bytes: int, raw_bytes: int, span: _Span) -> None:
+    def _enter(self, stored_bytes: int, raw_bytes: int, span: Span) -> None:
         frame = Frame(
             offset=self._stored_bytes,
             compressed_bytes=stored_bytes,
@@ -343,140 +339,7 @@ class _Frames:
         return self._stored_bytes + self._disk.write(self._target, [index_frame, seek_table], self._stored_bytes)
 
 
-@dataclass(slots=True)
-class _Tally:
-    """A :class:`wald.format.sealed.RouteEntry` being counted."""
-
-    id: int
-    first: int
-    last: int
-    count: int = 0
-    payload_bytes: int = 0
-
-
-class _Contents:
-    """What the batches met so far hold: the batch table, the routes, the next sequence."""
-
-    def __init__(self, base_sequence: int, salt: int) -> None:
-        self.next_sequence = base_sequence
-        self._salt = salt
-        self.last_position = 0  # of the last whole batch; 0: none yet
-        self.table = BatchTable()
-        self._taken = 0
-        self._tallies: dict[bytes, _Tally] = {}
-
-    def walk(self, window: memoryview, origin: int) -> int:
-        """Add the plain whole batches that ``window`` begins with; returns where they end in it.
-
-        This is :meth:`wald.store.raw.RawFile.scan` for the case that is nearly every case, several times as fast
-        because it makes no objects. Whatever is not a plain whole batch is left to the scan.
-
-        Args:
-            origin: where the window begins in the segment; at 0 it begins with the segment header.
-        """
-        unpack, add, window_bytes, salt = HEADER.unpack_from, self._add, len(window), self._salt
-        unpack_trailer = TRAILER.unpack_from
-        at = 0 if origin else FIRST_BATCH
-        while at + 64 <= window_bytes:
-            magic, header_crc, body_crc, length, base, time_ns, _, number, count, _, encoding, flags, name, reserved = (
-                unpack(window, at)
-            )
-            body, place = at + 64, (salt ^ origin + at >> 3) & 0xFFFFFFFF  # the seed, without a call
-            if magic != MAGIC or crc32c(window[at + 8 : body], place) != header_crc:
-                break
-            tail = body + (name + 7 & -8) + (length + 7 & -8)
-            end = tail + TRAILER.size
-            if end > window_bytes or crc32c(window[body:tail]) != body_crc:
-                break
-            told, checksum = unpack_trailer(window, tail)
-            if told != end - at or crc32c(window[tail : tail + 4], place) != checksum:
-                break
-            if (
-                reserved
-                or base < self.next_sequence
-                or count > length
-                or name > ROUTE_MAX_LENGTH
-                or encoding > _COLUMNS
-            ):
-                break
-            if (flags & _CONTROL != 0) != (encoding == 0):
-                break
-            self.last_position = origin + at
-            if encoding:
-                add(origin + at, bytes(window[body : body + name]), base, count, time_ns, flags, number, length)
-            at = end
-        return at
-
-    def add_scanned(self, batch: Scanned) -> None:
-        """Add a batch that the scan found."""
-        header = batch.header
-        self.last_position = batch.offset
-        if not header.is_control:
-            self._add(
-                batch.offset,
-                batch.route.encode(),
-                header.base_sequence,
-                header.count,
-                header.append_time_ns,
-                header.flags,
-                header.producer_sequence,
-                header.payload_bytes,
-            )
-
-    def take(self) -> _Span:
-        """The span of the batches added since the last call."""
-        start, self._taken = self._taken, len(self.table)
-        if start == self._taken:
-            return _Span(self.next_sequence, self.next_sequence, *_NO_TIME, ())
-        table = self.table
-        begun = (base for base, count in zip(table.bases[start:], table.counts[start:], strict=True) if count)
-        times = table.times_ns[start:]
-        routes = tuple(sorted(set(table.routes[start:])))
-        return _Span(next(begun, self.next_sequence), self.next_sequence, min(times), max(times), routes)
-
-    def routes(self) -> list[RouteEntry]:
-        """The table of routes, in the order of their ids."""
-        return [
-            RouteEntry(name.decode("ascii", "replace"), tally.count, tally.first, tally.last, tally.payload_bytes)
-            for name, tally in self._tallies.items()
-        ]
-
-    def _add(
-        self,
-        position: int,
-        route: bytes,
-        base: int,
-        count: int,
-        time_ns: int,
-        flags: int,
-        continues: int,
-        payload_bytes: int,
-    ) -> None:
-        tally = self._tallies.get(route)
-        if tally is None:
-            tally = self._tallies[route] = _Tally(len(self._tallies), base, base - 1)
-        table = self.table
-        table.positions.append(position)
-        table.bases.append(base)
-        table.counts.append(count)
-        table.routes.append(tally.id)
-        table.times_ns.append(time_ns)
-        tally.payload_bytes += payload_bytes
-        if count:
-            if not tally.count:
-                tally.first = base
-            tally.count += count
-            end = base + count
-            tally.last = end - 1
-            if end > self.next_sequence:
-                self.next_sequence = end
-        elif flags & _CONTINUES:
-            tally.last = continues
-            if not tally.count:
-                tally.first = continues
-
-
-def _judge(raw: RawFile, offset: int, contents: _Contents) -> Scanned | Gap | None:
+def _judge(raw: RawFile, offset: int, contents: Contents) -> Scanned | Gap | None:
     """What the scan finds at ``offset``; None at the end of the segment."""
     if offset >= raw.limit:
         return None

@@ -2,8 +2,7 @@
 
 The lag of a group is the number of records of its route behind its cursor that the log holds, up to the durable head:
 sealed, cut, active, and doomed ones too, for a cursor that was moved back needs them again. What was reclaimed, expired
-or lost is not counted, nor what is in a sealed segment without a whole index. A cursor that cannot be trusted stands
-at 0.
+or lost is not counted. A cursor that cannot be trusted stands at 0.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from wald.errors import Damaged
-from wald.format.names import Kind
 from wald.format.sealed import BadSealed, BatchTable, SealedIndex
 from wald.store.cursors import Cursor
 from wald.store.directory import Listing, Root, Segment, look_again
@@ -121,9 +119,8 @@ def _add(segment: Segment, bound: Bound, log_id: bytes, slowest: int, lags_of: L
     except Damaged:
         return
     try:
-        if segment.kind.form is Kind.SEALED:
-            if isinstance(opened, SealedSegment):  # and not what is salvaged of one
-                add_sealed(opened.index, lags_of)
+        if isinstance(opened, SealedSegment):
+            add_sealed(opened.index, lags_of)
             return
         limit = bound.limit(segment.base_sequence)
         begin = opened.position_of_sequence(slowest + 1, limit) if slowest >= segment.base_sequence else FIRST_BATCH

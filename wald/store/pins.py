@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,9 +28,11 @@ from wald.store.compression import SealedFile, index_raw
 from wald.store.cursors import Cursor, CursorState, cursors_of
 from wald.store.directory import Root, Segment
 from wald.store.regular import open_file
+from wald.store.salvage import index_salvaged
 from wald.store.seeking import end_sequence
-from wald.store.segments import check_name
+from wald.store.segments import Misplaced, check_name
 
+_UNSEALED = "wald verify says what is affected; RECLAIM judges it once it is sealed"
 DIRECTORY_GONE = "the directory of the route is gone, and its cursors with it"
 
 
@@ -120,26 +122,58 @@ def read_claims(root: Root, *, log_id: bytes) -> Claims:
     return Claims(cursors, frozenset(retired))
 
 
-def segment_index(segment: Segment, log_id: bytes) -> SealedIndex:
-    """What a complete segment holds, sealed or not; one that is not is read from its beginning to its end.
+def segment_index(
+    segment: Segment, log_id: bytes, *, on_damage: Callable[[Damaged], None] | None = None
+) -> SealedIndex:
+    """What a complete segment holds, sealed or not; one without a whole index is read from its beginning to its end.
+
+    Args:
+        on_damage: called with what is wrong with the index of a sealed one; its frames tell then what they hold.
 
     Raises:
         FileNotFoundError: it is gone.
-        Damaged: as :func:`sealed_index`; or a raw one is not whole, which only the sealer may judge.
+        Damaged: nothing of it can be read, it is not what its name says, or a raw one is not whole, which only the
+            sealer may judge.
     """
     if segment.kind.form is Kind.SEALED:
-        return sealed_index(segment, log_id)
+        try:
+            return sealed_index(segment, log_id)
+        except Misplaced:
+            raise
+        except Damaged as error:
+            index = _salvaged(segment, log_id, error)
+            if on_damage is not None:
+                on_damage(error)
+            return index
     with open_file(segment.path) as source:
         try:
             index = index_raw(source.fileno())
         except BadHeader as error:
-            raise Damaged(f"{segment.path}: offset 0: {error}", hint="wald verify says what is affected") from error
+            raise Damaged(f"{segment.path}: offset 0: {error}", hint=_UNSEALED) from error
     check_name(segment, log_id, index)
     for offset, length in index.damage:
-        raise Damaged(
-            f"{segment.path}: offset {offset}: {length} bytes are damaged", hint="wald verify says what is affected"
-        )
+        raise Damaged(f"{segment.path}: offset {offset}: {length} bytes are damaged", hint=_UNSEALED)
     return index
+
+
+def _salvaged(segment: Segment, log_id: bytes, error: Damaged) -> SealedIndex:
+    """What the frames of a sealed segment tell whose index cannot be read."""
+    try:
+        return index_salvaged(segment, log_id, error)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        raise error from None
+    except Misplaced:
+        raise
+    except Damaged:
+        raise Damaged(error.message, hint=ways_out(segment)) from error
+
+
+def ways_out(segment: Segment) -> str:
+    """What can be done about a segment that stays because nobody can say whose records were in it."""
+    quarantine = Root(segment.path.parents[1]).quarantine
+    return f"put a whole copy in its place; or mv {segment.path} {quarantine}/ gives its records up"
 
 
 def needs(index: SealedIndex, end: int) -> list[RouteEntry]:

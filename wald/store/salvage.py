@@ -7,20 +7,23 @@ short the batches in front of the damage are given. Memory: one frame.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import accumulate
 
 import zstandard
 
 from wald.errors import Damaged
 from wald.format.batch import HEADER, Found, Outcome, decode_header, look, route_of, salt_of, seed
-from wald.format.sealed import SEEK_FOOTER, BadSealed, decode_seek_table, seek_table_bytes
+from wald.format.sealed import SEEK_FOOTER, BadSealed, SealedIndex, decode_seek_table, seek_table_bytes
 from wald.format.segment import BadHeader, SegmentHeader
 from wald.format.segment import decode_header as decode_segment_header
 from wald.format.zframes import BadFrame, FrameSpan, span_at
 from wald.store.compression import FRAME_BYTES
+from wald.store.contents import Contents
 from wald.store.directory import Segment
 from wald.store.raw import FIRST_BATCH, Gap, Tail
 from wald.store.regular import open_regular
@@ -213,3 +216,29 @@ class SalvagedSegment:
 
     def _read(self, offset: int, length: int) -> bytes:
         return os.pread(self._descriptor, length, offset)
+
+
+def index_salvaged(segment: Segment, log_id: bytes, error: Damaged) -> SealedIndex:
+    """What the index that is lost has said, by the frames; with a digest if all of them are there.
+
+    Args:
+        error: as for :class:`SalvagedSegment`, which says what is raised.
+    """
+    contents = Contents(segment.base_sequence, 0)
+    damage: list[tuple[int, int]] = []
+    digest, frame, digested, end = hashlib.sha256(), b"", 0, 0
+    with closing(SalvagedSegment(segment, log_id, error)) as salvaged:
+        for met in salvaged.batches(FIRST_BATCH, None):
+            if isinstance(met, Gap):
+                damage.append((met.offset, met.length))
+            elif isinstance(met, Whole):
+                contents.add(met.position, met.header, met.route)
+                end = met.end
+                if met.data is not frame:
+                    frame = met.data
+                    digest.update(frame)
+                    digested += len(frame)
+        if (tail := salvaged.tail) is not None:
+            damage.append((tail.offset, tail.garbage_bytes))
+    sha256 = b"" if damage or digested != end else digest.digest()
+    return contents.index(log_id=log_id, epoch=0, raw_bytes=end, damage=damage, sha256=sha256)

@@ -91,11 +91,14 @@ class _Bench:
 
     def sealed(self, line: Entry, sealed: Entry) -> None:
         """By what the segment held when it was sealed."""
+        held, claims = _sealed_routes(sealed), _claims(line)
+        if line.get("damaged") and "sha256" not in line:
+            self._damaged(held, claims, expiring=line.get("rule") in EXPIRING)
+            return
         for key in ("base", "last", "sha256"):
             if line.get(key) != sealed.get(key):
                 self.errors.append(f"its {key} is {line.get(key)}, and was {sealed.get(key)} when it was sealed")
-        held = _sealed_routes(sealed)
-        claimed = {route: claim.held for route, claim in _claims(line).items()}
+        claimed = {route: claim.held for route, claim in claims.items()}
         for route in sorted(held.keys() | claimed.keys()):
             if route not in claimed:
                 self.errors.append(f"it leaves out route {route}, of which it held {held[route]}")
@@ -103,6 +106,16 @@ class _Bench:
                 self.errors.append(f"it tells of route {route}, of which it held nothing")
             elif claimed[route] != held[route]:
                 self.errors.append(f"of route {route} it tells of {claimed[route]}, and it held {held[route]}")
+
+    def _damaged(self, held: dict[str, _Route], claims: dict[str, _Claim], *, expiring: bool) -> None:
+        """By what it held; the line tells only what was left of it, for its index could not be read."""
+        for route, whole in sorted(held.items()):
+            claim = claims.get(route)
+            retired = claim is not None and claim.cursors is None
+            read = claim is not None and claim.slowest >= whole.last
+            if not (retired or read or (claim is not None and expiring)):
+                words = f"it was damaged, and nothing proves that record {whole.last} of route {route} was read"
+                self.errors.append(words)
 
     def _expired(self, route: str, claim: _Claim, told: int) -> None:
         self.lost += told

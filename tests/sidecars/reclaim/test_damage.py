@@ -78,12 +78,18 @@ def test_a_segment_of_which_no_record_is_left_never_goes(tmp_path: Path) -> None
     assert errors(built.root.path)
 
 
-def test_a_sealed_segment_whose_index_cannot_be_read_holds_everything_back(tmp_path: Path) -> None:
-    built = damaged(tmp_path, "ab", b"line 2")
-    for route in "ab":
-        built.log.set_cursor(route, 4)
+def test_a_segment_without_an_index_goes_as_it_would_with_one(tmp_path: Path) -> None:
+    built = damaged(tmp_path, "ab", b"line 1")
     path = built.path(1, Kind.SEALED)
     path.write_bytes(path.read_bytes()[:-9])
+    for route in "ab":
+        built.log.set_cursor(route, 4)
+    built.log.set_cursor("b", 1, rewind=True)
+    assert pins(built) == [("b", 2)]
+    reclaim(built)
+    assert bases(built.root) == [1, 3]
+    built.log.set_cursor("b", 2)
     reclaim(built)
 
-    assert bases(built.root) == [1]
+    assert bases(built.root) == [3]
+    assert ledger(built.root.path)[0]["damaged"] is True

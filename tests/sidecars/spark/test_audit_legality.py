@@ -134,3 +134,26 @@ def test_deletions_that_overlap_are_found() -> None:
     assert list(overlaps([deletion(1, 20), deletion(21, 30), deletion(40, 50)])) == []
     assert [each.base for each in overlaps([deletion(1, 20), deletion(20, 22), deletion(22, 30)])] == [20, 22]
     assert [each.base for each in overlaps([deletion(1, 90), deletion(20, 22), deletion(30, 40)])] == [20, 30]
+
+
+@pytest.mark.parametrize(
+    ("claim", "errors"),
+    [
+        ({"cursors": {"processed": 10}}, ()),
+        ({"retired": True}, ()),
+        (
+            {"cursors": {"processed": 9}},
+            ("it was damaged, and nothing proves that record 10 of route a was read",),
+        ),
+    ],
+)
+def test_of_a_segment_without_index_the_line_tells_what_was_left_and_its_cursors_have_to_be_past_the_rest(
+    claim: Line, errors: tuple[str, ...]
+) -> None:
+    left = {"route": "a", "count": 8, "first": 1, "last": 8}
+    told = line(left | claim, damaged=True, damaged_bytes=99)
+    del told["sha256"]
+
+    assert judge(told, sealed(("a", 10, 1, 10))).errors == errors
+    lost = "it was damaged, and nothing proves that record 20 of route b was read"
+    assert judge(told, sealed(("a", 8, 1, 8), ("b", 2, 11, 20))).errors == (lost,)
