@@ -12,11 +12,12 @@ nobody from the others.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from wald.daemon.pipes import (
     Relay,
     Scratch,
     end_of_record,
+    file_of,
     held_bytes,
     open_fifo,
     open_stdin,
@@ -97,12 +99,17 @@ class Intake:
         config: Config,
     ) -> None:
         self._root = root
+        self._place = functools.cache(lambda route: os.fspath(root.fifo(route)))
         self._poller = poller
         self._systemd = systemd
         self._config = config
         self._scratch = Scratch()
         self._takes = Takes(root.takes, PIPES_MAX, disk)
         self._pipes: dict[int, Pipe] = {}
+        # What a turn or a second asks of all pipes it asks of these: there may be a thousand, of which one is busy.
+        self._current: dict[str, Pipe] = {}  # by route, the one that was last found at the path of its FIFO
+        self._awake: dict[Pipe, None] = {}  # ready, or waiting for the rest of a line; who is next stands first
+        self._inside: set[Pipe] = set()  # a record
         self._drafted: dict[int, Pipe] = {}
         self._outgoing: set[Pipe] = set()  # whose place another has by now
         self._leaving: list[Pipe] = []
@@ -126,22 +133,23 @@ class Intake:
     @property
     def ready(self) -> bool:
         """Whether a pipe may hold something that was not looked at, or is to be closed."""
-        return bool(self._leaving) or any(pipe.ready and not self._has_to_wait(pipe) for pipe in self._pipes.values())
+        return bool(self._leaving) or any(pipe.ready and not self._has_to_wait(pipe) for pipe in self._awake)
 
     @property
     def has_input(self) -> bool:
         """Whether a pipe does hold something that was not looked at."""
-        return any(pipe.has_input for pipe in self._pipes.values())
+        return any(pipe.has_input for pipe in self._awake)
 
     @property
     def busy(self) -> frozenset[str]:
         """The routes that are inside a long line."""
-        return frozenset(pipe.route.name for pipe in (*self._pipes.values(), *self._leaving) if pipe.inside_record)
+        return frozenset(pipe.route.name for pipe in self._inside)
 
     @property
     def stdin_ended(self) -> bool:
         """Whether stdin was read, to its end."""
-        return any(pipe.ended for pipe in self._pipes.values() if pipe.route.name == self._stdin_route)
+        pipe = self._current.get(self._stdin_route)
+        return pipe is not None and pipe.ended
 
     @property
     def lost(self) -> list[str]:
@@ -174,13 +182,15 @@ class Intake:
         if stdin is not None:
             self._stdin_route = stdin.route
             opened.append(stdin)
+        files = {file_of(os.fstat(each.descriptor)): each.route for each in opened}
         for name in self._root.route_names():
             with self._told_of(name):
                 self._find(name)
                 if has_fifo(self._root, name) or is_displaced(self._root, name):
                     self._require_other_than_stdins(name)
                     self._put_back(name, None)
-                    opened.append(self._open_fifo(name, opened))
+                    opened.append(self._open_fifo(name, files))
+                    files[file_of(os.fstat(opened[-1].descriptor))] = name
         self._unread = {name: words for name, words in self._unread.items() if not self._root.retired(name).exists()}
         self._unfinished = unfinished_takes(self._root, self._takes, PIPES_MAX, log_id=log_id)
         told = [words for each in opened if (words := self._finish_take(each))]
@@ -213,9 +223,9 @@ class Intake:
             return []
         self._looked_after = now
         done: list[str] = []
-        for route in {pipe.route.name for pipe in self._pipes.values()} | self._unread.keys():
-            pipe = self._current(route)
-            if route == self._stdin_route or (pipe is None and route not in self._unread):
+        for route in self._current.keys() | self._unread.keys():
+            pipe = self._current.get(route)
+            if route == self._stdin_route or (pipe and route not in self._unread and self._is_in_place(route, pipe)):
                 continue
             if pipe is None and not os.path.lexists(self._root.fifo(route)):
                 del self._unread[route]  # it has none any more
@@ -238,7 +248,7 @@ class Intake:
 
     def look_again_at(self) -> float | None:
         """When :meth:`look_again` or :meth:`look_after` is due, on the monotonic clock."""
-        if any(pipe.waits and not pipe.ready for pipe in self._pipes.values()):
+        if any(pipe.waits and not pipe.ready for pipe in self._awake):
             return self._look_at
         return self._looked_after + _LOOK_AFTER_SECONDS if self._pipes or self._unread else None
 
@@ -249,7 +259,7 @@ class Intake:
         fills it up and has to wait for us.
         """
         if now >= self._look_at:
-            for pipe in self._pipes.values():
+            for pipe in self._awake:
                 pipe.look_again(now)
             self._pause = min(2 * self._pause, PAUSE_MAX_SECONDS)
             self._look_at = now + self._pause
@@ -260,23 +270,26 @@ class Intake:
         self._look_at = min(self._look_at, now + self._pause)  # a busy pipe must not put off the look at another
         pipe = self._pipes[descriptor]
         pipe.ready = True
+        self._awake[pipe] = None
         pipe.hung_up = pipe.hung_up or bool(events & select.EPOLLHUP)
 
     def collect(self, turn: Turn, arena: Arena) -> None:
         """Hand what the ready pipes hold to ``turn``; who came to nothing this time comes first the next."""
         self._drafted.clear()
         self._close_leaving(turn)
-        for descriptor, pipe in list(self._pipes.items()):
+        for pipe in list(self._awake):
             if arena.free < pipe.chunk_bytes + SOCKETS_BYTES:
                 return
-            if pipe.ended and pipe in self._outgoing:
-                self._let_go(pipe)
-            elif pipe.ready and not pipe.ended and not (self._outgoing and self._has_to_wait(pipe, turn.open_routes)):
+            if pipe.ready and not pipe.ended and not self._has_to_wait(pipe, turn.open_routes):
                 draft = pipe.collect(arena)
                 if draft is not None:
                     turn.add(draft)
                     self._drafted[id(draft)] = pipe
-                    self._pipes[descriptor] = self._pipes.pop(descriptor)
+                    self._awake[pipe] = self._awake.pop(pipe)
+            if pipe.ended and pipe in self._outgoing:
+                self._let_go(pipe)
+            elif not (pipe.ready or pipe.waits):
+                del self._awake[pipe]
 
     def announce(self, placement: Placement) -> None:
         """As :class:`wald.daemon.committer.Sources`."""
@@ -288,12 +301,12 @@ class Intake:
 
     def settle(self, placement: Placement) -> list[str]:
         """As :class:`wald.daemon.committer.Sources`."""
-        settled = [
-            pipe.settle(placed)
-            for placed in placement.batches
-            if (pipe := self._drafted.get(id(placed.draft))) is not None
-        ]
-        return [words for words in settled if words]
+        wrong = []
+        for placed in placement.batches:
+            if (pipe := self._drafted.get(id(placed.draft))) is not None:
+                wrong.append(pipe.settle(placed))
+                (self._inside.add if pipe.inside_record else self._inside.discard)(pipe)
+        return [words for words in wrong if words]
 
     def release_writing_ends(self) -> None:
         """At a stop: let the FIFOs show whether anybody else can still write to them."""
@@ -305,6 +318,8 @@ class Intake:
         """At a stop: whether there is still something to take."""
         for pipe in self._pipes.values():
             pipe.look_last()
+            if pipe.ready:
+                self._awake[pipe] = None
         return self.ready
 
     def close(self) -> None:
@@ -315,10 +330,12 @@ class Intake:
         self._scratch.close()
         self._takes.close()
 
-    def _current(self, route: str) -> Pipe | None:
-        """The pipe that was last found at the path of the route's FIFO."""
-        pipes = (pipe for pipe in self._pipes.values() if pipe.route.name == route and pipe not in self._outgoing)
-        return next(pipes, None)
+    def _is_in_place(self, route: str, pipe: Pipe) -> bool:
+        """Whether ``pipe`` is what stands at the path of the route's FIFO."""
+        try:
+            return file_of(os.stat(self._place(route))) == pipe.file
+        except OSError:
+            return False
 
     def _put_back(self, route: str, pipe: Pipe | None) -> list[str]:
         """Make the FIFO of a route anew if it is gone, or keep aside what stands in its place."""
@@ -337,12 +354,11 @@ class Intake:
         Raises:
             InvalidInput, OSError: it cannot be read.
         """
-        old = self._current(route)
-        status = os.stat(self._root.fifo(route))
-        if old is not None and os.path.samestat(status, os.fstat(old.descriptor)):
+        old = self._current.get(route)
+        if old is not None and self._is_in_place(route, old):
             self._unread.pop(route, None)
             return []
-        opened = self._open_fifo(route)
+        opened = self._open_fifo(route, {pipe.file: pipe.route.name for pipe in self._pipes.values()})
         told = [self._finish_take(opened)]
         if old is not None:
             self._systemd.forget(route)
@@ -350,6 +366,7 @@ class Intake:
             self._release_writing_end(old)
             self._poller.register(old.descriptor, select.EPOLLIN | select.EPOLLET)
             self._outgoing.add(old)
+            del self._current[route]
         self._add(opened, 0)
         waited = self._unread.pop(route, None) is not None
         if old is not None or waited:
@@ -360,6 +377,9 @@ class Intake:
         """Have the next turn end a pipe's record and close it: it may have a batch in this one."""
         self._poller.unregister(pipe.descriptor)
         del self._pipes[pipe.descriptor]
+        if self._current.get(pipe.route.name) is pipe:
+            del self._current[pipe.route.name]
+        self._awake.pop(pipe, None)
         self._outgoing.discard(pipe)
         self._leaving.append(pipe)
 
@@ -367,15 +387,13 @@ class Intake:
         del self._pipes[pipe.descriptor]
         pipe.release_writing_end()
         self._pipes[pipe.descriptor] = pipe
+        self._awake[pipe] = None
 
     def _has_to_wait(self, pipe: Pipe, open_routes: frozenset[str] = frozenset()) -> bool:
         """Whether another pipe of the same route is inside a long line."""
         return bool(self._outgoing) and (
             pipe.route.name in open_routes
-            or any(
-                other is not pipe and other.route.name == pipe.route.name and other.inside_record
-                for other in self._pipes.values()
-            )
+            or any(other is not pipe and other.route.name == pipe.route.name for other in self._inside)
         )
 
     def _require_other_than_stdins(self, route: str) -> None:
@@ -396,15 +414,17 @@ class Intake:
         except OSError as error:
             self._unread[route] = f"{error.filename or self._root.fifo(route)}: {error.strerror or error}"
 
-    def _open_fifo(self, route: str, others: Sequence[Opened] = ()) -> Opened:
+    def _open_fifo(self, route: str, others: Mapping[tuple[int, int], str]) -> Opened:
+        """
+        Args:
+            others: the route of each file that is open.
+        """
         path = self._root.fifo(route)
-        descriptors = [*self._pipes, *(each.descriptor for each in others)]
-        names = [*(pipe.route.name for pipe in self._pipes.values()), *(each.route for each in others)]
-        status = os.stat(path)
-        for name, descriptor in zip(names, descriptors, strict=True):
-            if name != route and os.path.samestat(status, os.fstat(descriptor)):
-                raise InvalidInput(same_fifo_words(path, self._root.fifo(name)), hint=f"wald route add {route} --fifo")
-        given = self._systemd.take(str(path))
+        file = file_of(os.stat(path))
+        other = others.get(file, route)
+        if other != route:
+            raise InvalidInput(same_fifo_words(path, self._root.fifo(other)), hint=f"wald route add {route} --fifo")
+        given = self._systemd.take(file)
         if given is not None:
             return Opened(route, given, held=True, handed_over=True)
         return Opened(route, *open_fifo(path))
@@ -429,7 +449,11 @@ class Intake:
         if not (opened.is_stdin or opened.handed_over):
             self._systemd.keep(opened.route, opened.descriptor)
         number = _STDIN_SLOT if opened.is_stdin else self._free_slots.pop()
-        self._pipes[opened.descriptor] = self._make(opened, number, open_sequence)
+        pipe = self._make(opened, number, open_sequence)
+        self._pipes[opened.descriptor] = self._current[opened.route] = pipe
+        self._awake[pipe] = None
+        if pipe.inside_record:
+            self._inside.add(pipe)
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _clear_takes(self) -> None:
@@ -442,7 +466,8 @@ class Intake:
 
     def _finish_take(self, opened: Opened) -> str:
         """Finish the take of an earlier life from this very pipe; returns what was done, in words."""
-        take = self._unfinished.pop(os.fstat(opened.descriptor).st_ino, None)
+        _, inode = file_of(os.fstat(opened.descriptor))
+        take = self._unfinished.pop(inode, None)
         if take is None:
             return ""
         done = self._make(opened, take.slot, 0).resolve(take.payload) if opened.held else ""

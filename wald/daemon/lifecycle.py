@@ -15,6 +15,8 @@ import time
 from collections.abc import Mapping
 from types import FrameType
 
+from wald.daemon.pipes import file_of
+
 _FIRST_LISTENED = 3  # SD_LISTEN_FDS_START
 
 
@@ -56,7 +58,7 @@ class Systemd:
         microseconds = environ.get("WATCHDOG_USEC", "")
         # Half of what systemd waits, as sd_watchdog_enabled(3) advises.
         self.watchdog_seconds = int(microseconds) / 2e6 if for_us and microseconds.isdigit() else 0.0
-        self._given = _listened(environ)
+        self._given = {file_of(os.fstat(descriptor)): descriptor for descriptor in _listened(environ)}
 
     def ready(self) -> None:
         self._send("READY=1")
@@ -70,20 +72,13 @@ class Systemd:
     def alive(self) -> None:
         self._send("WATCHDOG=1")
 
-    def take(self, path: str) -> int | None:
-        """The descriptor that was handed to us for the FIFO at ``path``; None if there is none."""
-        try:
-            wanted = os.stat(path)
-        except FileNotFoundError:
-            return None
-        for descriptor in self._given:
-            status = os.fstat(descriptor)
-            if (status.st_dev, status.st_ino) == (wanted.st_dev, wanted.st_ino):
-                self._given.remove(descriptor)
-                os.set_blocking(descriptor, False)
-                os.set_inheritable(descriptor, False)
-                return descriptor
-        return None
+    def take(self, file: tuple[int, int]) -> int | None:
+        """The descriptor that was handed to us for a FIFO, by :func:`file_of`; None if there is none."""
+        descriptor = self._given.pop(file, None)
+        if descriptor is not None:
+            os.set_blocking(descriptor, False)
+            os.set_inheritable(descriptor, False)
+        return descriptor
 
     def keep(self, name: str, descriptor: int) -> None:
         """Ask systemd to hold a pipe too (it does where FileDescriptorStoreMax allows), hung up or not."""

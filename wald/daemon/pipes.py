@@ -125,6 +125,7 @@ class Pipe:
     """One pipe that feeds one route.
 
     Attributes:
+        file: its device and inode.
         ready: whether it may hold something that was not looked at.
         waits: whether it holds an unfinished line that was looked at.
         hung_up: whether nobody can write to it any more.
@@ -147,7 +148,7 @@ class Pipe:
     ) -> None:
         self.route = route
         self.descriptor = descriptor
-        self._inode = os.fstat(descriptor).st_ino
+        self.file = file_of(os.fstat(descriptor))
         self.slot = slot
         self.ready = True
         self.waits = False
@@ -226,7 +227,7 @@ class Pipe:
         payload = placed.draft.payload
         if payload:
             take = Take(
-                self.route.name, self._inode, placed.draft.payload_bytes, segment, placed.position, payload[0][0]
+                self.route.name, self.file[1], placed.draft.payload_bytes, segment, placed.position, payload[0][0]
             )
             self._takes.tell(self.slot, take)
 
@@ -405,6 +406,11 @@ def open_stdin(stdin: TextIO | None) -> tuple[int, bool, Relay | None]:
         relay = Relay(descriptor)
         return relay.reader, False, relay
     raise InvalidInput("stdin is neither a pipe nor a file", hint="producer | wald run --stdin ROUTE")
+
+
+def file_of(status: os.stat_result) -> tuple[int, int]:
+    """By which a file is told from another."""
+    return status.st_dev, status.st_ino
 
 
 def held_bytes(descriptor: int) -> int:

@@ -1,0 +1,96 @@
+"""A thousand FIFOs cost a turn what one costs, and a look at all of them what a thousand looks at one cost."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from logs import Unsynced
+
+from wald.config import Config
+from wald.daemon.arena import Arena
+from wald.daemon.intake import Intake
+from wald.daemon.lifecycle import Systemd
+from wald.daemon.turn import Turn
+from wald.format.control import State
+from wald.store.directory import Root, create_root, read_identity
+from wald.store.routes import add_route
+
+
+def steps(work: Callable[[], object]) -> int:
+    """How many instructions of Python ``work`` takes."""
+    counted = 0
+
+    def count(frame: FrameType, event: str, _argument: object) -> Any:  # itself
+        nonlocal counted
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        counted += event == "opcode"
+        return count
+
+    sys.settrace(count)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return counted
+
+
+@contextmanager
+def reading(path: Path, fifos: int) -> Iterator[tuple[Root, Intake, select.epoll]]:
+    """The pipes of a daemon with so many FIFOs, each looked at once."""
+    root, disk, poller = create_root(path, Unsynced(), now=""), Unsynced(), select.epoll()
+    for number in range(fifos):
+        add_route(root, disk, f"r{number}", fifo=True)
+    intake = Intake(root, disk, poller, Systemd({}), Config())
+    try:
+        intake.open(None, {}, log_id=read_identity(root).log_id)
+        turn(intake)
+        yield root, intake, poller
+    finally:
+        intake.close()
+        poller.close()
+
+
+def turn(intake: Intake) -> int:
+    """What the loop asks of the pipes; how many drafts came of it."""
+    collected = Turn(State(1).producers)
+    intake.look_again(0.0)
+    intake.collect(collected, Arena())
+    told = intake.ready, intake.has_input, intake.busy, intake.stdin_ended, intake.look_again_at()
+    assert told[2:4] == (frozenset(), False)
+    return len(collected.drafts)
+
+
+def test_a_turn_asks_nothing_of_those_that_are_idle(tmp_path: Path) -> None:
+    costs = []
+    for fifos in (2, 50):
+        with reading(tmp_path / str(fifos), fifos) as (root, intake, poller):
+            descriptor = os.open(root.fifo("r1"), os.O_WRONLY)
+            os.write(descriptor, b"line\n")
+            for ready, events in poller.poll(0):
+                intake.notice(ready, events, 0.0)
+            assert turn(intake) == 1  # which is in its FIFO until it is settled
+            costs.append(steps(lambda: turn(intake)))
+            os.close(descriptor)
+
+    assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_look_after_all_of_them_is_linear(tmp_path: Path, replaced: bool) -> None:
+    costs = []
+    for fifos in (10, 100):
+        with reading(tmp_path / str(fifos), fifos) as (root, intake, _):
+            if replaced:
+                root.fifo("r1").unlink()
+            costs.append(steps(lambda: intake.look_after(1e9)))
+            assert intake.replaced == replaced
+
+    assert costs[1] < 10 * costs[0]
