@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -16,17 +15,16 @@ import pytest
 from full_disk import fill, small_file_system
 from hypothesis import given
 from hypothesis import strategies as st
-from running import Daemon, eventually, output_of, refusal_of
+from peer import Answer, Peer, ok
+from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, refusal_of
 
 import wald
 from wald import producer as module
 from wald.errors import DiskFailure, InvalidInput, NotFound, NotPermitted, Refused, Unavailable, WaldError
 from wald.format.columns import encode
-from wald.format.framing import Publish, parse_request
+from wald.format.framing import Publish
 from wald.producer import FRAME_MAX_BYTES, WINDOW, Durable, Producer
 
-Answer = Callable[[int, Publish], bytes | None]
-"""The number of a request and the request → the reply; b"" hangs up, None waits."""
 Answering = Callable[[Answer], Path]
 
 
@@ -35,46 +33,6 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     with Daemon(tmp_path / "log") as running:
         output_of("route", "add", "a", "--root", running.root)
         yield running
-
-
-class Peer:
-    """Stands where a daemon would and answers what a test tells it to."""
-
-    def __init__(self, path: Path, answer: Answer) -> None:
-        self._count = 0
-        self._answer = answer
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with connection, contextlib.suppress(OSError):  # a producer may leave without waiting for its answers
-                self._talk(connection)
-
-    def _talk(self, connection: socket.socket) -> None:
-        with connection.makefile("rb") as stream:
-            for line in stream:
-                request = parse_request(line)
-                assert isinstance(request, Publish)
-                stream.read(request.payload_bytes)
-                self._count += 1
-                reply = self._answer(self._count, request)
-                if reply == b"":
-                    return
-                if reply is not None:
-                    connection.sendall(reply)
 
 
 @pytest.fixture
@@ -90,10 +48,6 @@ def answering(tmp_path: Path) -> Iterator[Answering]:
     yield make
     for peer in peers:
         peer.close()
-
-
-def ok(request: Publish) -> bytes:
-    return b"OK %d %d\n" % (request.producer_sequence, request.producer_sequence)
 
 
 def test_what_is_published_is_in_the_log(daemon: Daemon) -> None:
@@ -393,3 +347,53 @@ def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
             Producer(at, connect_for=0)
         assert "no daemon answers" in caught.value.message
         assert caught.value.hint.startswith("wald run --root ")
+
+
+def test_what_was_answered_before_the_daemon_went_is_durable(tmp_path: Path) -> None:
+    """The answers lie unread in the socket when sending the next request fails."""
+    path = tmp_path / "peer.sock"
+    peer = Peer(path, lambda number, request: ok(request) if number < 5 else b"")
+    with peer, Producer(path, retry_for=0.2) as producer:
+        for _ in range(5):
+            producer.publish("a", b"x\n")
+        assert peer.hung_up.wait(TIMEOUT_SECONDS)
+        path.unlink()
+        with pytest.raises(Unavailable):
+            producer.publish("a", encode([b"y", b"z"]), columns=True)
+
+        assert producer.acknowledged() == [Durable(number, number) for number in range(1, 5)]
+        assert producer.unanswered == 1 + 2
+
+
+def test_what_was_answered_before_the_connection_broke_is_not_sent_again(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def answer(number: int, request: Publish) -> bytes | None:
+        seen.append(request.producer_sequence)
+        return b"" if number == 5 else ok(request)
+
+    with Peer(tmp_path / "peer.sock", answer) as peer, Producer(tmp_path / "peer.sock") as producer:
+        for _ in range(5):
+            producer.publish("a", b"x\n")
+        assert peer.hung_up.wait(TIMEOUT_SECONDS)
+        producer.publish("a", b"x\n")
+
+        assert producer.flush() == [Durable(number, number) for number in range(1, 7)]
+    assert seen == [1, 2, 3, 4, 5, 5, 6]
+
+
+def test_a_daemon_is_waited_for_at_the_start_too(tmp_path: Path) -> None:
+    """For as long as it may be away later."""
+    answers: list[str] = []
+
+    def ask() -> None:
+        with Producer(tmp_path / "log/wald.sock", retry_for=TIMEOUT_SECONDS) as producer:
+            answers.append(producer.command("PING"))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join(2.5)  # longer than it waits without being told
+    assert thread.is_alive()
+    with Daemon(tmp_path / "log"):
+        thread.join()
+    assert answers == ["pong"]

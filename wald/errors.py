@@ -101,6 +101,17 @@ class Partial(WaldError):
     exit_code = 12
 
 
+def command(root: str | os.PathLike[str], words: str, *, program: str = "wald") -> str:
+    """A command for a hint, which works as it is typed whatever the root.
+
+    >>> command("/srv/my log", "routes")
+    "wald --root '/srv/my log' routes"
+    """
+    import shlex
+
+    return f"{program} --root {shlex.quote(os.fspath(root))} {words}"
+
+
 def _barrier(wanted: Path) -> Path:
     """What stands in the way: the directory that hides ``wanted``, or the one it would be in, or itself."""
     seen = Path("/")

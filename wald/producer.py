@@ -20,13 +20,22 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
 from wald.errors import DiskFailure, InvalidInput, NotFound, NotPermitted, Refused, Unavailable, WaldError
-from wald.format.framing import REQUEST_MAX_BYTES, Code, ProtocolError, Publish, encode_publish, parse_reply
+from wald.format.framing import (
+    REQUEST_MAX_BYTES,
+    Code,
+    ProtocolError,
+    Publish,
+    encode_publish,
+    parse_reply,
+    parse_request,
+)
 from wald.format.names import check_route
 
 WINDOW = 8  # requests under way; the daemon remembers 16 a producer, so all of them can be repeated
@@ -58,17 +67,26 @@ class Producer:
         producer_id: 1 to 2**64 - 1; nobody else may use it at the same time, not even a fork's child.
             By default a random one.
         retry_for: seconds of waiting in which nothing has to become durable before the daemon is given up.
-        connect_for: seconds for which the first connection is tried; enough for a daemon that is just being started.
+        connect_for: seconds for which the first connection is tried; None: ``retry_for``.
+
+    Raises:
+        Unavailable: no daemon for that long.
+        NotPermitted: this user may not connect.
     """
 
     def __init__(
-        self, at: Path | str, *, producer_id: int | None = None, retry_for: float = 30.0, connect_for: float = 2.0
+        self,
+        at: Path | str,
+        *,
+        producer_id: int | None = None,
+        retry_for: float = 30.0,
+        connect_for: float | None = None,
     ) -> None:
         path = Path(at)
         self._path = path / SOCKET_NAME if path.is_dir() else path
         self._given_id = producer_id
         self._retry_for = retry_for
-        self._connect_for = connect_for
+        self._connect_for = retry_for if connect_for is None else connect_for
         self._socket: socket.socket | None = None
         self._begin()
         self._connect()
@@ -175,6 +193,12 @@ class Producer:
         with self._lock:
             return self._take_durable()
 
+    @property
+    def unanswered(self) -> int:
+        """How many records are sent and not answered; after a failure they may be in the log or not."""
+        with self._lock:
+            return sum(_records_in(line, payload) for line, payload in self._under_way)
+
     def wait_for(self, descriptor: int) -> None:
         """Return once ``descriptor`` can be read; meanwhile take acknowledgements, and send lost requests again."""
         with self._alone():
@@ -212,18 +236,27 @@ class Producer:
         try:
             self._transmit(line, payload, deadline)
         except OSError as error:
-            self._recover(self._last_words() or error, deadline)
+            self._recover(error, deadline)
 
-    def _last_words(self) -> ProtocolError | None:
-        """What the daemon said before it hung up, if it did: that it has no place, say."""
+    def _keep_answers(self) -> ProtocolError | None:
+        """Keep what was answered before the connection broke, and what is answered on a new one joins it.
+
+        Returns:
+            what the daemon said before it hung up, if it did: that it has no place, say.
+        """
         if self._socket is None:
             return None
-        try:
-            parse_reply((self._received + self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)).splitlines()[-1])
-        except (OSError, IndexError):
-            return None
-        except ProtocolError as error:
-            return error if error.code in _TRY_AGAIN else None
+        with suppress(OSError):
+            while part := self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT):
+                self._received += part
+        lines, self._received = self._received.splitlines(keepends=True), b""
+        for line in lines:
+            try:
+                if line.endswith(b"\n"):
+                    parse_reply(line)
+                    self._received += line
+            except ProtocolError as error:
+                return error if error.code in _TRY_AGAIN else None
         return None
 
     def _transmit(self, line: bytes, payload: bytes | memoryview, deadline: float) -> None:
@@ -262,6 +295,8 @@ class Producer:
                     self._hang_up()
                     self._under_way.clear()
                     raise _as_error(error) from None
+                self._hang_up()  # it was the answer to the oldest request, and what follows it is none
+                self._received = b""
                 self._recover(error, deadline)
             else:
                 self._under_way.popleft()
@@ -276,8 +311,8 @@ class Producer:
         return time.monotonic() + self._retry_for if self._deadline is None else self._deadline
 
     def _line(self, deadline: float) -> bytes:
-        assert self._socket is not None
         while b"\n" not in self._received:
+            assert self._socket is not None
             self._socket.settimeout(_left(deadline))
             part = self._socket.recv(_RECEIVE_BYTES)
             if not part:
@@ -290,23 +325,30 @@ class Producer:
         """Connect anew and send again what is under way."""
         self._deadline = deadline
         while True:
+            reason = self._keep_answers() or reason
             self._hang_up()
-            self._received = b""
             if isinstance(reason, ProtocolError):
                 self._said = reason
             if reason is not None:
                 if time.monotonic() >= deadline or isinstance(reason, PermissionError):
-                    raise self._given_up(reason)
+                    error = self._given_up(reason)
+                    self._take_kept()
+                    raise error
                 time.sleep(min(self._pause, max(0.0, deadline - time.monotonic())))
                 self._pause = min(2 * self._pause, _PAUSE_MAX_SECONDS)
             try:
                 self._socket = _connect(self._path)
-                for line, payload in self._under_way:
+                for line, payload in islice(self._under_way, self._received.count(b"\n"), None):
                     self._transmit(line, payload, deadline)
-            except OSError as error:
-                reason = self._last_words() or error
+            except OSError as failure:
+                reason = failure
             else:
                 return
+
+    def _take_kept(self) -> None:
+        """What was answered is durable, though its daemon is given up."""
+        while self._under_way and _is_publish(self._under_way[0][0]) and b"\n" in self._received:
+            self._receive()
 
     def _given_up(self, reason: OSError | ProtocolError) -> WaldError:
         if isinstance(reason, TimeoutError) and self._said is not None:
@@ -338,6 +380,20 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 def _left(deadline: float) -> float:
     return max(_LEAST_SECONDS, deadline - time.monotonic())
+
+
+def _is_publish(line: bytes) -> bool:
+    return line.startswith(b"PUB ")
+
+
+def _records_in(line: bytes, payload: bytes | memoryview) -> int:
+    from wald.format.columns import decode  # only who gives up counts them
+
+    if not _is_publish(line):
+        return 0
+    request = parse_request(line)
+    assert isinstance(request, Publish)
+    return decode(memoryview(payload)).count if request.columns else bytes(payload).count(b"\n")
 
 
 def _frames(payload: bytes) -> Iterator[bytes | memoryview]:

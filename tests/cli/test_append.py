@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Daemon, command, eventually, output_of, refusal_of, wald
+from peer import Peer
+from running import TIMEOUT_SECONDS, Daemon, command, eventually, output_of, refusal_of, wald
+
+from wald.format.framing import Publish
+from wald.producer import FRAME_MAX_BYTES
 
 AWKWARD = b"crlf\r\n\rlone\r\n\n\nnul\0nul\n\xff\xfe not utf-8\n" + "größe\n".encode()
 
@@ -178,7 +182,8 @@ def test_a_line_that_is_no_record_is_told_by_number(daemon: Daemon, root: Path, 
 
     assert (code, message.startswith("stdin:3: "), words in message) == (2, True, True), message
     assert "value" in hint
-    assert daemon.ask("HEAD").startswith("OK seq=00000000000000000000 ")
+    assert message.endswith("; 2 records are durable (sequences 1 to 2) before it, and nothing of what follows is sent")
+    assert [record["value"] for record in records_of(root)] == ["", ""]
 
 
 def test_what_was_sent_before_a_wrong_line_is_told(daemon: Daemon, root: Path, tmp_path: Path) -> None:
@@ -190,6 +195,44 @@ def test_what_was_sent_before_a_wrong_line_is_told(daemon: Daemon, root: Path, t
 
     assert (done.returncode, done.stdout) == (2, b"1 2\n")
     assert f"wald: {bad}:1: not JSON".encode() in done.stderr
+
+
+def test_nothing_before_a_wrong_line_is_told_as_nothing(daemon: Daemon, root: Path) -> None:
+    _, message, _ = refusal_of("append", "a", "--jsonl", "--root", root, stdin=b"nonsense\n")
+
+    assert message.endswith("; nothing is durable before it, and nothing of what follows is sent")
+
+
+def test_a_daemon_that_is_given_up_leaves_word_of_every_record(root: Path, tmp_path: Path) -> None:
+    """So many are durable, and of so many nobody knows."""
+    output_of("init", "--root", root)
+    output_of("route", "add", "a", "--root", root)
+    (tmp_path / "lines").write_bytes(b"seven..\n" * 40_000)
+    each = FRAME_MAX_BYTES // 8
+
+    def answer(number: int, _: Publish) -> bytes:
+        return {1: b"OK 1 %d\n" % each, 2: b"OK %d %d\n" % (each + 101, 2 * each + 100)}.get(number, b"")
+
+    with Peer(tmp_path / "peer", answer):
+        there = ("--root", root, "--socket", tmp_path / "peer", "--retry-for", "1s")
+        code, message, hint = refusal_of("append", "a", tmp_path / "lines", *there)
+
+    assert code == 6
+    told = f"{2 * each} records are durable (sequences 1 to {2 * each + 100})"
+    assert message.endswith(f"; {told}, {40_000 - 2 * each} are not answered: they may be in the log or not")
+    assert hint.endswith(f"; then wald --root {root} read a --from {2 * each + 100} shows which of them are there")
+
+
+def test_it_waits_for_the_daemon_for_as_long_as_it_is_told(root: Path) -> None:
+    """At its start, too, and nobody has seen a daemon yet."""
+    output_of("init", "--root", root)
+    output_of("route", "add", "a", "--root", root)
+    line = command("append", "a", "--root", root, "--retry-for", "60s")
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(3.0)  # longer than it waits without being told
+        with Daemon(root):
+            assert waiting.communicate(b"x\n", timeout=TIMEOUT_SECONDS) == (b"1 1\n", b"")
 
 
 def test_interrupted_it_tells_what_is_durable(daemon: Daemon, root: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from wald.cli.options import duration_option, root_option, route_argument, socket_option
 from wald.cli.producing import producer_at
-from wald.errors import InvalidInput
+from wald.errors import DiskFailure, InvalidInput, Unavailable, command
 from wald.format.framing import REQUEST_MAX_BYTES
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ _STDIN = "-"
 @socket_option
 @click.option("--key-separator", metavar="SEP", help="Each line is KEY SEP VALUE; one without SEP has no key.")
 @click.option("--jsonl", is_flag=True, help="Each line is an object: value, and if you like key, time, headers.")
-@duration_option("--retry-for", "30s", "How long the daemon may be away.")
+@duration_option(
+    "--retry-for", "30s", "How long the daemon may be away; given, at the start too, else 2s if none runs."
+)
 def append(
     root: Path,
     socket: Path | None,
@@ -43,7 +46,9 @@ def append(
     """Send the lines of stdin, or of each FILE, to ROUTE; each is a record, the last one even without a newline.
 
     Prints FIRST LAST, the sequences of what became durable, and nothing if that is nothing. Other producers' records
-    may lie between them. The exit code is 0 only if everything is durable.
+    may lie between them. The exit code is 0 only if everything is durable. What comes before a line that cannot be sent
+    is made durable, and nothing behind it is sent (2). Where the daemon stays away, stderr says how many records are
+    durable, and how many may be (6, or 7 if its disk is full).
 
     With --jsonl, value is a string (or any JSON, stored as its text) or value_hex, key a string or key_hex, time is ns
     since 1970 or like 2026-11-21T10:00:00Z, headers an object of strings; what `wald read --format json` writes fits.
@@ -56,35 +61,65 @@ def append(
     names = files or (_STDIN,)
     for name in names:
         _check_readable(name)
-    durable = _Range()
-    with producer_at(root, socket, route, retry_for=retry_for) as producer:
+    durable = _Durable()
+    wrong: InvalidInput | None = None
+    with producer_at(root, socket, route, retry_for=retry_for, insists=_is_given("retry_for")) as producer:
         try:
-            for name in names:
-                for payload in _payloads(name, producer, encode):
-                    producer.publish(route, payload, columns=encode is not None)
-                    durable.extend(producer.acknowledged())
-        except InvalidInput:
-            durable.extend(producer.flush())  # what came before the line that is wrong is told, too
-            raise
-        else:
+            try:
+                for name in names:
+                    for payload in _payloads(name, producer, encode):
+                        producer.publish(route, payload, columns=encode is not None)
+                        durable.extend(producer.acknowledged())
+            except InvalidInput as error:
+                wrong = error
             durable.extend(producer.flush())
+        except (Unavailable, DiskFailure) as error:
+            durable.extend(producer.acknowledged())
+            raise _given_up(error, durable, producer.unanswered, look=command(root, f"read {route}")) from error
         finally:
             durable.extend(producer.acknowledged())
             if durable.last:
                 click.echo(f"{durable.first} {durable.last}")
+    if wrong is not None:
+        words = f"{durable} before it, and nothing of what follows is sent"
+        raise InvalidInput(f"{wrong.message}; {words}", hint=wrong.hint)
 
 
 @dataclass(slots=True)
-class _Range:
-    """From the first of the first to the last of the last."""
+class _Durable:
+    """From the first of the first to the last of the last, and how many of those between are ours."""
 
     first: int = 0
     last: int = 0
+    count: int = 0
 
     def extend(self, acknowledged: list[Durable]) -> None:
         if acknowledged:
             self.first = self.first or acknowledged[0].first
             self.last = acknowledged[-1].last
+            self.count += sum(last - first + 1 for first, last in acknowledged)
+
+    def __str__(self) -> str:
+        if not self.count:
+            return "nothing is durable"
+        return f"{self.count} records are durable (sequences {self.first} to {self.last})"
+
+
+def _given_up(
+    error: Unavailable | DiskFailure, durable: _Durable, unanswered: int, *, look: str
+) -> Unavailable | DiskFailure:
+    """The same failure, and what has become of the input."""
+    words = f"{error.message}; {durable}"
+    if unanswered:
+        words += f", {unanswered} are not answered: they may be in the log or not"
+        look += f" --from {durable.last}" if durable.last else ""
+        return type(error)(words, hint=f"{error.hint}; then {look} shows which of them are there")
+    return type(error)(words, hint=error.hint)
+
+
+def _is_given(option: str) -> bool:
+    source = click.get_current_context().get_parameter_source(option)
+    return source is not None and source is not ParameterSource.DEFAULT
 
 
 def _encoder(key_separator: str | None) -> Encode:

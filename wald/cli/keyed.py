@@ -48,16 +48,16 @@ def json_lines(lines: bytes, name: str, number: int) -> Iterator[bytes]:
     """One JSON object a line.
 
     Raises:
-        InvalidInput: a line is none, or has a field that cannot be; its number is named.
+        InvalidInput: a line is none, or has a field that cannot be; its number is named. What is before it was given.
     """
     parsed = []
+    wrong = ""
     for position, line in enumerate(lines.split(b"\n")[:-1], start=number):
         try:
             parsed.append(_fields(line))
         except ValueError as error:
-            raise InvalidInput(
-                f"{name}:{position}: {error}", hint='a line is like {"key": "a", "value": "b"}'
-            ) from None
+            wrong = f"{name}:{position}: {error}"
+            break
     # Times are all there or all absent in one payload.
     for timed, records in groupby(parsed, lambda record: record.time_ns is not None):
         values, keys, times, headers = zip(*records, strict=True)
@@ -67,6 +67,8 @@ def json_lines(lines: bytes, name: str, number: int) -> Iterator[bytes]:
             times_ns=times if timed else None,
             headers=headers if any(header is not None for header in headers) else None,
         )
+    if wrong:
+        raise InvalidInput(wrong, hint='a line is like {"key": "a", "value": "b"}')
 
 
 def _fields(line: bytes) -> _Fields:

@@ -24,11 +24,12 @@ def daemon_at(root: Path, socket: Path | None) -> Producer:
     return Producer(socket or root, retry_for=START_SECONDS, connect_for=START_SECONDS if runs(root) else 0.0)
 
 
-def producer_at(root: Path, socket: Path | None, route: str, *, retry_for: float) -> Producer:
+def producer_at(root: Path, socket: Path | None, route: str, *, retry_for: float, insists: bool) -> Producer:
     """A connection for records of ``route``, which may outlive restarts of the daemon.
 
     Args:
         retry_for: seconds without a daemon that are sat out.
+        insists: whether they are sat out at the start, too, where no daemon runs.
 
     Raises:
         NotFound: no such root, or no such route.
@@ -36,7 +37,7 @@ def producer_at(root: Path, socket: Path | None, route: str, *, retry_for: float
     """
     read_identity(Root(root))
     Root(root).require_route(route)
-    connect_for = retry_for if runs(root) else min(retry_for, _NEVER_SEEN_SECONDS)
+    connect_for = retry_for if insists or runs(root) else min(retry_for, _NEVER_SEEN_SECONDS)
     return Producer(socket or root, retry_for=retry_for, connect_for=connect_for)
 
 
