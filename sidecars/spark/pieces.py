@@ -134,13 +134,17 @@ def _held(history: History, routes: frozenset[str] | None, hole: Unreadable) -> 
 
 def _missing(place: LogPlace, hole: Unreadable, history: History, told: Told, *, excused: bool) -> None:
     first, last = hole.first, hole.next - 1
-    words = f"record {first}" if first == last else f"records {first} to {last}"
-    if not history.all_reclaimed(first, last):
+    lost = list(history.unexplained(first, last))
+    for begin, end in lost:
         told(
             Damaged(
-                f"{place.root.segments}: no segment holds {words}, and no ledger says why",
+                f"{place.root.segments}: no segment holds {_range(begin, end)}, and no ledger says why",
                 hint=f"wald verify --root {place.root.path} lists all damage",
             )
         )
-    elif not excused:
-        raise NotFound(f"{place.root.segments}: RECLAIM has removed {words}", hint=LOSS_HINT)
+    if not lost and not excused:
+        raise NotFound(f"{place.root.segments}: RECLAIM has removed {_range(first, last)}", hint=LOSS_HINT)
+
+
+def _range(first: int, last: int) -> str:
+    return f"record {first}" if first == last else f"records {first} to {last}"

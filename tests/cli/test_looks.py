@@ -190,7 +190,7 @@ def test_a_look_that_fails_is_told_until_one_succeeds(built: Built) -> None:
 
     built.root.head.write_bytes(b"nonsense" * 20)
     watch.take()
-    assert (watch.seen, watch.trouble) == ((), f"{built.root.head}: not a head line (offset 0)")
+    assert (watch.seen, watch.trouble) == ((), f"{built.root.head}: offset 0: not a head line")
 
     built.root.head.write_bytes(told)
     watch.take()

@@ -174,7 +174,7 @@ def test_a_damaged_head_and_a_root_that_vanishes_are_a_line_on_the_screen(many: 
     with Terminal("--root", many, "--interval", "100ms", columns=200) as terminal:
         eventually(lambda: terminal.shows("^head +4 "))
         head.write_bytes(b"nonsense" * 20)
-        eventually(lambda: terminal.shows("head: not a head line"))
+        eventually(lambda: terminal.shows("head: offset 0: not a head line"))
         head.write_bytes(told)
         eventually(lambda: terminal.shows("^head +4 ") and not terminal.shows("not a head line"))
         many.rename(many.with_name("elsewhere"))
@@ -222,7 +222,7 @@ def test_once_tells_what_is_wrong_and_goes_on(many: Path) -> None:
     (many / "head").write_bytes(b"nonsense" * 20)
     told = output_of("top", "--once", "--interval", "100ms", "--root", many).decode().splitlines()
 
-    assert told[0] == f"{many / 'head'}: not a head line (offset 0)"
+    assert told[0] == f"{many / 'head'}: offset 0: not a head line"
     assert told[1] == "head      -"
     assert any(line.startswith("route-0500 ") for line in told)
 

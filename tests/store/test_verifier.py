@@ -118,6 +118,17 @@ def test_a_missing_segment_is_found(built: Built) -> None:
     assert any("are in no segment" in error for error in errors(built))
 
 
+def test_a_lost_segment_does_not_take_reclaimed_neighbours_with_it(built: Built) -> None:
+    built.cut()
+    built.seal()
+    built.reclaim(1)
+    lost = built.path(8, Kind.SEALED)
+    lost.unlink()
+
+    assert errors(built) == ["segments records 8 to 15 are in no segment, and no ledger says why"]
+    assert "records 1 to 7 before it were reclaimed" in [found.message for found in findings(built, Level.INFO)]
+
+
 def test_a_reclaimed_segment_is_not_missing(built: Built) -> None:
     built.reclaim(1)
     assert errors(built) == []
@@ -276,6 +287,22 @@ def test_a_ledger_line_that_lies_about_a_digest_is_found(built: Built) -> None:
     ledger.append({"event": "sealed", "base": 1, "last": 7, "sha256": "0" * 64, "routes": []})
     ledger.close()
     assert any("the ledger says 0000" in error for error in errors(built))
+
+
+@pytest.mark.parametrize(
+    "name", ["segments/*1.wal.zst", "segments/*8.wal", "segments/*16.wal", "head", "log.json", "routes/a/*.cursor"]
+)
+@pytest.mark.parametrize("part", [0, 1, 2, 3, 4])
+def test_what_has_an_error_is_not_ok_as_well_and_its_place_is_told_once(built: Built, name: str, part: int) -> None:
+    """Nothing that comes behind an error says of the same file that all is well."""
+    (path,) = built.root.path.glob(name)
+    spoil(path, path.stat().st_size * part // 5)
+    found = list(verify(built.root))
+
+    wrong = {finding.path for finding in found if finding.level is Level.ERROR}
+    assert [finding for finding in found if finding.level is Level.OK and finding.path in wrong] == []
+    assert [finding.message for finding in found if str(finding.path) in finding.message] == []
+    assert [finding.message for finding in found if "offset" in finding.message] == []
 
 
 @pytest.mark.slow

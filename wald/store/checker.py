@@ -131,6 +131,7 @@ class _Check:
         self._path = piece.segment.path
         self._contents = _Contents(self._base)
         self._opening = Opening()
+        self._wrong = False  # whether any error was found
         self._expected = self._base  # the next sequence
         self._raw_bytes = 0
         self._time_ns = before.append_time_ns
@@ -151,7 +152,7 @@ class _Check:
         except OSError as error:
             yield self._error(0, f"cannot be read ({error.strerror})")
         except Damaged as error:
-            yield self._error(0, error.message)
+            yield self._damaged(error)
 
     def _raw(self) -> Iterator[Finding]:
         durable = self._piece.durable
@@ -177,7 +178,7 @@ class _Check:
             if durable is not None:
                 yield from self._behind(next(whole.scan(start=durable)))
         yield from self._sparse_index()
-        yield self._good()
+        yield self._held()
 
     def _tail(self, tail: Tail) -> Iterator[Finding]:
         durable = self._piece.durable
@@ -217,7 +218,7 @@ class _Check:
         try:
             file = SealedFile(self._path)
         except Damaged as error:
-            yield self._error(0, error.message)
+            yield self._damaged(error)
             yield from self._salvaged(error)
             return
         with file:
@@ -229,9 +230,10 @@ class _Check:
                     data = file.frame(number)
                 except Damaged as error:
                     whole = False
+                    told = self._damaged(error)
                     last = frame.next_sequence - 1
-                    words = f"records {frame.first_sequence} to {last} cannot be read: {error.message}"
-                    yield self._error(frame.offset, words)
+                    words = f"records {frame.first_sequence} to {last} cannot be read: {told.message}"
+                    yield replace(told, message=words)
                     self._open.clear()
                     self._opening.lost = True
                     self._expected = max(self._expected, frame.next_sequence)
@@ -243,7 +245,7 @@ class _Check:
                 yield from self._agrees(index, digest.digest())
         if self._path.with_name(segment_name(self._base, Kind.RAW)).exists():
             yield Finding(Level.INFO, self._path, 0, "the raw form is still there; the sealer removes it")
-        yield self._good()
+        yield self._held()
 
     def _salvaged(self, error: Damaged) -> Iterator[Finding]:
         """What readers still get of a segment whose index cannot be trusted."""
@@ -262,10 +264,9 @@ class _Check:
                         self._expected = max(met.header.end_sequence, self._expected)
         except Damaged as other:
             if other is not error:
-                yield self._error(0, other.message)
+                yield self._damaged(other)
             return
-        words = f"{self._contents.batches} batches, {self._contents.records} records are whole, and readers get them"
-        yield Finding(Level.INFO, self._path, 0, words)
+        yield self._held()
 
     def _frame(self, index: SealedIndex, number: int, data: bytes) -> Iterator[Finding]:
         frame = index.frames[number]
@@ -368,12 +369,20 @@ class _Check:
             if state.open_records.get(route) != sequence:
                 yield f"the control state does not know that record {sequence} of route {route} has not ended"
 
-    def _good(self) -> Finding:
+    def _held(self) -> Finding:
+        """How much there is, which is good if nothing else was wrong."""
         words = f"{self._contents.batches} batches, {self._contents.records} records"
+        if self._wrong:
+            return Finding(Level.INFO, self._path, 0, f"{words} are whole, and readers get them")
         return Finding(Level.OK, self._path, 0, words)
 
     def _error(self, offset: int, message: str) -> Finding:
+        self._wrong = True
         return Finding(Level.ERROR, self._path, offset, message)
+
+    def _damaged(self, error: Damaged) -> Finding:
+        self._wrong = True
+        return Finding.of(Level.ERROR, self._path, error.message)
 
 
 def _payload_wrong(header: BatchHeader, payload: memoryview) -> Iterator[str]:

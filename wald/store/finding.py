@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Self
 
 
 class Level(Enum):
@@ -25,3 +27,10 @@ class Finding:
     path: Path
     offset: int
     message: str
+
+    @classmethod
+    def of(cls, level: Level, path: Path, told: str) -> Self:
+        """What the message of an error says about ``path``, which it may begin with, and with an offset behind it."""
+        found = re.fullmatch(r"(?:offset (\d+): )?(.*)", told.removeprefix(f"{path}: "), re.DOTALL)
+        assert found is not None, "it matches whatever there is"
+        return cls(level, path, int(found[1] or 0), found[2])

@@ -61,7 +61,7 @@ def read_head(root: Root) -> Head | None:
     finally:
         os.close(descriptor)
     raise Damaged(
-        f"{root.head}: not a head line (offset 0)",
+        f"{root.head}: offset 0: not a head line",
         hint=f"rm {root.head}: the next start of wald run makes it anew from the segments",
     )
 

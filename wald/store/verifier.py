@@ -81,20 +81,20 @@ class Verification:
             yield from self._ledger(self._root.ledger / name)
         yield from self._cursors()
         for path, words in troubles(self._root):
-            yield Finding(Level.INFO, path, 0, words.removeprefix(f"{path}: "))
+            yield Finding.of(Level.INFO, path, words)
 
     def _identity(self) -> Iterator[Finding]:
         try:
             self._log_id = read_identity(self._root).log_id
         except (Damaged, UnsupportedFormat) as error:
-            yield Finding(Level.ERROR, self._root.identity, 0, error.message)
+            yield Finding.of(Level.ERROR, self._root.identity, error.message)
 
     def _read_head(self) -> Iterator[Finding]:
         try:
             self._head = read_head(self._root)
         except Damaged as error:
             self._headless_told = True
-            yield Finding(Level.ERROR, self._root.head, 0, error.message)
+            yield Finding.of(Level.ERROR, self._root.head, error.message)
 
     def _headless(self) -> Iterator[Finding]:
         """The head is on disk before any segment is, so a log with segments and without it has lost it."""
@@ -120,7 +120,7 @@ class Verification:
         try:
             self._listing = list_segments(self._root)
         except Damaged as error:
-            yield Finding(Level.ERROR, self._root.segments, 0, error.message)
+            yield Finding.of(Level.ERROR, self._root.segments, error.message)
 
     def _segments(self, ahead: Callable[[Piece], Checked | None]) -> Iterator[Finding]:
         """Every segment as far as the head that was read before."""
@@ -143,7 +143,7 @@ class Verification:
                 try:
                     self._listing = look_again(self._root, self._listing, gone)
                 except Damaged as error:
-                    yield Finding(Level.ERROR, segment.path, 0, error.message)
+                    yield Finding.of(Level.ERROR, segment.path, error.message)
                 else:
                     waiting = deque(s for s in self._listing.segments if s.base_sequence >= segment.base_sequence)
             else:
@@ -162,27 +162,32 @@ class Verification:
         self.segments += 1
         self.records += checked.records
         self.raw_bytes += checked.raw_bytes
-        return [*found, *checked.findings]
+        found += checked.findings
+        wrong = any(each.level is Level.ERROR and each.path == segment.path for each in found)
+        return [each for each in found if not (wrong and each.level is Level.OK)]
 
     def _follows(self, segment: Segment) -> Iterator[Finding]:
         base, expected = segment.base_sequence, self._state.next_sequence or 1
         if base > expected:
-            missing = f"records {expected} to {base - 1}"
-            if self._reclaimed(expected, base - 1):
-                yield Finding(Level.INFO, segment.path, 0, f"{missing} before it were reclaimed")
-            else:
-                words = f"{missing} before it are in no segment, and no ledger says why"
-                yield Finding(Level.ERROR, segment.path, 0, words)
+            lost = self._lost(expected, base - 1)
+            for first, last in lost:
+                yield self._gap(self._root.segments, first, last, "are in no segment, and no ledger says why")
+            for first, last in _between(lost, expected, base - 1):
+                words = f"records {first} to {last} before it were reclaimed"
+                yield Finding(Level.INFO, segment.path, 0, words)
         elif base < expected:
             words = f"begins before record {expected}, where the one before it ends"
             yield Finding(Level.ERROR, segment.path, 0, words)
 
-    def _reclaimed(self, first: int, last: int) -> bool:
-        """Whether a ledger that can be believed says so."""
+    def _lost(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The runs of which no ledger that can be believed says that they were reclaimed."""
         try:
-            return self.history.all_reclaimed(first, last)
+            return list(self.history.unexplained(first, last))
         except Damaged:  # told of with the ledgers
-            return False
+            return [(first, last)] if first <= last else []
+
+    def _gap(self, path: Path, first: int, last: int, words: str) -> Finding:
+        return Finding(Level.ERROR, path, 0, f"records {first} to {last} {words}")
 
     def _behind_head(self, segment: Segment) -> bool:
         return self._head is not None and segment.base_sequence > self._head.segment
@@ -204,22 +209,24 @@ class Verification:
         sealed = 0
         with contextlib.suppress(Damaged):  # told of with the ledgers
             sealed = self.history.last_sealed()
-        if sealed > last and not self._reclaimed(last + 1, sealed):
-            words = f"records {last + 1} to {sealed} were sealed and are in no segment"
-            yield Finding(Level.ERROR, self._root.ledger / LEDGERS[0], 0, words)
+        for begin, end in self._lost(last + 1, sealed):
+            yield self._gap(self._root.segments, begin, end, "were sealed and are in no segment")
         if head is None:
             return
-        if head.sequence > last and not self._reclaimed(last + 1, head.sequence):
-            words = f"records {last + 1} to {head.sequence} are durable by the head and in no segment"
-            yield Finding(Level.ERROR, self._root.head, 0, words)
-        else:
+        lost = self._lost(last + 1, head.sequence)
+        for begin, end in lost:
+            yield self._gap(self._root.head, begin, end, "are durable by the head and in no segment")
+        if not lost:
             yield Finding(Level.OK, self._root.head, 0, f"record {head.sequence}")
 
     def _ledger(self, path: Path) -> Iterator[Finding]:
         try:
             decoded = read_ledger(path)
-        except (Damaged, OSError) as error:
-            yield Finding(Level.ERROR, path, 0, str(error))
+        except Damaged as error:
+            yield Finding.of(Level.ERROR, path, error.message)
+            return
+        except OSError as error:
+            yield Finding(Level.ERROR, path, 0, f"cannot be read ({error.strerror})")
             return
         for number, reason in decoded.broken:
             yield Finding(Level.ERROR, path, 0, f"line {number}: {reason}")
@@ -238,7 +245,7 @@ class Verification:
                 if cursor.state is CursorState.VALID:
                     yield Finding(Level.OK, cursor.path, 0, f"record {cursor.sequence}")
                 elif cursor.state is not CursorState.ABSENT:
-                    yield Finding(Level.ERROR, cursor.path, 0, f"{cursor.message}; it counts as 0")
+                    yield Finding.of(Level.ERROR, cursor.path, f"{cursor.message}; it counts as 0")
 
     def _last(self) -> int:
         """The last durable record by now."""
@@ -246,3 +253,13 @@ class Verification:
         with contextlib.suppress(Damaged):  # told of at the beginning
             head = read_head(self._root) or head
         return head.sequence if head is not None else max(self._state.next_sequence - 1, 0)
+
+
+def _between(runs: list[tuple[int, int]], first: int, last: int) -> Iterator[tuple[int, int]]:
+    """What of ``first`` to ``last`` is in none of ``runs``."""
+    for begin, end in runs:
+        if first < begin:
+            yield first, begin - 1
+        first = end + 1
+    if first <= last:
+        yield first, last

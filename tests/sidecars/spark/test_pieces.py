@@ -193,6 +193,13 @@ def test_a_segment_that_is_gone_without_a_word_is_damage(built: Built) -> None:
         planned(place_of(built))
 
 
+def test_of_what_is_gone_only_what_no_ledger_tells_of_is_called_lost(built: Built) -> None:
+    built.reclaim(1)
+    built.path(3, Kind.SEALED).unlink()
+    with pytest.raises(Damaged, match="no segment holds records 3 to 4"):
+        planned(place_of(built), gaps=True)
+
+
 def test_a_damaged_frame_is_named_with_segment_and_offset(built: Built) -> None:
     path = built.path(3, Kind.SEALED)
     data = bytearray(path.read_bytes())
