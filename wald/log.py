@@ -24,7 +24,7 @@ from wald.store.batches import Batch
 from wald.store.cursors import Cursor, read_cursor, set_cursor
 from wald.store.directory import Root, read_identity
 from wald.store.disk import Disk
-from wald.store.head import read_head
+from wald.store.head import head_of
 from wald.store.lookup import Whereabouts, where
 from wald.store.missing import OnMissing
 from wald.store.reader import Place, read_batches
@@ -53,9 +53,9 @@ class Log:
         """Up to where the log is durable; None before anything was.
 
         Raises:
-            Damaged: the head file is not readable.
+            Damaged: the head file is not readable, or lost.
         """
-        return read_head(self.root)
+        return head_of(self.root)
 
     def routes(self) -> list[str]:
         """Every route, by name."""

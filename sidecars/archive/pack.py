@@ -27,7 +27,7 @@ from wald.store.cursors import CursorState
 from wald.store.directory import list_segments
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger
-from wald.store.progress import progress
+from wald.store.progress import last_sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +165,7 @@ class Archivist:
         Raises:
             Damaged: which record was the last cannot be told.
         """
-        everything = progress(self.log.root, log_id=self.log.identity.log_id, head_sequence=0)
-        begun = next(found.last_sequence for found in everything if found.route == wish.route)
+        begun = (last_sequences(self.log.root, self.log.identity.log_id) or {}).get(wish.route)
         if not begun:
             raise Damaged(
                 f"{self.log.root.path}: which record of {wish.route} is the last cannot be told",

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logs import Built
 from running import Daemon, eventually, output_of, refusal_of, wald
 
-from wald.errors import NotFound
+from wald.errors import Damaged, NotFound
 
 
 def told(*arguments: object) -> Any:
@@ -22,6 +23,35 @@ def test_head_is_the_last_durable_record(daemon: Daemon, root: Path) -> None:
 
     assert output_of("head", "--root", root).startswith(b"seq=2 segment=1 position=")
     assert told("head", "--root", root)["sequence"] == 2
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_log_that_has_lost_its_head_does_not_say_that_nothing_was_durable(tmp_path: Path, sealed: bool) -> None:
+    built = Built(tmp_path / "log")
+    built.lines("a", [b"one", b"two"])
+    if sealed:
+        built.cut()
+        built.seal()
+    built.log.set_cursor("a", 2)
+    root = built.root.path
+    built.root.head.unlink()
+    code, message, hint = refusal_of("head", "--root", root)
+
+    assert code == Damaged.exit_code
+    assert message.startswith(f"{built.root.head}: there is no readable head, so what is durable behind record ")
+    assert hint.endswith(f"wald run --root {root}")
+    assert "nothing is durable" not in output_of("top", "--once", "--root", root).decode()
+    (route,) = json.loads(wald("routes", "--json", "--root", root).stdout)
+    assert route["last_sequence"] == (2 if sealed else None)
+    assert route["groups"][0]["state"] == ("valid" if sealed else "beyond")
+
+
+def test_a_log_without_records_has_had_nothing_durable(tmp_path: Path) -> None:
+    built = Built(tmp_path / "log")
+    built.root.head.unlink()
+    code, message, _ = refusal_of("head", "--root", built.root.path)
+
+    assert (code, message) == (NotFound.exit_code, f"{built.root.head}: nothing has been durable yet")
 
 
 def test_where_has_an_answer_for_every_number(daemon: Daemon, root: Path) -> None:

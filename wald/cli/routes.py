@@ -35,8 +35,7 @@ def routes(root: Path, as_json: bool) -> None:
     """
     log = wald.open(root)
     warn_without_daemon(log.root)
-    found = log.head()
-    every = progress(log.root, log_id=log.identity.log_id, head_sequence=found.sequence if found else 0)
+    every = progress(log.root, log_id=log.identity.log_id)
     if as_json:
         click.echo(json.dumps([_told(route) for route in every]))
         return

@@ -66,10 +66,29 @@ def read_head(root: Root) -> Head | None:
     )
 
 
+def head_of(root: Root) -> Head | None:
+    """The durable head; None before anything was durable.
+
+    Raises:
+        Damaged: the file is there and is not a head, or it is lost: there are records and nothing says how far.
+    """
+    found = read_head(root)
+    if found is not None:
+        return found
+    bound, listing = look(root)
+    if not listing.segments or not (bound.lost or bound.sequence != 0):
+        return None
+    found = read_head(root)  # which a daemon may have made meanwhile
+    if found is None:
+        raise lost_head(root, bound)
+    return found
+
+
 def lost_head(root: Root, bound: Bound) -> Damaged:
     """The error for what may be behind a bound without a head."""
+    behind = "" if bound.sequence is None else f" behind record {bound.sequence}"
     return Damaged(
-        f"{root.head}: there is no readable head, so what is durable behind record {bound.sequence} cannot be told",
+        f"{root.head}: there is no readable head, so what is durable{behind} cannot be told",
         hint=f"send a record to the running daemon, or start it: wald run --root {root.path}",
     )
 

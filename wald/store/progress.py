@@ -14,6 +14,7 @@ from wald.store.fifos import has_fifo
 from wald.store.head import look
 from wald.store.lag import lags
 from wald.store.raw import FIRST_BATCH
+from wald.store.seeking import end_sequence
 from wald.store.segments import Whole, open_segment
 
 
@@ -35,8 +36,13 @@ class Progress:
     lags: tuple[int, ...]
 
 
-def progress(root: Root, *, log_id: bytes, head_sequence: int) -> list[Progress]:
-    """Every route of ``root``, by name."""
+def progress(root: Root, *, log_id: bytes) -> list[Progress]:
+    """Every route of ``root``, by name.
+
+    Raises:
+        Damaged: the end of the log cannot be told.
+    """
+    head_sequence = end_sequence(root, log_id) - 1
     last = last_sequences(root, log_id)
     cursors = {
         route: tuple(cursors_of(root, route, log_id=log_id, head_sequence=head_sequence))
@@ -60,7 +66,11 @@ def last_sequences(root: Root, log_id: bytes) -> dict[str, int] | None:
     """Of each route, from the newest segment alone, which opens with what the older ones led to; None: not known."""
     while True:
         bound, listing = look(root)
-        readable = [segment for segment in listing.segments if segment.base_sequence <= bound.segment]
+        if bound.lost:
+            return None
+        readable = [
+            s for s in listing.segments if s.base_sequence <= bound.segment and bound.limit(s.base_sequence) != 0
+        ]
         if not readable:
             return {}
         found: dict[str, int] = {}
