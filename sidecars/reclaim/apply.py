@@ -1,7 +1,8 @@
 """Carrying a plan out, in steps of which each can be repeated.
 
-    complete    the ledger's line, synced; then the name ``.doomed``; then the cursors are read again
-    doomed      read again at each look; after the grace period the name ``.deleting``; then they are read once more
+    complete    the ledger's line, synced; then the name ``.doomed``
+    doomed      after the grace period the name ``.deleting``; and before that, or after it, the cursors are read again,
+                in the same look and in each later one
     deleting    unlinked
 
 Whoever sets a cursor writes it first and looks at the names then. So either the cursor is seen here after the name has
@@ -25,6 +26,7 @@ from wald.store.ledger import Ledger
 
 # Told with one sync of the ledger, and renamed with one of the directory:
 _SEGMENTS_AT_ONCE = 64
+_DELETED_AT_ONCE = 1024  # for them the cursors are read again once, which takes a while if there are thousands
 _ROUTES_AT_ONCE = 2048  # in all of them; so that a thousand in each take no more memory than a few
 
 
@@ -48,33 +50,28 @@ class Reclaim:
         for entry in entries:
             self.planner.heard(entry)
 
-    def doom(self, decisions: Iterable[Decision], *, now_ns: int) -> Iterator[Decision]:
-        """Rename the segments that go; each decision comes back once it is carried out, or has turned out otherwise."""
+    def doom(self, decisions: Iterable[Decision]) -> Iterator[Decision]:
+        """Rename the segments that go; each decision comes back once it is carried out, or has turned out otherwise.
+
+        What has been renamed has to be judged again, which :meth:`delete` does.
+        """
         for group in _groups(decisions):
             if entries := [decision.entry for decision in group if decision.entry is not None]:
                 self.tell(*entries)
-            going: dict[int, Segment] = {}
             for number, decision in enumerate(group):
                 if not decision.verdict.goes:
                     continue
                 segment = decision.segment
                 try:
-                    going[segment.base_sequence] = self._renamed(segment, segment.kind.doomed)
+                    self._renamed(segment, segment.kind.doomed)
                 except FileNotFoundError:
                     if segment.kind is not Kind.RAW:
                         raise
                     # Sealed since it was judged. The next look judges what it has become, and corrects the ledger.
                     group[number] = replace(decision, verdict=Verdict.SEALING)
-            if not going:
-                yield from group
-                continue
-            self.disk.sync_directory(self.root.segments)
-            decisions_now = self.planner.again(going.values(), now_ns=now_ns)
-            again = {decision.segment.base_sequence: decision for decision in decisions_now}
-            self._take_back(again.values())
-            for decision in group:
-                by_now = again.get(decision.segment.base_sequence, decision)
-                yield decision if by_now.verdict.goes else by_now
+            if any(decision.verdict.goes for decision in group):
+                self.disk.sync_directory(self.root.segments)
+            yield from group
 
     def delete(self, doomed: Sequence[Segment], waited: Sequence[Segment], *, now_ns: int) -> Iterator[Decision]:
         """Unlink what has ``waited`` out its grace period; what comes back is what has become of all the ``doomed``.
@@ -82,10 +79,10 @@ class Reclaim:
         One that the ledger does not know of (it was lost, or somebody else has renamed the file) is told first.
         """
         over = {segment.base_sequence for segment in waited}
-        for begin in range(0, len(doomed), _SEGMENTS_AT_ONCE):
+        for begin in range(0, len(doomed), _DELETED_AT_ONCE):
             there = [
                 self._renamed(segment, segment.kind.deleting) if segment.base_sequence in over else segment
-                for segment in doomed[begin : begin + _SEGMENTS_AT_ONCE]
+                for segment in doomed[begin : begin + _DELETED_AT_ONCE]
             ]
             decisions = self.planner.again(there, now_ns=now_ns)
             self._take_back(decisions)

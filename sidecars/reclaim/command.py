@@ -130,7 +130,7 @@ class Work:
         if (witness := planner.witness(now_ns=now_ns)) is not None:
             self.reclaim.tell(witness)
         decisions = takewhile(lambda _: not self.stop.is_set(), planner.decisions(now_ns=now_ns))
-        for decision in self.reclaim.doom(decisions, now_ns=now_ns):
+        for decision in self.reclaim.doom(decisions):
             report.decision(decision)
         doomed = planner.doomed()
         waited = planner.waited(doomed, grace_ns=self.grace_ns)

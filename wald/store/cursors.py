@@ -12,10 +12,10 @@ from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
-from wald.format.names import DEFAULT_GROUP, check_group
+from wald.format.names import DEFAULT_GROUP, check_group, cursor_name
 from wald.store.directory import Root, read_identity
 from wald.store.disk import Disk
-from wald.store.regular import open_file
+from wald.store.regular import read_start
 
 
 class CursorState(Enum):
@@ -63,13 +63,15 @@ def read_cursor(root: Root, route: str, group: str = DEFAULT_GROUP, *, log_id: b
         NotFound: no such route.
     """
     root.require_route(route)
-    path = root.cursor(route, check_group(group))
+    return _read(root.cursor(route, check_group(group)), route, group, log_id, head_sequence)
 
+
+def _read(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
     def judged(state: CursorState, sequence: int = 0, message: str = "") -> Cursor:
         return Cursor(route, group, path, state, sequence, message and f"{path}: {message}")
 
     try:
-        lines = decode_cursor(_read(path))
+        lines = decode_cursor(read_start(path, CURSOR_MAX_BYTES + 1))
     except FileNotFoundError:
         return judged(CursorState.ABSENT, message="no cursor yet")
     except Damaged:
@@ -182,22 +184,16 @@ def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> 
         NotFound: no such route.
     """
     try:
-        groups = root.groups(route)
-        strange = root.strange_cursors(route)
+        groups, strange = root.cursors(route)
     except OSError as error:
         where = root.routes / route
         message = f"{where}: {error.strerror or error}"
         return [Cursor(route, DEFAULT_GROUP, where, CursorState.UNREADABLE, 0, message)]
     if not groups and not strange:
         groups = [DEFAULT_GROUP]
-    cursors = [read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence) for group in groups]
-    for path in strange:
+    directory = root.route(route)
+    cursors = [_read(directory / cursor_name(group), route, group, log_id, head_sequence) for group in groups]
+    for path in map(directory.joinpath, strange):
         message = f"{path}: no group can have this name; rename the file, or remove it"
         cursors.append(Cursor(route, path.stem, path, CursorState.UNREADABLE, 0, message))
     return cursors
-
-
-def _read(path: Path) -> bytes:
-    """What is in a cursor file, one byte more than a cursor may have at most; errors as of :func:`open_file`."""
-    with open_file(path) as file:
-        return file.read(CURSOR_MAX_BYTES + 1)

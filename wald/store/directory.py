@@ -11,6 +11,7 @@ import os
 import uuid
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,7 +35,7 @@ _RESTORE_IDENTITY = "restore the file: the log id is at offset 16 of every segme
 _FOLDERS = ("segments", "routes", "ledger", "quarantine", "recovery")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Root:
     """The paths of one log."""
 
@@ -69,8 +70,8 @@ class Root:
         """Where readers look for segments: in the log's own directory; of a log in parts, in several."""
         return (self.segments,)
 
-    @property
-    def routes(self) -> Path:
+    @cached_property
+    def routes(self) -> Path:  # asked for several times for each of perhaps thousands of routes
         return self.path / "routes"
 
     @property
@@ -111,17 +112,24 @@ class Root:
 
         Raises:
             NotFound: no such route.
+            OSError: it may not be looked into.
         """
-        self.require_route(route)
-        found = (parse_cursor_name(entry.name) for entry in os.scandir(self.route(route)))
-        return sorted(group for group in found if group is not None)
+        return self.cursors(route)[0]
 
-    def strange_cursors(self, route: str) -> list[Path]:
-        """Files of ``route`` named like a cursor whose group no group can be."""
-        entries = (Path(entry.path) for entry in os.scandir(self.route(route)))
-        return sorted(
-            path for path in entries if path.name.endswith(CURSOR_SUFFIX) and parse_cursor_name(path.name) is None
-        )
+    def cursors(self, route: str) -> tuple[list[str], list[str]]:
+        """The groups that have a cursor on ``route``; and files named like a cursor of a group that none can be.
+
+        Raises:
+            NotFound: no such route.
+            OSError: it may not be looked into.
+        """
+        try:
+            names = os.listdir(self.route(route))
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._no_route(route) from None
+        found = {name: parse_cursor_name(name) for name in names if name.endswith(CURSOR_SUFFIX)}
+        groups = sorted(group for group in found.values() if group is not None)
+        return groups, sorted(name for name, group in found.items() if group is None)
 
     def require_route(self, route: str) -> None:
         """
@@ -130,10 +138,13 @@ class Root:
             NotFound: no such route.
         """
         if not self.route(route).is_dir():
-            raise NotFound(
-                f"{self.routes}: there is no route {route!r}",
-                hint=f"wald routes lists them; wald route add {route} makes it",
-            )
+            raise self._no_route(route)
+
+    def _no_route(self, route: str) -> NotFound:
+        return NotFound(
+            f"{self.routes}: there is no route {route!r}",
+            hint=f"wald routes lists them; wald route add {route} makes it",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from wald.errors import Damaged
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, decode_cursor
 from wald.format.ledger import BadLine, decode_line
 from wald.store.directory import Root
-from wald.store.regular import open_file
+from wald.store.regular import open_file, read_start
 
 _BARE_MAX = 1 << 20  # records beyond the end that a cursor without a log id is believed
 _OURS_MAX = 1 << 40
@@ -77,8 +77,7 @@ def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
         for group in groups:
             path = root.cursor(route, group)
             try:
-                with open_file(path) as file:
-                    lines = decode_cursor(file.read(CURSOR_MAX_BYTES + 1))
+                lines = decode_cursor(read_start(path, CURSOR_MAX_BYTES + 1))
             except (OSError, Damaged, BadCursor):
                 continue  # it pins, whatever it was
             if lines.log_id in (None, log_id):

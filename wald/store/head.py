@@ -93,15 +93,20 @@ def lost_head(root: Root, bound: Bound) -> Damaged:
     )
 
 
+def readable_head(root: Root) -> Head | None:
+    """As :func:`read_head`, but a damaged one is none: it is derived, and segments tell as much, or nearly."""
+    try:
+        return read_head(root)
+    except Damaged:
+        return None
+
+
 def look(root: Root) -> tuple[Bound, Listing]:
     """How far the log may be read, and its segments, which reach at least that far.
 
     Without a readable head, which is derived and may be lost, that is everything but the newest raw segment.
     """
-    try:
-        head = read_head(root)
-    except Damaged:
-        head = None
+    head = readable_head(root)
     listing = list_segments(root)  # after the head: a segment that the head is in has its name already
     if head is not None:
         return Bound(head.segment, head.position, head.sequence), listing

@@ -49,5 +49,14 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
+def read_start(path: Path, length: int) -> bytes:
+    """The first ``length`` bytes of it, or as many as there are; errors as of :func:`open_regular`."""
+    descriptor = open_regular(path)
+    try:
+        return os.read(descriptor, length)
+    finally:
+        os.close(descriptor)
+
+
 def _not_regular(path: Path) -> Damaged:
     return Damaged(f"{path}: not a regular file", hint=f"ls -l {path}; move it away, and restore what belongs there")

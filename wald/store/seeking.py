@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from wald.errors import Damaged
 from wald.store.directory import Listing, Root, look_again
-from wald.store.head import Bound, look
+from wald.store.head import Bound, look, readable_head
 from wald.store.raw import Gap
 from wald.store.salvage import SalvagedSegment
 from wald.store.segments import Passed, SealedSegment, open_segment
@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 def end_sequence(root: Root, log_id: bytes) -> int:
     """The number that the next record gets, as far as the durable log tells."""
-    return _looked(root, lambda bound, listing: _end(bound, listing, log_id))
+    head = readable_head(root)  # which is enough, and segments may be very many
+    return head.sequence + 1 if head else _looked(root, lambda bound, listing: _end(bound, listing, log_id))
 
 
 def sequence_at(root: Root, log_id: bytes, time_ns: int) -> int:
