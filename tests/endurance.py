@@ -23,12 +23,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from contents import errors
 from disturbed import invariants
 from full_disk import fill, small_file_system
-from running import TIMEOUT_SECONDS, Client, Daemon, eventually, run, sidecar
+from running import Client, Daemon, eventually, run, sidecar
+from threads import started
 from tracing import traced
 
 import wald
@@ -41,6 +43,7 @@ from wald.store.ledger import entries_of
 SOCKETS = tuple(f"socket{number}" for number in range(3))
 FIFO = "fifo"
 DISK_BYTES = 128 << 20
+SIDECAR_SECONDS = 120.0  # that one may take beside all that
 STUCK_SECONDS = 120.0  # without a record, whatever was wrong before
 SETTINGS = {"WALD_SEGMENT_MAX_BYTES": "64KiB", "WALD_FREE_SPACE_MIN": "4MiB", "WALD_LOG_LEVEL": "error"}
 _CALLS = ("fdatasync", "fsync", "rename", "unlink", "ftruncate", "fallocate", "pwritev", "openat", "close")
@@ -156,7 +159,7 @@ class _Round:
             self._root = disk / "root"
             self._daemon = stack.enter_context(Daemon(self._root, env=env))
             self._load = _Load(self._daemon, self._storm, self._chance.randrange(1 << 32), self._full)
-            helpers = _Sidecars(self._root, self._place / "archive", self._full)
+            self._helpers = helpers = _Sidecars(self._root, self._place / "archive", self._full)
             deadline = time.monotonic() + seconds
             try:
                 while time.monotonic() < deadline and not self._wrong():
@@ -173,7 +176,7 @@ class _Round:
             self._judge(helpers)
 
     def _wrong(self) -> list[str]:
-        return self._tally.wrong + self._load.wrong
+        return self._tally.wrong + self._load.wrong + self._helpers.wrong
 
     def _disturb(self) -> None:
         names = list(self._storm.faults)
@@ -297,18 +300,17 @@ class _Sidecars:
         reclaim = sidecar("reclaim", "--root", root, "--once", "--grace", "0")
         pack = sidecar("archive", "pack", SOCKETS[0], "--root", root, "--group", "archive", "--dest", archive)
         pack += ["--records-per-bundle", "20000", "--codec", "none"]
-        self._thread = threading.Thread(target=self._work, args=([reclaim, reclaim, reclaim, pack],), daemon=True)
-        self._thread.start()
+        self._thread = started("sidecars", partial(self._work, [reclaim, reclaim, reclaim, pack]), self.wrong)
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(2 * TIMEOUT_SECONDS)
+        self._thread.join(2 * SIDECAR_SECONDS)
 
     def _work(self, lines: Sequence[Sequence[str]]) -> None:
         while not self._stopping.is_set():
             for line in lines:
                 full = self._full.is_set()
-                done = run(line)
+                done = run(line, timeout=SIDECAR_SECONDS)
                 self.runs[line[2].removeprefix("sidecars.")] += 1
                 if done.returncode not in (0, 3) and not full and not self._full.is_set():
                     self.wrong.append(f"{line[2]} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
@@ -342,19 +344,12 @@ class _Load:
             log.set_cursor(name, 0)
         log.set_cursor(SOCKETS[0], 0, "archive")
         self._writers = [
-            threading.Thread(target=self._guarded(self._publish), args=(name, seed + number), daemon=True)
-            for number, name in enumerate(SOCKETS)
+            self._started(name, partial(self._publish, name, seed + number)) for number, name in enumerate(SOCKETS)
         ]
-        self._writers.append(threading.Thread(target=self._guarded(self._feed), args=(FIFO, seed - 1), daemon=True))
-        self._readers = [
-            threading.Thread(target=self._guarded(self._consume), args=(name, seed), daemon=True) for name in self.read
-        ]
-        cutters = [
-            threading.Thread(target=self._guarded(self._cut), args=("cutter", seed), daemon=True)
-            for _ in range(storm.cutters)
-        ]
-        for thread in self._writers + self._readers + cutters:
-            thread.start()
+        self._writers.append(self._started(FIFO, partial(self._feed, FIFO, seed - 1)))
+        self._readers = [self._started(name, partial(self._consume, name)) for name in self.read]
+        for _ in range(storm.cutters):
+            self._started("cutter", self._cut)
 
     @property
     def acknowledged(self) -> int:
@@ -381,15 +376,8 @@ class _Load:
         self._stopping.set()
         self._abandoned.set()
 
-    def _guarded(self, work: Callable[[str, int], None]) -> Callable[[str, int], None]:
-        def guarded(name: str, seed: int) -> None:
-            try:
-                work(name, seed)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the storm is over
-                if not self._abandoned.is_set():
-                    self.wrong.append(f"{name}: {type(error).__name__}: {error}")
-
-        return guarded
+    def _started(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        return started(name, work, self.wrong, hushed=self._abandoned)
 
     def _lines(self, name: str, chance: random.Random) -> bytes:
         count = chance.choice((1, 1, 10, 200))
@@ -421,12 +409,12 @@ class _Load:
         finally:
             os.close(descriptor)
 
-    def _cut(self, _: str, __: int) -> None:
+    def _cut(self) -> None:
         with Client(self._daemon.socket_path) as client:
             while not self._stopping.is_set():
                 client.ask(b"CUT\n")
 
-    def _consume(self, name: str, _: int) -> None:
+    def _consume(self, name: str) -> None:
         log = wald.open(self._daemon.root)
         done = 0
         while not self._abandoned.is_set():

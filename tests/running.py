@@ -51,15 +51,23 @@ def wald(
 
 
 def run(
-    line: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    line: Sequence[str],
+    *,
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    timeout: float = TIMEOUT_SECONDS,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command line of ours to its end."""
+    """Run a command line of ours to its end.
+
+    Raises:
+        TimeoutExpired: it has not come to it for ``timeout`` seconds.
+    """
     return subprocess.run(
         line,
         input=stdin,
         env=_BARE | dict(env or {}),
         capture_output=True,
-        timeout=TIMEOUT_SECONDS,
+        timeout=timeout,
         check=False,
     )
 

@@ -15,13 +15,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from contents import errors, records
 from running import Daemon, eventually
+from threads import started
 
 from wald.daemon.pipes import held_bytes
-from wald.errors import WaldError
 from wald.producer import Durable, Producer
 
 PRODUCERS = 4
@@ -103,15 +104,9 @@ class _Load:
         self._failures: list[str] = []
 
     def start(self, write: Callable[[int], None], count: int) -> None:
-        def run(number: int) -> None:
-            try:
-                write(number)
-            except (OSError, WaldError) as error:
-                self._failures.append(f"producer {number}: {error}")
-
-        self._threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
-        for thread in self._threads:
-            thread.start()
+        self._threads = [
+            started(f"producer {number}", partial(write, number), self._failures) for number in range(count)
+        ]
 
     def stop(self) -> None:
         self._stopping.set()

@@ -162,7 +162,7 @@ class Planner:
             Damaged: the end of the log or the ledger of the archive cannot be read.
         """
         renamed = list(doomed)
-        sealing = being_sealed(self._root)
+        sealing = being_sealed(self._root) if any(s.kind.form is Kind.RAW for s in renamed) else set()
         claims, _ = self._read_claims()
         lets_go: dict[int, bool] = {}  # by the identity of earlier claims, of which there are few
         decisions = []

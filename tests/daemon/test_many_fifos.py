@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
+from effort import steps
 from logs import Unsynced
 
 from wald.config import Config
@@ -22,24 +20,6 @@ from wald.daemon.turn import Turn
 from wald.format.control import State
 from wald.store.directory import Root, create_root, read_identity
 from wald.store.routes import add_route
-
-
-def steps(work: Callable[[], object]) -> int:
-    """How many instructions of Python ``work`` takes."""
-    counted = 0
-
-    def count(frame: FrameType, event: str, _argument: object) -> Any:  # itself
-        nonlocal counted
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        counted += event == "opcode"
-        return count
-
-    sys.settrace(count)
-    try:
-        work()
-    finally:
-        sys.settrace(None)
-    return counted
 
 
 @contextmanager

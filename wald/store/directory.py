@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import uuid
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -187,8 +187,21 @@ class Listing:
 
     def covering(self, sequence: int) -> int:
         """The position in ``segments`` of the one that ``sequence`` falls into; 0 if it is older than all."""
-        bases = [segment.base_sequence for segment in self.segments]
-        return max(0, bisect_right(bases, sequence) - 1)
+        return max(0, bisect_right(self.segments, sequence, key=_base) - 1)
+
+    def before(self, segment: Segment) -> Segment | None:
+        """The readable one in front of ``segment``."""
+        number = bisect_left(self.segments, segment.base_sequence, key=_base)
+        return self.segments[number - 1] if number else None
+
+    def behind(self, sequence: int) -> Segment | None:
+        """The first readable one that begins behind ``sequence``."""
+        number = bisect_right(self.segments, sequence, key=_base)
+        return self.segments[number] if number < len(self.segments) else None
+
+
+def _base(segment: Segment) -> int:
+    return segment.base_sequence
 
 
 def list_segments(root: Root) -> Listing:

@@ -55,7 +55,9 @@ class Sealed:
 
 def pending(root: Root, active_base: int) -> list[Segment]:
     """The raw segments older than the active one, oldest first: what there is to seal."""
-    names = (parse_segment_name(entry.name) for entry in os.scandir(root.segments))
+    # Among thousands of sealed ones, which it would take longer to look at than to seal the next.
+    files = (entry.name for entry in os.scandir(root.segments) if entry.name.endswith(Kind.RAW.value))
+    names = (parse_segment_name(name) for name in files)
     raw = (name.base_sequence for name in names if name is not None and name.kind is Kind.RAW)
     return [Segment(base, Kind.RAW, root.segment(base, Kind.RAW)) for base in sorted(raw) if base < active_base]
 

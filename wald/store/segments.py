@@ -314,7 +314,14 @@ def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
         Damaged: nothing in it can be read.
     """
     if segment.kind.form is Kind.RAW:
-        return RawSegment(segment, log_id)
+        try:
+            return RawSegment(segment, log_id)
+        except FileNotFoundError:
+            # Sealed since it was listed, most likely. To list everything anew takes longer than the next seal.
+            sealed = segment.path.with_name(segment_name(segment.base_sequence, Kind.SEALED))
+            if not sealed.exists():
+                raise
+            segment = Segment(segment.base_sequence, Kind.SEALED, sealed)
     try:
         return SealedSegment(segment, log_id)
     except Misplaced:

@@ -41,11 +41,20 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
 
 
 def _settled(root: Root) -> Listing:
-    """A listing that a second look confirms: one that is made while names change may leave one out."""
+    """A listing that a second look confirms: one that is made while names change may leave one out.
+
+    What is cut and sealed meanwhile makes no difference, for that may go on faster than one can look.
+    """
     listing = list_segments(root)
-    while (again := list_segments(root)) != listing:
+    while True:
+        again = list_segments(root)
+        bases = {segment.base_sequence for segment in listing.segments}
+        newest = max(bases, default=0)
+        if again.doomed == listing.doomed and bases == {
+            segment.base_sequence for segment in again.segments if segment.base_sequence <= newest
+        }:
+            return again
         listing = again
-    return listing
 
 
 def _held(listing: Listing, deleting: bool, cursor: Cursor, log_id: bytes) -> Iterator[_Span]:

@@ -107,7 +107,7 @@ class Walk:
                         listing = look_again(self._root, listing, gone)
                         continue
                 except Damaged as error:
-                    before = self._before(following, listing)
+                    before = listing.before(following)
                     if isinstance(error, Misplaced) and self._expected is None and before is not None:
                         self._behind = before.base_sequence - 1  # what is wanted may be in that one
                     else:
@@ -121,11 +121,8 @@ class Walk:
             self.close()
 
     def _following(self, listing: Listing, bound: Bound) -> Segment | None:
-        later = (s for s in listing.segments if self._behind < s.base_sequence <= bound.segment)
-        return next(later, None)
-
-    def _before(self, segment: Segment, listing: Listing) -> Segment | None:
-        return next((s for s in reversed(listing.segments) if s.base_sequence < segment.base_sequence), None)
+        found = listing.behind(self._behind)
+        return found if found is not None and found.base_sequence <= bound.segment else None
 
     def _enter(self, segment: Segment, bound: Bound) -> None:
         opened = open_segment(segment, self._log_id)
@@ -177,7 +174,8 @@ class Walk:
         if segment.base_sequence == bound.segment:
             due = None if bound.sequence is None or self._position >= bound.position else bound.sequence + 1
         else:
-            due = next((s.base_sequence for s in listing.segments if s.base_sequence > segment.base_sequence), None)
+            behind = listing.behind(segment.base_sequence)
+            due = None if behind is None else behind.base_sequence
         tail = segment.tail
         if self._pending is not None:
             yield from self._pass_gap(segment, due or 0)
@@ -202,9 +200,9 @@ class Walk:
 
     def _unreadable(self, segment: Segment, error: Damaged, listing: Listing, bound: Bound) -> Lost:
         begin = max(self._due, segment.base_sequence)
-        following = [s.base_sequence for s in listing.segments if segment.base_sequence < s.base_sequence]
-        end = following[0] if following and following[0] <= bound.segment else (bound.sequence or begin) + 1
         self._behind = segment.base_sequence
+        following = self._following(listing, bound)
+        end = (bound.sequence or begin) + 1 if following is None else following.base_sequence
         self._expected = max(end, begin)
         return Lost(error.message, begin, end - 1, wholly=True)
 

@@ -1,0 +1,65 @@
+"""Thousands of small segments, as a flood of cuts leaves them: ten times as many cost ten times as much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from effort import steps
+from logs import Built
+
+from wald.format.names import Kind
+from wald.store.directory import Listing, Root, list_segments
+from wald.store.segments import SealedSegment, open_segment
+from wald.store.taken import taken_above
+
+
+def built(path: Path, segments: int) -> Built:
+    log = Built(path)
+    for number in range(segments):
+        log.lines("a", [b"%d" % number])
+        log.lines("b", [b"other"])
+        log.cut()
+    return log
+
+
+def test_the_way_through_them_is_linear(tmp_path: Path) -> None:
+    costs = []
+    for segments in (10, 100):
+        log = built(tmp_path / str(segments), segments)
+        log.seal()
+        costs.append(steps(lambda log=log: list(log.log.read("a"))))  # type: ignore[misc]
+
+    assert costs[1] < 10 * costs[0]
+
+
+def test_one_that_was_sealed_since_it_was_listed_is_opened(tmp_path: Path) -> None:
+    """To list thousands of names again takes longer than to seal the next one."""
+    log = built(tmp_path / "log", 2)
+    raw = list_segments(log.root).segments[0]
+    assert raw.kind is Kind.RAW
+    log.seal()
+    opened = open_segment(raw, log.log_id)
+
+    assert isinstance(opened, SealedSegment)
+    opened.close()
+
+
+def test_cuts_between_all_looks_keep_nobody_from_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments are cut and sealed faster than the directory is read."""
+    log = built(tmp_path / "log", 2)
+    log.log.set_cursor("a", 1)
+    looks = 0
+
+    def look(root: Root) -> Listing:
+        nonlocal looks
+        looks += 1
+        assert looks < 10
+        log.lines("a", [b"one more"])
+        log.cut()
+        log.seal()
+        return list_segments(root)
+
+    monkeypatch.setattr("wald.store.taken.list_segments", look)
+
+    assert taken_above(log.root, log.log.cursor("a"), log_id=log.log_id) == ""

@@ -1,0 +1,26 @@
+"""A thread of a tool tells what has ended it."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+
+from running import command, run
+from threads import started
+
+
+def test_what_a_thread_raises_is_told() -> None:
+    wrong: list[str] = []
+    started("sidecars", lambda: run(command("--version"), timeout=0), wrong).join()
+
+    (told,) = wrong
+    assert told.startswith(f"sidecars: {subprocess.TimeoutExpired.__name__}: ")
+
+
+def test_what_a_thread_raises_that_is_to_end_is_not() -> None:
+    wrong: list[str] = []
+    hushed = threading.Event()
+    hushed.set()
+    started("consumer", lambda: 1 // 0, wrong, hushed=hushed).join()
+
+    assert wrong == []

@@ -1,0 +1,23 @@
+"""Threads of the tests' own tools: none of them ends without a word."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+def started(
+    name: str, work: Callable[[], object], wrong: list[str], *, hushed: threading.Event | None = None
+) -> threading.Thread:
+    """A thread that does ``work``; whatever that raises is told in ``wrong``, unless ``hushed`` is set by then."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  (nobody else would hear of it)
+            if hushed is None or not hushed.is_set():
+                wrong.append(f"{name}: {type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
