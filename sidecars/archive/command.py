@@ -201,6 +201,9 @@ def restore(place: str, route: str, first: int, last: int | None, form: str) -> 
 
     Nothing of a bundle is given out before its digest has been checked.
     """
+    if last is not None and first > last:
+        words = f"--from {first} --to {last}: the end is in front of the beginning"
+        raise InvalidInput(words, hint=f"--from {last} --to {first}")
     destination = open_destination(place, Disk())
     begin, end = span(destination, route)
     at = max(begin, first) - 1

@@ -171,6 +171,23 @@ def test_a_number_that_a_shell_script_wrote_is_a_cursor(daemon: Daemon, root: Pa
     assert output_of("cursor", "get", "a", "--root", root) == b"2\n"
 
 
+def test_the_last_record_is_not_known_where_the_newest_segment_is_damaged(daemon: Daemon, root: Path) -> None:
+    """In the first batch nothing is left to tell whose it was; what comes behind it tells of its own route only."""
+    output_of("route", "add", "b", "--root", root)
+    output_of("append", "a", "--root", root, stdin=b"x\n" * 10)
+
+    def lasts() -> list[object]:
+        return [told["last_sequence"] for told in json.loads(wald("routes", "--json", "--root", root).stdout)]
+
+    assert lasts() == [10, 0]
+    with (root / "segments/00000000000000000001.wal").open("r+b") as segment:
+        segment.seek(json.loads(wald("head", "--json", "--root", root).stdout)["position"] - 30)
+        segment.write(b"?")
+    assert lasts() == [None, None]
+    output_of("append", "b", "--root", root, stdin=b"y\n")
+    assert lasts() == [None, 11]
+
+
 def test_cut_begins_a_segment_and_an_empty_one_is_not_cut(daemon: Daemon, root: Path) -> None:
     output_of("append", "a", "--root", root, stdin=b"1\n2\n")
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from full_disk import fill, small_file_system
 
 from wald.format.batch import Buffer
 from wald.store.disk import FILE_MODE, Disk, free_bytes
@@ -193,3 +194,12 @@ def test_free_bytes_is_what_df_calls_available(tmp_path: Path) -> None:
     status = os.statvfs(tmp_path)
     assert abs(free_bytes(tmp_path) - status.f_bavail * status.f_frsize) < 1 << 28
     assert free_bytes(tmp_path) > 0
+
+
+def test_a_full_disk_is_told_with_the_file_that_found_no_room(tmp_path: Path) -> None:
+    with small_file_system(tmp_path / "disk", 1 << 20) as disk:
+        fill(disk / "filler")
+        with pytest.raises(OSError, match="No space left") as caught:
+            Disk().replace(disk / "file", bytes(1 << 20))
+        assert caught.value.filename == f"{disk}/file"
+        assert [path.name for path in disk.iterdir()] == ["filler"]

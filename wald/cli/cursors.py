@@ -77,7 +77,12 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
 @cursor.command("remove")
 @route_argument
 @root_option
-@click.option("--group", required=True, callback=lambda _ctx, _parameter, name: check_group(name), help="Whose cursor.")
+@click.option(
+    "--group",
+    required=True,
+    callback=lambda _ctx, _parameter, name: check_group(name),
+    help="Whose cursor; there is no default, since removing the wrong one lets go what it holds back.",
+)
 def remove(root: Path, route: str, group: str) -> None:
     """Take a group away from ROUTE: what it has not processed is not kept for it any more.
 

@@ -175,12 +175,11 @@ class Surveys:
             counts[state] += 1
             sizes[state] += standing.stored_bytes
             end = max(end, standing.last_sequence or 0)
-        last = last_sequences(root, log_id)
         survey = Survey(
             now,
             {state: Amount(counts[state], sizes[state]) for state in State if counts[state]},
             tuple(backlog.holds.values()),
-            {} if last is None else {route: last.get(route, 0) for route in root.route_names()},
+            last_sequences(root, log_id),
             None if since is None else backlog.received(),
             backlog.growth(now_ns=time.time_ns()),
             backlog.free_bytes,

@@ -19,6 +19,7 @@ from wald.errors import Damaged, InvalidInput, Partial, WaldError
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
 from wald.store.cursors import newcomer
 from wald.store.missing import POLICIES
+from wald.store.reader import nanoseconds
 
 if TYPE_CHECKING:
     from wald.log import Log
@@ -93,6 +94,7 @@ def read(
     end = None if stop is None else _place("--to", stop)
     if isinstance(end, str):
         raise InvalidInput(f"--to {end}: not a sequence or a time", hint="--to 250, or --to 2026-11-21T10:00:00Z")
+    _require_order(begin, end, (start, stop or ""))
     batches = log.batches(
         route,
         begin,
@@ -212,6 +214,25 @@ def _write(data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(1, view) :]
+
+
+def _require_order(begin: int | str | datetime, end: int | datetime | None, words: tuple[str, str]) -> None:
+    """
+    Raises:
+        InvalidInput: nothing can lie between two places of one kind.
+    """
+    match begin, end:
+        case (int(), int()):
+            empty = begin > end
+        case (datetime(), datetime()):
+            empty = nanoseconds(begin) > nanoseconds(end)
+        case _:
+            return
+    if empty:
+        first, last = words
+        raise InvalidInput(
+            f"--from {first} --to {last}: the end is in front of the beginning", hint=f"--from {last} --to {first}"
+        )
 
 
 def _place(option: str, words: str) -> int | str | datetime:

@@ -28,11 +28,12 @@ class _WithSettings(click.Command):
 @click.command(cls=_WithSettings)
 @root_option
 @click.option("--config", "config_path", type=click.Path(path_type=Path), help="A TOML file of settings.")
-@click.option("--stdin", "stdin_route", metavar="ROUTE", help="Take lines from stdin too, until it ends.")
+@click.option("--stdin", "stdin_route", metavar="ROUTE", help="Take lines from stdin, too, and stop at their end.")
 def run(root: Path, config_path: Path | None, stdin_route: str | None) -> int:
     """Run the daemon on a root, which is made if it is missing or empty.
 
-    SIGTERM and SIGINT stop it, SIGHUP reads the settings again, SIGUSR1 cuts the active segment.
+    SIGTERM and SIGINT stop it, SIGHUP reads the settings again, SIGUSR1 cuts the active segment. With --stdin the end
+    of stdin stops it, too; ROUTE is made if it is not there, and taken back if it is retired. It may have no FIFO.
     """
     from wald.config import Config, load
     from wald.daemon import service

@@ -164,12 +164,15 @@ class Disk:
 
         Args:
             exclusive: raise FileExistsError if there is an old one, even if somebody makes it this very moment.
+
+        Raises:
+            OSError: with ``path`` as its file name; the old content stays.
         """
         # A name that nobody else makes: process ids are alike in containers, and whoever is in the middle of this would
         # give the other's unfinished file the name.
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-        descriptor = self.create(temporary)
         try:
+            descriptor = self.create(temporary)
             try:
                 self.write(descriptor, [data], 0)
                 self.sync(descriptor)
@@ -180,8 +183,9 @@ class Disk:
                 self.unlink(temporary)
             else:
                 self.rename(temporary, path)
-        except OSError:
+        except OSError as error:
             temporary.unlink(missing_ok=True)  # on a full disk it would take the room that is missing
+            error.filename, error.filename2 = os.fspath(path), None  # write(2) and fdatasync(2) know none
             raise
         self.sync_directory(path.parent)
 

@@ -39,11 +39,15 @@ def dump(path: Path, *, records: bool = False) -> Iterator[Piece]:
 
     Raises:
         NotFound: no such file.
-        InvalidInput: by its name it is none of a log's.
+        InvalidInput: a directory, say, or by its name none of a log's.
         Damaged: it cannot be read at all.
     """
-    if not path.is_file():
+    if not path.exists():
         raise NotFound(f"{path}: no such file", hint=f"ls {path.parent}")
+    if path.is_dir():
+        raise InvalidInput(f"{path}: a directory, and dump takes one file", hint=f"ls {path}; wald dump {path}/FILE")
+    if not path.is_file():
+        raise InvalidInput(f"{path}: not a regular file", hint=f"ls -l {path}")
     name = parse_segment_name(path.name)
     if name is not None:
         match name.kind:

@@ -13,7 +13,7 @@ from wald.store.directory import Root, look_again
 from wald.store.fifos import has_fifo
 from wald.store.head import look
 from wald.store.lag import lags
-from wald.store.raw import FIRST_BATCH
+from wald.store.raw import FIRST_BATCH, Gap
 from wald.store.seeking import end_sequence
 from wald.store.segments import Whole, open_segment
 
@@ -23,7 +23,7 @@ class Progress:
     """One route.
 
     Attributes:
-        last_sequence: of its records; 0: none yet; None: not known, because the newest segment cannot be read.
+        last_sequence: of its records; 0: none yet; None: not known, for the newest segment is damaged behind it.
         cursors: one per group; an absent one of the default group if there is none.
         lags: of each of them, records, in the same order.
     """
@@ -52,7 +52,7 @@ def progress(root: Root, *, log_id: bytes) -> list[Progress]:
     return [
         Progress(
             route,
-            None if last is None else last.get(route, 0),
+            last.get(route, 0),
             has_fifo(root, route),
             root.retired(route).exists(),
             of_route,
@@ -62,18 +62,23 @@ def progress(root: Root, *, log_id: bytes) -> list[Progress]:
     ]
 
 
-def last_sequences(root: Root, log_id: bytes) -> dict[str, int] | None:
-    """Of each route, from the newest segment alone, which opens with what the older ones led to; None: not known."""
+def last_sequences(root: Root, log_id: bytes) -> dict[str, int | None]:
+    """Of each route, from the newest segment alone, which opens with what the older ones led to; None: not known.
+
+    Whose records are lost where that is damaged nobody knows; what comes behind tells anew.
+    """
+    names = root.route_names()
+    unknown: dict[str, int | None] = dict.fromkeys(names)
     while True:
         bound, listing = look(root)
         if bound.lost:
-            return None
+            return unknown
         readable = [
             s for s in listing.segments if s.base_sequence <= bound.segment and bound.limit(s.base_sequence) != 0
         ]
+        found: dict[str, int | None] = dict.fromkeys(names, 0)
         if not readable:
-            return {}
-        found: dict[str, int] = {}
+            return found
         try:
             try:
                 newest = open_segment(readable[-1], log_id)
@@ -81,17 +86,21 @@ def last_sequences(root: Root, log_id: bytes) -> dict[str, int] | None:
                 look_again(root, listing, gone)
                 continue
         except Damaged:
-            return None
+            return unknown
         try:
             for batch in newest.batches(FIRST_BATCH, bound.limit(newest.base_sequence)):
-                if not isinstance(batch, Whole):
+                if isinstance(batch, Gap):
+                    found |= unknown
+                elif not isinstance(batch, Whole):
                     continue
-                if batch.header.is_control:
+                elif batch.header.is_control:
                     found |= decode(payload_of(batch.data, batch.at, batch.header)).routes
                 elif batch.header.count:
                     found[batch.route] = batch.header.last_sequence
+            if newest.tail is not None and newest.tail.garbage_bytes:
+                found |= unknown
         except BadControl:
-            return None
+            return unknown
         finally:
             newest.close()
         return found
