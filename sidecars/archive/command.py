@@ -38,7 +38,7 @@ from wald.log import Log
 from wald.store.directory import Root, read_identity
 from wald.store.disk import Disk
 from wald.store.finding import Level
-from wald.store.ledger import Ledger, read_ledger
+from wald.store.ledger import Ledger, entries_of, read_ledger
 
 BUNDLE_BYTES = 256 * MIB
 _AUTO, _LOCAL, _SPARK = "auto", "local", "spark"
@@ -186,6 +186,11 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
 @command.command()
 @click.argument("place", metavar="DEST")
 @route_argument
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, readable=False),
+    help="A log, whose ledger says what has to be there. An archive needs none, so WALD_ROOT does not count.",
+)
 @click.option("--from", "first", type=click.IntRange(min=1), default=1, metavar="SEQ", help="The first record.")
 @click.option("--to", "last", type=click.IntRange(min=1), metavar="SEQ", help="The last record.")
 @click.option(
@@ -196,22 +201,37 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     show_default=True,
     help="json: an object a line.",
 )
-def restore(place: str, route: str, first: int, last: int | None, form: str) -> None:
+@click.pass_context
+def restore(
+    ctx: click.Context, place: str, route: str, root: Path | None, first: int, last: int | None, form: str
+) -> None:
     """Write the records of ROUTE in the archive DEST to stdout, as `wald read` would; no log is needed.
 
-    Nothing of a bundle is given out before its digest has been checked.
+    Nothing of a bundle is given out before its digest has been checked. What there is comes, and the exit code is 3, if
+    the archive ends in front of --from, of --to or, without that, of what the ledger of --root tells of.
     """
     if last is not None and first > last:
         words = f"--from {first} --to {last}: the end is in front of the beginning"
         raise InvalidInput(words, hint=f"--from {last} --to {first}")
     destination = open_destination(place, Disk())
+    root = root or ctx.find_object(Path)
     begin, end = span(destination, route)
+    due = max(first, last or 0)
+    if root is not None and last is None:
+        read_identity(Root(root))
+        told = told_of(entries_of(Root(root).ledger / "archive.jsonl"), destination.place)
+        due = max(due, told.last_of(route))
     at = max(begin, first) - 1
     with progress("restore", (end if last is None else min(end, last)) - at) as advance:
         for records in restored(destination, route, first, last, as_json=form == "json"):
             _write(records.data)
             advance(records.last - at)
             at = records.last
+    if end < due:
+        raise NotFound(
+            f"{place}: no bundle holds what of route {route} follows record {end}, up to {due}",
+            hint=f"wald {'' if root is None else f'--root {root} '}where {end + 1} tells what became of it, in the log",
+        )
 
 
 def main() -> None:

@@ -7,13 +7,14 @@ to the ledger or by the cursor, that was not read back from the destination.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from sidecars.archive.bundle import Origin
 from sidecars.archive.codecs import Codec
-from sidecars.archive.cutting import Size
+from sidecars.archive.cutting import Records, Size
 from sidecars.archive.destination import Destination
 from sidecars.archive.engine import Engine, NotGivenBack, write_file
 from sidecars.archive.layout import MANIFEST, PAYLOAD, BagName, parse_bag_name
@@ -117,7 +118,10 @@ class Archivist:
     def _next(self, wish: Wish, log_id: str) -> Run | None:
         """The run from the cursor to the route's last complete record; None if there is no record between them."""
         after, first = self._begin(wish)
-        last = None if first is None else self._last_complete(wish, first)
+        try:
+            last = None if first is None else self._last_complete(wish, first)
+        except (NotFound, Damaged) as error:
+            raise self._told(error, wish, first) from error
         if first is None or last is None:
             return None
         manifests = list(self._manifests(wish.route, after, wish.group))
@@ -151,10 +155,32 @@ class Archivist:
             try:
                 batch = next(batches, None)
             except (NotFound, Damaged) as error:
-                raise type(error)(
-                    error.message, hint=f"{self._setting_cursor(wish, 'SEQUENCE')} passes over it"
-                ) from error
+                raise type(error)(error.message, hint=self._passing(wish, start)) from error
         return after, batch.first_sequence if batch else None
+
+    def _told(self, error: NotFound | Damaged, wish: Wish, first: int | None) -> NotFound | Damaged:
+        """What has ended a run, with what to type for the records in front of it, or to pass over it."""
+        last = 0
+        with suppress(NotFound, Damaged), closing(self._batches(wish.route, first or 1, wish.to)) as batches:
+            for batch in batches:
+                last = batch.last_sequence
+        hint = f"{self._packing(wish, last)} packs what is in front of it" if last else self._passing(wish, first or 1)
+        return type(error)(f"{error.message}; nothing was acknowledged", hint=hint)
+
+    def _packing(self, wish: Wish, last: int) -> str:
+        """The command that makes the same bundles up to a record."""
+        size = "--records-per-bundle" if isinstance(wish.size, Records) else "--bytes-per-bundle"
+        root, place = (shlex.quote(str(path)) for path in (self.log.root.path, self.destination.place))
+        return (
+            f"wald-archive pack {wish.route} --root {root} --dest {place} --group {wish.group} {size} "
+            f"{wish.size.limit} --codec {wish.codec.value} --to {last}"
+        )
+
+    def _passing(self, wish: Wish, start: int | str) -> str:
+        """The command that passes over what cannot be packed from ``start`` on, up to what can."""
+        behind = next(self.log.batches(wish.route, start, on_damage=_ignore, on_missing="skip"), None)
+        sequence = "SEQUENCE" if behind is None else str(behind.first_sequence - 1)
+        return f"{self._setting_cursor(wish, sequence)} passes over it"
 
     def _setting_cursor(self, wish: Wish, sequence: str) -> str:
         return f"wald --root {self.log.root.path} cursor set {wish.route} {sequence} --group {wish.group}"
@@ -225,10 +251,9 @@ class Archivist:
         except (Damaged, NotFound) as error:
             # The next run would meet the same: it is to be free to do with less.
             self._abandon(run)
-            raise type(error)(
-                f"{error.message}; nothing was acknowledged",
-                hint=f"wald-archive {run.origin.route} --to SEQUENCE packs what is in front of it",
-            ) from error
+            origin = run.origin
+            wish = Wish(origin.route, origin.group, run.size, run.codec, origin.software)
+            raise self._told(error, wish, run.first) from error
         if not entries or (entries[0].bundle.contents.first, after) != (run.first, run.last):
             self._abandon(run)
             raise Damaged(

@@ -42,6 +42,11 @@ class Told:
             parts[run[0]].abandoned.add(run)
         return parts
 
+    def last_of(self, route: str) -> int:
+        """The last record of a route that it says is in a bundle; 0: there is none."""
+        lasts = (line.get("last") for line in self.bundles.values() if line.get("route") == route)
+        return max((last for last in lasts if isinstance(last, int)), default=0)
+
     def excuse(self, bag: str, group: str | None) -> str:
         """Why a bag of ``group`` (None: whoever's) may be half-written; "" if it may not."""
         if bag in self.whole:

@@ -144,7 +144,7 @@ def test_an_archive_that_has_them_is_in_the_hint(tmp_path: Path) -> None:
     ledger.append(told | {"route": "a", "dest": "/cold store", "first": 1, "last": 7})
     ledger.close()
     hint = refusal_of("read", "a", "--from", 3, "--format", "json", "--root", built.root.path)[2]
-    assert hint.startswith("wald-archive restore '/cold store' a --from 3 --to 8 --format json; wald --root ")
+    assert hint.startswith("wald-archive restore '/cold store' a --from 3 --to 7 --format json; wald --root ")
     hint = refusal_of("read", "a", "--from", 3, "--to", 6, "--root", built.root.path)[2]
     assert hint == "wald-archive restore '/cold store' a --from 3 --to 6"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -45,7 +45,7 @@ class Missing:
         first, last: between which sequences they were.
         records: how many; at most so many where not ``exact``.
         route: the route that was read; None: all.
-        routes: those with records among them, as far as is known.
+        routes: those with records among them, as far as is known; ``ends``: the last of each, no later than it can be.
         asked: whether somebody has asked for just these: they named a sequence or a time, or their cursor is in front.
         group: whose cursor it is; None: no cursor.
         archive: where bundles of them are; None if the ledger knows of none.
@@ -61,6 +61,7 @@ class Missing:
     asked: bool
     group: str | None = None
     archive: str | None = None
+    ends: dict[str, int] = field(default_factory=dict)
 
     def words(self) -> str:
         """What is missing, for a person."""
@@ -80,7 +81,7 @@ class Missing:
         ways = []
         route = self.route or next(iter(sorted(self.routes)), "ROUTE")
         if self.archive is not None:
-            span = f"--from {self.first} --to {self.last}"
+            span = f"--from {self.first} --to {self.ends.get(route, self.last)}"
             ways.append(f"wald-archive restore {shlex.quote(self.archive)} {route} {span}{form}")
         wald = f"wald --root {shlex.quote(str(self.root))}"
         if self.group is not None:
@@ -137,13 +138,18 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many records were wanted, of which routes, in which range; at most so many where not ``exact``."""
+    """How many records were wanted, of which routes, in which range; at most so many where not ``exact``.
+
+    Attributes:
+        ends: of each route, the last.
+    """
 
     first: int = 0
     last: int = 0
     records: int = 0
     exact: bool = True
     routes: frozenset[str] = frozenset()
+    ends: dict[str, int] = field(default_factory=dict)
 
 
 def count(gone: Iterable[Gone], wanted: Wanted) -> Count:
@@ -173,6 +179,7 @@ def count(gone: Iterable[Gone], wanted: Wanted) -> Count:
                 records=total.records + records,
                 exact=total.exact and exact,
                 routes=total.routes | ({held.route} if held.route else set()),
+                ends=total.ends | {held.route: max(last, total.ends.get(held.route, 0))},
             )
     return total
 

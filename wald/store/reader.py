@@ -243,6 +243,7 @@ class _Reading:
             asked=bool(ours) or not (selection.earliest or selection.floors),
             group=selection.group if ours else None,
             archive=self._history.archive_of(route, first, last),
+            ends=counted.ends,
         )
 
     def _floor(self, route: str) -> int:

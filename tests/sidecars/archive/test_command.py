@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from running import output_of as wald_output_of
 from running import refused, run
 
 from sidecars.archive.cutting import Records
+from wald.format.names import Kind
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger
 
@@ -39,6 +41,63 @@ def test_it_packs_proves_and_restores(root: Path, dest: Path) -> None:
     for options in (["--format", "raw"], ["--format", "json", "--from", 3, "--to", 13]):
         read = wald_output_of("read", "a", "--root", root, *options)
         assert output_of("restore", dest, "a", *options) == read
+
+
+def test_where_damage_ends_a_run_the_hints_can_be_typed_until_all_the_rest_is_packed(
+    built: Built, tmp_path: Path
+) -> None:
+    for word in (b"one", b"two", b"three", b"four"):
+        built.lines("a", [word * 40])
+    path = built.path(1, Kind.RAW)
+    path.write_bytes(path.read_bytes().replace(b"twotwo", b"twoTWO").replace(b"threethree", b"threeTHREE"))
+    dest = tmp_path / "in a place"
+    line: list[object] = ["a", "--root", built.root.path, "--dest", dest, "--group", "g"]
+    line += ["--records-per-bundle", 1, "--codec", "none"]
+    typed = []
+    for _ in range(2):
+        typed.append(re.split(r" (?:packs what|passes over)", refused(wald_archive(*line))[2])[0])
+        env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        subprocess.run(["bash", "-c", typed[-1]], check=True, env=env, capture_output=True)
+    output_of(*line)
+
+    words = "--records-per-bundle 1 --codec none --to 1"
+    place = f"--root {built.root.path} --dest '{dest}' --group g"
+    assert typed == [
+        f"wald-archive pack a {place} {words}",
+        f"wald --root {built.root.path} cursor set a 3 --group g",
+    ]
+    assert [manifest.name for manifest in bags(dest)] == [f"{1:020d}-{1:020d}", f"{4:020d}-{4:020d}"]
+
+
+def test_what_is_asked_for_and_not_there_is_told(mixed: Built, dest: Path) -> None:
+    """Records of route a are 1 to 17 in bags up to 9 and 17; what is there is given all the same."""
+    root = mixed.root.path
+    output_of("a", "--root", root, "--dest", dest, "--to", 9)
+    output_of("a", "--root", root, "--dest", dest)
+    everything = output_of("restore", dest, "a")
+
+    done = wald_archive("restore", dest, "a", "--to", 20)
+    assert done.stdout == everything
+    code, message, hint = refused(done)
+    assert (code, message) == (3, f"{dest}: no bundle holds what of route a follows record 17, up to 20")
+    assert hint == "wald where 18 tells what became of it, in the log"
+    assert wald_archive("restore", dest, "a", "--from", 18).returncode == 3
+    shutil.rmtree(bags(dest)[-1])
+    assert wald_archive("restore", dest, "a").returncode == 0  # what it was nobody has said
+    for asked in (("--to", 17), ("--from", 12)):
+        assert refused(wald_archive("restore", dest, "a", *asked))[0] == 3
+
+
+def test_told_a_log_what_its_ledger_tells_of_has_to_be_there(mixed: Built, dest: Path) -> None:
+    root = mixed.root.path
+    output_of("a", "--root", root, "--dest", dest, "--to", 9)
+    output_of("a", "--root", root, "--dest", dest)
+    assert output_of("--root", root, "restore", dest, "a") == output_of("restore", dest, "a")
+    shutil.rmtree(bags(dest)[-1])
+    code, message, _ = refused(wald_archive("--root", root, "restore", dest, "a"))
+
+    assert code == 3
+    assert message.endswith(", up to 17")
 
 
 def test_with_json_it_prints_one_object(root: Path, dest: Path) -> None:

@@ -243,7 +243,7 @@ def test_a_lost_front_is_told_to_a_new_group_too(built: Built, dest: Path) -> No
     with pytest.raises(Damaged, match="no segment holds record 1") as refused:
         archive(built, dest)
 
-    assert "cursor set a SEQUENCE --group processed" in refused.value.hint
+    assert "cursor set a 1 --group processed" in refused.value.hint
     assert not list(dest.rglob("*.tar"))
     built.log.set_cursor("a", 1)
     (packed,) = archive(built, dest)
@@ -266,7 +266,7 @@ def test_unread_records_that_were_reclaimed_are_told(built: Built, dest: Path) -
     with pytest.raises(NotFound, match="RECLAIM has removed record 2") as refused:
         archive(built, dest)
 
-    assert "cursor set a SEQUENCE --group processed" in refused.value.hint
+    assert "cursor set a 2 --group processed" in refused.value.hint
     assert not dest.exists()
 
 
