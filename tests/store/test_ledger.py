@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,62 @@ def test_a_last_line_of_which_any_sectors_are_missing_is_cut(path: Path) -> None
             ledger.append({"n": 3})
             ledger.close()
             assert entries(path) == [1, 3]
+
+
+def test_an_append_of_several_lines_is_cut_to_the_first_of_them_wherever_it_is_torn(path: Path) -> None:
+    ledger = Ledger(path, Unsynced())
+    ledger.append({"n": 1})
+    first = path.stat().st_size
+    ledger.append({"n": 2}, {"n": 3}, {"n": 4})
+    ledger.close()
+    whole = path.read_bytes()
+    for length in range(first, len(whole)):
+        path.write_bytes(whole[:length])
+        kept = [1, 2, 3][: whole[:length].count(b"\n")]
+        ledger = Ledger(path, Unsynced())
+        assert entries(path) == kept
+        ledger.append({"n": 5}, {"n": 6})
+        ledger.close()
+        assert entries(path) == [*kept, 5, 6]
+
+
+@pytest.mark.parametrize("lengths", [(300, 300, 300), (30, 900, 30), (30, 700, 1), (1, 30, 900)])
+def test_an_append_of_several_lines_is_cut_to_the_first_of_them_whatever_sectors_are_missing(
+    path: Path, lengths: Sequence[int]
+) -> None:
+    """Those behind the first line that is not whole may be, and nobody was told of any of them."""
+    ledger = Ledger(path, Unsynced())
+    ledger.append({"n": 1}, {"n": 2, "x": "x" * 200})
+    first = path.stat().st_size
+    ledger.append(*({"n": 3 + n, "x": "x" * length} for n, length in enumerate(lengths)))
+    ledger.close()
+    whole = path.read_bytes()
+    sectors = range(first // 512, (len(whole) - 1) // 512 + 1)
+    for missing in chain.from_iterable(combinations(sectors, count) for count in range(len(sectors) + 1)):
+        left = bytearray(whole)
+        for sector in missing:
+            start, end = max(first, 512 * sector), min(len(whole), 512 * (sector + 1))
+            left[start:end] = bytes(end - start)
+        path.write_bytes(left)
+        torn_at = min((max(first, 512 * sector) for sector in missing), default=len(whole))
+        kept = list(range(1, 1 + whole[:torn_at].count(b"\n")))
+        ledger = Ledger(path, Unsynced())
+        ledger.append({"n": 6})
+        ledger.close()
+        assert entries(path) == [*kept, 6]
+
+
+def test_a_damaged_line_of_an_append_of_several_is_kept_and_told(path: Path) -> None:
+    """A bit is flipped on a disk, not by a power cut."""
+    ledger = Ledger(path, Unsynced())
+    ledger.append({"n": 1}, {"n": 2}, {"n": 3})
+    ledger.close()
+    path.write_bytes(path.read_bytes().replace(b'"n":2', b'"n":7'))
+    Ledger(path, Unsynced()).close()
+
+    decoded = read_ledger(path)
+    assert [entry["n"] for entry in decoded.entries] == [1, 3]
+    assert [number for number, _ in decoded.broken] == [2, 3]
 
 
 def test_a_broken_chain_is_kept_and_told(path: Path) -> None:

@@ -3,7 +3,8 @@
 ``{"event": …, …, "prev": "<64 hex>", "crc": "<8 hex>"}``; written without spaces, each line ended by a newline.
 ``prev`` is the digest of the previous line without its newline, of the first one 64 zeros: so a changed, missing or
 inserted line shows in the one behind it. ``crc`` is crc32c over what stands before ``,"crc"``: so the last line is
-covered as well.
+covered as well. Lines that were written at once have in ``append`` the offset of the first of them: a power cut can
+leave any of their sectors without the others.
 """
 
 from __future__ import annotations
@@ -42,9 +43,14 @@ class Decoded:
     tip: str
 
 
-def encode_line(entry: dict[str, Any], prev: str) -> bytes:
-    """The line of ``entry`` after the line with digest ``prev``."""
-    text = json.dumps(entry | {"prev": prev}, separators=(",", ":"), ensure_ascii=False)
+def encode_line(entry: dict[str, Any], prev: str, append: int | None = None) -> bytes:
+    """The line of ``entry`` after the line with digest ``prev``.
+
+    Args:
+        append: the offset of the first line that is written with this one; None: it is written alone.
+    """
+    links = {"prev": prev} if append is None else {"append": append, "prev": prev}
+    text = json.dumps(entry | links, separators=(",", ":"), ensure_ascii=False)
     # A path that is not UTF-8 has surrogates in it; as escapes they are JSON, and come back as they were.
     covered = text[:-1].encode(errors="backslashreplace")
     return covered + b',"crc":"%08x"}\n' % crc32c(covered)
@@ -68,6 +74,7 @@ def decode_ledger(data: bytes) -> Decoded:
         except BadLine as error:
             broken.append((number, str(error)))
         else:
+            entry.pop("append", None)
             if entry.pop("prev") != tip:
                 broken.append((number, "does not follow the line before it"))
             entries.append(entry)
@@ -78,7 +85,7 @@ def decode_ledger(data: bytes) -> Decoded:
 
 
 def decode_line(line: bytes) -> dict[str, Any]:
-    """One line without its newline; ``prev`` is still in it.
+    """One line without its newline; ``prev`` is still in it, and ``append`` if it has that.
 
     Raises:
         BadLine: it is not as it was written.

@@ -71,8 +71,9 @@ class Ledger:
         with self._mutex:
             descriptor = self._open(known_bytes=self._end) if self._descriptor is None else self._descriptor
             lines, prev = [], self._prev
-            for entry in (*self._damage, *entries):
-                lines.append(encode_line(entry, prev))
+            told = (*self._damage, *entries)
+            for entry in told:
+                lines.append(encode_line(entry, prev, self._end if len(told) > 1 else None))
                 prev = digest(lines[-1])
             try:
                 written = self._disk.write(descriptor, lines, self._end)
@@ -124,8 +125,8 @@ class Ledger:
         try:
             length = os.fstat(descriptor).st_size
             line, end = _last_line(descriptor, length if known_bytes is None else min(known_bytes, length))
-            if known_bytes is None and _lost_a_sector(line, end - len(line)):
-                line, end = _last_line(descriptor, end - len(line))
+            if known_bytes is None:
+                line, end = _synced(descriptor, line, end)
             rest = b"" if known_bytes is not None else os.pread(descriptor, length - end, end)
             if ends_wrongly(rest) and not _lost_a_sector(rest, end):
                 line, end = rest, length + self._disk.write(descriptor, [b"\n"], length)
@@ -152,6 +153,29 @@ def _last_line(descriptor: int, end: int) -> tuple[bytes, int]:
         if start == 0 or (whole and begin):
             return tail[begin:whole], start + whole
         want *= 2
+
+
+def _synced(descriptor: int, line: bytes, end: int) -> tuple[bytes, int]:
+    """As :func:`_last_line`, without what shows that it was never synced: a lost sector in the last append."""
+    while _lost_a_sector(line, end - len(line)):
+        line, end = _last_line(descriptor, end - len(line))
+    begin = _append(line)
+    if begin is not None and 0 <= begin < end:
+        offset = begin
+        for each in os.pread(descriptor, end - begin, begin).splitlines(keepends=True):
+            if _lost_a_sector(each, offset):
+                return _last_line(descriptor, offset)
+            offset += len(each)
+    return line, end
+
+
+def _append(line: bytes) -> int | None:
+    """The offset of the first line that was written with this one; None if it was written alone, or is damaged."""
+    try:
+        begin = decode_line(line.removesuffix(b"\n")).get("append")
+    except BadLine:
+        return None
+    return begin if isinstance(begin, int) else None
 
 
 def _lost_a_sector(line: bytes, offset: int) -> bool:
@@ -202,6 +226,7 @@ def entries_of(path: Path) -> Iterator[dict[str, Any]]:
                 entry = decode_line(line[:-1])
             except BadLine as error:
                 raise damaged(path, number, str(error)) from error
+            entry.pop("append", None)
             if entry.pop("prev") != tip:
                 raise damaged(path, number, "does not follow the line before it")
             tip = digest(line)
