@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from logs import Built, Unsynced
+from running import run
 
 import wald
 from sidecars.archive.codecs import Codec
@@ -31,8 +31,6 @@ from wald.store.ledger import Ledger, read_ledger
 
 MOMENT = "2026-11-21T10:00:00Z"
 SOFTWARE = "wald test"
-TIMEOUT_SECONDS = 60.0
-_BARE = {name: value for name, value in os.environ.items() if not name.startswith(("WALD_", "ARCHIVE_"))}
 
 
 def archive(
@@ -116,14 +114,7 @@ def command(*arguments: object) -> list[str]:
 
 def wald_archive(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
     """Run it to its end; neither the exit code nor stderr is judged."""
-    return subprocess.run(
-        command(*arguments),
-        stdin=subprocess.DEVNULL,
-        env=_BARE | dict(env or {}),
-        capture_output=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
+    return run(command(*arguments), env=env)
 
 
 def output_of(*arguments: object, env: Mapping[str, str] | None = None) -> bytes:

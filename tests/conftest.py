@@ -1,10 +1,14 @@
-"""What holds for every test: whatever starts Spark is marked."""
+"""What holds for every test: whatever starts Spark is marked, and no machine is too slow."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 _NEED_JAVA = {"spark", "cluster"}  # the fixtures; who starts Spark in a process of its own is marked by hand
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by our marker

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from running import TIMEOUT_SECONDS
+from running import run
 
 import wald
 from sidecars.drain.consumer import Consumer
@@ -29,7 +29,7 @@ def drain_command(*arguments: object) -> list[str]:
 
 def drain(*arguments: object) -> subprocess.CompletedProcess[bytes]:
     """Run it to its end; neither the exit code nor stderr is judged."""
-    return subprocess.run(drain_command(*arguments), capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
+    return run(drain_command(*arguments))
 
 
 def drain_refusal(*arguments: object) -> tuple[int, str, str]:

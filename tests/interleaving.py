@@ -14,7 +14,7 @@ from types import TracebackType
 
 from faults import SteppingDisk
 
-_STUCK_SECONDS = 30.0
+_STUCK_SECONDS = 120.0
 
 
 class Schedule:

@@ -15,9 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-TIMEOUT_SECONDS = 30.0
+from forking import SETTINGS, Forked, forks, run_forked
+
+TIMEOUT_SECONDS = 120.0  # before what does not come is missed; a loaded machine is slow
 _POLL_SECONDS = 0.01
-_BARE = {name: value for name, value in os.environ.items() if not name.startswith("WALD_")}
+_BARE = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
 
 
 def eventually(condition: Callable[[], object], *, timeout: float = TIMEOUT_SECONDS) -> None:
@@ -62,14 +64,10 @@ def run(
     Raises:
         TimeoutExpired: it has not come to it for ``timeout`` seconds.
     """
-    return subprocess.run(
-        line,
-        input=stdin,
-        env=_BARE | dict(env or {}),
-        capture_output=True,
-        timeout=timeout,
-        check=False,
-    )
+    environment = _BARE | dict(env or {})
+    if forks(line, environment):
+        return run_forked(line, stdin=stdin, env=environment, timeout=timeout)
+    return subprocess.run(line, input=stdin, env=environment, capture_output=True, timeout=timeout, check=False)
 
 
 def output_of(*arguments: object, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
@@ -114,6 +112,7 @@ class Daemon:
     Args:
         prefix: a command that runs it, as another user for instance.
         ready: whether to wait until it answers.
+        anew: whether it is to be an interpreter of its own, as for a user, even where a fork would do.
     """
 
     def __init__(
@@ -125,6 +124,7 @@ class Daemon:
         pass_fds: Sequence[int] = (),
         prefix: Sequence[str] = (),
         ready: bool = True,
+        anew: bool = False,
     ) -> None:
         self.root = root
         self.socket_path = root / "wald.sock"
@@ -133,6 +133,7 @@ class Daemon:
         self._arguments = arguments
         self._pass_fds = pass_fds
         self._prefix = prefix
+        self._anew = anew
         self.log_path = root.with_name(f"{root.name}.log")
         self.spawn()
         if ready:
@@ -171,6 +172,10 @@ class Daemon:
         """As :meth:`start_again`, but under the command ``prefix``, and without waiting until it answers."""
         with self.log_path.open("ab") as log:
             line = [*prefix, *self._prefix, *command("run", "--root", self.root, *self._arguments)]
+            self.process: subprocess.Popen[bytes] | Forked
+            if forks(line, self.env) and not self._pass_fds and not self._anew:
+                self.process = Forked(line, stdin=self.stdin, stderr=log.fileno(), env=self.env)
+                return
             self.process = subprocess.Popen(line, stdin=self.stdin, stderr=log, env=self.env, pass_fds=self._pass_fds)
 
     def await_ready(self) -> None:

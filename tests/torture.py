@@ -61,7 +61,7 @@ def torture(root: Path, *, mode: str, kills: int, seed: int, tell: Callable[[int
         tell: called after each kill with how many there were.
     """
     chance = random.Random(seed)
-    with Daemon(root, env=SETTINGS) as daemon:
+    with Daemon(root, env=SETTINGS, anew=True) as daemon:
         load: _Load = _Sockets(daemon, seed) if mode == "socket" else _Fifos(daemon, seed)
         try:
             for number in range(1, kills + 1):

@@ -26,7 +26,7 @@ def start(root: Path) -> Iterator[Start]:
 
         def started(*arguments: object, at: Path = root, **options: Any) -> Daemon:
             # Any: settings are strings, and the rest is what Daemon takes.
-            passed = {name: options.pop(name) for name in ("stdin", "pass_fds", "ready") if name in options}
+            passed = {name: options.pop(name) for name in ("stdin", "pass_fds", "ready", "anew") if name in options}
             env = options.pop("env", {}) | {f"WALD_{name.upper()}": str(value) for name, value in options.items()}
             return running.enter_context(Daemon(at, *arguments, env=env, **passed))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from endpoint import free_address, get, metrics
 from logs import Built
-from running import Client, Daemon, eventually
+from running import TIMEOUT_SECONDS, Client, Daemon, eventually
 
 from wald.daemon.background import Background, Failure
 from wald.metrics import Metrics
@@ -140,7 +140,7 @@ def test_scrapers_that_say_nothing_take_few_descriptors(start: Start) -> None:
         assert get(address, "/healthz") == (200, "ok: head 0\n")
         assert metrics(address)["wald_head_sequence"] == 0
         assert len(list(descriptors.iterdir())) < before + 12
-        silent[0].settimeout(10)
+        silent[0].settimeout(TIMEOUT_SECONDS)
         assert silent[0].recv(1) == b""
 
 
@@ -152,7 +152,7 @@ def test_a_scraper_that_is_slow_is_hung_up_on(start: Start) -> None:
     host, _, port = address.partition(":")
     done = threading.Event()
     with socket.create_connection((host, int(port))) as slow:
-        slow.settimeout(30)
+        slow.settimeout(TIMEOUT_SECONDS)
 
         def drip() -> None:
             while not done.wait(0.2):

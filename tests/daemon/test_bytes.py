@@ -90,7 +90,7 @@ def test_stdin_is_taken_to_its_end(start: Start, root: Path) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cat:
         assert cat.stdin
         assert cat.stdout
-        daemon = start("--stdin", "r", stdin=cat.stdout, ready=False)
+        daemon = start("--stdin", "r", stdin=cat.stdout.fileno(), ready=False)
         cat.stdout.close()
         cat.stdin.write(data)
         cat.stdin.close()
@@ -106,7 +106,7 @@ def test_stdin_may_be_a_file(start: Start, root: Path, tmp_path: Path, data: byt
     """Also an empty one, and one that is a single line without an end."""
     (tmp_path / "input").write_bytes(data)
     with (tmp_path / "input").open("rb") as file:
-        assert start("--stdin", "r", stdin=file, ready=False).wait() == 0
+        assert start("--stdin", "r", stdin=file.fileno(), ready=False).wait() == 0
 
     assert text(root, "r") == data
     assert_sound(root)
@@ -348,7 +348,8 @@ def test_two_inputs_of_one_route_are_refused(start: Start, root: Path) -> None:
     daemon.ask("ROUTE ADD r fifo")
     daemon.stop()
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cat:
-        refused = start("--stdin", "r", stdin=cat.stdout, ready=False)
+        assert cat.stdout
+        refused = start("--stdin", "r", stdin=cat.stdout.fileno(), ready=False)
         assert refused.wait() == 2
         assert cat.stdin
         cat.stdin.close()

@@ -35,7 +35,7 @@ def test_a_feed_of_a_gigabyte_through_a_fifo(start: Start, root: Path, tmp_path:
     with (tmp_path / "input").open("wb") as file:
         for _ in range(count):
             file.write(BLOCK)
-    daemon = start()
+    daemon = start(anew=True)
     daemon.ask("ROUTE ADD a fifo")
     with (root / "routes/a/in").open("wb") as fifo:
         subprocess.run(["cat", tmp_path / "input"], stdout=fifo, check=True)
@@ -48,7 +48,7 @@ def test_a_feed_of_a_gigabyte_through_a_fifo(start: Start, root: Path, tmp_path:
 
 def test_64_connections_that_all_send_large_requests(start: Start) -> None:
     """Halves of requests wait in memory, as far as there is room for them, and in files beyond that."""
-    daemon = start()
+    daemon = start(anew=True)
     daemon.ask("ROUTE ADD a")
     columns = encode_columns([BLOCK[i * 60 : i * 60 + 60] for i in range(4000)])
 
@@ -70,7 +70,7 @@ def test_64_connections_that_all_send_large_requests(start: Start) -> None:
 
 def test_64_connections_that_stop_half_way(start: Start) -> None:
     """A quarter of a megabyte each, and the rest does not come."""
-    daemon = start()
+    daemon = start(anew=True)
     daemon.ask("ROUTE ADD a")
     clients = [Client(daemon.socket_path) for _ in range(64)]
     for client in clients:
@@ -87,7 +87,7 @@ def test_64_connections_that_stop_half_way(start: Start) -> None:
 
 def test_taking_a_record_of_64_megabytes(start: Start, root: Path) -> None:
     """Over the socket, as a line and as a column, and through a FIFO. (Sealing takes more: a frame holds it whole.)"""
-    daemon = start(request_max_bytes="80MiB", segment_max_bytes="1GiB")
+    daemon = start(anew=True, request_max_bytes="80MiB", segment_max_bytes="1GiB")
     daemon.ask("ROUTE ADD a fifo")
     large = os.urandom(32 << 20).hex().encode()
     with Client(daemon.socket_path) as client:

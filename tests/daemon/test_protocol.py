@@ -728,7 +728,7 @@ def test_who_leaves_while_he_waits_makes_room(start: Start, small: Path) -> None
 
 def test_a_half_request_that_was_parked_has_its_time_from_then_on(start: Start, small: Path) -> None:
     """Its rest could not come before."""
-    daemon = on(small, start, frame_timeout=2)
+    daemon = on(small, start, frame_timeout=3)
     fill(small / "filler")
     with Client(daemon.socket_path) as client, Client(daemon.socket_path) as half:
         client.send(b"PUB r 2\nx\nPUB r 7\nabc")

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from running import TIMEOUT_SECONDS
+
 from sidecars.loop import stop_on_signals, wakes
 
 NEVER_SECONDS = 3600.0
@@ -60,7 +62,7 @@ def test_a_signal_sets_the_event_and_afterwards_means_what_it_meant() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with stop_on_signals() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.wait(5)
+        assert stop.wait(TIMEOUT_SECONDS)
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -156,7 +156,7 @@ def test_what_comes_later_goes_into_another_bag_that_follows_the_first(year: Bui
 
 def script(scratch: Path, path: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PATH": path, "TMPDIR": str(scratch)}
-    done = subprocess.run([SCRIPT], env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([SCRIPT], env=env, capture_output=True, text=True, timeout=300, check=False)
     assert list(scratch.iterdir()) == []  # it takes away what it has made
     return done
 

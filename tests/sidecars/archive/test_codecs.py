@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from damage import every_truncation, flipped
+from running import TIMEOUT_SECONDS
 
 from sidecars.archive.codecs import BadStream, Codec, ahead, in_order
 
@@ -78,7 +79,7 @@ def test_results_come_in_order_whoever_is_done_first() -> None:
 
     def work(number: int) -> int:
         if number == 0:
-            assert second.wait(30)
+            assert second.wait(TIMEOUT_SECONDS)
         elif number == 1:
             second.set()
         return number

@@ -95,6 +95,7 @@ def test_a_bag_goes_there_is_proven_and_comes_back(mixed: Built, bucket: str, en
     assert changed.strip().removeprefix(bucket.removeprefix("s3://")).encode() in done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_keeps_the_objects_it_meets(mixed: Built, bucket: str, env: dict[str, str]) -> None:
     """Killed after the first bundle, in effect: the others and the end of the ledger are taken away."""
     root = mixed.root.path

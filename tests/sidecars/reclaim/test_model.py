@@ -11,11 +11,19 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from contents import errors
 from faults import Died, DyingDisk
 from hypothesis import settings, target
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from logs import Built, Unsynced
 from reclaiming import bases, ledger, reclaim
 
@@ -156,5 +164,7 @@ class Interleavings(RuleBasedStateMachine):
         assert self.appended.keys() - found.keys() <= self.released
 
 
-Interleavings.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
-TestInterleavings = Interleavings.TestCase
+@pytest.mark.parametrize("examples", [25, pytest.param(200, marks=pytest.mark.slow)])
+def test_only_what_everybody_has_processed_is_gone(examples: int) -> None:
+    """In whatever order they append, read, fail and die."""
+    run_state_machine_as_test(Interleavings, settings=settings(max_examples=examples, stateful_step_count=30))

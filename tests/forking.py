@@ -1,0 +1,182 @@
+"""Programs of ours as processes that nobody has to wait for: forked from one that has imported them already.
+
+An interpreter and our imports take a third of a second of a processor, most of what a test that runs commands would
+take. A fork has its own environment, working directory and descriptors, and ends as the program does; what depends on
+how the interpreter starts, or on the memory it has, runs ``python -m`` instead (:func:`forks`).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+SETTINGS = ("WALD_", "ARCHIVE_")  # the variables of the environment that only our programs read
+_PROGRAMS = ("wald", "sidecars.archive", "sidecars.drain", "sidecars.reclaim")
+_PACKAGES = ("wald.cli", "wald.daemon", *_PROGRAMS[1:])  # what they import when they are told what to do
+_MESSAGE_BYTES = 1 << 17
+_NUMBER_BYTES = 8
+_template: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []  # started when it is first asked
+
+
+class Forked:
+    """A process, as :class:`subprocess.Popen` has it; it is a child of the template, which tells how it ended."""
+
+    def __init__(
+        self,
+        line: Sequence[str],
+        *,
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        env: Mapping[str, str],
+    ) -> None:
+        told, telling = socket.socketpair()
+        with telling, open(os.devnull, "r+b", buffering=0) as null:
+            standard = [
+                null.fileno() if each in (None, subprocess.DEVNULL) else each for each in (stdin, stdout, stderr)
+            ]
+            settings = {name: value for name, value in env.items() if name.startswith(SETTINGS)}
+            message = json.dumps({"line": list(line[2:]), "env": settings, "cwd": os.getcwd()}).encode()
+            socket.send_fds(_asking(), [message], [telling.fileno(), *standard])
+        self._told = told
+        self.pid = _number(told)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, if it has ended."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it ends.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not for ``timeout`` seconds.
+        """
+        code = self._ended(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Nothing, if it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, seconds: float | None) -> int | None:
+        if self.returncode is None and _readable(self._told, seconds):
+            self.returncode = os.waitstatus_to_exitcode(_number(self._told))
+            self._told.close()
+        return self.returncode
+
+
+def _readable(connection: socket.socket, seconds: float | None) -> bool:
+    poller = select.poll()  # not select(2): descriptors may be above 1024 in a long run
+    poller.register(connection, select.POLLIN)
+    return bool(poller.poll(None if seconds is None else seconds * 1000))
+
+
+def _number(connection: socket.socket) -> int:
+    data = connection.recv(_NUMBER_BYTES)
+    assert len(data) == _NUMBER_BYTES, "who waits for the process has been killed"
+    return int.from_bytes(data, "little")
+
+
+def run_forked(
+    line: Sequence[str], *, stdin: bytes, env: Mapping[str, str], timeout: float
+) -> subprocess.CompletedProcess[bytes]:
+    """As :func:`subprocess.run`; its output goes to files, so that nobody has to read beside."""
+    reading, writing = os.pipe()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(writing, "wb", buffering=0) as feed:
+        with open(reading, "rb", buffering=0):
+            process = Forked(line, stdin=reading, stdout=out.fileno(), stderr=err.fileno(), env=env)
+        with suppress(BrokenPipeError):
+            feed.write(stdin)
+        feed.close()
+        try:
+            process.wait(timeout)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(line, process.wait(), out.read(), err.read())
+
+
+def forks(line: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether a command line can be run so: one of ours, and nothing but our settings differs."""
+    ours = line[0] == sys.executable and line[1] == "-m" and line[2] in _PROGRAMS
+    return ours and all(name.startswith(SETTINGS) or os.environ.get(name) == value for name, value in env.items())
+
+
+def _asking() -> socket.socket:
+    """The connection to the template."""
+    if not _template:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            env = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
+            line = [sys.executable, __file__, str(theirs.fileno())]
+            process = subprocess.Popen(line, stdin=subprocess.DEVNULL, env=env, pass_fds=[theirs.fileno()])
+        _template.append((ours, process))
+    return _template[0][0]
+
+
+def _serve(asking: socket.socket) -> None:
+    """Fork whatever is asked for, until nobody can ask any more."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for those that wait
+    gc.freeze()  # what is never looked at is never copied
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(asking, _MESSAGE_BYTES, 8)
+        if not message:
+            return
+        if os.fork() == 0:
+            asking.close()
+            _become(message, descriptors)
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _become(message: bytes, descriptors: list[int]) -> None:
+    """Be the program, in a child of a process that waits for it and tells its exit status."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    telling, *standard = descriptors
+    if pid := os.fork():
+        for descriptor in (0, 1, 2, *standard):
+            os.close(descriptor)
+        os.write(telling, pid.to_bytes(_NUMBER_BYTES, "little"))
+        os.write(telling, os.waitpid(pid, 0)[1].to_bytes(_NUMBER_BYTES, "little"))
+        os._exit(0)
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+    os.closerange(3, max(descriptors) + 1)
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    asked = json.loads(message)
+    os.chdir(asked["cwd"])
+    os.environ.update(asked["env"])
+    module, *arguments = asked["line"]
+    sys.argv = [module, *arguments]
+    runpy.run_module(f"{module}.__main__", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    for package in _PACKAGES:
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    _serve(socket.socket(fileno=int(sys.argv[1])))
