@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +11,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from archives import archive
+from logs import Built
 
+from sidecars.archive.codecs import Codec
+from sidecars.archive.cutting import Records
 from wald import errors
 from wald.config import reference
 from wald.format.framing import Code
@@ -114,3 +120,57 @@ def test_every_promise_names_what_holds_it() -> None:
 
     assert [int(row[0]) for row in promises] == list(range(1, 15))
     assert [row[0] for row in promises if "`tests/" not in row[2]] == []
+
+
+def shell_lines(heading: str) -> list[str]:
+    """What is to be typed in the first block below ``heading``."""
+    block = README.split(f"\n{heading}\n", 1)[1].split("\n```\n", 2)[1]
+    return [line.rstrip() for line in block.splitlines()]
+
+
+def typed(line: str, *, at: Path, root: Path) -> str:
+    """What a shell prints for a line of the README."""
+    env = os.environ | {"WALD_ROOT": str(root)}
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=at, env=env, capture_output=True, check=False)
+    assert done.returncode == 0, f"{line}: {done.stderr.decode()}"
+    return done.stdout.decode(errors="replace")
+
+
+def test_a_log_can_be_read_without_wald_as_it_says(tmp_path: Path) -> None:
+    built = Built(tmp_path / "log")
+    built.lines("access", [b"one", b"two"])
+    built.cut()
+    built.columns("access", [b"line two of it"], keys=[b"key"])
+    built.cut()
+    built.seal()
+    built.log.set_cursor("access", 3)
+    lines = shell_lines("## Without wald")
+    head, cursor, sealed, whole, digest, found = (typed(line, at=tmp_path, root=built.root.path) for line in lines)
+
+    assert head == built.root.head.read_text()
+    assert cursor == built.root.cursor("access", "processed").read_text()
+    assert whole == ""
+    assert [digest.split()[0], 2] == [json.loads(sealed.splitlines()[0])["sha256"], len(sealed.splitlines())]
+    assert found.count("two") == 2
+
+
+def test_an_archive_can_be_read_without_wald_as_it_says(tmp_path: Path) -> None:
+    """Two bags, with text and with JSON in them: every digest is checked, and every record comes, in order."""
+    built = Built(tmp_path / "log")
+    for number in range(2):
+        built.lines("audit", [b"line %d" % number, b"and another"])
+        built.columns("audit", [b"value"], keys=[b"key %d" % number])
+        archive(built, tmp_path / "cold", "audit", size=Records(2), codec=Codec.GZ)
+    checking, reading = shell_lines("## Cold storage")[-2:]
+    checked = typed(checking, at=tmp_path, root=built.root.path).splitlines()
+    told = typed(reading, at=tmp_path, root=built.root.path).splitlines()
+
+    assert [line.partition(": ")[2] for line in checked] == ["OK"] * 4
+    assert [line if line[0] != "{" else json.loads(line)["key"] for line in told] == [
+        "line 0",
+        "and another",
+        "key 0",
+        "line 1",
+        "and another",
+        "key 1",
+    ]
