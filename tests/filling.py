@@ -128,7 +128,8 @@ class _Walk:
                 payload = b"".join(self._line(first + number) for number in range(_LINES))
                 client.publish("socket", payload)
                 while not readable(client.socket.fileno(), within=_QUIET_SECONDS):
-                    if self._stat()["degraded"]:
+                    told = self._stat()
+                    if told["degraded"] or told["held_requests"]:
                         return
                 if not client.reply().startswith("OK "):
                     return

@@ -364,6 +364,8 @@ class Producer:
             if told.get("degraded"):
                 numbers = f"{told.get('free_bytes')} bytes are free of {told.get('needed_bytes')} that are needed"
                 return DiskFailure(f"{self._path}: the disk is full: {numbers}; the daemon waits for room", hint=hint)
+            if told.get("held_requests"):
+                return DiskFailure(f"{self._path}: the disk has no room for a request as large as this", hint=hint)
             return Unavailable(f"{self._path}: the daemon does not answer", hint=hint)
         words = reason.strerror or str(reason)
         return Unavailable(f"{self._path}: no daemon answers ({words})", hint=f"wald run --root {self._path.parent}")

@@ -50,6 +50,7 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
         "wald_epoch": 1,
         "wald_degraded": 0,
         "wald_degraded_by": 0,
+        "wald_held_requests": 0,
         "wald_recovery_errors": 0,
         "wald_trimmed_bytes": 0,
     }

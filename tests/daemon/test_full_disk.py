@@ -60,8 +60,8 @@ def test_whatever_was_cut_can_be_sealed_on_a_full_disk(start: Start, disk: Path,
     assert_sound(daemon.root)
 
 
-def test_a_large_request_that_waits_for_room_is_told_of(start: Start, disk: Path) -> None:
-    """Small ones are still taken."""
+def test_a_large_request_that_waits_for_room_is_told_of_by_itself(start: Start, disk: Path) -> None:
+    """Small ones are still taken, so one is told to be held, and not all input."""
     daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB")
     daemon.ask("ROUTE ADD r")
     eventually(lambda: stat(daemon)["needed_bytes"] < 22 * MIB)  # the next segment is allocated by now
@@ -69,13 +69,17 @@ def test_a_large_request_that_waits_for_room_is_told_of(start: Start, disk: Path
     (disk / "filler").write_bytes(bytes(free_bytes(disk) - needed - 5 * MIB))
     with Client(daemon.socket_path) as large:
         large.send(b"PUB r %d\n" % (6 * MIB))
-        eventually(lambda: stat(daemon)["degraded_by"] == "others")
+        eventually(lambda: "room" in daemon.log or "disk full" in daemon.log)
         with Client(daemon.socket_path) as small:
             assert small.ask(b"PUB r 2\ny\n") == "OK 1 1"
+        told = stat(daemon)
+        assert (told["degraded"], told["degraded_by"], told["held_requests"]) == (False, "", 1)
+        assert '"request waits for room"' in daemon.log
+        assert '"disk full: input waits"' not in daemon.log
         (disk / "filler").unlink()
         large.send(b"x" * (6 * MIB - 1) + b"\n")
         assert large.reply() == "OK 2 2"
-    eventually(lambda: stat(daemon)["degraded_by"] == "")
+    assert stat(daemon)["held_requests"] == 0
 
 
 def test_large_requests_wait_for_each_other(start: Start, disk: Path) -> None:
@@ -89,7 +93,7 @@ def test_large_requests_wait_for_each_other(start: Start, disk: Path) -> None:
         one.send(b"PUB r %d\n" % length + bytes(length - 1024))
         eventually(lambda: stat(daemon)["connections"] >= 2)
         other.send(b"PUB r %d\n" % length)
-        eventually(lambda: stat(daemon)["degraded_by"] == "others")
+        eventually(lambda: stat(daemon)["held_requests"] == 1)
         one.send(bytes(1023) + b"\n")
         assert one.reply() == "OK 1 1"
         assert stat(daemon)["head"] == 1

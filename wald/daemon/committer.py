@@ -76,6 +76,7 @@ class Committer:
         self._haste = 1.0
         self._cut_again_at = self._full_until = self._cause_again_at = 0.0
         self._refused = False  # the disk did not take the last turn
+        self._holds = False  # a request waits for more room than there is
         self._synced_at = time.monotonic()
         self._publish()
         self._head.sync()  # before any input is taken: a power cut must leave a head, and everything above it a name
@@ -130,7 +131,7 @@ class Committer:
             self._synced_at = now
             self._sync()
         # A full disk takes no next batch, whose coming would cut a full segment: cut, it can be read and reclaimed.
-        full = self._metrics.degraded and self.writer.overshoots(1)
+        full = (self._metrics.degraded or self._holds) and self.writer.overshoots(1)
         return (full or self._cut_at() <= now) and self.cut()
 
     def due(self) -> float | None:
@@ -144,13 +145,15 @@ class Committer:
         """Whether there is as much room as is needed, and the disk took the last turn; tells when that changes.
 
         Args:
-            wanted_bytes: what somebody waits for beyond that; None: nobody does.
+            wanted_bytes: what a request waits for beyond that, while others are taken; None: none does.
         """
         free = self._metrics.free_bytes = free_bytes(self._root.path)
         left = self._room.left_bytes(free)
         self._metrics.needed_bytes = free - left
         full = left < 0 or time.monotonic() < self._full_until
-        self._tell_room(degraded=full or self._refused or wanted_bytes is not None, wanted_bytes=wanted_bytes or 0)
+        degraded = full or self._refused
+        self._tell_room(degraded=degraded)
+        self._tell_held(None if degraded else wanted_bytes)
         return not full
 
     def close(self) -> None:
@@ -235,7 +238,7 @@ class Committer:
         age = self.config.segment_max_age
         return float("inf") if self._filled_at is None or not age else self._filled_at + age * self._haste
 
-    def _tell_room(self, *, degraded: bool, wanted_bytes: int = 0) -> None:
+    def _tell_room(self, *, degraded: bool) -> None:
         metrics, now = self._metrics, time.monotonic()
         told = metrics.degraded
         metrics.degraded = degraded
@@ -247,12 +250,22 @@ class Committer:
         if told and now < self._cause_again_at:
             return
         self._cause_again_at = now + _CAUSE_SECONDS
-        cause = Cause.REFUSED if self._refused else self._room.cause(metrics.free_bytes - wanted_bytes)
+        cause = Cause.REFUSED if self._refused else self._room.cause(metrics.free_bytes)
         if cause != metrics.degraded_by:
             metrics.degraded_by = cause
             numbers = {"free": metrics.free_bytes, "needed": metrics.needed_bytes}
             hint = cause.hint.format(root=self._root.path)
             self.journal.error("disk full: input waits", degraded_by=cause, **numbers, hint=hint)
+
+    def _tell_held(self, wanted_bytes: int | None) -> None:
+        """Say once that a request waits for room, where there is room for others."""
+        told, self._holds = self._holds, wanted_bytes is not None
+        if wanted_bytes is None or told:
+            return
+        cause = self._room.cause(self._metrics.free_bytes - wanted_bytes)
+        numbers = {"wanted": wanted_bytes, "free": self._metrics.free_bytes, "needed": self._metrics.needed_bytes}
+        hint = cause.hint.format(root=self._root.path)
+        self.journal.warning("request waits for room", because=cause, **numbers, hint=hint)
 
     def _publish(self) -> None:
         head = self.head

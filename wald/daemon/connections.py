@@ -109,6 +109,11 @@ class Connections:
         """Room on the disk that a request waits for, the least of all; None if no request does."""
         return min((cause for cause in self._waiting if isinstance(cause, int)), default=None)
 
+    @property
+    def held_requests(self) -> int:
+        """How many wait for room on the disk."""
+        return sum(len(held) for cause, held in self._waiting.items() if isinstance(cause, int))
+
     def due(self) -> float | None:
         """When a request that is in hand has its turn, on the monotonic clock; None: there is none."""
         if any(not each.unsent for wait in (Wait.TURN, Wait.REFUSAL) for each in self._waiting.get(wait, {}).values()):

@@ -222,7 +222,8 @@ class Service:
         begin = self._metrics.turns % len(readable) if readable else 0  # else the first would take all the room
         for descriptor in readable[begin:] + readable[:begin]:
             self._connections.collect(descriptor, turn, self._arena, gate, now)
-        waits = self._connections.wanted_bytes is not None or (not room and self._intake.has_input)
+        self._metrics.held_requests = self._connections.held_requests
+        waits = self._metrics.held_requests > 0 or (not room and self._intake.has_input)
         self._metrics.waiting_since = (self._metrics.waiting_since or now) if waits else 0.0
         self._finish(turn)
         if self._held is None:
@@ -286,6 +287,8 @@ class Service:
         if self._intake.ready:
             return 0
         times = [at for at in (asked, self._committer.due(), self._intake.look_again_at()) if at is not None]
+        if self._metrics.held_requests:
+            times.append(now + _FULL_LOOK_SECONDS)
         if self._connections.needs_sweep:
             times.append(now + _SWEEP_SECONDS)
         if self._systemd.watchdog_seconds:
@@ -341,6 +344,7 @@ class Service:
             "pid": os.getpid(),
             "degraded": self._metrics.degraded,
             "degraded_by": self._metrics.degraded_by,
+            "held_requests": self._metrics.held_requests,
             "records": self._metrics.records,
             "turns": self._metrics.turns,
             "cuts": self._metrics.cuts,
