@@ -104,6 +104,8 @@ def command(
             _work(log, limits, report, _nanoseconds(grace), watch=watch, verify=verify)
     except PermissionError as error:
         raise NotPermitted.of(error, error.filename or log.root.path) from error
+    except BrokenPipeError:  # who reads what is said has left
+        raise
     except OSError as error:
         raise DiskFailure(
             f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next look goes on",
@@ -177,6 +179,8 @@ def _watch(work: Work, report: Report) -> None:
     for _ in wakes(directories, _matters, period_seconds=PERIOD_SECONDS, stop=work.stop):
         try:
             work.look(report, now_ns=time.time_ns())
+        except BrokenPipeError:
+            raise
         except (OSError, WaldError) as error:
             report.trouble(str(error))
 

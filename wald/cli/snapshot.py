@@ -120,7 +120,7 @@ class Row:
         last_sequence: of the route; None if it is not known.
         received_per_second: records of the route; ``processed_per_second``: by the group.
         oldest_seconds: how long the first record it has not processed has been waiting; None if there is none.
-        held_bytes: sealed segments that it keeps from being reclaimed, alone or with others.
+        held_bytes: complete segments that it keeps from being reclaimed, alone or with others.
     """
 
     route: str

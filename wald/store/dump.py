@@ -94,7 +94,7 @@ def _sealed(path: Path, *, records: bool) -> Iterator[Piece]:
             try:
                 data = file.frame(number)
             except Damaged as error:
-                yield piece | {"damage": error.message}
+                yield piece | {"damage": error.message.removeprefix(f"{path}: offset {frame.offset}: ")}
                 continue
             yield piece
             if index.is_damage(frame):

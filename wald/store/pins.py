@@ -177,7 +177,7 @@ def ways_out(segment: Segment) -> str:
 
 
 def needs(index: SealedIndex, end: int) -> list[RouteEntry]:
-    """The routes of a sealed segment, each with the last record that its cursors have to reach.
+    """The routes of a complete segment, each with the last record that its cursors have to reach.
 
     Args:
         end: the base of the segment behind it.
