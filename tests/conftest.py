@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, settings
+from users import lack
 
 _NEED_JAVA = {"spark", "cluster"}  # the fixtures; who starts Spark in a process of its own is marked by hand
 
@@ -16,3 +17,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _NEED_JAVA.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
+
+
+@pytest.fixture(scope="session")
+def other_users() -> None:
+    """Skips a test that needs some, where there can be none."""
+    if why := lack():
+        pytest.skip(why)
