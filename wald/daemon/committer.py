@@ -7,6 +7,7 @@ where it stopped. Anything else the disk does not let us do ends the daemon with
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import time
@@ -30,6 +31,7 @@ from wald.store.writer import Draft, Placed, Placement, Writer
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_SECONDS = 0.25  # how long a disk that was full is taken to be
 _CAUSE_SECONDS = 5.0  # between looks at what fills the disk
+_NAME_SECONDS = 1.0  # between looks whether the active segment still has its name, where nothing is written
 _CUT_RETRY_SECONDS = 1.0  # between attempts to cut where the disk has no room for the next segment
 
 
@@ -74,7 +76,7 @@ class Committer:
         self._head = InPlaceFile(root.head, LINE_BYTES, disk)
         self._filled_at: float | None = None  # when the active segment got its first record
         self._haste = 1.0
-        self._cut_again_at = self._full_until = self._cause_again_at = 0.0
+        self._cut_again_at = self._full_until = self._cause_again_at = self._name_again_at = 0.0
         self._refused = False  # the disk did not take the last turn
         self._holds = False  # a request waits for more room than there is
         self._synced_at = time.monotonic()
@@ -115,8 +117,9 @@ class Committer:
             return False
         self._require_lock()
         try:
+            self.keep_name()
             self.writer.cut(now_ns=time.time_ns())
-        except OSError as error:
+        except (OSError, Full) as error:
             self._cut_again_at = now + _CUT_RETRY_SECONDS
             self.journal.error("cut failed", reason=str(error), next="the segment grows until there is room")
             return False
@@ -127,6 +130,10 @@ class Committer:
 
     def tend(self, now: float) -> bool:
         """Cut by age and sync by interval, where they are due; whether a segment was cut."""
+        if self._name_again_at <= now:
+            self._name_again_at = now + _NAME_SECONDS
+            with contextlib.suppress(Full):  # which is told; it is tried again
+                self.keep_name()
         if self.writer.unsynced and self.config.sync == "interval" and self._sync_at() <= now:
             self._synced_at = now
             self._sync()
@@ -134,12 +141,37 @@ class Committer:
         full = (self._metrics.degraded or self._holds) and self.writer.overshoots(1)
         return (full or self._cut_at() <= now) and self.cut()
 
-    def due(self) -> float | None:
-        """When :meth:`tend` has something to do next, on the monotonic clock; None: not before the next commit."""
-        due = float("inf") if self.writer.failed else max(self._cut_at(), self._cut_again_at)
+    def keep_name(self) -> None:
+        """See to it that the active segment has its name: what is in a file without one is lost with this process.
+
+        Raises:
+            Full: it has none, and there is no room to give it back.
+            DiskFailure: it cannot be given back.
+        """
+        if self.writer.is_named() or not self._lock.is_ours():  # it may be another daemon's, and sealed by now
+            return
+        path = self.writer.path
+        try:
+            self.writer.name_again()
+        except OSError as error:
+            if error.errno in _FULL:
+                raise self._refuse(error) from error
+            self.writer.failed = True
+            raise DiskFailure(
+                f"{path}: somebody has removed or replaced the segment that is written to, and it cannot be put back "
+                f"({error}); nothing is acknowledged any more",
+                hint=f"ls -l {path.parent}; put back what was moved away, then wald verify --root {self._root.path}",
+            ) from error
+        self.journal.error("active segment removed or replaced", path=str(path), next="it is put back as it was")
+
+    def due(self) -> float:
+        """When :meth:`tend` has something to do next, on the monotonic clock."""
+        due = self._name_again_at
+        if not self.writer.failed:
+            due = min(due, max(self._cut_at(), self._cut_again_at))
         if self.writer.unsynced and self.config.sync == "interval":
             due = min(due, self._sync_at())
-        return due if due < float("inf") else None
+        return due
 
     def has_room(self, *, wanted_bytes: int | None) -> bool:
         """Whether there is as much room as is needed, and the disk took the last turn; tells when that changes.
@@ -175,6 +207,7 @@ class Committer:
         self._metrics.waiting_since = self._metrics.waiting_since or started
         # Before the write too: what an old writer appends to a segment that is complete for the new one is in the way.
         self._require_lock()
+        self.keep_name()
         placement = self._write(drafts)
         self._require_lock()
         self._refused = False
@@ -197,15 +230,21 @@ class Committer:
             self._publish()
             return self._attempt(drafts)
         except OSError as error:
-            hint = f"look at the disk (df, dmesg), then wald verify --root {self._root.path} and start again"
             if error.errno in _FULL:
-                self._refused, self._full_until = True, time.monotonic() + _FULL_SECONDS
-                self._tell_room(degraded=True)
-                raise Full(f"{self._root.segments}: {error}", hint=hint) from error
+                raise self._refuse(error) from error
             raise DiskFailure(
                 f"{self._root.segments}: {error}; nothing unacknowledged was kept, nothing acknowledged is lost",
-                hint=hint,
+                hint=self._hint,
             ) from error
+
+    @property
+    def _hint(self) -> str:
+        return f"look at the disk (df, dmesg), then wald verify --root {self._root.path} and start again"
+
+    def _refuse(self, error: OSError) -> Full:
+        self._refused, self._full_until = True, time.monotonic() + _FULL_SECONDS
+        self._tell_room(degraded=True)
+        return Full(f"{self._root.segments}: {error}", hint=self._hint)
 
     def _attempt(self, drafts: Sequence[Draft]) -> Placement:
         placement = self.writer.place(drafts, now_ns=time.time_ns())

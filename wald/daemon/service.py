@@ -192,6 +192,7 @@ class Service:
                 words = "what is in pipes that nobody else holds is lost"
                 self._journal.error(f"disk full: {words}", routes=lost, reason=full.message)
                 raise DiskFailure(f"{full.message}; {words} ({', '.join(lost)})", hint=full.hint) from full
+        self._committer.keep_name()
         self._journal.info("stopped", head=self._metrics.head_sequence)
 
     def _end(self, _: object, error: BaseException | None, __: object) -> None:
@@ -202,7 +203,7 @@ class Service:
 
     # One turn.
 
-    def _turn(self, timeout: float | None) -> None:
+    def _turn(self, timeout: float) -> None:
         if self._held is not None:
             self._wait_for_room()
             return
@@ -278,7 +279,7 @@ class Service:
         self._intake.collect(turn, self._arena)
         self._committer.commit(turn)
 
-    def _timeout(self) -> float | None:
+    def _timeout(self) -> float:
         """How long the loop may wait for something to happen, in seconds."""
         now = time.monotonic()
         asked = self._connections.due()
@@ -286,14 +287,15 @@ class Service:
             return min(_FULL_LOOK_SECONDS, _FULL_LOOK_SECONDS if asked is None else max(0.0, asked - now))
         if self._intake.ready:
             return 0
-        times = [at for at in (asked, self._committer.due(), self._intake.look_again_at()) if at is not None]
+        times = [at for at in (asked, self._intake.look_again_at()) if at is not None]
+        times.append(self._committer.due())
         if self._metrics.held_requests:
             times.append(now + _FULL_LOOK_SECONDS)
         if self._connections.needs_sweep:
             times.append(now + _SWEEP_SECONDS)
         if self._systemd.watchdog_seconds:
             times.append(self._alive_at + self._systemd.watchdog_seconds)
-        return max(0.0, min(times) - now) if times else None
+        return max(0.0, min(times) - now)
 
     def _tend(self, now: float) -> None:
         """What is due between turns."""

@@ -131,6 +131,7 @@ class Writer:
     """The one appender of a log.
 
     Attributes:
+        path: of the active segment.
         failed: whether a write or sync of the active segment failed; only :meth:`replace` helps then.
         unsynced: whether there are commits that were not synced.
 
@@ -172,6 +173,7 @@ class Writer:
         self._descriptor = -1
         self._salt = 0
         self.base_sequence = 0
+        self.path = root.segments
         self.position = 0
         self._open_next(now_ns, carry)
 
@@ -267,16 +269,46 @@ class Writer:
         Raises:
             OSError: that fails too; the log is as it was before, and this can be tried again.
         """
-        path = self.root.segment(self.base_sequence, Kind.RAW)
         # Through a descriptor of its own, and durable before there is a next segment: what was written and is in doubt
         # would have the sequences of that one.
-        descriptor = self._disk.open(path)
+        descriptor = self._disk.open(self.path)
         try:
             self._disk.truncate(descriptor, self.position)
             self._disk.sync(descriptor)
         finally:
             self._disk.close(descriptor)
-        self._open_next(now_ns, None if self.advanced else (path, self.position))
+        self._open_next(now_ns, None if self.advanced else (self.path, self.position))
+
+    def is_named(self) -> bool:
+        """Whether the active segment is what stands at :attr:`path`."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
+    def name_again(self) -> None:
+        """Go on in a copy of the active segment, at its path; what stands there goes to ``quarantine/``.
+
+        Raises:
+            OSError: there is none; the segment is as it was.
+        """
+        temporary, descriptor = self._allocate("again")
+        try:
+            # Linux gives no name to a file that has lost its last one.
+            self._copy(descriptor, Path(f"/proc/self/fd/{self._descriptor}"), self.position)
+            self._disk.sync(descriptor)
+            if os.path.lexists(self.path):
+                self._disk.rename(self.path, self.root.quarantine / f"{self.path.name}-{secrets.token_hex(8)}")
+            _require_named(temporary, descriptor)
+            self._disk.rename(temporary, self.path)
+        except OSError:
+            self._disk.close(descriptor)
+            with contextlib.suppress(OSError):
+                self._disk.unlink(temporary)
+            raise
+        self._disk.close(self._descriptor)
+        self._descriptor = descriptor
+        self._disk.sync_directory(self.root.segments)
 
     def prepare_spare(self) -> bool:
         """Allocate the file that the next cut will need, from the background thread; False if there is no room."""
@@ -386,6 +418,7 @@ class Writer:
         self._descriptor = descriptor
         self._salt = salt
         self.base_sequence = state.next_sequence
+        self.path = self.root.segment(self.base_sequence, Kind.RAW)
         self.position = end
         self._first_position = end
         self._index = SparseIndexWriter(self.root.segment(self.base_sequence, Kind.INDEX), header)
