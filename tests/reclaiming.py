@@ -38,12 +38,15 @@ class Reclaimer:
     boot: str = BOOT
     stop: threading.Event = field(default_factory=threading.Event)
     clock: Callable[[], float] = time.monotonic
+    verify: bool = False
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.root.ledger / "reclaim.jsonl", self.disk, owner="wald-reclaim")
         self.now = Moment(self.boot, 0)
         log_id = read_identity(self.root).log_id
-        self.planner = Planner(self.root, self.limits, log_id=log_id, clock=self.clock, moment=lambda: self.now)
+        self.planner = Planner(
+            self.root, self.limits, log_id=log_id, verify=self.verify, clock=self.clock, moment=lambda: self.now
+        )
 
     def look(self, *, now_ns: int, ahead_ns: int = 0) -> None:
         """A look at ``now_ns`` by the clock on the wall, which is ``ahead_ns`` ahead of the one that nobody can set."""

@@ -321,11 +321,9 @@ class Planner:
         if not verdict.goes or told:
             return verdict, None
         index = index or self._index(segment)
-        if self._verify and segment.kind is Kind.SEALED and not known.damage:
-            try:
-                index, known.damage = _verified(segment, index)
-            except Damaged as error:
-                raise _Unreadable(f"{error.message}; {error.hint}") from error
+        if self._verify and segment.kind is Kind.SEALED:
+            index, words = _verified(segment, index)
+            known.damage = words or known.damage
         line = _reclaimed(segment, index, claims, verdict, known.stored_bytes, now_ns)
         return verdict, line | self._moment().told()
 
@@ -420,7 +418,11 @@ def _told_of_form(segment: Segment, index: SealedIndex) -> Entry:
 
 def _verified(segment: Segment, index: SealedIndex) -> tuple[SealedIndex, str]:
     """The index with what of the frames is not as it was sealed, and that in words; "" if all of them are."""
-    with SealedFile(segment.path) as sealed:
+    try:
+        sealed = SealedFile(segment.path)
+    except Damaged:
+        return index, ""  # which was made of the frames
+    with sealed:
         found = sealed.damage()
     if not found:
         return index, ""

@@ -12,7 +12,7 @@ import pytest
 from contents import errors
 from damage import flipped
 from logs import Built
-from reclaiming import bases, ledger
+from reclaiming import Reclaimer, bases, ledger
 from running import output_of, run, sidecar
 
 from wald.format.names import Kind
@@ -77,6 +77,19 @@ def test_what_was_damaged_after_sealing_goes_and_is_told_of_where_frames_are_rea
     told = line(built)
     assert (told["rule"], told["damaged"], told["damaged_bytes"]) == ("read", True, frame.raw_bytes)
     assert bases(built.root) == []
+
+
+def test_what_was_taken_back_and_goes_again_is_told_of_again(built: Built) -> None:
+    """By the same process, which has read its frames before."""
+    spoil(built, 1)
+    reclaimer = Reclaimer(built.root, built.disk, grace_ns=1 << 60, verify=True)
+    for sequence in (8, 0, 8):
+        built.log.set_cursor("a", sequence, rewind=True)
+        reclaimer.look(now_ns=built.now_ns)
+    reclaimer.ledger.close()
+
+    told = [(entry["event"], entry.get("damaged")) for entry in ledger(built.root.path) if entry["base"] == 1]
+    assert told == [("reclaimed", True), ("kept", None), ("reclaimed", True)]
 
 
 def test_what_is_whole_goes_as_ever_where_frames_are_read_first(built: Built) -> None:
