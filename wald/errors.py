@@ -101,15 +101,15 @@ class Partial(WaldError):
     exit_code = 12
 
 
-def command(root: str | os.PathLike[str], words: str, *, program: str = "wald") -> str:
+def command_line(root: str | os.PathLike[str], words: str = "", *, program: str = "wald") -> str:
     """A command for a hint, which works as it is typed whatever the root.
 
-    >>> command("/srv/my log", "routes")
+    >>> command_line("/srv/my log", "routes")
     "wald --root '/srv/my log' routes"
     """
     import shlex
 
-    return f"{program} --root {shlex.quote(os.fspath(root))} {words}"
+    return f"{program} --root {shlex.quote(os.fspath(root))} {words}".rstrip()
 
 
 def _barrier(wanted: Path) -> Path:
@@ -124,16 +124,27 @@ def _barrier(wanted: Path) -> Path:
     return seen
 
 
-def _those_let_in(path: Path) -> str:
-    import grp
+def user_name(user_id: int) -> str:
+    """As the user database has it; a number it does not know stays one."""
     import pwd
 
-    status = path.stat()
     try:
-        user = pwd.getpwuid(status.st_uid).pw_name
+        return pwd.getpwuid(user_id).pw_name
     except KeyError:
-        user = str(status.st_uid)
-    if not status.st_mode & stat.S_IRWXG:
+        return str(user_id)
+
+
+def _those_let_in(path: Path) -> str:
+    """Who may do what this user may not; a member of the group is not told to be one."""
+    import grp
+
+    status = path.stat()
+    if os.geteuid() == 0:
+        return f"lsattr -d {path}"  # no mode keeps root out
+    if os.geteuid() == status.st_uid:
+        return f"chmod u+rwX {path}"
+    user = user_name(status.st_uid)
+    if not status.st_mode & stat.S_IRWXG or status.st_gid in {os.getegid(), *os.getgroups()}:
         return f"be user {user}"
     try:
         group = grp.getgrgid(status.st_gid).gr_name

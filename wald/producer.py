@@ -26,7 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from wald.errors import DiskFailure, InvalidInput, NotFound, NotPermitted, Refused, Unavailable, WaldError
+from wald.answers import as_error
+from wald.errors import DiskFailure, InvalidInput, NotPermitted, Refused, Unavailable, WaldError, command_line
 from wald.format.framing import (
     REQUEST_MAX_BYTES,
     Code,
@@ -84,6 +85,7 @@ class Producer:
     ) -> None:
         path = Path(at)
         self._path = path / SOCKET_NAME if path.is_dir() else path
+        self._root = self._path.parent if self._path.name == SOCKET_NAME else None  # elsewhere nobody knows it
         self._given_id = producer_id
         self._retry_for = retry_for
         self._connect_for = retry_for if connect_for is None else connect_for
@@ -293,8 +295,9 @@ class Producer:
             except ProtocolError as error:
                 if error.code not in _TRY_AGAIN:
                     self._hang_up()
+                    request, _ = self._under_way[0]
                     self._under_way.clear()
-                    raise _as_error(error) from None
+                    raise as_error(error, request, root=self._root, socket=self._path) from None
                 self._hang_up()  # it was the answer to the oldest request, and what follows it is none
                 self._received = b""
                 self._recover(error, deadline)
@@ -355,11 +358,11 @@ class Producer:
             reason = self._said  # the last attempt had only too little time to hear it again
         if isinstance(reason, ProtocolError):
             error = DiskFailure if reason.code is Code.FULL else Unavailable
-            return error(f"{self._path}: {reason.code}: {reason.words}", hint=f"df -h {self._path.parent}; wald head")
+            return error(f"{self._path}: {reason.code}: {reason.words}", hint=self._look("head"))
         if isinstance(reason, PermissionError):
             return NotPermitted.of(reason, self._path)
         if isinstance(reason, TimeoutError):
-            hint = f"df -h {self._path.parent}; wald explain --root {self._path.parent}"
+            hint = self._look("explain")
             told = _status(self._path)
             if told.get("degraded"):
                 numbers = f"{told.get('free_bytes')} bytes are free of {told.get('needed_bytes')} that are needed"
@@ -368,7 +371,15 @@ class Producer:
                 return DiskFailure(f"{self._path}: the disk has no room for a request as large as this", hint=hint)
             return Unavailable(f"{self._path}: the daemon does not answer", hint=hint)
         words = reason.strerror or str(reason)
-        return Unavailable(f"{self._path}: no daemon answers ({words})", hint=f"wald run --root {self._path.parent}")
+        hint = f"ls -l {self._path}; start the daemon that listens there" if self._root is None else ""
+        return Unavailable(
+            f"{self._path}: no daemon answers ({words})", hint=hint or command_line(self._root or "", "run")
+        )
+
+    def _look(self, words: str) -> str:
+        """What shows the state of the disk and of the log."""
+        room = f"df -h {self._path.parent}"
+        return room if self._root is None else f"{room}; {command_line(self._root, words)}"
 
 
 def _begin_in_child() -> None:
@@ -437,17 +448,3 @@ def _status(path: Path) -> dict[str, object]:
     except (OSError, ValueError, ProtocolError):
         return {}
     return told if isinstance(told, dict) else {}
-
-
-def _as_error(error: ProtocolError) -> WaldError:
-    match error.code:
-        case Code.NO_ROUTE:
-            return NotFound(error.words, hint="wald route add NAME makes it; wald routes lists them")
-        case Code.DENIED:
-            return NotPermitted(error.words, hint="add the user to writers in [routes.NAME] of the daemon's config")
-        case Code.GAP | Code.FORGOTTEN | Code.CONFLICT:
-            return Refused(error.words, hint="use another producer id; wald read shows what has arrived")
-        case Code.TOO_LARGE:
-            return InvalidInput(error.words, hint="raise request_max_bytes, or write the record to the route's FIFO")
-        case _:
-            return InvalidInput(f"{error.code}: {error.words}", hint="wald append --help")

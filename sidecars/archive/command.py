@@ -31,7 +31,7 @@ from sidecars.archive.verify import bundle_bytes
 from sidecars.archive.verify import verify as findings_of
 from wald.cli.entry import run
 from wald.cli.options import DefaultGroup, group_option, json_option, root_option, route_argument, size_option
-from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted
+from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, command_line
 from wald.format.names import check_route
 from wald.kinds import MIB
 from wald.log import Log
@@ -228,9 +228,10 @@ def restore(
             advance(records.last - at)
             at = records.last
     if end < due:
+        asking = command_line("ROOT" if root is None else root, f"where {end + 1}")
         raise NotFound(
             f"{place}: no bundle holds what of route {route} follows record {end}, up to {due}",
-            hint=f"wald {'' if root is None else f'--root {root} '}where {end + 1} tells what became of it, in the log",
+            hint=f"{asking} tells what became of it, in the log",
         )
 
 

@@ -21,7 +21,7 @@ from sidecars.archive.layout import MANIFEST, PAYLOAD, BagName, parse_bag_name
 from sidecars.archive.manifest import BadManifest, Entry, Manifest, decode_manifest
 from sidecars.archive.plan import Run, check_lineage, last_told, past
 from sidecars.archive.tags import tag_files
-from wald.errors import Damaged, NotFound
+from wald.errors import Damaged, NotFound, command_line
 from wald.log import Log
 from wald.store.batches import Batch
 from wald.store.cursors import CursorState
@@ -29,6 +29,7 @@ from wald.store.directory import list_segments
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger
 from wald.store.progress import last_sequences
+from wald.store.seeking import end_sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Archivist:
         if first is None or last is None:
             return None
         manifests = list(self._manifests(wish.route, after, wish.group))
-        check_lineage(manifests, log=log_id, group=wish.group, first=first, last=last)
+        check_lineage(manifests, log=log_id, root=self.log.root.path, group=wish.group, first=first, last=last)
         previous = last_told(self.ledger.entries(), route=wish.route, group=wish.group, after=after)
         if previous is None:  # the ledger may be lost; the bags tell too
             behind = (m for _, m in manifests if m.origin.group == wish.group and m.last <= after)
@@ -183,7 +184,7 @@ class Archivist:
         return f"{self._setting_cursor(wish, sequence)} passes over it"
 
     def _setting_cursor(self, wish: Wish, sequence: str) -> str:
-        return f"wald --root {self.log.root.path} cursor set {wish.route} {sequence} --group {wish.group}"
+        return command_line(self.log.root.path, f"cursor set {wish.route} {sequence} --group {wish.group}")
 
     def _last_complete(self, wish: Wish, first: int) -> int | None:
         """The last record wanted that has its end; of the last one that has begun, that may be still to come.
@@ -191,11 +192,13 @@ class Archivist:
         Raises:
             Damaged: which record was the last cannot be told.
         """
-        begun = (last_sequences(self.log.root, self.log.identity.log_id) or {}).get(wish.route)
+        begun = last_sequences(self.log.root, self.log.identity.log_id).get(wish.route)
+        if begun is None and wish.to is not None:  # it is for whoever says so to know that there is something
+            begun = end_sequence(self.log.root, self.log.identity.log_id) - 1
         if not begun:
             raise Damaged(
                 f"{self.log.root.path}: which record of {wish.route} is the last cannot be told",
-                hint=f"wald verify --root {self.log.root.path}; a running daemon writes the head anew",
+                hint=f"{command_line(self.log.root.path, 'verify')} lists it; --to SEQUENCE packs what is before it",
             )
         end = begun if wish.to is None else min(begun, wish.to)
         for start in (end, first) if first <= end else ():
@@ -259,7 +262,7 @@ class Archivist:
             raise Damaged(
                 f"{self.log.root.path}: records {run.first} to {run.last} of {run.origin.route} do not begin and end "
                 "any more where they did; nothing was acknowledged",
-                hint=f"wald verify --root {self.log.root.path}; then the same command again",
+                hint=f"{command_line(self.log.root.path, 'verify')}; then the same command again",
             )
         manifest = Manifest(run.origin, run.codec, tuple(entries))
         for name, data in tag_files(manifest).items():

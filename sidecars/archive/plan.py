@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from sidecars.archive.bundle import Origin
 from sidecars.archive.codecs import Codec
@@ -22,7 +23,7 @@ from sidecars.archive.cutting import Bytes, Records, Size
 from sidecars.archive.layout import BagName
 from sidecars.archive.manifest import Entry as BundleEntry
 from sidecars.archive.manifest import Manifest, Previous
-from wald.errors import Damaged, Refused
+from wald.errors import Damaged, Refused, command_line
 from wald.store.history import Entry
 
 
@@ -149,7 +150,9 @@ def last_told(entries: Iterable[Entry], *, route: str, group: str, after: int) -
     return None if found is None else Previous(str(found.get("bundle")), str(found.get("sha256")))
 
 
-def check_lineage(manifests: Sequence[tuple[str, Manifest]], *, log: str, group: str, first: int, last: int) -> None:
+def check_lineage(
+    manifests: Sequence[tuple[str, Manifest]], *, log: str, root: Path, group: str, first: int, last: int
+) -> None:
     """May records ``first`` to ``last`` go where these bags are?
 
     Args:
@@ -170,10 +173,11 @@ def check_lineage(manifests: Sequence[tuple[str, Manifest]], *, log: str, group:
                 hint="archive to another place: --dest DIR",
             )
         if manifest.origin.group == group and manifest.first <= last and first <= manifest.last:
+            setting = command_line(root, f"cursor set {manifest.origin.route} {manifest.last} --group {group}")
             raise Refused(
                 f"{place}: this bag of the same group holds records {manifest.first} to {manifest.last} already, "
                 "though the ledger and the cursor do not say so",
-                hint=f"wald cursor set {manifest.origin.route} {manifest.last} --group {group}, or another --dest",
+                hint=f"{setting}, or another --dest",
             )
 
 
@@ -194,5 +198,5 @@ def _parse(begun: Entry, log: str) -> Run:
     except (KeyError, TypeError, ValueError) as error:
         raise Damaged(
             f"ledger/archive.jsonl: the line about bag {begun.get('bag')} cannot be used ({error!r})",
-            hint="wald verify shows whether the ledger was changed; archive to another --dest meanwhile",
+            hint="restore the ledger from a backup; archive to another --dest meanwhile",
         ) from error

@@ -20,7 +20,7 @@ from sidecars.drain.redrive import redrive as put_back
 from sidecars.loop import stop_on_signals
 from wald.cli.entry import run
 from wald.cli.options import DefaultGroup, group_option, root_option, route_argument, socket_option
-from wald.errors import GivenUp, InvalidInput
+from wald.errors import GivenUp, InvalidInput, command_line
 from wald.format.names import check_route
 from wald.store.disk import Disk
 
@@ -120,9 +120,10 @@ def feed(
     with _at_work(root, route, group) as (consumer, stop):
         given_up = Drain(consumer, job, stop=stop, tell=_tell).run()
     if given_up:
+        redriving = command_line(root, f"redrive {dead_letter}", program="wald-drain")
         raise GivenUp(
             f"{given_up} {'record of' if given_up == 1 else 'records of'} {route} given up",
-            hint=f"wald read {dead_letter} --format json --root {root}; wald-drain redrive {dead_letter} --root {root}",
+            hint=f"{command_line(root, f'read {dead_letter} --format json')}; {redriving} puts them back",
         )
     return 0
 

@@ -26,7 +26,7 @@ from itertools import groupby, islice
 from pathlib import Path
 
 from sidecars.drain.handover import Handover
-from wald.errors import InvalidInput
+from wald.errors import InvalidInput, command_line
 from wald.format.columns import encode
 from wald.format.control import WINDOW
 from wald.format.framing import REQUEST_MAX_BYTES
@@ -84,18 +84,19 @@ def dead_letter(record: Record, headers: Mapping[str, str], route: str) -> Recor
     return replace(record, route=route, headers=_encoded(told))
 
 
-def original(letter: Record, log_id: bytes) -> Record:
+def original(letter: Record, log_id: bytes, root: Path) -> Record:
     """What goes back to where a dead letter came from; its sequence is still that of the letter.
 
     Raises:
-        InvalidInput: it is no dead letter of the log with this id.
+        InvalidInput: it is no dead letter of the log with this id, which is at ``root``.
     """
     told = _own_headers(letter)
     route = told.get(_ROUTE, "")
     if told.get(_LOG) != log_id.hex() or not is_route(route):
+        passing = command_line(root, f"cursor set {letter.route} {letter.sequence}")
         raise InvalidInput(
             f"{letter.route} {letter.sequence}: is not a dead letter of this log",
-            hint=f"pass over it: wald cursor set {letter.route} {letter.sequence}; then wald-drain redrive again",
+            hint=f"{passing} passes over it; then the same again",
         )
     own = {name: value for name, value in told.items() if name not in _OURS}
     try:

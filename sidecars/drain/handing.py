@@ -24,7 +24,7 @@ from sidecars.drain.deadletters import (
     send,
 )
 from sidecars.drain.handover import Handover, HandoverFile
-from wald.errors import InvalidInput, NotFound
+from wald.errors import InvalidInput, NotFound, command_line
 from wald.format.framing import REQUEST_MAX_BYTES
 from wald.format.record import Record
 from wald.store.cursors import CursorState
@@ -109,7 +109,7 @@ class Handing:
 
     def _letter(self, record: Record, handover: Handover) -> Record:
         if handover.dead_letter is None:
-            return original(record, self._origin.log_id)
+            return original(record, self._origin.log_id, self._consumer.log.root.path)
         return dead_letter(record, headers_of(handover, self._origin), handover.dead_letter)
 
     def _hand_over(self, handover: Handover, records: Sequence[Record]) -> None:
@@ -133,7 +133,7 @@ class Handing:
     def _undeliverable(self, sequence: int, words: str, remedy: str) -> InvalidInput:
         """The error about a record that cannot be handed over either."""
         consumer = self._consumer
-        set_ = f"wald --root {consumer.log.root.path} cursor set {consumer.route} {sequence} --group {consumer.group}"
+        set_ = command_line(consumer.log.root.path, f"cursor set {consumer.route} {sequence} --group {consumer.group}")
         return InvalidInput(
             f"{consumer.named(sequence, sequence)}: cannot be a dead letter: {words}",
             hint=f"{remedy}, or pass over this record: {set_}; then start wald-drain again",

@@ -19,7 +19,7 @@ from sidecars.reclaim.policy import Limits
 from sidecars.reclaim.report import Report
 from wald.cli.entry import run
 from wald.cli.options import duration_option, json_option, root_option, size_option
-from wald.errors import DiskFailure, InvalidInput, NotPermitted, WaldError
+from wald.errors import DiskFailure, InvalidInput, NotPermitted, WaldError, command_line
 from wald.format.names import CURSOR_SUFFIX, Kind
 from wald.log import Log
 from wald.store.disk import Disk
@@ -109,7 +109,7 @@ def command(
     except OSError as error:
         raise DiskFailure(
             f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next look goes on",
-            hint=f"df -h {log.root.path}; then wald-reclaim --root {log.root.path} --once",
+            hint=f"df -h {log.root.path}; then {command_line(log.root.path, '--once', program='wald-reclaim')}",
         ) from error
 
 

@@ -15,7 +15,7 @@ from sidecars.spark.blocks import Block, Range, Unreadable, blocks_of
 from sidecars.spark.damage import STRICT, Told, Tolerance
 from sidecars.spark.places import LogPlace
 from sidecars.spark.plan import fair_share, spans
-from wald.errors import Damaged, NotFound
+from wald.errors import Damaged, NotFound, command_line
 from wald.store.arrow import record_batches
 from wald.store.batches import Batch
 from wald.store.directory import Listing
@@ -139,7 +139,7 @@ def _missing(place: LogPlace, hole: Unreadable, history: History, told: Told, *,
         told(
             Damaged(
                 f"{place.root.segments}: no segment holds {_range(begin, end)}, and no ledger says why",
-                hint=f"wald verify --root {place.root.path} lists all damage",
+                hint=f"{command_line(place.root.path, 'verify')} lists all damage",
             )
         )
     if not lost and not excused:

@@ -186,7 +186,7 @@ def require_bags(place: str) -> None:
     raise NotFound(
         f"{place}: no bags of wald-archive are there"
         + (", but segments, which are read from a directory" * bool(segments)),
-        hint="copy the segments to a directory, and name that" if segments else "wald-archive pack --dest makes them",
+        hint="copy the segments to a directory, and name that" if segments else "wald-archive makes them",
     )
 
 

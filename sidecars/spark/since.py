@@ -13,7 +13,7 @@ from sidecars.spark.pieces import LogPiece, pieces_of
 from sidecars.spark.places import LogPlace, Shipped, find_places
 from sidecars.spark.plan import packed
 from sidecars.spark.reached import Reached
-from wald.errors import Damaged, InvalidInput, NotFound
+from wald.errors import Damaged, InvalidInput, NotFound, command_line
 
 PIECE_BYTES = 32 << 20  # what is planned in one go; chunks are made of these
 
@@ -95,7 +95,7 @@ def since(place: LogPlace, before: Reached | None, routes: Sequence[str] | None,
         raise Damaged(
             f"{place.root.path}: it ends with record {bound.sequence}, and record {before.last} was read before: an "
             "older copy was put back",
-            hint="another --out begins anew; wald verify tells what is there",
+            hint=f"another --out begins anew; {command_line(place.root.path, 'verify')} tells what is there",
         )
     end = end_of(place, bound, listing, wanted)
     oldest = listing.segments[0].base_sequence if listing.segments else 1

@@ -59,7 +59,7 @@ def test_segments_that_are_alike_are_told_in_one_line(built: Built) -> None:
     assert lines[2].startswith("  records 7 to 18 (2 segments, ")
     assert lines[2].endswith(": held back by b/processed (at 6, needs 18)")
     assert lines[3].startswith("  from record 19 on (")
-    assert lines[3].endswith(": being written; wald cut completes it")
+    assert lines[3].endswith(": being written; CUT completes it")
 
 
 def test_each_group_is_told_with_its_lag_and_what_it_costs(built: Built) -> None:

@@ -39,7 +39,7 @@ def test_a_log_that_has_lost_its_head_does_not_say_that_nothing_was_durable(tmp_
 
     assert code == Damaged.exit_code
     assert message.startswith(f"{built.root.head}: there is no readable head, so what is durable behind record ")
-    assert hint.endswith(f"wald run --root {root}")
+    assert hint.endswith(f"wald --root {root} run")
     assert "nothing is durable" not in output_of("top", "--once", "--root", root).decode()
     (route,) = json.loads(wald("routes", "--json", "--root", root).stdout)
     assert route["last_sequence"] == (2 if sealed else None)

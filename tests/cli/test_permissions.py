@@ -75,7 +75,7 @@ def test_what_is_the_owners_is_refused_to_a_member_of_the_group(log: Path, line:
 
     assert code == NotPermitted.exit_code, message
     assert message.startswith(f"{log / wanted}"), message
-    assert hint.startswith(f"be user {OWNER.user_id}"), hint
+    assert hint.startswith(f"be user {OWNER.user_id}; ls -ld "), hint  # he is in the group already
 
 
 def test_a_file_that_is_not_the_groups_is_not_damaged(log: Path) -> None:

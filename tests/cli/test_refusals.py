@@ -82,7 +82,7 @@ def test_no_such_root(tmp_path: Path, arguments: tuple[object, ...]) -> None:
         assert (code, message, hint) == (
             NotFound.exit_code,
             f"{path}: there is no log here",
-            f"wald run --root {path} makes one",
+            f"wald --root {path} run makes one",
         )
     assert list(tmp_path.iterdir()) == []
 
@@ -152,7 +152,7 @@ def test_unknown_route(served: Path, arguments: tuple[object, ...]) -> None:
     code, message, hint = refusal_of(*arguments, "--root", served, stdin=b"x\n")
 
     assert (code, message) == (NotFound.exit_code, f"{served / 'routes'}: there is no route 'b'")
-    assert "wald route add b" in hint
+    assert f"wald --root {served} route add b" in hint
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_socket_absent(stopped: Path, arguments: tuple[object, ...]) -> None:
 
     assert code == Unavailable.exit_code
     assert message == f"{stopped / 'wald.sock'}: no daemon answers (No such file or directory)"
-    assert hint == f"wald run --root {stopped}"
+    assert hint == f"wald --root {stopped} run"
 
 
 def test_socket_left_behind_by_a_killed_daemon(daemon: Daemon, root: Path) -> None:

@@ -244,4 +244,4 @@ def test_without_rich_it_says_what_to_install(many: Path) -> None:
     code, message, hint = refused(run([sys.executable, "-c", script, "top", "--root", str(many)]))
 
     assert (code, hint) == (InvalidInput.exit_code, "pip install 'wald[ui]'")
-    assert message == "wald top draws with rich, which is not installed"
+    assert message == "wald top: rich, which draws it, is not installed"

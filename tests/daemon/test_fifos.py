@@ -44,7 +44,7 @@ def test_a_file_in_its_place_is_kept_and_told(start: Start, root: Path) -> None:
 
     assert stat.S_IMODE(fifo.stat().st_mode) == 0o640
     assert kept.read_bytes() == b"swallowed\n"
-    words = f"wald append a {kept} && rm {kept}"
+    words = f"wald --root {root} append a {kept} && rm {kept}"
     assert words in troubles(daemon)[str(kept)]
     assert words in daemon.log
     assert words in output_of("explain", "--root", root).decode()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from running import Client, Daemon, wald
+from running import Client, Daemon, command, refused, run, wald
 from users import MEMBER, OWNER, User, needs_root
 
 from wald.errors import InvalidInput
@@ -129,6 +129,29 @@ def test_others_than_the_owner_cut_no_more_than_once_a_second(tmp_path: Path) ->
         assert owner.ask(b"PUB a 2\nx\nCUT\n") == "OK 51 51"
         assert owner.reply() == "OK cut 52"
         assert member.ask(b"CUT\n") == "OK nothing-to-cut 52"
+
+
+def test_who_is_denied_something_is_told_what_helps(tmp_path: Path) -> None:
+    """Each with the reason for which it was: another user, other options, or the settings."""
+    owner = f"user {OWNER.user_id}"
+    with served(tmp_path, f"[routes.secure]\nwriters = [{OWNER.user_id}]\n[routes.a]\n[routes.old]\n") as daemon:
+        assert ask(daemon, OWNER, b"ROUTE RETIRE old\n") == "OK retired old"
+        adding = f"wald --root {daemon.root} route add old"
+        for user, line, wanted in (
+            (MEMBER, ("append", "secure"), "add the user to writers in [routes.secure] of the daemon's config"),
+            (
+                MEMBER,
+                ("append", "old"),
+                f"{adding} takes it back; that is for {owner}, and for ",
+            ),
+            (OWNER, ("append", "old"), f"{adding} takes it back"),
+            (MEMBER, ("route", "add", "a", "--fifo", "--mode", "0666"), f"leave out --mode, or be {owner}"),
+            (OWNER, ("route", "add", "secure", "--fifo", "--mode", "0666"), "--mode 0600, or none"),
+            (MEMBER, ("route", "add", "secure", "--fifo"), f"be {owner}"),
+            (MEMBER, ("route", "retire", "a"), f"be {owner}, or one of the writers in [routes.a]"),
+        ):
+            _, _, hint = refused(run([*user.prefix, *command(*line, "--root", daemon.root)], stdin=b"x\n"))
+            assert hint.startswith(wanted), (line, hint)
 
 
 def test_settings_do_not_say_both(tmp_path: Path) -> None:

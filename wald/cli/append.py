@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from wald.cli.options import duration_option, root_option, route_argument, socket_option
 from wald.cli.producing import producer_at
-from wald.errors import DiskFailure, InvalidInput, Unavailable, command
+from wald.errors import DiskFailure, InvalidInput, Unavailable, command_line
 from wald.format.framing import REQUEST_MAX_BYTES
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def append(
             durable.extend(producer.flush())
         except (Unavailable, DiskFailure) as error:
             durable.extend(producer.acknowledged())
-            raise _given_up(error, durable, producer.unanswered, look=command(root, f"read {route}")) from error
+            raise _given_up(error, durable, producer.unanswered, look=command_line(root, f"read {route}")) from error
         finally:
             durable.extend(producer.acknowledged())
             if durable.last:

@@ -10,7 +10,7 @@ import click
 import wald
 from wald.cli.options import group_option, json_option, root_option, route_argument
 from wald.cli.tables import aligned
-from wald.errors import Damaged, NotFound
+from wald.errors import Damaged, NotFound, command_line
 from wald.format.names import check_group, check_route
 from wald.store.checkpoint import processed_by_stream
 from wald.store.cursors import Cursor, CursorState, newcomer, remove_cursor
@@ -30,7 +30,7 @@ def cursor() -> None:
 def get(root: Path, route: str, group: str, as_json: bool) -> None:
     """Print the sequence up to which the group has processed ROUTE."""
     found = wald.open(root).cursor(route, group)
-    again = f"wald --root {root} cursor set {route} SEQUENCE --group {group}"
+    again = command_line(root, f"cursor set {route} SEQUENCE --group {group}")
     if as_json:
         told = {"route": route, "group": group, "state": found.state.value, "sequence": found.sequence}
         click.echo(json.dumps(told | {"path": str(found.path), "message": found.message}))

@@ -14,10 +14,11 @@ import sys
 
 import click
 
-from wald.errors import DiskFailure, NotPermitted, WaldError
+from wald.errors import DiskFailure, NotPermitted, WaldError, command_line
 
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
+ROOT = "wald.root"  # in the context: which log the command was about
 _DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
@@ -31,6 +32,7 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
         from click.shell_completion import shell_complete
 
         return shell_complete(command, {}, program, complete, completing)
+    context = None
     try:
         with command.make_context(program, arguments) as context:
             code = command.invoke(context)
@@ -55,9 +57,14 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         failing = error.errno in _DISK_FAILS
-        hint = "df -h; wald-reclaim frees what everybody has read" if failing else ""
+        hint = f"df -h; {_reclaim(context)} frees what everybody has read" if failing else ""
         return _fail(program, f"{where}{error.strerror or error}", hint, DiskFailure.exit_code if failing else 1)
     return code if isinstance(code, int) else 0
+
+
+def _reclaim(context: click.Context | None) -> str:
+    root = context.meta.get(ROOT) if context is not None else None
+    return "wald-reclaim" if root is None else command_line(root, program="wald-reclaim")
 
 
 def _fail(program: str, message: str, hint: str, code: int) -> int:

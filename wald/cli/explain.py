@@ -15,6 +15,7 @@ import wald
 from wald.cli.look import moment, warn_without_daemon
 from wald.cli.options import json_option, root_option
 from wald.cli.tables import aligned
+from wald.errors import command_line
 from wald.format.names import is_route
 from wald.kinds import bytes_in_words, seconds_in_words
 from wald.log import Log
@@ -147,7 +148,7 @@ def _segments_line(run: _Run) -> str:
         case Form.DOOMED:
             return f"{place}: reclaimed, and deleted after the grace period"
         case Form.ACTIVE:
-            return f"{place}: being written; wald cut completes it"
+            return f"{place}: being written; CUT completes it"
     if last.newest and not last.pins:
         return f"{place}: everybody has read it; it stays, because it is the newest{damaged}"
     if not last.pins:
@@ -157,7 +158,7 @@ def _segments_line(run: _Run) -> str:
 
 def _pinned_by(pins: tuple[Pin, ...]) -> str:
     told = [
-        f"{pin.route} ({pin.message}: wald route add {pin.route})"
+        f"{pin.route} ({pin.message}; adding the route brings it back)"
         if pin.message == DIRECTORY_GONE
         else f"{pin.route}/{pin.group} (at {pin.at}, needs {pin.needs})"
         for pin in pins[:_NAMED]
@@ -183,7 +184,7 @@ def _row(hold: Hold, growth: Growth | None, now_ns: int) -> tuple[str, ...]:
 
 def _advice(log: Log, holds: list[Hold]) -> Iterator[str]:
     """A paragraph for what needs words."""
-    wald_ = f"wald --root {log.root.path}"
+    wald_ = command_line(log.root.path)
     yield from (words for _, words in troubles(log.root))
     retired = sorted({hold.cursor.route for hold in holds if hold.retired})
     if retired:

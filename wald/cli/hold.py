@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from wald.cli.options import root_option
-from wald.errors import InvalidInput
+from wald.errors import InvalidInput, command_line
 from wald.format.names import check_route
 from wald.store.directory import Root, read_identity
 from wald.store.fifos import has_fifo
@@ -32,11 +32,13 @@ def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
     here = Root(root)
     read_identity(here)
     if bool(routes) == every:
-        raise InvalidInput("which FIFOs? name routes, or --all of them", hint="wald hold --all")
+        raise InvalidInput("which FIFOs? name routes, or --all of them", hint=command_line(root, "hold --all"))
     for route in map(check_route, routes):
         here.require_route(route)
         if not has_fifo(here, route):
-            raise InvalidInput(f"{here.fifo(route)}: there is no FIFO", hint=f"wald route add {route} --fifo")
+            raise InvalidInput(
+                f"{here.fifo(route)}: there is no FIFO", hint=command_line(root, f"route add {route} --fifo")
+            )
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     held = _Held(here, routes)
     held.look()

@@ -10,7 +10,7 @@ import click
 
 import wald
 from wald.cli.options import json_option, root_option
-from wald.errors import Damaged, NotFound
+from wald.errors import Damaged, NotFound, command_line
 from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.lives import no_daemon
@@ -34,7 +34,7 @@ def head(root: Path, as_json: bool) -> None:
     if found is None:
         raise NotFound(
             f"{log.root.head}: nothing has been durable yet",
-            hint=f"wald run --root {root}, or send it a record if it runs",
+            hint=f"{command_line(root, 'run')}, or send it a record if it runs",
         )
     at = moment(found.at_ns)
     if as_json:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from wald.cli.entry import ROOT
 from wald.errors import InvalidInput
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
 from wald.kinds import TIB, Duration, Kind, Size
@@ -91,6 +92,7 @@ def _root(ctx: click.Context, _: click.Parameter, given: Path | None) -> Path:
     root = given or ctx.find_object(Path) or os.environ.get("WALD_ROOT")
     if not root:
         raise InvalidInput("which log? no root was given", hint="--root DIR, or export WALD_ROOT=DIR")
+    ctx.meta[ROOT] = Path(root)
     return Path(root)
 
 

@@ -15,7 +15,7 @@ import click
 
 import wald
 from wald.cli.options import GROUP_HELP, root_option
-from wald.errors import Damaged, InvalidInput, Partial, WaldError
+from wald.errors import Damaged, InvalidInput, Partial, WaldError, command_line
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
 from wald.store.cursors import newcomer
 from wald.store.missing import POLICIES
@@ -78,7 +78,9 @@ def read(
     if route is not None:
         check_route(route)
     if commit and route is None:
-        raise InvalidInput("--commit needs a ROUTE: a cursor belongs to one", hint="wald routes lists them")
+        raise InvalidInput(
+            "--commit needs a ROUTE: a cursor belongs to one", hint=f"{command_line(root, 'routes')} lists them"
+        )
     log = wald.open(root)
     if start is None:
         start = "cursor" if group or commit else "earliest"

@@ -13,7 +13,7 @@ from wald.cli.look import warn_without_daemon
 from wald.cli.options import json_option, root_option, route_argument, socket_option
 from wald.cli.producing import daemon_at, runs
 from wald.cli.tables import aligned
-from wald.errors import InvalidInput
+from wald.errors import InvalidInput, command_line
 from wald.kinds import Mode
 from wald.store.cursors import CursorState
 from wald.store.directory import Root, read_identity
@@ -58,7 +58,7 @@ def add(root: Path, socket: Path | None, route: str, fifo: bool, mode: str | Non
     """Make a route, or take a retired one back; through the daemon if one runs."""
     bits = None if mode is None else _bits(mode)
     if mode is not None and not fifo:
-        raise InvalidInput("--mode is for the FIFO", hint=f"wald route add {route} --fifo --mode {mode}")
+        raise InvalidInput("--mode is for the FIFO", hint=command_line(root, f"route add {route} --fifo --mode {mode}"))
     if runs(root):
         words = [*(["fifo"] if fifo else []), *([] if bits is None else [f"mode={bits:o}"])]
         with daemon_at(root, socket) as daemon:

@@ -176,7 +176,7 @@ def _urgency(stock: Stock) -> str:
 def _table(rows: Sequence[Row], width: int, room: int | None) -> Iterator[Text]:
     """The headings and as many rows as there is room for; the last line tells of the others."""
     if not rows:
-        yield _line(Text("no routes yet: wald route add NAME makes one", "bright_black"))
+        yield _line(Text("no routes yet", "bright_black"))
         return
     count = len(rows) if room is None or len(rows) < room else max(0, room - 2)
     grid = [[(heading, "bright_black") for heading in _HEADINGS], *map(_cells_of, rows[:count])]

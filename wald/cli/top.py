@@ -25,7 +25,7 @@ import wald
 from wald.cli.looks import Pulses, Surveys, Watch
 from wald.cli.options import duration_option, root_option
 from wald.cli.snapshot import Pulse, Snapshot, Survey, flow, stock
-from wald.errors import InvalidInput
+from wald.errors import InvalidInput, command_line
 from wald.log import Log
 
 if TYPE_CHECKING:
@@ -51,13 +51,15 @@ def top(root: Path, interval: float, once: bool) -> None:
     many it is done more rarely, and the screen says how old the numbers are. q leaves.
     """
     if interval < _INTERVAL_MIN_SECONDS:
-        raise InvalidInput(f"--interval must be {_INTERVAL_MIN_SECONDS} s or more", hint="wald top --interval 1s")
+        raise InvalidInput(
+            f"--interval must be {_INTERVAL_MIN_SECONDS} s or more", hint=command_line(root, "top --interval 1s")
+        )
     try:
         from rich.console import Console
 
         from wald.cli import screen
     except ModuleNotFoundError as error:
-        raise InvalidInput("wald top draws with rich, which is not installed", hint="pip install 'wald[ui]'") from error
+        raise InvalidInput("wald top: rich, which draws it, is not installed", hint="pip install 'wald[ui]'") from error
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where a bar cannot be spelled, "?" can
     looks = _Looks(wald.open(root))

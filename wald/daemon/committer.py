@@ -18,7 +18,7 @@ from structlog.typing import FilteringBoundLogger
 
 from wald.config import Config
 from wald.daemon.turn import Turn
-from wald.errors import DiskFailure, Locked
+from wald.errors import DiskFailure, Locked, command_line
 from wald.format.head import LINE_BYTES, Head, encode_head
 from wald.metrics import Metrics
 from wald.store.directory import Root
@@ -157,10 +157,11 @@ class Committer:
             if error.errno in _FULL:
                 raise self._refuse(error) from error
             self.writer.failed = True
+            verifying = command_line(self._root.path, "verify")
             raise DiskFailure(
                 f"{path}: somebody has removed or replaced the segment that is written to, and it cannot be put back "
                 f"({error}); nothing is acknowledged any more",
-                hint=f"ls -l {path.parent}; put back what was moved away, then wald verify --root {self._root.path}",
+                hint=f"ls -l {path.parent}; put back what was moved away, then {verifying}",
             ) from error
         self.journal.error("active segment removed or replaced", path=str(path), next="it is put back as it was")
 
@@ -239,7 +240,7 @@ class Committer:
 
     @property
     def _hint(self) -> str:
-        return f"look at the disk (df, dmesg), then wald verify --root {self._root.path} and start again"
+        return f"look at the disk (df, dmesg), then {command_line(self._root.path, 'verify')} and start again"
 
     def _refuse(self, error: OSError) -> Full:
         self._refused, self._full_until = True, time.monotonic() + _FULL_SECONDS
@@ -293,7 +294,7 @@ class Committer:
         if cause != metrics.degraded_by:
             metrics.degraded_by = cause
             numbers = {"free": metrics.free_bytes, "needed": metrics.needed_bytes}
-            hint = cause.hint.format(root=self._root.path)
+            hint = cause.hint(self._root.path)
             self.journal.error("disk full: input waits", degraded_by=cause, **numbers, hint=hint)
 
     def _tell_held(self, wanted_bytes: int | None) -> None:
@@ -303,7 +304,7 @@ class Committer:
             return
         cause = self._room.cause(self._metrics.free_bytes - wanted_bytes)
         numbers = {"wanted": wanted_bytes, "free": self._metrics.free_bytes, "needed": self._metrics.needed_bytes}
-        hint = cause.hint.format(root=self._root.path)
+        hint = cause.hint(self._root.path)
         self.journal.warning("request waits for room", because=cause, **numbers, hint=hint)
 
     def _publish(self) -> None:

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import os
 import select
+import shlex
 import stat
 import sys
 from collections.abc import Iterator, Mapping
@@ -38,7 +39,7 @@ from wald.daemon.pipes import (
 from wald.daemon.takes import Takes
 from wald.daemon.turn import Turn
 from wald.daemon.unfinished import Unfinished, unfinished_takes
-from wald.errors import InvalidInput, WaldError
+from wald.errors import InvalidInput, WaldError, command_line
 from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.fifos import found_files, found_words, has_fifo, is_displaced, make_fifo, same_fifo_words
@@ -77,9 +78,11 @@ def take_stdin(root: Root, config: Config, route: str) -> Opened:
     if has_fifo(root, route) or (route in config.routes and config.routes[route].fifo):
         raise InvalidInput(
             f"{root.fifo(route)}: the route has a FIFO, and stdin would come between its lines",
-            hint=f"--stdin with another route, or write to the FIFO: producer > {root.fifo(route)}",
+            hint=f"--stdin with another route, or write to the FIFO: producer > {shlex.quote(str(root.fifo(route)))}",
         )
-    descriptor, held, relay = open_stdin(sys.stdin)
+    descriptor, held, relay = open_stdin(
+        sys.stdin, hint=f"producer | {command_line(root.path, f'run --stdin {route}')}"
+    )
     return Opened(route, descriptor, held, is_stdin=True, relay=relay)
 
 
@@ -402,7 +405,7 @@ class Intake:
 
     def _find(self, route: str) -> None:
         for path in found_files(self._root, route):
-            self._found.setdefault(path, found_words(path, route))
+            self._found.setdefault(path, found_words(self._root, path, route))
 
     @contextlib.contextmanager
     def _told_of(self, route: str) -> Iterator[None]:
@@ -423,7 +426,10 @@ class Intake:
         file = file_of(os.stat(path))
         other = others.get(file, route)
         if other != route:
-            raise InvalidInput(same_fifo_words(path, self._root.fifo(other)), hint=f"wald route add {route} --fifo")
+            raise InvalidInput(
+                same_fifo_words(self._root, path, self._root.fifo(other)),
+                hint=command_line(self._root.path, f"route add {route} --fifo"),
+            )
         given = self._systemd.take(file)
         if given is not None:
             return Opened(route, given, held=True, handed_over=True)

@@ -389,8 +389,11 @@ def open_fifo(path: Path) -> tuple[int, bool]:
     return descriptor, survived(descriptor) or writer is not None
 
 
-def open_stdin(stdin: TextIO | None) -> tuple[int, bool, Relay | None]:
+def open_stdin(stdin: TextIO | None, *, hint: str) -> tuple[int, bool, Relay | None]:
     """The pipe behind stdin, with a relay in front of it if stdin is a file.
+
+    Args:
+        hint: what to type if stdin is neither.
 
     Returns:
         the descriptor, whether the pipe can have outlived the last life of the daemon, and the relay.
@@ -405,7 +408,7 @@ def open_stdin(stdin: TextIO | None) -> tuple[int, bool, Relay | None]:
     if stat.S_ISREG(mode):
         relay = Relay(descriptor)
         return relay.reader, False, relay
-    raise InvalidInput("stdin is neither a pipe nor a file", hint="producer | wald run --stdin ROUTE")
+    raise InvalidInput("stdin is neither a pipe nor a file", hint=hint)
 
 
 def file_of(status: os.stat_result) -> tuple[int, int]:

@@ -32,7 +32,7 @@ from wald.daemon.listening import check_socket, listen
 from wald.daemon.routes import Routes
 from wald.daemon.sizing import sizes_in_force
 from wald.daemon.turn import Turn
-from wald.errors import DiskFailure, NotPermitted, WaldError
+from wald.errors import DiskFailure, NotPermitted, WaldError, command_line
 from wald.format.framing import Code
 from wald.metrics import Metrics
 from wald.store.directory import Root, create_root, read_identity, require_root
@@ -75,7 +75,7 @@ def run(
         except OSError as error:
             raise DiskFailure(
                 f"{error.filename or path}: {error.strerror}: the daemon cannot start",
-                hint=f"df -h {path}; ls -ld {path}; wald-reclaim --root {path} makes room without the daemon",
+                hint=f"df -h {path}; ls -ld {path}; {command_line(path, program='wald-reclaim')} makes room without it",
             ) from error
         service.loop()
         service.stop()
@@ -332,7 +332,11 @@ class Service:
         """The routes of the settings; retiring one is an operator's act that settings do not undo."""
         for name, route in config.routes.items():
             if self._root.retired(name).exists():
-                self._journal.warning("route is retired", route=name, hint=f"wald route add {name} takes it back")
+                self._journal.warning(
+                    "route is retired",
+                    route=name,
+                    hint=f"{command_line(self._root.path, f'route add {name}')} takes it back",
+                )
             else:
                 yield name, route
 

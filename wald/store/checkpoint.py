@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat
+from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat, command_line
 from wald.format.offsets import BadOffsets, Offsets, Position, decode_offsets, is_offsets
 from wald.store.cursors import Cursor
 from wald.store.directory import Root, list_segments
@@ -53,7 +53,7 @@ def _require_all_read(path: Path, root: Root, cursor: Cursor, position: Position
     segments = list_segments(root).segments
     gone = segments[0].base_sequence - 1 if segments else position.began
     if max(cursor.effective, gone) < position.began:
-        setting = f"wald --root {root.path} cursor set {cursor.route} {position.began} --group {cursor.group}"
+        setting = command_line(root.path, f"cursor set {cursor.route} {position.began} --group {cursor.group}")
         raise Refused(
             f"{path}: the stream began behind record {position.began}, and group {cursor.group} has processed "
             f"{cursor.route} up to {cursor.effective}: what lies between was read by neither",

@@ -41,7 +41,6 @@ from wald.store.regular import open_file, open_regular
 
 FRAME_BYTES = (1 << 20) + (1 << 16)  # 1 MiB, and room for the headers of two half-MiB batches that fill it
 LEVEL = 3
-_HINT = "wald verify lists what is affected; restore the file from an archive or a backup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +283,10 @@ class SealedFile:
         return os.pread(self._descriptor, length, offset)
 
     def _damaged(self, offset: int, reason: str) -> Damaged:
-        return Damaged(f"{self.path}: offset {offset}: {reason}", hint=_HINT)
+        return Damaged(
+            f"{self.path}: offset {offset}: {reason}",
+            hint=f"wald dump {self.path} shows what is left; restore the file from an archive or a backup",
+        )
 
 
 class _Frames:

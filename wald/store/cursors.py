@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from wald.errors import Damaged, InvalidInput, NotFound, Refused
+from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
 from wald.format.names import DEFAULT_GROUP, check_group, cursor_name
 from wald.store.directory import Root, read_identity
@@ -118,9 +118,9 @@ def set_cursor(
     if sequence > head_sequence:
         raise Refused(
             f"{current.path}: {sequence} is beyond the head, {head_sequence}: nobody can have processed it",
-            hint=f"wald --root {root.path} head shows the last durable record",
+            hint=f"{command_line(root.path, 'head')} shows the last durable record",
         )
-    rewinding = f"wald --root {root.path} cursor set {route} {sequence} --group {group} --rewind"
+    rewinding = command_line(root.path, f"cursor set {route} {sequence} --group {group} --rewind")
     if not rewind and current.state in (CursorState.UNREADABLE, CursorState.FOREIGN, CursorState.BEYOND):
         raise Refused(f"{current.message}; it is not replaced unasked", hint=rewinding)
     if not rewind and sequence < current.sequence:
@@ -148,7 +148,7 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
         disk.unlink(path)
     except FileNotFoundError:
         raise NotFound(
-            f"{path}: group {group} has no cursor", hint=f"wald --root {root.path} cursor list {route}"
+            f"{path}: group {group} has no cursor", hint=command_line(root.path, f"cursor list {route}")
         ) from None
     disk.sync_directory(path.parent)
     return path
@@ -170,7 +170,7 @@ def newcomer(root: Root, route: str, group: str) -> str:
     known = f" beside {', '.join(others)}" if others else ""
     return (
         f"group {group} is new on route {route}{known}: from now on what it has not read is kept for it; "
-        f"wald --root {root.path} cursor remove {route} --group {group} takes it away"
+        f"{command_line(root.path, f'cursor remove {route} --group {group}')} takes it away"
     )
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
-from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, UnsupportedFormat
+from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, UnsupportedFormat, command_line
 from wald.format.names import (
     CURSOR_SUFFIX,
     Kind,
@@ -141,9 +141,10 @@ class Root:
             raise self._no_route(route)
 
     def _no_route(self, route: str) -> NotFound:
+        adding = command_line(self.path, f"route add {route}")
         return NotFound(
             f"{self.routes}: there is no route {route!r}",
-            hint=f"wald routes lists them; wald route add {route} makes it",
+            hint=f"{command_line(self.path, 'routes')} lists them; {adding} makes it",
         )
 
 
@@ -309,7 +310,7 @@ def read_identity(root: Root) -> Identity:
 def _where_else(path: Path) -> str:
     """What to do about a path at which there is no log."""
     if not path.exists() or _may_become_a_log(path):
-        return f"wald run --root {path} makes one"
+        return f"{command_line(path, 'run')} makes one"
     return f"--root takes the directory of a log, which has a log.json; to look for one: find {path} -name log.json"
 
 
@@ -349,7 +350,7 @@ def require_root(path: Path) -> None:
     if not (root.identity.exists() or root.segments.exists()):
         raise NotFound(
             f'{path}: there is no log here, and on_missing_root = "refuse" says to make none',
-            hint=f"findmnt -T {path} shows whether its file system is mounted; wald init --root {path} makes a log",
+            hint=f"findmnt -T {path} shows whether its file system is mounted; {command_line(path, 'init')} makes one",
         )
 
 

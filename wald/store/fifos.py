@@ -7,10 +7,12 @@ Such a file is kept for its bytes, as ``in.found-1``, beside the FIFO that takes
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from wald.errors import command_line
 from wald.store.directory import Root
 
 FIFO_MODE = 0o620  # the daemon's group may write, nobody else
@@ -65,11 +67,12 @@ def found_files(root: Root, route: str) -> list[Path]:
     return [root.route(route) / name for name in sorted(names) if name.removeprefix(_FOUND).isdecimal()]
 
 
-def found_words(path: Path, route: str) -> str:
+def found_words(root: Root, path: Path, route: str) -> str:
     """What a kept file is, and what to do with it."""
+    name = shlex.quote(str(path))
     return (
         f"{path}: {path.lstat().st_size} bytes were written where the FIFO of route {route} belongs, not to the log; "
-        f"wald append {route} {path} && rm {path}"
+        f"{command_line(root.path, f'append {route} {name}')} && rm {name}"
     )
 
 
@@ -78,20 +81,25 @@ def troubles(root: Root) -> Iterator[tuple[Path, str]]:
     seen: dict[tuple[int, int], Path] = {}
     for route in root.route_names():
         for found in found_files(root, route):
-            yield found, found_words(found, route)
+            yield found, found_words(root, found, route)
         path = root.fifo(route)
         if root.retired(route).exists():
             continue
         if is_displaced(root, route):
-            yield path, f"{path}: not a FIFO; what is written to it is not read: wald route add {route} --fifo"
+            yield (
+                path,
+                f"{path}: not a FIFO; what is written to it is not read: "
+                + command_line(root.path, f"route add {route} --fifo"),
+            )
         if not has_fifo(root, route):
             continue
         status = os.stat(path)
         first = seen.setdefault((status.st_dev, status.st_ino), path)
         if first != path:
-            yield path, same_fifo_words(path, first)
+            yield path, same_fifo_words(root, path, first)
 
 
-def same_fifo_words(path: Path, other: Path) -> str:
+def same_fifo_words(root: Root, path: Path, other: Path) -> str:
     """Two routes have one FIFO."""
-    return f"{path}: the same FIFO as {other}; rm {path}, and wald route add makes one of its own"
+    adding = command_line(root.path, f"route add {path.parent.name} --fifo")
+    return f"{path}: the same FIFO as {other}; rm {path}, and {adding} makes one of its own"

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from itertools import islice
 
-from wald.errors import Damaged
+from wald.errors import Damaged, command_line
 from wald.format.head import LINE_BYTES, Head, decode_head
 from wald.format.names import Kind
 from wald.store.directory import Listing, Root, Segment, list_segments
@@ -62,7 +62,7 @@ def read_head(root: Root) -> Head | None:
         os.close(descriptor)
     raise Damaged(
         f"{root.head}: offset 0: not a head line",
-        hint=f"rm {root.head}: the next start of wald run makes it anew from the segments",
+        hint=f"rm {root.head}: the next start of the daemon makes it anew from the segments",
     )
 
 
@@ -89,7 +89,7 @@ def lost_head(root: Root, bound: Bound) -> Damaged:
     behind = "" if bound.sequence is None else f" behind record {bound.sequence}"
     return Damaged(
         f"{root.head}: there is no readable head, so what is durable{behind} cannot be told",
-        hint=f"send a record to the running daemon, or start it: wald run --root {root.path}",
+        hint=f"send a record to the running daemon, or start it: {command_line(root.path, 'run')}",
     )
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from wald.errors import Damaged, Locked
+from wald.errors import Damaged, Locked, command_line
 from wald.format.head import decode_head
 from wald.format.names import Kind
 from wald.format.segment import HEADER, BadHeader, decode_header
@@ -124,7 +124,7 @@ def _await(is_free: Callable[[], bool], root: Root) -> None:
         if time.monotonic() > until:
             raise Locked(
                 f"{root.lock}: another daemon writes to this root ({holder(root)})",
-                hint="stop it first, or use its socket: wald append, wald cut",
+                hint=f"stop it first, or use its socket: {command_line(root.path, 'append ROUTE')}",
             )
         time.sleep(_ASKED_SECONDS / 10)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from wald.errors import InvalidInput, NotFound
+from wald.errors import InvalidInput, NotFound, command_line
 
 POLICIES = ("error", "skip")
 
@@ -83,7 +83,7 @@ class Missing:
         if self.archive is not None:
             span = f"--from {self.first} --to {self.ends.get(route, self.last)}"
             ways.append(f"wald-archive restore {shlex.quote(self.archive)} {route} {span}{form}")
-        wald = f"wald --root {shlex.quote(str(self.root))}"
+        wald = command_line(self.root)
         if self.group is not None:
             ways.append(f"{wald} cursor set {route} {self.last} --group {self.group} passes over them")
         elif stop is None or not stop.isdecimal() or int(stop) > self.last:

@@ -32,7 +32,6 @@ from wald.store.salvage import index_salvaged
 from wald.store.seeking import end_sequence
 from wald.store.segments import Misplaced, check_name
 
-_UNSEALED = "wald verify says what is affected; RECLAIM judges it once it is sealed"
 DIRECTORY_GONE = "the directory of the route is gone, and its cursors with it"
 
 
@@ -122,6 +121,10 @@ def read_claims(root: Root, *, log_id: bytes) -> Claims:
     return Claims(cursors, frozenset(retired))
 
 
+def _unsealed(segment: Segment) -> str:
+    return f"wald dump {segment.path} shows what is left; RECLAIM judges it once it is sealed"
+
+
 def segment_index(
     segment: Segment, log_id: bytes, *, on_damage: Callable[[Damaged], None] | None = None
 ) -> SealedIndex:
@@ -149,10 +152,10 @@ def segment_index(
         try:
             index = index_raw(source.fileno())
         except BadHeader as error:
-            raise Damaged(f"{segment.path}: offset 0: {error}", hint=_UNSEALED) from error
+            raise Damaged(f"{segment.path}: offset 0: {error}", hint=_unsealed(segment)) from error
     check_name(segment, log_id, index)
     for offset, length in index.damage:
-        raise Damaged(f"{segment.path}: offset {offset}: {length} bytes are damaged", hint=_UNSEALED)
+        raise Damaged(f"{segment.path}: offset {offset}: {length} bytes are damaged", hint=_unsealed(segment))
     return index
 
 

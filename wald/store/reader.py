@@ -24,7 +24,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from wald.errors import Damaged, InvalidInput, NotFound
+from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.head import Head
 from wald.format.names import DEFAULT_GROUP
 from wald.store.batches import Batch, Broken, Joiner
@@ -261,12 +261,12 @@ class _Reading:
         Args:
             last: the last record that is lost; 0: none is.
         """
-        hint = f"wald --root {self._root.path} verify lists all damage"
+        hint = f"{command_line(self._root.path, 'verify')} lists all damage"
         selection = self._selection
         if last and selection.floors and selection.routes is not None:  # it began at a cursor
             (route,) = selection.routes
-            going_on = f"cursor set {route} {last} --group {selection.group} goes on behind it"
-            hint += f"; wald --root {self._root.path} {going_on}"
+            going_on = command_line(self._root.path, f"cursor set {route} {last} --group {selection.group}")
+            hint += f"; {going_on} goes on behind it"
         self._report(Damaged(message, hint=hint))
 
     def _report(self, error: Damaged) -> None:
@@ -325,7 +325,7 @@ def _begin(root: Root, log_id: bytes, routes: frozenset[str] | None, start: Plac
             raise lost_head(root, bound)
         raise NotFound(
             f"{root.path}: record {start} was never issued; the last one is {end - 1}",
-            hint=f"wald --root {root.path} read --from end --follow waits for the next",
+            hint=f"{command_line(root.path, 'read --from end --follow')} waits for the next",
         )
     return Selection(routes, start)
 
@@ -343,7 +343,7 @@ def _after_cursors(root: Root, log_id: bytes, routes: frozenset[str] | None, gro
         else:
             raise Damaged(
                 f"{cursor.message}; what was processed is not known",
-                hint=f"wald --root {root.path} cursor set {name} SEQUENCE --group {group} --rewind",
+                hint=command_line(root.path, f"cursor set {name} SEQUENCE --group {group} --rewind"),
             )
     return Selection(routes, min(floors.values(), default=end), floors, fresh=frozenset(fresh), group=group)
 

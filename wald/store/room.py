@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from wald.errors import command_line
 from wald.store.disk import free_bytes
 
 _SEGMENT_MIN_BYTES = 64 << 10
@@ -37,12 +38,12 @@ class Cause(StrEnum):
     REFUSED = "refused"
     """The last write met a full disk, or a quota, whatever the numbers say."""
 
-    @property
-    def hint(self) -> str:
-        """What a person may type, with {root} in it."""
+    def hint(self, root: Path) -> str:
+        """What a person may type."""
         if self is Cause.SEGMENTS:
-            return "wald explain --root {root} says who has not read what; wald-reclaim --root {root} deletes the rest"
-        return "df -h {root} and du -xhd1 around it say what fills the disk; quota -v, what may be used of it"
+            reclaiming = command_line(root, program="wald-reclaim")
+            return f"{command_line(root, 'explain')} says who has not read what; {reclaiming} deletes the rest"
+        return f"df -h {root} and du -xhd1 around it say what fills the disk; quota -v, what may be used of it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,6 +230,4 @@ def _is_about(line: dict[str, Any], entry: dict[str, Any]) -> bool:
 
 
 def _damaged(path: Path, reason: str) -> Damaged:
-    return Damaged(
-        f"{path}: offset 0: {reason}", hint=f"wald dump {path} shows what it holds; wald verify, what is affected"
-    )
+    return Damaged(f"{path}: offset 0: {reason}", hint=f"wald dump {path} shows what it holds")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from wald.errors import Damaged
+from wald.errors import Damaged, command_line
 from wald.store.cursors import Cursor
 from wald.store.directory import Listing, Root, list_segments
 from wald.store.history import Entry, History
@@ -26,7 +26,9 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
     listing = _settled(root)
     parts = []
     if doomed := list(_held(listing, False, cursor, log_id)):
-        parts.append(f"{_words(doomed, cursor)} are doomed; wald-reclaim --root {root.path} takes them back")
+        parts.append(
+            f"{_words(doomed, cursor)} are doomed; {command_line(root.path, program='wald-reclaim')} takes them back"
+        )
     there = {segment.base_sequence for segment in (*listing.segments, *listing.doomed)}
     try:
         deletions = [entry for entry in History(root).deletions() if entry["base"] not in there]
@@ -36,7 +38,9 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
     deleted = [span for entry in deletions for span in _spans(entry, cursor.route) if span[1] > cursor.sequence]
     deleted += _held(listing, True, cursor, log_id)
     if deleted:
-        parts.append(f"{_words(deleted, cursor)} are deleted; wald where {max(deleted)[1]} says why")
+        parts.append(
+            f"{_words(deleted, cursor)} are deleted; {command_line(root.path, f'where {max(deleted)[1]}')} says why"
+        )
     return f"{cursor.path}: {'; '.join(parts)}" if parts else ""
 
 

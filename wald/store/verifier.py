@@ -101,7 +101,7 @@ class Verification:
         if self._head is None and not self._headless_told:
             level = Level.ERROR if self._listing.segments else Level.INFO
             words = (
-                "missing or empty: nobody knows how far records are durable; the next start of wald run makes it anew"
+                "missing or empty: nobody knows how far records are durable; the next start of the daemon makes it anew"
             )
             yield Finding(level, self._root.head, 0, words)
 

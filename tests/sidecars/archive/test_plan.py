@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,19 +120,19 @@ class TestLineage:
 
     @pytest.mark.parametrize(("first", "last"), [(1, 100), (201, 300), (201, 201)])
     def test_beside_the_others_there_is_room(self, bag: tuple[str, Manifest], first: int, last: int) -> None:
-        check_lineage([bag], log=LOG, group="processed", first=first, last=last)
+        check_lineage([bag], log=LOG, root=Path("/log"), group="processed", first=first, last=last)
 
     @pytest.mark.parametrize(("first", "last"), [(1, 101), (150, 160), (200, 300), (1, 300)])
     def test_records_are_not_archived_twice_to_one_place(
         self, bag: tuple[str, Manifest], first: int, last: int
     ) -> None:
         with pytest.raises(Refused, match=r"/dest/a/bag: .*holds records 101 to 200 already"):
-            check_lineage([bag], log=LOG, group="processed", first=first, last=last)
+            check_lineage([bag], log=LOG, root=Path("/log"), group="processed", first=first, last=last)
 
     def test_another_group_may_archive_the_same_records(self, bag: tuple[str, Manifest]) -> None:
-        check_lineage([bag], log=LOG, group="other", first=1, last=150)
+        check_lineage([bag], log=LOG, root=Path("/log"), group="other", first=1, last=150)
 
     def test_another_log_may_not_mix_in(self, bag: tuple[str, Manifest]) -> None:
         with pytest.raises(Refused, match=f"belongs to log {LOG}") as refused:
-            check_lineage([bag], log="00" * 16, group="processed", first=1, last=2)
+            check_lineage([bag], log="00" * 16, root=Path("/log"), group="processed", first=1, last=2)
         assert "--dest" in refused.value.hint

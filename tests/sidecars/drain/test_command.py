@@ -128,7 +128,7 @@ def test_what_is_given_up_is_in_the_dead_letter_route(own: Stream) -> None:
         "wald-drain: a 3: exit 3, try 2 of 2",
         "wald-drain: a 3: given up: exit 3 after 2 tries; 1 record sent to dead_letter as 6",
         "wald-drain: 3 records of a given up",
-        f"  hint: wald read dead_letter --format json {root}; wald-drain redrive dead_letter {root}",
+        f"  hint: wald {root} read dead_letter --format json; wald-drain {root} redrive dead_letter puts them back",
     ]
     dead = records(own.root, "dead_letter")
     assert [(record.key, record.value, record.event_time_ns) for record in dead] == [
@@ -166,7 +166,7 @@ def test_a_daemon_that_is_away_leaves_the_cursor(own: Stream, daemon: Daemon, go
 
     assert code == 6
     assert message.startswith(f"{daemon.socket_path}: no daemon answers")
-    assert hint == f"wald run --root {own.root}"
+    assert hint == f"wald --root {own.root} run"
     assert own.cursor == 0
     done = own.drain("--", "sh", "-c", f"cat > {got}")  # success needs no daemon
     assert done.returncode == 0
@@ -348,5 +348,5 @@ def test_what_is_no_dead_letter_is_not_put_anywhere(own: Stream) -> None:
     for _ in range(2):
         code, message, hint = drain_refusal("redrive", "--root", own.root)
         assert (code, message) == (2, "dead_letter 3: is not a dead letter of this log")
-        assert "wald cursor set dead_letter 3" in hint
+        assert f"wald --root {own.root} cursor set dead_letter 3 passes over it" in hint
     assert values(own.root, "a") == [b"one", b"one"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from contents import records as records_of
@@ -81,7 +82,7 @@ def headers(record: Record) -> dict[str, str]:
 def test_a_dead_letter_tells_all_that_the_record_was(given_records: list[Record]) -> None:
     """Headers may be written otherwise."""
     for record in given_records:
-        back = original(letter(record), ORIGIN.log_id)
+        back = original(letter(record), ORIGIN.log_id, Path("/log"))
         assert (back.route, back.value, back.key) == (record.route, record.value, record.key)
         assert back.event_time_ns == record.event_time_ns
         assert (back.headers or b"").replace(b" ", b"") == (record.headers or b"").replace(b" ", b"")
@@ -90,11 +91,11 @@ def test_a_dead_letter_tells_all_that_the_record_was(given_records: list[Record]
 @pytest.mark.parametrize("told", [None, b"", b"{}", b'{"wald.origin.route":"orders"}'])
 def test_what_is_no_dead_letter_of_this_log_goes_nowhere(told: bytes | None) -> None:
     with pytest.raises(InvalidInput, match="dead_letter 1: is not a dead letter of this log"):
-        original(Record("dead_letter", 1, b"x", 5, headers=told), ORIGIN.log_id)
+        original(Record("dead_letter", 1, b"x", 5, headers=told), ORIGIN.log_id, Path("/log"))
     with pytest.raises(InvalidInput):
-        original(letter(Record("orders", 12, b"x", 5)), bytes(16))
+        original(letter(Record("orders", 12, b"x", 5)), bytes(16), Path("/log"))
     with pytest.raises(InvalidInput):
-        original(Record("dead_letter", 1, b"x", 5, headers=odd_route()), ORIGIN.log_id)
+        original(Record("dead_letter", 1, b"x", 5, headers=odd_route()), ORIGIN.log_id, Path("/log"))
 
 
 def odd_route() -> bytes:

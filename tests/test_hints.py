@@ -1,0 +1,96 @@
+"""A hint is a command that works as it is typed: it names the log, whichever one it is about."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import Daemon, output_of, refused, run, sidecar, wald
+from running import command as line_of
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
+COMMANDS = "run|init|append|read|head|where|routes|route|cursor|explain|top|hold|cut|verify"
+BARE = re.compile(rf"\bwald(-\w+ --root\b| --root\b| ({COMMANDS})\b(?! --help|:))")
+TITLES = {"wald top"}
+
+
+def words_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Every string of a module that is neither a docstring nor the help of an option, with its line."""
+    tree = ast.parse(path.read_text())
+    silent: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            silent.add(id(node.value))
+        if isinstance(node, ast.keyword) and node.arg == "help":
+            silent.update(id(each) for each in ast.walk(node.value))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in silent:
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_in_words_come_from_where_the_root_is_added(path: Path) -> None:
+    """``wald.errors.command_line`` quotes it, too."""
+    assert [(number, words) for number, words in words_of(path) if BARE.search(words) and words not in TITLES] == []
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A root that has to be quoted, with a daemon; route a has records 1 and 2, b is retired."""
+    root = tmp_path_factory.mktemp("hints") / "my log"
+    with Daemon(root):
+        for name in "ab":
+            output_of("route", "add", name, "--root", root)
+        output_of("append", "a", "--root", root, stdin=b"x\ny\n")
+        output_of("cursor", "set", "a", 2, "--root", root)
+        output_of("route", "retire", "b", "--root", root)
+        yield root
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        (line_of("append", "c"), ["routes", "route add c"]),
+        (line_of("append", "b"), ["route add b"]),
+        (line_of("read", "c"), ["routes", "route add c"]),
+        (line_of("read", "--commit"), ["routes"]),
+        (line_of("read", "a", "--from", 9), ["read --from end --follow"]),
+        (line_of("cursor", "get", "a", "--group", "g"), ["cursor set a SEQUENCE --group g"]),
+        (line_of("cursor", "set", "a", 9), ["head"]),
+        (line_of("cursor", "set", "a", 1), ["cursor set a 1 --group processed --rewind"]),
+        (line_of("cursor", "remove", "a", "--group", "g"), ["cursor list a"]),
+        (line_of("route", "add", "a", "--mode", "0600"), ["route add a --fifo --mode 0600"]),
+        (line_of("hold"), ["hold --all"]),
+        (line_of("hold", "a"), ["route add a --fifo"]),
+        (line_of("run"), ["append ROUTE"]),
+        (line_of("top", "--interval", "0"), ["top --interval 1s"]),
+    ],
+    ids=lambda given: " ".join(given[2:] if "-m" in given else given),
+)
+def test_a_hint_holds_the_root_it_was_asked_with(root: Path, line: list[str], wanted: list[str]) -> None:
+    _, _, hint = refused(run([*line, "--root", str(root)], stdin=b"x\n"))
+
+    there = f"wald --root {shlex.quote(str(root))} "
+    assert [words for words in wanted if there + words not in hint] == [], hint
+    assert not BARE.search(hint.replace(there, "")), hint
+
+
+def test_a_hint_works_as_it_is_typed(root: Path) -> None:
+    _, _, hint = refused(wald("append", "b", "--root", root, stdin=b"x\n"))
+    typed = shlex.split(hint.partition(" takes it back")[0])
+    try:
+        assert run([*line_of(), *typed[1:]]).returncode == 0
+        assert wald("append", "b", "--root", root, stdin=b"x\n").returncode == 0
+    finally:
+        output_of("route", "retire", "b", "--root", root)
+
+
+def test_a_log_that_is_not_there_is_made_by_the_hint(tmp_path: Path) -> None:
+    for line in (line_of("head"), sidecar("reclaim")):
+        _, _, hint = refused(run([*line, "--root", str(tmp_path / "no log")]))
+        assert hint.startswith(f"wald --root '{tmp_path}/no log' run ")
