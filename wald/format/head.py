@@ -4,7 +4,7 @@
 
 ``seq`` is the last durable sequence (0: none), ``segment`` and ``position`` say where the durable bytes end, ``at`` is
 the append time of the last commit (ns since 1970), ``crc`` is the crc32c of everything before " crc=". The line is
-rewritten through a memory map: a reader that meets a torn one (the crc does not hold) reads again.
+rewritten in place, and not waited for: a reader that meets a torn one (the crc does not hold) reads again.
 """
 
 from __future__ import annotations

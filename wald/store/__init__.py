@@ -1,7 +1,7 @@
 """Files: what lies in a root, and everything that writes or reads it.
 
     disk        the system calls that make bytes durable     directory   where each file lies, and one listing
-    mapped      the head and takes files, in memory          lock        one writer, and its epoch
+    inplace     the head and takes files, never waited for   lock        one writer, and its epoch
     ledger      chained JSON lines, appended                 routes      routes as directories
     raw         a raw segment, scanned whatever its bytes    compression the sealed form, written and read
     indexes     the sparse index beside a raw segment        sealer      raw → sealed, in repeatable steps
@@ -12,6 +12,9 @@
     arrow       batches as Arrow, without a loop             history     what the ledgers tell of missing segments
     lookup      where is record N?                           verifier    reads everything, changes nothing
     dump        what is in a file, and what does not fit     checkpoint  what a stream has committed
+    pins        who holds back which segment                 backlog     what there is, and who still needs it
+    salvage     a sealed segment with a damaged index        floor       above all sequences given out
+    room        how much of its disk a daemon may use        fifos       made, looked at, put back
 
 Data moves one way: the writer fills the active segment and cuts it, the sealer finds cut segments in the directory and
 replaces them by compressed ones, readers go through all three forms. Nothing here logs or counts: functions return what

@@ -48,10 +48,6 @@ class History:
         """The entry of the reclaimed segment that held ``sequence``."""
         return _segment_holding(self.deletions(), sequence)
 
-    def all_reclaimed(self, first: int, last: int) -> bool:
-        """Whether every one of ``first`` to ``last`` was reclaimed, or passed over at a start."""
-        return next(self.unexplained(first, last), None) is None
-
     def unexplained(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The runs (first, last) from ``first`` to ``last`` that no line says to be reclaimed or passed over."""
         told = _between(self.deletions(), first, last) + _between(self._skips(), first, last)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from wald.errors import Damaged
 from wald.format.sealed import BadSealed, BatchTable, SealedIndex
 from wald.store.cursors import Cursor
-from wald.store.directory import Listing, Root, Segment, look_again
+from wald.store.directory import Root, Segment, look_again
 from wald.store.head import Bound, look
 from wald.store.raw import FIRST_BATCH, Gap
 from wald.store.segments import Passed, SealedSegment, Whole, open_segment
@@ -97,7 +97,7 @@ def lags(root: Root, cursors: Iterable[Cursor], *, log_id: bytes) -> dict[tuple[
     bound, listing = look(root)
     while True:
         try:
-            for segment, following in pairwise((*_all(listing), None)):
+            for segment, following in pairwise((*listing.with_doomed().segments, None)):
                 assert segment is not None
                 if segment.base_sequence > done and (following is None or following.base_sequence - 1 > slowest):
                     _add(segment, bound, log_id, slowest, lambda route: of_route.get(route, ()))
@@ -105,12 +105,6 @@ def lags(root: Root, cursors: Iterable[Cursor], *, log_id: bytes) -> dict[tuple[
             return found
         except FileNotFoundError as gone:
             bound, listing = look(root)[0], look_again(root, listing, gone)
-
-
-def _all(listing: Listing) -> tuple[Segment, ...]:
-    """The segments that hold records, oldest first, each in one form."""
-    found = {segment.base_sequence: segment for segment in (*listing.doomed, *listing.segments)}
-    return tuple(found[base] for base in sorted(found))
 
 
 def _add(segment: Segment, bound: Bound, log_id: bytes, slowest: int, lags_of: LagsOf) -> None:

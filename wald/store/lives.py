@@ -17,17 +17,9 @@ from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.lock import is_held
 from wald.store.regular import open_file
+from wald.store.uptime import boot_id
 
 STOPPED = "stopped"
-_BOOT = Path("/proc/sys/kernel/random/boot_id")  # random(4)
-
-
-def boot_id() -> str:
-    """The number of this boot of the machine; "" where the kernel does not tell."""
-    try:
-        return _BOOT.read_text().strip()
-    except OSError:
-        return ""
 
 
 def report_path(root: Root, epoch: int) -> Path:

@@ -10,10 +10,9 @@ of them; from "earliest" on, or for a group without a cursor, they are passed ov
 Damage is an error too, or told to ``on_damage``, and what follows it is read; so is what is in no segment although no
 ledger says that it was reclaimed, from record 1 on.
 
-Following polls the head: one 160-byte read, after 1 ms at first and then ever more rarely, up to 50 ms. File events do
-not help: the head moves through a memory map, which raises none, and those that a segment raises come before the data
-in it is durable, at every write (measured with watchfiles: no event for the head, 2 ms after the write for a segment,
-which the head's poll beats).
+Following polls the head: one 160-byte read, after 1 ms at first and then ever more rarely, up to 50 ms. File events
+would help little: those that a segment raises come before the data in it is durable, and on a file system that another
+machine writes to there are none.
 """
 
 from __future__ import annotations

@@ -31,11 +31,12 @@ from wald.store.directory import TEMPORARY, Listing, Root, Segment, list_segment
 from wald.store.disk import Disk
 from wald.store.floor import find_floor, last_sealed
 from wald.store.indexes import read_index
-from wald.store.lives import boot_id, last_end, report_path
+from wald.store.lives import last_end, report_path
 from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
 from wald.store.regular import open_file, read_regular
 from wald.store.salvage import SalvagedSegment
 from wald.store.segments import Whole
+from wald.store.uptime import boot_id
 
 REPORTS_KEPT = 32
 

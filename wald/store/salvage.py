@@ -27,7 +27,7 @@ from wald.store.contents import Contents
 from wald.store.directory import Segment
 from wald.store.raw import FIRST_BATCH, Gap, Tail
 from wald.store.regular import open_regular
-from wald.store.segments import Passed, Whole, check_name
+from wald.store.segments import Passed, Whole, check_name, first_time_ns
 
 _STORED_MAX_BYTES = 2 * FRAME_BYTES  # of a frame that holds as much as a sealer puts together
 _PART_BYTES = 128 << 10
@@ -82,10 +82,7 @@ class SalvagedSegment:
 
     def first_time_ns(self, limit: int | None) -> int | None:
         """Append time of the first batch; None if there is none."""
-        for found in self.batches(FIRST_BATCH, limit):
-            if isinstance(found, Whole) and not found.header.is_control:
-                return found.header.append_time_ns
-        return None
+        return first_time_ns(self.batches(FIRST_BATCH, limit))
 
     def batches(
         self, position: int, limit: int | None, _routes: frozenset[str] | None = None

@@ -116,10 +116,7 @@ class RawSegment:
 
     def first_time_ns(self, limit: int | None) -> int | None:
         """Append time of the first batch; None if there is none."""
-        for found in self.batches(FIRST_BATCH, limit):
-            if isinstance(found, Whole) and not found.header.is_control:
-                return found.header.append_time_ns
-        return None
+        return first_time_ns(self.batches(FIRST_BATCH, limit))
 
     def batches(
         self, position: int, limit: int | None, _routes: frozenset[str] | None = None
@@ -248,12 +245,13 @@ class SealedSegment:
         needed = [
             number
             for number in readable
-            if not self._is_damage(number) and (wanted is None or not wanted.isdisjoint(index.frames[number].routes))
+            if not index.is_damage(index.frames[number])
+            and (wanted is None or not wanted.isdisjoint(index.frames[number].routes))
         ]
         following = dict(pairwise(needed))
         for number in readable:
             frame = index.frames[number]
-            if self._is_damage(number):
+            if index.is_damage(frame):
                 yield Gap(frame.raw_offset, frame.raw_bytes, "damaged before it was sealed")
             elif wanted is not None and wanted.isdisjoint(frame.routes):
                 yield Passed(frame.raw_offset + frame.raw_bytes, frame.first_sequence, frame.next_sequence)
@@ -297,9 +295,13 @@ class SealedSegment:
             self._ahead = (following, self._pool.submit(self._file.frame, following))
         return loading.result()
 
-    def _is_damage(self, number: int) -> bool:
-        raw_offset = self.index.frames[number].raw_offset
-        return any(offset <= raw_offset < offset + length for offset, length in self.index.damage)
+
+def first_time_ns(batches: Iterator[Whole | Gap | Passed]) -> int | None:
+    """Append time of the first of ``batches`` that holds records; None if none does."""
+    for found in batches:
+        if isinstance(found, Whole) and not found.header.is_control:
+            return found.header.append_time_ns
+    return None
 
 
 OpenSegment = Union[RawSegment, SealedSegment, "SalvagedSegment"]

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # random(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Moment:
 
 def now() -> Moment:
     """This moment."""
-    return Moment(_boot(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+    return Moment(boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
 
 
 def moment_of(entry: Mapping[str, Any]) -> Moment | None:
@@ -70,7 +70,8 @@ class Elapsed:
 
 
 @cache
-def _boot() -> str:
+def boot_id() -> str:
+    """The id of this boot of the machine; "" where the kernel does not tell."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
