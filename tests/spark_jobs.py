@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 300.0
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SETTINGS = {
     "spark.driver.extraJavaOptions": _QUICK,

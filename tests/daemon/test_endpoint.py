@@ -26,6 +26,7 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
     """Counters count what happened, gauges say what is; the rest of the names is there from the start."""
     daemon = start(metrics=address)
     daemon.ask("ROUTE ADD r")
+    eventually(lambda: metrics(address)["wald_seal_stalled_seconds"] == 0)  # it has looked for something to seal
     before = metrics(address)
     assert {
         name: before[name]

@@ -23,7 +23,7 @@ def command(name: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[st
     """A command that has to be refused before it starts Spark."""
     line = [sys.executable, "-m", f"sidecars.spark.{name}", *words]
     env = {name: value for name, value in os.environ.items() if name != "WALD_ROOT"}
-    return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize(

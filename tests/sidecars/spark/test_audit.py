@@ -174,7 +174,7 @@ def test_the_command_tells_and_exits_with_4(cluster: str, tmp_path: Path) -> Non
     good, bad = filled(tmp_path / "good"), filled(tmp_path / "bad")
     next(bad.root.segments.glob("*.zst")).unlink()
     line = [sys.executable, "-m", "sidecars.spark.audit", "--root", f"{tmp_path}/*", "--master", cluster, "--json"]
-    done = subprocess.run(line, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(line, capture_output=True, timeout=300, check=False)
     assert done.stderr == b""
     told = json.loads(done.stdout)
     assert done.returncode == 4

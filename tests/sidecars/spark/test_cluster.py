@@ -47,7 +47,7 @@ with session("test", master=master, settings=quickly) as spark:
 
 def cluster_command(*words: object) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, str(SCRIPT), *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
 
 
 def answers(url: str) -> bool:
@@ -75,7 +75,7 @@ def test_a_job_survives_the_death_of_an_executor(cluster: str, tmp_path: Path) -
         os.kill(int(killed), signal.SIGKILL)
         eventually(lambda: len(list(tmp_path.glob("on-*"))) == 3 or job.poll() is not None, timeout=90)
         (tmp_path / "go").touch()
-        answer, complaint = job.communicate(timeout=60)
+        answer, complaint = job.communicate(timeout=300)
 
     assert job.returncode == 0, complaint
     total, *tasks = answer.splitlines()

@@ -18,7 +18,7 @@ def without(package: str, program: str, *arguments: object) -> subprocess.Comple
     """Run a program in a Python that does not find a package."""
     script = f"import sys; sys.modules[{package!r}] = None; from sidecars.spark.{program}.command import main; main()"
     line = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, check=False, timeout=60)
+    return subprocess.run(line, capture_output=True, check=False, timeout=300)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -33,7 +33,7 @@ def audit(root: Path, master: str) -> list[str]:
 )
 def test_a_master_that_is_none_is_told_with_its_reason(tmp_path: Path, master: str, words: str) -> None:
     root = Built(tmp_path / "root").root.path
-    done = subprocess.run(audit(root, master), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(audit(root, master), capture_output=True, text=True, timeout=300, check=False)
 
     assert done.returncode == Unavailable.exit_code
     assert words in done.stderr
@@ -44,7 +44,7 @@ def test_a_master_without_workers_is_waited_for_aloud(tmp_path: Path) -> None:
     """It may get some: nothing is given up, and nobody has to guess."""
     root = Built(tmp_path / "root").root.path
     start: list[str | Path] = [sys.executable, SCRIPT, "start", "--dir", tmp_path / "cluster", "--workers"]
-    url = subprocess.run([*start, "0"], capture_output=True, text=True, timeout=120, check=True).stdout.strip()
+    url = subprocess.run([*start, "0"], capture_output=True, text=True, timeout=300, check=True).stdout.strip()
     try:
         assert re.fullmatch(r"spark://.*:\d+", url)
         complaint = tmp_path / "stderr"
@@ -54,5 +54,5 @@ def test_a_master_without_workers_is_waited_for_aloud(tmp_path: Path) -> None:
             job.send_signal(signal.SIGINT)
             assert job.wait(60) != 0
     finally:
-        subprocess.run([sys.executable, SCRIPT, "stop", "--dir", tmp_path / "cluster"], timeout=120, check=True)
+        subprocess.run([sys.executable, SCRIPT, "stop", "--dir", tmp_path / "cluster"], timeout=300, check=True)
     assert "waiting for spark://" in complaint.read_text()

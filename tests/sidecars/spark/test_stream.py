@@ -167,7 +167,7 @@ def test_a_driver_that_is_killed_loses_and_doubles_nothing(spark: SparkSession, 
     checkpoint = tmp_path / "checkpoint"
     for written in ("commits/2", "offsets/6"):
         with started(f"{tmp_path}/logs/*", tmp_path / "sink", checkpoint) as driver:
-            eventually((checkpoint / written).exists, timeout=120)
+            eventually((checkpoint / written).exists, timeout=300)
             os.killpg(driver.pid, signal.SIGKILL)
         line = ["cursor", "from-checkpoint", checkpoint, "a", "--root", built.root.path]
         done = int(output_of(*line))
