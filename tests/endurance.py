@@ -200,7 +200,7 @@ class _Round:
 
     def _settle(self) -> None:
         """Somebody starts it again if it has ended; then records flow, and what has to hold holds."""
-        if self._daemon.process.poll() is not None:
+        if not self._daemon.wait_or_ready():  # by the fault, or a moment after it
             if self._daemon.process.returncode not in (0, -signal.SIGKILL):
                 self._tally.faults[f"given up with {self._daemon.process.returncode}"] += 1
             self._daemon.spawn()
