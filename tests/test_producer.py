@@ -346,7 +346,9 @@ def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
         with pytest.raises(Unavailable) as caught:
             Producer(at, connect_for=0)
         assert "no daemon answers" in caught.value.message
-        assert caught.value.hint == (f"wald --root {at} run" if at == tmp_path else f"ls -l {at}; start its daemon")
+        assert caught.value.hint == (
+            f"wald --root {at} run" if at == tmp_path else f"ls -l {at}; start the daemon that listens there"
+        )
 
 
 def test_what_was_answered_before_the_daemon_went_is_durable(tmp_path: Path) -> None:

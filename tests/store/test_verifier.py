@@ -169,7 +169,7 @@ def test_a_head_that_is_none_or_empty_or_missing_is_found(built: Built, content:
     if content is not None:
         built.root.head.write_bytes(content)
     (error,) = [error for error in errors(built) if error.startswith("head")]
-    assert "wald run" in error or "not a head line" in error
+    assert "the next start of the daemon" in error or "not a head line" in error
 
 
 def test_a_log_without_segments_needs_no_head(tmp_path: Path) -> None:
