@@ -12,7 +12,7 @@ from pathlib import Path
 from running import Client, Daemon, command, refused, run, wald
 from users import MEMBER, OWNER, User, needs_root
 
-from wald.errors import InvalidInput
+from wald.errors import InvalidInput, NotPermitted
 
 pytestmark = needs_root
 
@@ -161,3 +161,10 @@ def test_settings_do_not_say_both(tmp_path: Path) -> None:
 
     assert done.returncode == InvalidInput.exit_code
     assert f"{config}:3: routes.a has writers" in done.stderr.decode()
+
+
+def test_who_may_run_no_daemon_is_told_so_while_one_runs(tmp_path: Path) -> None:
+    """Not that there is one already, which he could do nothing about."""
+    with served(tmp_path) as daemon:
+        code, message, _ = refused(run([*MEMBER.prefix, *command("run", "--root", daemon.root)]))
+    assert (code, message.startswith(f"{daemon.root}/lock: ")) == (NotPermitted.exit_code, True), message

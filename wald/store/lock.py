@@ -113,8 +113,10 @@ def require_free(root: Root, disk: Disk) -> None:
 
     Raises:
         Locked: another one runs; the message says who.
+        PermissionError: this user may run none.
     """
-    if root.path.is_dir():
+    if os.path.lexists(root.lock):
+        disk.close(disk.open_lock(root.lock))  # who may not write to it may run none, whoever does
         _await(lambda: not is_held(root, disk), root)
 
 
