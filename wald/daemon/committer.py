@@ -129,9 +129,14 @@ class Committer:
         return True
 
     def tend(self, now: float) -> bool:
-        """Cut by age and sync by interval, where they are due; whether a segment was cut."""
+        """Cut by age and sync by interval, where they are due; whether a segment was cut.
+
+        Raises:
+            Locked: another daemon has taken over. One that has nothing to write would not notice, and stay for ever.
+        """
         if self._name_again_at <= now:
             self._name_again_at = now + _NAME_SECONDS
+            self._require_lock()
             with contextlib.suppress(Full):  # which is told; it is tried again
                 self.keep_name()
         if self.writer.unsynced and self.config.sync == "interval" and self._sync_at() <= now:
