@@ -40,8 +40,8 @@ def test_a_feed_of_a_gigabyte_through_a_fifo(start: Start, root: Path, tmp_path:
     with (root / "routes/a/in").open("wb") as fifo:
         subprocess.run(["cat", tmp_path / "input"], stdout=fifo, check=True)
     lines = count * (1 << 14)
-    eventually(lambda: f'"records": {lines},' in daemon.ask("STAT"))
-    eventually(lambda: '"sealed": 16,' in daemon.ask("STAT"), timeout=120)
+    eventually(lambda: f'"records": {lines},' in daemon.ask("STAT"), timeout=600)
+    eventually(lambda: '"sealed": 16,' in daemon.ask("STAT"), timeout=600)
 
     assert peak_kib(daemon) < LIMIT_KIB
 
