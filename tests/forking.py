@@ -112,6 +112,7 @@ def run_forked(
             process.wait(timeout)
         finally:
             process.kill()
+            process.wait()  # also when time is up: only then is nothing of it left open
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(line, process.wait(), out.read(), err.read())
