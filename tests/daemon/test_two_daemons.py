@@ -37,7 +37,7 @@ def test_all_but_one_give_up(tmp_path: Path, count: int) -> None:
     with unlocked(root, count) as started:
         eventually(lambda: sum(each.poll() is None for each in started) == 1 and '"ready"' in log.read_text())
         assert sorted(str(each.poll()) for each in started) == ["5"] * (count - 1) + ["None"]
-        assert "two daemons" in log.read_text()
+        assert "two daemons" in log.read_text() or "another daemon has taken over" in log.read_text()  # one came late
         with Client(root / "wald.sock") as client:
             assert client.ask(b"ROUTE ADD a\n").startswith("OK")
             assert client.ask(b"PUB a 4\nx\ny\n") == "OK 1 2"
