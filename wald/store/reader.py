@@ -28,7 +28,7 @@ from wald.format.head import Head
 from wald.format.names import DEFAULT_GROUP
 from wald.store.batches import Batch, Broken, Joiner
 from wald.store.cursors import CursorState, read_cursor
-from wald.store.directory import Root, list_segments
+from wald.store.directory import Listing, Root, list_segments
 from wald.store.head import Bound, look, lost_head, read_head
 from wald.store.history import History
 from wald.store.missing import Missing, OnMissing, Wanted, count, policy
@@ -152,6 +152,7 @@ class _Reading:
         walk = Walk(self._root, self._log_id, listing, sequence=lowest, routes=selection.routes)
         try:
             while True:
+                back: Listing | None = None
                 for met in walk.advance(bound, listing):
                     if isinstance(met, Whole):
                         last = self._last(met)
@@ -163,8 +164,13 @@ class _Reading:
                             return
                     elif isinstance(met, Lost):
                         self._tell_lost(met)
-                    else:
-                        self._tell_hole(met)
+                    elif (back := self._tell_hole(met, behind=walk.segment)) is not None:
+                        walk.close()
+                        listing = back
+                        walk = Walk(self._root, self._log_id, back, sequence=met.first, routes=selection.routes)
+                        break
+                if back is not None:
+                    continue
                 if not follow and bound.lost and selection.last > (bound.sequence or 0):
                     self._report(lost_head(self._root, bound))
                 if not follow or not self._await_change(bound, cancel):
@@ -209,18 +215,33 @@ class _Reading:
         elif lost.wholly and lost.first <= self._selection.last:
             self._tell(lost.message, 0)
 
-    def _tell_hole(self, hole: Hole) -> None:
-        self._joiner.abandon()
+    def _tell_hole(self, hole: Hole, *, behind: int) -> Listing | None:
+        """Tell of what is not there; or return the segments as they are by now, if some of it is there again.
+
+        They were named as reclaimed when they were looked for, and the ledger has taken that back before it was read.
+
+        Args:
+            behind: base of the segment in front of the hole.
+        """
         first, last = hole.first, min(hole.last, self._selection.last)
         try:
-            lost, missing = list(self._history.unexplained(first, last)), self._missing(first, last)
+            lost = list(self._history.unexplained(first, last))
+            if lost:
+                listing = list_segments(self._root).with_doomed()
+                if any(behind < segment.base_sequence <= hole.last for segment in listing.segments):
+                    return listing
+                lost = list(self._history.unexplained(first, last))  # and deleted, maybe, since it was read
+            missing = self._missing(first, last)
         except Damaged as error:  # of the ledger that should say so
+            self._joiner.abandon()
             self._report(error)
-            return
+            return None
+        self._joiner.abandon()
         for begin, end in lost:
             self._tell(f"{self._root.segments}: no segment holds {_range(begin, end)}, and no ledger says why", end)
         if missing is not None:
             self._on_missing(missing)
+        return None
 
     def _missing(self, first: int, last: int) -> Missing | None:
         """What was reclaimed of the records ``first`` to ``last`` that are wanted; None if nothing was."""
