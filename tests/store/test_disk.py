@@ -161,6 +161,18 @@ def test_a_replace_that_fails_leaves_the_old_content_and_nothing_else(tmp_path: 
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+@pytest.mark.parametrize("name", ["file/new", "x" * 250], ids=["below-a-file", "too-long-a-name"])
+def test_a_replace_that_cannot_even_begin_names_the_file_that_was_to_be_replaced(
+    disk: Disk, tmp_path: Path, name: str
+) -> None:
+    """What keeps the temporary file from being made may keep it from being removed, too; nobody knows its name."""
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(OSError, match=r"Not a directory|File name too long") as caught:
+        disk.replace(tmp_path / name, b"new")
+
+    assert caught.value.filename == f"{tmp_path}/{name}"
+
+
 def test_replace_syncs_the_content_before_the_name_and_the_name_before_it_returns(tmp_path: Path) -> None:
     """Rename before sync would leave an empty file after a power cut."""
     steps: list[str] = []

@@ -184,7 +184,8 @@ class Disk:
             else:
                 self.rename(temporary, path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)  # on a full disk it would take the room that is missing
+            with contextlib.suppress(OSError):  # what kept it from being made may keep it from being removed
+                temporary.unlink()  # on a full disk it would take the room that is missing
             error.filename, error.filename2 = os.fspath(path), None  # write(2) and fdatasync(2) know none
             raise
         self.sync_directory(path.parent)
