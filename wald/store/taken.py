@@ -7,6 +7,7 @@ under the name ``.doomed`` comes back by itself; what stands under a later name,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from wald.errors import Damaged, command_line
 from wald.store.cursors import Cursor
@@ -24,23 +25,28 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
         cursor: as it stands on disk by now.
     """
     listing = _settled(root)
+    doomed: list[_Span] = []
+    deleted: list[_Span] = []
+    places = {s.base_sequence: doomed if s.kind is s.kind.doomed else deleted for s in listing.doomed}
+    known = {segment.base_sequence for segment in listing.segments}
+    for segment in listing.doomed:
+        with suppress(Damaged, OSError):  # of what is gone by now, or cannot be read, the ledger tells
+            routes = segment_index(segment, log_id).routes
+            places[segment.base_sequence] += [(told.first, told.last) for told in routes if told.route == cursor.route]
+            known.add(segment.base_sequence)
     parts = []
-    if doomed := list(_held(listing, False, cursor, log_id)):
-        parts.append(
-            f"{_words(doomed, cursor)} are doomed; {command_line(root.path, program='wald-reclaim')} takes them back"
-        )
-    there = {segment.base_sequence for segment in (*listing.segments, *listing.doomed)}
     try:
-        deletions = [entry for entry in History(root).deletions() if entry["base"] not in there]
+        for entry in History(root).deletions():  # read last: what has gone since the listing was told before
+            if entry["base"] not in known:
+                places.get(entry["base"], deleted).extend(_spans(entry, cursor.route))
     except Damaged as error:
-        deletions = []
         parts.append(error.message)
-    deleted = [span for entry in deletions for span in _spans(entry, cursor.route) if span[1] > cursor.sequence]
-    deleted += _held(listing, True, cursor, log_id)
-    if deleted:
-        parts.append(
-            f"{_words(deleted, cursor)} are deleted; {command_line(root.path, f'where {max(deleted)[1]}')} says why"
-        )
+    if needed := [span for span in doomed if span[1] > cursor.sequence]:
+        taking_back = command_line(root.path, program="wald-reclaim")
+        parts.append(f"{_words(needed, cursor)} are doomed; {taking_back} takes them back")
+    if needed := [span for span in deleted if span[1] > cursor.sequence]:
+        telling = command_line(root.path, f"where {max(needed)[1]}")
+        parts.append(f"{_words(needed, cursor)} are deleted; {telling} says why")
     return f"{cursor.path}: {'; '.join(parts)}" if parts else ""
 
 
@@ -59,17 +65,6 @@ def _settled(root: Root) -> Listing:
         }:
             return again
         listing = again
-
-
-def _held(listing: Listing, deleting: bool, cursor: Cursor, log_id: bytes) -> Iterator[_Span]:
-    """What the reclaimed segments, ``deleting`` or not yet, hold of the cursor's route above it."""
-    for segment in listing.doomed:
-        if (segment.kind is segment.kind.deleting) == deleting:
-            try:
-                routes = segment_index(segment, log_id).routes
-            except (Damaged, FileNotFoundError):
-                continue  # what cannot be read comes back; of what is gone by now the ledger tells
-            yield from ((r.first, r.last) for r in routes if r.route == cursor.route and r.last > cursor.sequence)
 
 
 def _spans(entry: Entry, route: str) -> Iterator[_Span]:

@@ -1,26 +1,33 @@
 """RECLAIM and whoever sets a cursor meet at any moment: either the records stay, or who has set it is told.
 
-A cursor is set in each gap between two steps of a deletion, in one process; and during system calls that are held back,
-in two.
+A cursor is set in each gap between two steps of a deletion, and both take their steps in every order, in one process;
+and during system calls that are held back, in two.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults import SteppingDisk
+from interleaving import PausingDisk, Schedule, interleavings
 from logs import Built
 from reclaiming import Reclaimer, bases, ledger
 from running import Daemon, eventually, output_of, run, sidecar, wald
 from tracing import strace
 
+from sidecars.reclaim.apply import Reclaim
 from wald.format.names import Kind
+from wald.log import Log
 from wald.store.cursors import Cursor
+from wald.store.directory import Root
 
 
 class Gap(SteppingDisk):
@@ -91,6 +98,77 @@ def test_a_cursor_set_in_any_gap_has_its_records_or_was_told(
     assert any(not message for message in told)
     assert any("takes them back" in message for message in told)
     assert any("are deleted" in message for message in told)
+
+
+def meet(root: Root, schedule: Schedule, *, now_ns: int) -> Cursor:
+    """Delete what is doomed while a cursor is set in front of it; returns that."""
+    found: list[Cursor] = []
+
+    def delete() -> None:
+        for _ in reclaim.delete(doomed, doomed, now_ns=now_ns):
+            pass
+
+    reclaimer = Reclaimer(root, PausingDisk(schedule, "rename", "unlink"))
+    reclaim = Reclaim(root, reclaimer.disk, reclaimer.ledger, reclaimer.planner)
+    doomed = reclaimer.planner.doomed()
+    schedule.run(delete, lambda: found.append(Log(root.path).set_cursor("a", 0, rewind=True)))
+    reclaimer.ledger.close()
+    return found[0]
+
+
+def pausing(patched: pytest.MonkeyPatch, schedule: Schedule, name: str) -> None:
+    """Let the others go on before each call of what ``name`` stands for."""
+    module, _, function = name.rpartition(".")
+    real = getattr(import_module(module), function)
+
+    def paused(*given: Any, **more: Any) -> Any:
+        schedule.pause()
+        return real(*given, **more)
+
+    patched.setattr(name, paused)
+
+
+def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who sets it looks at the names, at what the files hold and at the ledger; a file goes between any two of them."""
+    built = Built(tmp_path / "doomed")
+    built.lines("a", [b"x"])
+    built.cut()
+    built.seal()
+    built.log.set_cursor("a", 1)
+    Reclaimer(built.root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)
+    told = []
+    for number, schedule in enumerate(interleavings()):
+        root = Root(shutil.copytree(built.root.path, tmp_path / f"{number}"))
+        with monkeypatch.context() as patched:
+            for name in ("wald.store.taken._settled", "wald.store.taken.segment_index", "wald.store.taken.History"):
+                pausing(patched, schedule, name)
+            pausing(patched, schedule, "sidecars.reclaim.plan.read_claims")
+            message = meet(root, schedule, now_ns=built.now_ns).message
+        if "takes them back" in message:
+            Reclaimer(root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)  # the next run, as it was told
+            assert bases(root) == [1]
+        if "are deleted" not in message:
+            order = [choice for choice, _ in schedule.taken]
+            assert [record.sequence for record in Log(root.path).read("a", "cursor")] == [1], (order, message)
+        told.append(message)
+    assert any(not message for message in told)
+    assert any("takes them back" in message for message in told)
+    assert any("are deleted" in message for message in told)
+
+
+def test_of_a_segment_that_is_about_to_go_and_cannot_be_read_the_ledger_tells(tmp_path: Path) -> None:
+    """It is deleted without being read again, by claims that were read before; or it comes back, if it is."""
+    built = make(tmp_path / "root")
+    Reclaimer(built.root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)
+    built.path(3, Kind.DOOMED).write_bytes(b"damaged")
+    assert "records 3 to 7 of a are doomed" in rewind(built).message
+    built.path(3, Kind.DOOMED).rename(built.path(3, Kind.DELETING))
+    told = rewind(built).message
+
+    assert "records 5 to 7 of a are doomed" in told
+    assert "record 3 of a are deleted" in told
 
 
 def test_a_cursor_set_while_its_segments_wait_out_the_grace_period_gets_them_back(tmp_path: Path) -> None:
