@@ -24,7 +24,7 @@ from wald.store.directory import Listing, Root, Segment, being_sealed, list_segm
 from wald.store.head import Bound, look
 from wald.store.history import Entry, History
 from wald.store.ledger import entries_of
-from wald.store.pins import Claims, Pin, needs, read_claims, segment_index, ways_out
+from wald.store.pins import Claims, Pin, needs, read_claims, segment_index, ways_out, with_lost
 from wald.store.uptime import Moment, moment_of
 
 CLAIMS_SECONDS = 0.25  # old enough to be read again; a thousand cursors take about a third of it
@@ -63,7 +63,7 @@ class _Known:
     pin: Pin | None = None
     problem: str = ""
     damage: str = ""
-    """What is wrong with its index, where the frames tell what they hold."""
+    """What is wrong with its index, where it is known all the same what it held."""
 
 
 class _Unreadable(Exception):
@@ -289,7 +289,7 @@ class Planner:
         elif claims is not None and not self._root.segment(base, Kind.SEALED).exists():
             try:
                 index = self._index(segment)
-                pin = next(claims.pins(self._needs(index)), None)
+                pin = next(claims.pins(self._needs(segment, index)), None)
             except _Unreadable as error:
                 verdict, message = Verdict.UNREADABLE, str(error)
             else:
@@ -313,7 +313,7 @@ class Planner:
         index = None
         if known.pin is None or not claims.still(known.pin):
             index = self._index(segment)
-            known.pin = next(claims.pins(self._needs(index)), None)
+            known.pin = next(claims.pins(self._needs(segment, index)), None)
         facts = replace(facts, read=known.pin is None, archived=self._archived(segment, index, claims))
         verdict = judge(facts, self._limits)
         if verdict.goes and known.pin is None:
@@ -342,24 +342,25 @@ class Planner:
         self._ends = listing.ends()
         return listing
 
-    def _needs(self, index: SealedIndex) -> list[RouteEntry]:
+    def _needs(self, segment: Segment, index: SealedIndex) -> list[RouteEntry]:
         """What it takes to let a segment go."""
         try:
-            return needs(index, self._ends.get(index.base_sequence, index.next_sequence))
+            return needs(index, self._ends.get(index.base_sequence, index.next_sequence), self._history)
         except BadSealed as error:
-            path = self._root.segment(index.base_sequence, Kind.SEALED)
-            segment = Segment(index.base_sequence, Kind.SEALED, path)
-            raise _Unreadable(f"{path}: it is damaged: {error}; {ways_out(segment)}") from error
+            raise _Unreadable(f"{segment.path}: it is damaged: {error}; {ways_out(segment)}") from error
 
     def _index(self, segment: Segment, known: _Known | None = None) -> SealedIndex:
-        def damaged(error: Damaged) -> None:
-            if known is not None:
-                known.damage = f"{error.message}; its frames tell what it holds"
-
+        damage: list[Damaged] = []
         try:
-            return segment_index(segment, self._log_id, on_damage=damaged)
+            index = segment_index(segment, self._log_id, on_damage=damage.append)
+            for error in damage:
+                index = with_lost(index, segment, self._ends.get(segment.base_sequence), self._history, error)
         except Damaged as error:
             raise _Unreadable(f"{error.message}; {error.hint}") from error
+        if damage and known is not None:
+            source = "its frames tell what it holds" if index.sha256 else "segments.jsonl tells what it held"
+            known.damage = f"{damage[0].message}; {source}"
+        return index
 
     def _learn(self, segment: Segment, claims: Claims) -> _Known | None:
         """What is kept of a segment; one that could not be read is tried again each time."""
@@ -370,7 +371,7 @@ class Planner:
             known = _Known(segment.kind, segment.path.stat().st_size, 0)
             try:
                 index = self._index(segment, known)
-                known.pin = next(claims.pins(self._needs(index)), None)
+                known.pin = next(claims.pins(self._needs(segment, index)), None)
             except _Unreadable as error:
                 known.problem = str(error)
             else:
@@ -441,12 +442,14 @@ def _lost(index: SealedIndex, claims: Claims) -> dict[str, int]:
         slowest[number] = min(pin.at, slowest.get(number, pin.at))
     if not slowest:
         return {}
-    lost = dict.fromkeys((index.routes[number].route for number in slowest), 0)
+    read = dict.fromkeys(slowest, 0)
     table = index.batch_table()
     for route, base, count in zip(table.routes, table.bases, table.counts, strict=True):
         if route in slowest:
-            lost[index.routes[route].route] += max(0, min(count, base + count - 1 - slowest[route]))
-    return lost
+            read[route] += max(0, min(count, slowest[route] + 1 - base))
+    # Of a damaged one there are fewer batches than records: what cannot be found is unread as far as anybody knows.
+    held = {number: index.routes[number] for number in slowest}
+    return {entry.route: min(entry.count - read[n], entry.last - slowest[n]) for n, entry in held.items()}
 
 
 def _troubles(claims: Claims) -> list[str]:

@@ -143,7 +143,7 @@ def _segments_line(run: _Run) -> str:
     place = f"{records} ({count}{size}{unsealed})"
     if not first.readable:
         return f"{place}: {first.problem}; wald-reclaim leaves it alone: {first.hint}"
-    damaged = f"; its index is damaged, and its frames tell what it holds: {first.problem}" if first.problem else ""
+    damaged = f"; its index is damaged, and what it held is known without it: {first.problem}" if first.problem else ""
     match first.form:
         case Form.DOOMED:
             return f"{place}: reclaimed, and deleted after the grace period"

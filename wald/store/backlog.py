@@ -20,8 +20,9 @@ from wald.store.directory import Root, Segment, look_again
 from wald.store.disk import free_bytes
 from wald.store.growth import Gauge, Growth
 from wald.store.head import Bound, look
+from wald.store.history import History
 from wald.store.lag import Lag, add_raw, add_sealed
-from wald.store.pins import Claims, Pin, needs, read_claims, segment_index, ways_out
+from wald.store.pins import Claims, Pin, needs, read_claims, segment_index, ways_out, with_lost
 from wald.store.raw import FIRST_BATCH
 from wald.store.segments import open_segment
 
@@ -103,6 +104,7 @@ class Backlog:
         self._observers: dict[str, Lag] = {}
         self._of_route: dict[str, list[Lag]] = {}
         self._claims: Claims = read_claims(root, log_id=log_id)
+        self._history = History(root)
         self._gauge = Gauge()
         self.free_bytes = free_bytes(root.path)
         self.holds = {
@@ -168,7 +170,9 @@ class Backlog:
         try:
             index = segment_index(segment, self._log_id, on_damage=damage.append)
             self._add(index, told)
-            pins = tuple(self._claims.pins(needs(index, index.next_sequence if end is None else end)))
+            if damage:
+                index = with_lost(index, segment, end, self._history, damage[0])
+            pins = tuple(self._claims.pins(needs(index, end or index.next_sequence, self._history)))
         except Damaged as error:
             if told.form is Form.CUT:  # only the sealer may judge it, and its records wait all the same
                 with suppress(Damaged):

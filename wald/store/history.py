@@ -24,6 +24,7 @@ from typing import Any
 
 from wald.errors import Damaged
 from wald.format.names import DIGITS
+from wald.format.sealed import RouteEntry
 from wald.store.directory import Root
 from wald.store.ledger import entries_of
 from wald.store.missing import Gone, Held
@@ -120,6 +121,19 @@ class History:
     def sealed(self, sequence: int) -> Entry | None:
         """The entry of the sealed segment that held ``sequence``."""
         return _segment_holding(self._sealed.entries("sealed"), sequence)
+
+    def held(self, base: int) -> list[RouteEntry] | None:
+        """What segment ``base`` held of each route when it was sealed; None if no whole line tells."""
+        entry = self.sealed(base)
+        routes = entry.get("routes") if entry is not None and entry["base"] == base else None
+        held = []
+        for told in routes if isinstance(routes, list) else [None]:
+            match told:
+                case [str(route), int(count), int(first), int(last), int(payload_bytes)]:
+                    held.append(RouteEntry(route, count, first, last, payload_bytes))
+                case _:
+                    return None
+        return held
 
     def last_sealed(self) -> int:
         """The last sequence in any segment that was ever sealed; 0: no ledger tells of one."""

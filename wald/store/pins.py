@@ -9,7 +9,8 @@ an idle route that has read all it got holds back nothing, and a stuck one holds
     a route whose directory is gone        the same: its cursors are lost, not moved
 
 In a damaged segment nobody knows whose records are lost. So there each route is done when it has passed the last of
-them too, and one of which no record is left may not go at all.
+them too, and one of which no record is left may not go at all. Where the index is lost and frames with it, the ledger's
+line about the sealing says whose records they were; without that line it may not go either.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from wald.errors import Damaged, NotFound
@@ -27,6 +29,7 @@ from wald.format.segment import BadHeader
 from wald.store.compression import SealedFile, index_raw
 from wald.store.cursors import Cursor, CursorState, cursors_of
 from wald.store.directory import Root, Segment
+from wald.store.history import History
 from wald.store.regular import open_file
 from wald.store.salvage import index_salvaged
 from wald.store.seeking import end_sequence
@@ -173,30 +176,85 @@ def _salvaged(segment: Segment, log_id: bytes, error: Damaged) -> SealedIndex:
         raise Damaged(error.message, hint=ways_out(segment)) from error
 
 
+def with_lost(index: SealedIndex, segment: Segment, end: int | None, history: History, error: Damaged) -> SealedIndex:
+    """What a sealed segment held, of which ``index`` says what its frames tell: of lost ones the ledger does.
+
+    Args:
+        end: the base of the next one that is there; None: it is the newest.
+        error: what is wrong with its own index.
+
+    Returns:
+        ``index`` if every frame is whole; else with the routes that it had when it was sealed, and without a digest.
+
+    Raises:
+        Damaged: no line about its sealing can be had, so nobody knows whose records are lost.
+    """
+    if not index.damage and end is not None and _end(index, end, history) == index.next_sequence:
+        return index
+    try:
+        held = history.held(segment.base_sequence)
+        sealed = history.sealed(segment.base_sequence)
+    except Damaged as unknown:
+        raise Damaged(f"{error.message}; {_FRAMES_LOST}: {unknown.message}", hint=ways_out(segment)) from error
+    if held is None or sealed is None:
+        words = f"{error.message}; {_FRAMES_LOST}: no line of segments.jsonl says whose records they held"
+        raise Damaged(words, hint=ways_out(segment)) from error
+    following = int(sealed["last"]) + 1
+    if not index.damage and index.next_sequence == following:
+        return index
+    whole = {entry.route: entry for entry in held}
+    # In this order, for the batches that are left tell their routes by number.
+    routes = [_joined(entry, whole.pop(entry.route, entry)) for entry in index.routes] + list(whole.values())
+    return replace(
+        index,
+        next_sequence=max(index.next_sequence, following),
+        routes=routes,
+        damage=index.damage or [(index.raw_bytes, 0)],
+        sha256=b"",
+    )
+
+
+_FRAMES_LOST = "not all of its frames are there"
+
+
+def _joined(left: RouteEntry, held: RouteEntry) -> RouteEntry:
+    return held._replace(first=min(left.first, held.first), last=max(left.last, held.last))
+
+
 def ways_out(segment: Segment) -> str:
     """What can be done about a segment that stays because nobody can say whose records were in it."""
     quarantine = Root(segment.path.parents[1]).quarantine
     return f"put a whole copy in its place; or mv {segment.path} {quarantine}/ gives its records up"
 
 
-def needs(index: SealedIndex, end: int) -> list[RouteEntry]:
+def needs(index: SealedIndex, end: int, history: History) -> list[RouteEntry]:
     """The routes of a complete segment, each with the last record that its cursors have to reach.
 
     Args:
-        end: the base of the segment behind it.
+        end: the base of the next one that is there.
 
     Raises:
         BadSealed: what is lost in a damaged one cannot be told, or nothing but that is left of it.
     """
-    if not index.damage or not (lost := _last_lost(index, end)):
+    if not index.damage or not (lost := _last_lost(index, _end(index, end, history))):
         return index.routes
     if not index.routes:
         raise BadSealed("all of its records are lost, and whose they were")
     return [entry._replace(last=max(entry.last, lost)) for entry in index.routes]
 
 
+def _end(index: SealedIndex, end: int, history: History) -> int:
+    """The base of the segment that came behind it; those between it and ``end`` may be reclaimed by now."""
+    with suppress(Damaged):
+        if not any(history.unexplained(index.next_sequence, end - 1)):
+            return index.next_sequence
+    return end
+
+
 def _last_lost(index: SealedIndex, end: int) -> int:
-    """The last record up to ``end`` that no batch holds; 0 if all are there."""
+    """The last record up to ``end`` of which nobody knows whose it was; 0 if there is none."""
+    if sum(entry.count for entry in index.routes) == end - index.base_sequence:
+        return 0  # whoever's batches are lost, each route's last record is known
     table = index.batch_table()
     due, lost = index.base_sequence, 0
     for base, count in zip(table.bases, table.counts, strict=True):
