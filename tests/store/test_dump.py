@@ -12,6 +12,7 @@ from logs import Built
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind
 from wald.store.dump import dump
+from wald.store.ledger import Ledger
 
 
 @pytest.fixture
@@ -136,6 +137,23 @@ def test_rubbish_in_the_small_files_is_told(built: Built, name: str) -> None:
     path = built.root.path / name
     path.write_bytes(b"rub\xffbish\n")
     assert any("damage" in piece for piece in pieces(path))
+
+
+def test_of_an_append_to_a_ledger_that_was_never_synced_its_beginning_is_told(built: Built) -> None:
+    path = built.root.ledger / "segments.jsonl"
+    whole = path.read_bytes()
+    ledger = Ledger(path, built.disk)
+    ledger.append(*({"event": "cut", "base": 100 + n} for n in range(20)))
+    ledger.close()
+    left = bytearray(path.read_bytes())
+    sector = 512 * (len(whole) // 512 + 1)
+    left[sector : sector + 512] = bytes(512)
+    path.write_bytes(left)
+
+    assert set(kinds(path)[:-1]) == {"line"}
+    end = pieces(path)[-1]
+    assert (end["kind"], "damage" in end) == ("end", True)
+    assert len(whole) <= end["offset"] <= sector
 
 
 def test_what_is_none_of_a_logs_files_is_an_error(built: Built, tmp_path: Path) -> None:

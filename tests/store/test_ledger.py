@@ -119,6 +119,8 @@ def test_a_last_line_of_which_any_sectors_are_missing_is_cut(path: Path) -> None
         for sector in range(first // 512, (len(whole) - 1) // 512 + 1):
             start, end = max(first, 512 * sector), min(len(whole), 512 * (sector + 1))
             path.write_bytes(whole[:start] + bytes(end - start) + whole[end:])
+            assert [entry["n"] for entry in entries_of(path)] == [1]
+            assert read_ledger(path).broken == []
             ledger = Ledger(path, Unsynced())
             ledger.append({"n": 3})
             ledger.close()
@@ -162,10 +164,27 @@ def test_an_append_of_several_lines_is_cut_to_the_first_of_them_whatever_sectors
         path.write_bytes(left)
         torn_at = min((max(first, 512 * sector) for sector in missing), default=len(whole))
         kept = list(range(1, 1 + whole[:torn_at].count(b"\n")))
+        assert [entry["n"] for entry in entries_of(path)] == kept  # before its owner has cut it
+        assert [entry["n"] for entry in read_ledger(path).entries] == kept
+        assert read_ledger(path).broken == []
         ledger = Ledger(path, Unsynced())
         ledger.append({"n": 6})
         ledger.close()
         assert entries(path) == [*kept, 6]
+
+
+def test_zeros_in_front_of_the_last_append_are_damage(path: Path) -> None:
+    """What is followed by another append was synced before."""
+    ledger = Ledger(path, Unsynced())
+    ledger.append({"n": 1}, {"n": 2, "x": "x" * 2000}, {"n": 3})
+    ledger.append({"n": 4}, {"n": 5})
+    ledger.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:512] + bytes(512) + whole[1024:])
+
+    with pytest.raises(Damaged, match=r"segments\.jsonl: line 2: "):
+        list(entries_of(path))
+    assert [number for number, _ in read_ledger(path).broken] == [2, 3]
 
 
 def test_a_damaged_line_of_an_append_of_several_is_kept_and_told(path: Path) -> None:

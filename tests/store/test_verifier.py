@@ -183,6 +183,22 @@ def test_a_broken_ledger_chain_is_found(built: Built) -> None:
     assert any("segments.jsonl line" in error for error in errors(built))
 
 
+def test_an_append_to_a_ledger_that_was_never_synced_is_no_error(built: Built) -> None:
+    """A power cut has left its end without its middle; nobody was told of any of it."""
+    path = built.root.ledger / "segments.jsonl"
+    begin = path.stat().st_size
+    ledger = Ledger(path, built.disk)
+    ledger.append(*({"event": "cut", "base": 100 + n} for n in range(20)))
+    ledger.close()
+    left = bytearray(path.read_bytes())
+    sector = 512 * (begin // 512 + 1)
+    left[sector : sector + 512] = bytes(512)
+    path.write_bytes(left)
+
+    assert errors(built) == []
+    assert any("its owner cuts it" in finding.message for finding in findings(built, Level.INFO))
+
+
 def test_a_cursor_that_cannot_be_trusted_is_found(built: Built) -> None:
     built.root.cursor("b", "processed").write_bytes(b"999\n")
     built.root.cursor("b", "archive").write_bytes(b"\xff")

@@ -18,13 +18,13 @@ from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payloa
 from wald.format.cursor import BadCursor, decode_cursor
 from wald.format.head import decode_head
 from wald.format.index import ENTRY, decode_entries
-from wald.format.ledger import decode_ledger
 from wald.format.names import Kind, parse_cursor_name, parse_segment_name
 from wald.format.record import split_lines
 from wald.format.segment import HEADER as FILE_HEADER
 from wald.format.segment import INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header
 from wald.format.takes import SLOT_BYTES, decode_take
 from wald.store.compression import SealedFile
+from wald.store.ledger import read_ledger
 from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
 from wald.store.regular import open_file, read_regular
 
@@ -258,13 +258,12 @@ def _recovery(path: Path) -> Iterator[Piece]:
 
 
 def _ledger(path: Path) -> Iterator[Piece]:
-    data = read_regular(path)
-    decoded = decode_ledger(data)
+    decoded = read_ledger(path)
     for entry in decoded.entries:
         yield {"kind": "line"} | entry
     for number, reason in decoded.broken:
         yield {"kind": "broken", "line": number, "damage": reason}
-    if decoded.whole_bytes < len(data):
+    if decoded.whole_bytes < path.stat().st_size:
         yield {"kind": "end", "offset": decoded.whole_bytes, "damage": "an unfinished line"}
 
 

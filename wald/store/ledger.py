@@ -1,7 +1,8 @@
 """A ledger file: chained JSON lines, appended and synced by their one owner.
 
 Whoever decides something by a ledger reads it with :func:`entries_of`, which requires the chain to be whole; whoever
-reports what there is, with :func:`read_ledger`, which tells of damage and goes on.
+reports what there is, with :func:`read_ledger`, which tells of damage and goes on. What a power cut has left of the
+last append was never acknowledged: its owner cuts it away, and until then both leave it off.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from wald.format.ledger import (
     ends_wrongly,
 )
 from wald.store.disk import Disk
-from wald.store.regular import open_file, read_regular
+from wald.store.regular import open_file
 
 _SECTOR_BYTES = 512  # what a disk writes at once, at least
 _TAIL_BYTES = 64 << 10  # more than any line but that of a segment with a thousand routes
@@ -124,11 +125,13 @@ class Ledger:
         descriptor = self._disk.open_append(self._path)
         try:
             length = os.fstat(descriptor).st_size
-            line, end = _last_line(descriptor, length if known_bytes is None else min(known_bytes, length))
             if known_bytes is None:
-                line, end = _synced(descriptor, line, end)
-            rest = b"" if known_bytes is not None else os.pread(descriptor, length - end, end)
-            if ends_wrongly(rest) and not _lost_a_sector(rest, end):
+                line, end = _synced(descriptor, length)
+                rest = os.pread(descriptor, length - end, end)
+            else:
+                line, end = _last_line(descriptor, min(known_bytes, length))
+                rest = b""
+            if _newline_is_damaged(rest, end):
                 line, end = rest, length + self._disk.write(descriptor, [b"\n"], length)
             elif length > end:
                 self._disk.truncate(descriptor, end)
@@ -155,8 +158,9 @@ def _last_line(descriptor: int, end: int) -> tuple[bytes, int]:
         want *= 2
 
 
-def _synced(descriptor: int, line: bytes, end: int) -> tuple[bytes, int]:
+def _synced(descriptor: int, length: int) -> tuple[bytes, int]:
     """As :func:`_last_line`, without what shows that it was never synced: a lost sector in the last append."""
+    line, end = _last_line(descriptor, length)
     while _lost_a_sector(line, end - len(line)):
         line, end = _last_line(descriptor, end - len(line))
     begin = _append(line)
@@ -189,6 +193,11 @@ def _lost_a_sector(line: bytes, offset: int) -> bool:
     return False
 
 
+def _newline_is_damaged(rest: bytes, offset: int) -> bool:
+    """Whether ``rest``, which follows what was synced, was a line once; else it is torn."""
+    return ends_wrongly(rest) and not _lost_a_sector(rest, offset)
+
+
 def _is_whole(line: bytes) -> bool:
     """Whether the last line is as it was written; where there is none, nothing is wrong with it."""
     try:
@@ -200,9 +209,14 @@ def _is_whole(line: bytes) -> bool:
 def read_ledger(path: Path) -> Decoded:
     """What the ledger at ``path`` says; an absent one is empty."""
     try:
-        return decode_ledger(read_regular(path))
+        file = open_file(path)
     except FileNotFoundError:
         return decode_ledger(b"")
+    with file:
+        length = os.fstat(file.fileno()).st_size
+        _, end = _synced(file.fileno(), length)
+        data = file.read(length)
+    return decode_ledger(data if _newline_is_damaged(data[end:], end) else data[:end])
 
 
 def entries_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -217,11 +231,14 @@ def entries_of(path: Path) -> Iterator[dict[str, Any]]:
         return
     tip = GENESIS
     with file:
+        _, end = _synced(file.fileno(), os.fstat(file.fileno()).st_size)
+        offset = 0
         for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                if ends_wrongly(line):
+            begin, offset = offset, offset + len(line)
+            if offset > end:
+                if not line.endswith(b"\n") and _newline_is_damaged(line, begin):
                     raise damaged(path, number, "its newline is damaged")
-                return  # torn; its owner cuts it
+                return  # torn, and its owner cuts it; or more recent than this look
             try:
                 entry = decode_line(line[:-1])
             except BadLine as error:
