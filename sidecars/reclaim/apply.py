@@ -85,7 +85,7 @@ class Reclaim:
                 for segment in doomed[begin : begin + _DELETED_AT_ONCE]
             ]
             decisions = self.planner.again(there, now_ns=now_ns)
-            self._take_back(decisions)
+            decisions = self._take_back(decisions)
             going = [decision for decision in decisions if decision.verdict.goes]
             if entries := [decision.entry for decision in going if decision.entry is not None]:
                 self.tell(*entries)
@@ -107,15 +107,23 @@ class Reclaim:
             self.disk.rename(segment.path, path)
         return Segment(segment.base_sequence, kind, path)
 
-    def _take_back(self, decisions: Iterable[Decision]) -> None:
-        """Give those that stay their old names back, and say so in the ledger."""
-        staying = [decision for decision in decisions if not decision.verdict.goes]
-        for decision in staying:
-            self._renamed(decision.segment, decision.segment.kind.form)
-        if staying:
+    def _take_back(self, decisions: Iterable[Decision]) -> list[Decision]:
+        """Give those that stay their old names back, and say so in the ledger; messages name the file as it is then."""
+        judged = []
+        entries = []
+        for decision in decisions:
+            if decision.verdict.goes:
+                judged.append(decision)
+                continue
+            old = self._renamed(decision.segment, decision.segment.kind.form)
+            words = decision.message.replace(str(decision.segment.path), str(old.path))
+            judged.append(replace(decision, message=words))
+            entries += [decision.entry] if decision.entry is not None else []
+        if any(not decision.verdict.goes for decision in judged):
             self.disk.sync_directory(self.root.segments)  # before the line: until it is there, the name is judged again
-        if entries := [decision.entry for decision in staying if decision.entry is not None]:
+        if entries:
             self.tell(*entries)
+        return judged
 
 
 def _groups(decisions: Iterable[Decision]) -> Iterator[list[Decision]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, combinations, product
 from pathlib import Path
 
@@ -70,6 +71,11 @@ def forget(built: Built) -> None:
     (built.root.ledger / "segments.jsonl").unlink()
 
 
+def lose_rest_unknown(built: Built) -> None:
+    lose_rest(built, 1)
+    forget(built)
+
+
 def put(built: Built, **cursors: int) -> None:
     for route, sequence in cursors.items():
         built.log.set_cursor(route, sequence, rewind=True)
@@ -82,9 +88,8 @@ def standing(built: Built) -> Standing:
 @pytest.mark.parametrize("spoilt", [lose_rest, cut_short])
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_route_whose_records_are_all_behind_the_damage_holds_the_segment_back(
-    built: Built, spoilt: object, number: int
+    built: Built, spoilt: Callable[[Built, int], None], number: int
 ) -> None:
-    assert callable(spoilt)
     spoilt(built, number)
     put(built, a=7)
     reclaim(built)
@@ -117,9 +122,8 @@ def test_a_route_that_has_read_its_last_record_need_not_pass_those_of_others(bui
 @pytest.mark.parametrize("spoilt", [lose_rest, cut_short])
 @pytest.mark.parametrize("number", [1, 4])
 def test_without_the_line_about_its_sealing_it_stays_and_what_to_type_is_said(
-    built: Built, spoilt: object, number: int
+    built: Built, spoilt: Callable[[Built, int], None], number: int
 ) -> None:
-    assert callable(spoilt)
     spoilt(built, number)
     forget(built)
     put(built, a=7, b=7)
@@ -133,6 +137,25 @@ def test_without_the_line_about_its_sealing_it_stays_and_what_to_type_is_said(
         assert "no line of segments.jsonl says whose records they held" in answer
         assert f"mv {path} {built.root.quarantine}/ gives its records up" in answer
     assert "whose records they held" in told["problem"]
+
+
+def lose_all(built: Built) -> None:
+    path = built.path(1, Kind.SEALED)
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("spoilt", [lose_rest_unknown, lose_all])
+def test_what_to_type_names_the_file_that_is_there(built: Built, spoilt: Callable[[Built], None]) -> None:
+    """A segment that was doomed has its old name back by the time it is told of, but where nothing is carried out."""
+    spoilt(built)
+    built.reclaim(1, keep=True)
+    put(built, a=7, b=7)
+    for arguments, kind in [(["--dry-run"], Kind.DOOMED), ([], Kind.SEALED)]:
+        done = run(sidecar("reclaim", "--root", built.root.path, "--grace", 0, *arguments))
+        path = built.path(1, kind)
+        assert path.exists()
+        assert f"mv {path} {built.root.quarantine}/ gives its records up" in done.stderr.decode()
+        assert set(re.findall(r"/\S*\.wal\S*?(?=:? )", done.stderr.decode())) == {str(path)}
 
 
 def test_without_that_line_the_frames_alone_tell_while_all_of_them_are_there(built: Built) -> None:
