@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from contents import assert_sound, errors, values
+from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually
 
+from wald.kinds import MIB
 from wald.store.directory import Root, list_segments
 
 Start = Callable[..., Daemon]
@@ -66,7 +71,9 @@ def test_what_is_acknowledged_after_it_is_there_after_a_kill(
     assert values(root) == [b"x", b"y"]
     assert daemon.stop() == 0
     assert_sound(root)
-    assert [each.read_bytes() for each in (root / "quarantine").iterdir()] == [b"a stranger"] * (taken is replaced)
+    found = list((root / "quarantine").iterdir())
+    assert [each.read_bytes() for each in found] == [b"a stranger"] * (taken is replaced)
+    assert all(f'"quarantined": "{each}"' in daemon.log for each in found)
 
 
 def test_an_idle_daemon_puts_it_back(daemon: Daemon, root: Path) -> None:
@@ -102,4 +109,95 @@ def test_nothing_is_acknowledged_where_it_cannot_be_put_back(daemon: Daemon, roo
 
     assert values(root) == [b"x"]
     assert errors(root) == []
+    assert daemon.stop() == 0
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 32 MiB."""
+    with small_file_system(tmp_path / "disk", 32 * MIB) as path:
+        yield path
+
+
+def on_full_disk(start: Start, disk: Path, payload_bytes: int) -> Daemon:
+    """A daemon with one record in its active segment, and a file for the next; and there is no room for anything."""
+    daemon = start(at=disk / "log", segment_max_bytes="2MiB", free_space_min="1MiB")
+    daemon.ask("ROUTE ADD a")
+    with Client(daemon.socket_path) as client:
+        client.publish("a", b"x" * (payload_bytes - 1) + b"\n")
+        assert client.reply() == "OK 1 1"
+    eventually(lambda: list((daemon.root / "segments").glob("spare-*")))
+    eventually(lambda: stat(daemon)["needed_bytes"] < 4 * MIB)
+    fill(disk / "filler")
+    return daemon
+
+
+def stat(daemon: Daemon) -> dict[str, Any]:
+    """What STAT tells; its values are numbers and words."""
+    told: dict[str, Any] = json.loads(daemon.ask("STAT").removeprefix("OK "))
+    return told
+
+
+@pytest.mark.parametrize("taken", [removed, all_removed])
+def test_on_a_full_disk_the_room_for_the_next_segment_is_used(
+    start: Start, disk: Path, taken: Callable[[Path], None]
+) -> None:
+    daemon = on_full_disk(start, disk, 1 * MIB)
+    path = active(daemon.root)
+    inode = path.stat().st_ino
+    taken(path)
+    eventually(lambda: path.exists() and path.stat().st_size > MIB and path.stat().st_ino != inode)
+    assert daemon.stop() == 0
+
+    assert len(values(daemon.root)) == 1
+    assert_sound(daemon.root)
+
+
+def test_without_room_it_is_told_and_put_back_when_there_is_some(start: Start, disk: Path) -> None:
+    """And then nobody waits for anything any more, even if nothing comes."""
+    daemon = on_full_disk(start, disk, 4 * MIB)
+    path = active(daemon.root)
+    path.unlink()
+    eventually(lambda: "active segment removed or replaced" in daemon.log)
+    assert f"{path}: somebody has removed or replaced" in daemon.log
+    assert "1 records from sequence 1 on are lost when the daemon ends" in daemon.log
+    eventually(lambda: stat(daemon)["degraded"])
+    (disk / "filler").unlink()
+    eventually(path.exists)
+    eventually(lambda: not stat(daemon)["degraded"])
+    daemon.kill()
+    daemon.start_again()
+
+    assert len(values(daemon.root)) == 1
+    assert daemon.stop() == 0
+
+
+def test_a_stop_that_loses_what_has_no_name_says_what(start: Start, disk: Path) -> None:
+    daemon = on_full_disk(start, disk, 4 * MIB)
+    path = active(daemon.root)
+    path.unlink()
+    assert daemon.stop() == 7
+    last = daemon.log.splitlines()[-2:]
+    assert f"{path}: somebody has removed or replaced" in last[0]
+    assert "1 records from sequence 1 on" in last[0]
+    assert "make room" in last[1]
+
+
+def test_what_passes_by_itself_is_waited_for(daemon: Daemon, root: Path) -> None:
+    """No descriptor is left, for a moment; nothing is acknowledged meanwhile."""
+    path = active(root)
+    with Client(daemon.socket_path) as client:
+        assert client.ask(b"PING\n").startswith("OK")  # he is let in
+        pid = daemon.process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        path.unlink()
+        client.publish("a", b"y\n")
+        eventually(lambda: "Too many open files" in daemon.log)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        assert client.reply() == "OK 2 2"
+    daemon.kill()
+    daemon.start_again()
+
+    assert values(root) == [b"x", b"y"]
     assert daemon.stop() == 0

@@ -82,6 +82,20 @@ def test_a_large_request_that_waits_for_room_is_told_of_by_itself(start: Start, 
     assert stat(daemon)["held_requests"] == 0
 
 
+def test_what_the_disk_has_room_for_again_is_not_told_to_wait(start: Start, disk: Path) -> None:
+    daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB")
+    daemon.ask("ROUTE ADD r")
+    fill(disk / "filler")
+    eventually(lambda: stat(daemon)["degraded"])
+    with Client(daemon.socket_path) as client:
+        client.publish("r", b"x\n")
+        eventually(lambda: stat(daemon)["held_requests"] == 1)
+        (disk / "filler").unlink()
+        assert client.reply() == "OK 1 1"
+    assert '"disk has room again"' in daemon.log
+    assert '"request waits for room"' not in daemon.log
+
+
 def test_large_requests_wait_for_each_other(start: Start, disk: Path) -> None:
     """Each gathers in a file first and is copied from there: admitted together, they filled the disk for good."""
     (disk / "filler").write_bytes(bytes(16 * MIB))

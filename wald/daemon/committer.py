@@ -32,11 +32,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_SECONDS = 0.25  # how long a disk that was full is taken to be
 _CAUSE_SECONDS = 5.0  # between looks at what fills the disk
 _NAME_SECONDS = 1.0  # between looks whether the active segment still has its name, where nothing is written
+_NAME_PATIENCE_SECONDS = 2.0  # how long what is not a full disk may keep the active segment without its name
 _CUT_RETRY_SECONDS = 1.0  # between attempts to cut where the disk has no room for the next segment
 
 
 class Full(DiskFailure):
-    """There is no room on the disk; the turn can be committed later."""
+    """The disk does not take it now, mostly for want of room; the turn can be committed later."""
 
 
 class Sources(Protocol):
@@ -77,6 +78,7 @@ class Committer:
         self._filled_at: float | None = None  # when the active segment got its first record
         self._haste = 1.0
         self._cut_again_at = self._full_until = self._cause_again_at = self._name_again_at = 0.0
+        self._unnamed_at: float | None = None  # since when it is known that the active segment has no name
         self._refused = False  # the disk did not take the last turn
         self._holds = False  # a request waits for more room than there is
         self._synced_at = time.monotonic()
@@ -150,25 +152,25 @@ class Committer:
         """See to it that the active segment has its name: what is in a file without one is lost with this process.
 
         Raises:
-            Full: it has none, and there is no room to give it back.
+            Full: it has none now; this can be tried again.
             DiskFailure: it cannot be given back.
         """
-        if self.writer.is_named() or not self._lock.is_ours():  # it may be another daemon's, and sealed by now
+        path = str(self.writer.path)
+        if self.writer.is_named():
+            if self._unnamed_at is None:
+                return
+            self.journal.info("active segment has its name again", path=path)
+        elif not self._lock.is_ours():  # it may be another daemon's, and sealed by now
             return
-        path = self.writer.path
-        try:
-            self.writer.name_again()
-        except OSError as error:
-            if error.errno in _FULL:
-                raise self._refuse(error) from error
-            self.writer.failed = True
-            verifying = command_line(self._root.path, "verify")
-            raise DiskFailure(
-                f"{path}: somebody has removed or replaced the segment that is written to, and it cannot be put back "
-                f"({error}); nothing is acknowledged any more",
-                hint=f"ls -l {path.parent}; put back what was moved away, then {verifying}",
-            ) from error
-        self.journal.error("active segment removed or replaced", path=str(path), next="it is put back as it was")
+        else:
+            try:
+                found = self.writer.name_again()
+            except OSError as error:
+                raise self._unnamed(error) from error
+            told = {"quarantined": str(found)} if found else {}
+            next_ = "it is put back as it was"
+            self.journal.error("active segment removed or replaced", path=path, **told, next=next_)
+        self._unnamed_at, self._refused = None, False
 
     def due(self) -> float:
         """When :meth:`tend` has something to do next, on the monotonic clock."""
@@ -190,8 +192,10 @@ class Committer:
         self._metrics.needed_bytes = free - left
         full = left < 0 or time.monotonic() < self._full_until
         degraded = full or self._refused
+        # What waited for a full disk is looked at in this turn; what then still waits is told of in the next.
+        looked_at = not (degraded or self._metrics.degraded)
         self._tell_room(degraded=degraded)
-        self._tell_held(None if degraded else wanted_bytes)
+        self._tell_held(wanted_bytes if looked_at else None)
         return not full
 
     def close(self) -> None:
@@ -237,7 +241,7 @@ class Committer:
             return self._attempt(drafts)
         except OSError as error:
             if error.errno in _FULL:
-                raise self._refuse(error) from error
+                raise self._refuse(f"{self._root.segments}: {error}", self._hint) from error
             raise DiskFailure(
                 f"{self._root.segments}: {error}; nothing unacknowledged was kept, nothing acknowledged is lost",
                 hint=self._hint,
@@ -247,10 +251,33 @@ class Committer:
     def _hint(self) -> str:
         return f"look at the disk (df, dmesg), then {command_line(self._root.path, 'verify')} and start again"
 
-    def _refuse(self, error: OSError) -> Full:
+    def _refuse(self, message: str, hint: str) -> Full:
         self._refused, self._full_until = True, time.monotonic() + _FULL_SECONDS
         self._tell_room(degraded=True)
-        return Full(f"{self._root.segments}: {error}", hint=self._hint)
+        return Full(message, hint=hint)
+
+    def _unnamed(self, error: OSError) -> DiskFailure:
+        """The active segment could not be named again: :class:`Full` where that is tried again."""
+        writer, now = self.writer, time.monotonic()
+        first, self._unnamed_at = self._unnamed_at is None, self._unnamed_at or now
+        records = writer.state.next_sequence - writer.base_sequence
+        message = (
+            f"{writer.path}: somebody has removed or replaced the segment that is written to, and it cannot be put "
+            f"back ({error}); its {records} records from sequence {writer.base_sequence} on are lost when the daemon "
+            "ends, and nothing is acknowledged any more"
+        )
+        hint = (
+            f"df -h {self._root.path}; make room, or put back what was moved away; "
+            f"then {command_line(self._root.path, 'verify')}"
+        )
+        if first:
+            self.journal.error("active segment removed or replaced", what=message, next="tried again", hint=hint)
+        if error.errno in _FULL:
+            return self._refuse(message, hint)
+        if now - self._unnamed_at < _NAME_PATIENCE_SECONDS:
+            return Full(message, hint=hint)
+        writer.failed = True
+        return DiskFailure(message, hint=hint)
 
     def _attempt(self, drafts: Sequence[Draft]) -> Placement:
         placement = self.writer.place(drafts, now_ns=time.time_ns())

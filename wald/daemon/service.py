@@ -48,6 +48,7 @@ from wald.store.sealer import Sealed, remove_temporaries
 from wald.store.writer import Draft, Writer
 
 _FULL_LOOK_SECONDS = 0.25  # how often a full disk is looked at again
+_LAST_LOOKS_SECONDS = 2.0  # how long a stop tries to give the active segment its name back
 _SWEEP_SECONDS = 1.0  # how often half-sent requests are looked for
 
 
@@ -192,7 +193,7 @@ class Service:
                 words = "what is in pipes that nobody else holds is lost"
                 self._journal.error(f"disk full: {words}", routes=lost, reason=full.message)
                 raise DiskFailure(f"{full.message}; {words} ({', '.join(lost)})", hint=full.hint) from full
-        self._committer.keep_name()
+        self._keep_name()
         self._journal.info("stopped", head=self._metrics.head_sequence)
 
     def _end(self, _: object, error: BaseException | None, __: object) -> None:
@@ -272,6 +273,18 @@ class Service:
         self._signals.drain()
         self._finish(self._held)
         self._keep_alive(time.monotonic())
+
+    def _keep_name(self) -> None:
+        """The last look at it: what was acknowledged is worth a short wait."""
+        until = time.monotonic() + _LAST_LOOKS_SECONDS
+        while True:
+            try:
+                return self._committer.keep_name()
+            except Full:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(_FULL_LOOK_SECONDS)
+            self._keep_alive(time.monotonic())
 
     def _collect_pipes(self) -> None:
         self._arena.reset()

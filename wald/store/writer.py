@@ -14,11 +14,8 @@ its own; a record larger than a segment makes its segment grow.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import secrets
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +36,8 @@ from wald.format.batch import (
 )
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader, encode_header
-from wald.store.directory import TEMPORARY, Root
+from wald.store.blanks import Blanks, is_named
+from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.indexes import SparseIndexWriter
 from wald.store.raw import FIRST_BATCH, RawFile
@@ -166,9 +164,7 @@ class Writer:
         self.failed = False
         self._disk = disk
         self._log_id = log_id
-        self._room = room
-        self._spare: tuple[Path, int] | None = None
-        self._spare_mutex = threading.Lock()
+        self._blanks = Blanks(root.segments, disk, epoch=epoch, room=room)
         self._index: SparseIndexWriter | None = None
         self._descriptor = -1
         self._salt = 0
@@ -281,43 +277,33 @@ class Writer:
 
     def is_named(self) -> bool:
         """Whether the active segment is what stands at :attr:`path`."""
-        try:
-            return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
-        except OSError:
-            return False
+        return is_named(self.path, self._descriptor)
 
-    def name_again(self) -> None:
-        """Go on in a copy of the active segment, at its path; what stands there goes to ``quarantine/``.
+    def name_again(self) -> Path | None:
+        """Go on in a copy of the active segment, at its path; returns the place in ``quarantine/`` of what stood there.
 
         Raises:
-            OSError: there is none; the segment is as it was.
+            OSError: there is no copy; or there is, and its name was not synced: then it has :attr:`failed`.
         """
-        temporary, descriptor = self._allocate("again")
+        blank = self._blanks.take(self.segment_max_bytes)
+        descriptor = blank.descriptor
         try:
             # Linux gives no name to a file that has lost its last one.
-            self._copy(descriptor, Path(f"/proc/self/fd/{self._descriptor}"), self.position)
+            self._disk.copy(descriptor, self._descriptor, self.position, 0)
             self._disk.sync(descriptor)
-            if os.path.lexists(self.path):
-                self._disk.rename(self.path, self.root.quarantine / f"{self.path.name}-{secrets.token_hex(8)}")
-            _require_named(temporary, descriptor)
-            self._disk.rename(temporary, self.path)
+            found = self._quarantine()
+            self._blanks.name(blank, self.path)
         except OSError:
-            self._disk.close(descriptor)
-            with contextlib.suppress(OSError):
-                self._disk.unlink(temporary)
+            self._blanks.discard(blank)
             raise
         self._disk.close(self._descriptor)
         self._descriptor = descriptor
-        self._disk.sync_directory(self.root.segments)
+        self._sync_names()
+        return found
 
     def prepare_spare(self) -> bool:
         """Allocate the file that the next cut will need, from the background thread; False if there is no room."""
-        with self._spare_mutex:
-            if self._spare is None and self._lets_allocate():
-                with contextlib.suppress(OSError):  # the cut itself will meet and report the full disk
-                    self._spare = self._allocate("spare")
-                self._hold(os.fstat(self._spare[1]).st_blocks * 512 if self._spare else 0)
-            return self._spare is not None
+        return self._blanks.prepare(self.segment_max_bytes)
 
     def close(self) -> None:
         """Leave the active segment at its true length; the next start cuts it."""
@@ -325,13 +311,7 @@ class Writer:
         self._disk.close(self._descriptor)
         if self._index is not None:
             self._index.close()
-        with self._spare_mutex:
-            if self._spare is not None:
-                self._disk.close(self._spare[1])
-                with contextlib.suppress(OSError):  # the next start removes it
-                    self._disk.unlink(self._spare[0])
-                self._spare = None
-                self._hold(0)
+        self._blanks.close()
 
     def _encode(self, placed: Placed, time_ns: int, barrier: int) -> list[Buffer]:
         draft = placed.draft
@@ -392,7 +372,8 @@ class Writer:
         # A carried batch is one only under its own salt.
         salt = secrets.randbits(32) if carry is None else _salt_of(carry[0])
         header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns, salt)
-        temporary, descriptor = self._take_spare()
+        blank = self._blanks.take(self.segment_max_bytes)
+        descriptor = blank.descriptor
         try:
             if carry is None:
                 end = self._disk.write(descriptor, [encode_header(header), *self._control(salt)], 0)
@@ -403,12 +384,9 @@ class Writer:
             self._disk.sync(descriptor)
             if self._descriptor >= 0:
                 self._complete()
-            _require_named(temporary, descriptor)
-            self._disk.rename(temporary, self.root.segment(state.next_sequence, Kind.RAW))
+            self._blanks.name(blank, self.root.segment(state.next_sequence, Kind.RAW))
         except OSError:
-            self._disk.close(descriptor)
-            with contextlib.suppress(OSError):
-                self._disk.unlink(temporary)
+            self._blanks.discard(blank)
             raise
         # From here on the new segment is there: what went to the old one now would be given out twice.
         if self._descriptor >= 0:
@@ -423,9 +401,25 @@ class Writer:
         self._first_position = end
         self._index = SparseIndexWriter(self.root.segment(self.base_sequence, Kind.INDEX), header)
         self.unsynced = False
+        self._sync_names()
+
+    def _sync_names(self) -> None:
+        # Nothing is acknowledged under a name that is perhaps not on disk.
         self.failed = True
         self._disk.sync_directory(self.root.segments)
         self.failed = False
+
+    def _quarantine(self) -> Path | None:
+        """Give what stands at :attr:`path` a name in ``quarantine/``, so that it may be replaced; None: nothing."""
+        if not os.path.lexists(self.path):
+            return None
+        target = self.root.quarantine / f"{self.path.name}-{secrets.token_hex(8)}"
+        try:
+            self._disk.link(self.path, target)  # not a rename: a kill would leave the segment without any file
+        except OSError:  # a directory, a file system without links, another user's file
+            self._disk.rename(self.path, target)
+        self._disk.sync_directory(self.root.quarantine)
+        return target
 
     def _copy(self, descriptor: int, path: Path, length: int) -> int:
         source = self._disk.open(path)
@@ -450,42 +444,6 @@ class Writer:
             encoding=Encoding.CONTROL,
             flags=Flag.CONTROL,
         )
-
-    def _lets_allocate(self) -> bool:
-        return self._room is None or self._room.lets_allocate(self.segment_max_bytes)
-
-    def _hold(self, spare_bytes: int) -> None:
-        if self._room is not None:
-            self._room.spare_bytes = spare_bytes
-
-    def _take_spare(self) -> tuple[Path, int]:
-        with self._spare_mutex:
-            spare, self._spare = self._spare, None
-            self._hold(0)
-        return spare or self._allocate("next")
-
-    def _allocate(self, purpose: str) -> tuple[Path, int]:
-        # A name that nobody else makes: neither another thread, nor a life that was taken over and still runs.
-        path = self.root.segments / f"{purpose}-{self.epoch}-{secrets.token_hex(8)}{TEMPORARY}"
-        descriptor = self._disk.create(path)
-        try:
-            if self._lets_allocate():  # else it grows as it is written, and its cut can free what everybody has read
-                self._disk.allocate(descriptor, self.segment_max_bytes)
-        except OSError:
-            self._disk.close(descriptor)
-            self._disk.unlink(path)
-            raise
-        return path, descriptor
-
-
-def _require_named(path: Path, descriptor: int) -> None:
-    """
-    Raises:
-        OSError: the file at ``path`` is not the open one, so what is written to that would have no name.
-    """
-    named, opened = os.stat(path), os.fstat(descriptor)
-    if (named.st_dev, named.st_ino) != (opened.st_dev, opened.st_ino):
-        raise OSError(errno.ESTALE, "somebody has replaced the file", os.fspath(path))
 
 
 def _salt_of(path: Path) -> int:
