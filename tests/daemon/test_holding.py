@@ -78,6 +78,21 @@ def test_what_outlives_the_daemon(start: Start, root: Path, how: str, kept: list
     assert values(root) == kept
 
 
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", ["wald hold", "both"])
+def test_an_unfinished_line_outlives_the_daemon(start: Start, root: Path, how: str, end: signal.Signals) -> None:
+    """Even if whoever wrote its beginning has closed the pipe since."""
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo")
+    with holding(root / "routes/a/in", how):
+        (root / "routes/a/in").write_bytes(b"begin, ")
+        daemon.process.send_signal(end)
+        daemon.process.wait()
+        (root / "routes/a/in").write_bytes(b"end\n")
+        daemon.start_again()
+        eventually(lambda: values(root) == [b"begin, end"])
+
+
 def test_what_nobody_else_holds_ends_with_the_daemon(start: Start, root: Path) -> None:
     daemon = start()
     daemon.ask("ROUTE ADD a fifo")

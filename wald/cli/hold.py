@@ -24,10 +24,10 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 @root_option
 @click.option("--all", "every", is_flag=True, help="Every FIFO there is, and those that are made later.")
 def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
-    """Hold the reading end of FIFOs, without reading, until SIGTERM.
+    """Hold FIFOs open, without reading, until SIGTERM.
 
     Where only producers hold a FIFO, what they write fails while the daemon restarts (EPIPE, SIGPIPE). Beside this they
-    wait, and what is in the pipe outlives the daemon. Prints one line once all of them are held.
+    wait, and what is in the pipe outlives the daemon, a line without its end too. Prints one line once all are held.
     """
     here = Root(root)
     read_identity(here)
@@ -55,7 +55,11 @@ def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
 
 
 class _Held:
-    """The reading ends; of ``routes``, or of all there are where that is empty."""
+    """Both ends of the pipes, for one that nobody can write to has ended.
+
+    Args:
+        routes: whose; all there are, if it is empty.
+    """
 
     def __init__(self, root: Root, routes: Sequence[str]) -> None:
         self._root = root
@@ -78,6 +82,6 @@ class _Held:
             path, before = self._root.fifo(route), self._descriptors.get(route)
             if before is not None and os.path.samestat(os.stat(path), os.fstat(before)):
                 continue
-            self._descriptors[route] = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._descriptors[route] = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             if before is not None:
                 os.close(before)
