@@ -22,7 +22,7 @@ import wald
 from wald import producer as module
 from wald.errors import DiskFailure, InvalidInput, NotFound, NotPermitted, Refused, Unavailable, WaldError
 from wald.format.columns import encode
-from wald.format.framing import Publish
+from wald.format.framing import Publish, parse_request
 from wald.producer import FRAME_MAX_BYTES, WINDOW, Durable, Producer
 
 Answering = Callable[[Answer], Path]
@@ -187,9 +187,24 @@ def test_the_first_request_goes_alone(answering: Answering) -> None:
     """A new producer's second request could be taken for its first; so it waits until the first is answered."""
     with Producer(answering(lambda _, request: ok(request))) as producer:
         producer.publish("a", b"x\n")
-        assert producer.acknowledged() == []
+        assert producer.unanswered == 1
         producer.publish("a", b"x\n")
-        assert producer.acknowledged() == [Durable(1, 1)]
+        assert producer.unanswered == 1
+
+
+def test_what_is_answered_is_told_without_waiting_for_more(answering: Answering) -> None:
+    with Producer(answering(lambda number, request: ok(request) if number == 1 else None)) as producer:
+        producer.publish("a", b"x\n")
+        told: list[Durable] = []
+
+        def is_told() -> bool:
+            told.extend(producer.acknowledged())
+            return bool(told)
+
+        eventually(is_told)
+        producer.publish("a", b"x\n")
+
+        assert (told, producer.acknowledged()) == ([Durable(1, 1)], [])
 
 
 def test_a_window_of_requests_is_under_way_at_once(answering: Answering) -> None:
@@ -382,6 +397,113 @@ def test_what_was_answered_before_the_connection_broke_is_not_sent_again(tmp_pat
 
         assert producer.flush() == [Durable(number, number) for number in range(1, 7)]
     assert seen == [1, 2, 3, 4, 5, 5, 6]
+
+
+def test_what_will_not_be_answered_is_not_waited_for(tmp_path: Path) -> None:
+    """The daemon takes nothing more and does not hang up: a new connection is asked at once."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "peer.sock"))
+        listener.listen()
+        with Producer(tmp_path / "peer.sock", retry_for=TIMEOUT_SECONDS / 4) as producer:
+            first, _ = listener.accept()
+            with first:
+                first.shutdown(socket.SHUT_RD)
+                thread = threading.Thread(target=answer_one, args=(listener,))
+                thread.start()
+                producer.publish("a", b"x\n")
+
+                assert producer.flush() == [Durable(1, 1)]
+            thread.join()
+
+
+def test_an_answer_that_is_there_when_time_is_up_is_no_failure(tmp_path: Path) -> None:
+    """The daemon knows the request by its head, and does not read the rest; then it goes, and comes back."""
+    path = tmp_path / "peer.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        with Producer(path, retry_for=0.3) as producer:
+            first, _ = listener.accept()
+            with first:
+                first.sendall(b"OK 1 1\n")
+                path.unlink()
+                producer.publish("a", b"more than a socket holds" * 100_000 + b"\n")
+
+                assert producer.flush() == [Durable(1, 1)]
+                assert producer.unanswered == 0
+            with Peer(path, lambda _, request: ok(request)):
+                producer.publish("a", b"x\n")
+                assert producer.flush() == [Durable(2, 2)]
+                producer.close()  # else the peer goes on listening to it
+
+
+def answer_one(listener: socket.socket) -> None:
+    """The next connection's first request."""
+    connection, _ = listener.accept()
+    with connection, connection.makefile("rb") as stream:
+        request = parse_request(stream.readline())
+        assert isinstance(request, Publish)
+        connection.sendall(ok(request))
+
+
+@pytest.mark.parametrize("answer", [None, b"ERR no-route there is none\n"])
+def test_after_an_error_it_is_finished_and_says_so(answering: Answering, answer: bytes | None) -> None:
+    """Whatever would need the daemon is refused, with the error that ended it; what is durable is told all the same."""
+    reader, writer = os.pipe()
+    path = answering(lambda number, request: ok(request) if number == 1 else answer)
+    with Producer(path, retry_for=0.2) as producer, open(reader), open(writer, "w"):
+        for _ in range(2):
+            producer.publish("a", b"x\n")
+        with pytest.raises((Unavailable, NotFound)) as ended:
+            producer.flush()
+        waits: list[Callable[[], object]] = [
+            lambda: producer.publish("a", b"x\n"),
+            lambda: producer.command("HEAD"),
+            lambda: producer.wait_for(reader),
+        ]
+        for wait in waits:
+            with pytest.raises(Refused, match=f"has ended: {re.escape(ended.value.message)}") as refused:
+                wait()
+            assert "make another Producer" in refused.value.hint
+
+        assert producer.unanswered == (1 if answer is None else 0)
+        assert producer.acknowledged() == [Durable(1, 1)]
+
+
+def test_a_closed_one_says_so(daemon: Daemon) -> None:
+    producer = Producer(daemon.root)
+    producer.close()
+    with pytest.raises(Refused, match=r"has ended: .*wald\.sock: it was closed"):
+        producer.publish("a", b"x\n")
+    assert producer.unanswered == 0
+
+
+class Interrupted(Exception):
+    """Raised by a signal, as KeyboardInterrupt is."""
+
+
+def test_half_a_request_is_not_finished_by_the_next(daemon: Daemon) -> None:
+    """A signal ends a call while it sends: the request is sent again, whole."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with Producer(daemon.root) as producer:
+            producer.publish("a", b"one\n")
+            producer.flush()
+            daemon.process.send_signal(signal.SIGSTOP)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(Interrupted):
+                producer.publish("a", b"more than a socket holds" * 100_000 + b"\n")
+            daemon.process.send_signal(signal.SIGCONT)
+            producer.publish("a", b"three\n")
+
+            assert producer.flush() == [Durable(2, 2), Durable(3, 3)]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert [len(record.value) for record in wald.open(daemon.root).read("a")] == [3, 2_400_000, 5]
 
 
 def test_a_daemon_is_waited_for_at_the_start_too(tmp_path: Path) -> None:

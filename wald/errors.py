@@ -101,6 +101,12 @@ class Partial(WaldError):
     exit_code = 12
 
 
+class Interrupted(WaldError):
+    """Ctrl-C, where there is something to tell."""
+
+    exit_code = 130
+
+
 def command_line(root: str | os.PathLike[str], words: str = "", *, program: str = "wald") -> str:
     """A command for a hint, which works as it is typed whatever the root.
 

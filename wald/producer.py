@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import socket
 import threading
@@ -47,6 +48,7 @@ _RECEIVE_BYTES = 64 << 10
 _PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.02, 1.0  # between attempts to connect, doubled every time
 _LEAST_SECONDS = 0.001  # what is there already is taken even when time is up
 _STATUS_SECONDS = 1.0  # for a daemon to say why it has not answered
+_ACKNOWLEDGED = re.compile(rb"OK .*\n")
 _TRY_AGAIN = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
 
 
@@ -58,7 +60,11 @@ class Durable(NamedTuple):
 
 
 class Producer:
-    """A connection that outlives restarts of the daemon. After an error it is finished.
+    """A connection that outlives restarts of the daemon.
+
+    An error that the daemon answers, or its absence, ends it: what would need the daemon then raises Refused, and
+    :meth:`acknowledged` and :attr:`unanswered` tell what became of the records. What is refused before it is sent, such
+    as a line without a newline, does not end it.
 
     Threads may share one: a call waits for the others' to end. After a fork (os.fork) the child's is another producer,
     with a connection and an id of its own and nothing under way; what the parent has published the parent flushes.
@@ -114,6 +120,7 @@ class Producer:
         self._received = b""
         self._deadline: float | None = None  # of a trouble; an answer is its end, a connection is not
         self._said: ProtocolError | None = None  # by the daemon in this trouble
+        self._ended = ""  # by what
         self._pause = _PAUSE_SECONDS
 
     def _connect(self) -> None:
@@ -144,6 +151,8 @@ class Producer:
         """Hang up. What has not been acknowledged may or may not be in the log: :meth:`flush` first."""
         with self._lock:
             self._hang_up()
+            self._take_answers()
+            self._ended = self._ended or f"{self._path}: it was closed"
 
     def _hang_up(self) -> None:
         if self._socket is not None:
@@ -159,7 +168,8 @@ class Producer:
         Raises:
             InvalidInput: an illegal route, a last line without a newline, a payload the daemon finds too large.
             NotFound: there is no such route.
-            Refused: this user may not write to it, or a request was overtaken by another producer with the same id.
+            Refused: a request was overtaken by another producer with the same id, or this one has ended before.
+            NotPermitted: this user may not write to it.
             DiskFailure: the daemon has had too little space for ``retry_for`` seconds.
             Unavailable: no daemon for that long, or one that does not answer.
         """
@@ -191,8 +201,10 @@ class Producer:
             return self._take_durable()
 
     def acknowledged(self) -> list[Durable]:
-        """What has become durable since this was last asked, in the order in which it was sent."""
+        """What has become durable since this was last asked, in the order in which it was sent; does not wait."""
         with self._lock:
+            self._read_answers()
+            self._take_answers()
             return self._take_durable()
 
     @property
@@ -211,6 +223,8 @@ class Producer:
         """Wait for either: True if ``descriptor`` can be read, False if there is an answer to take."""
         while b"\n" not in self._received:
             deadline = self._give_up_at()
+            if self._under_way and self._socket is None:
+                self._recover(None, deadline)
             poller = select.poll()
             poller.register(descriptor, select.POLLIN)
             if self._under_way and self._socket is not None:
@@ -233,8 +247,8 @@ class Producer:
             return self._answer()
 
     def _send(self, line: bytes, payload: bytes | memoryview) -> None:
-        self._under_way.append((line, payload))
         deadline = self._give_up_at()
+        self._under_way.append((line, payload))
         try:
             self._transmit(line, payload, deadline)
         except OSError as error:
@@ -248,9 +262,7 @@ class Producer:
         """
         if self._socket is None:
             return None
-        with suppress(OSError):
-            while part := self._socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT):
-                self._received += part
+        self._read_answers()
         lines, self._received = self._received.splitlines(keepends=True), b""
         for line in lines:
             try:
@@ -261,15 +273,32 @@ class Producer:
                 return error if error.code in _TRY_AGAIN else None
         return None
 
+    def _read_answers(self) -> None:
+        """Read what the daemon has answered, and do not wait for more."""
+        if self._socket is None:
+            return
+        self._socket.setblocking(False)  # with a timeout it would be waited for, MSG_DONTWAIT or not
+        with suppress(OSError):
+            while part := self._socket.recv(_RECEIVE_BYTES):
+                self._received += part
+
     def _transmit(self, line: bytes, payload: bytes | memoryview, deadline: float) -> None:
-        assert self._socket is not None
+        if self._socket is None:
+            raise _not_connected()
         self._socket.settimeout(_left(deadline))
-        sent = self._socket.sendmsg([line, payload])
-        if sent < len(line):
-            self._socket.sendall(line[sent:])
-            sent = len(line)
-        if sent < len(line) + len(payload):
-            self._socket.sendall(memoryview(payload)[sent - len(line) :])
+        try:
+            sent = self._socket.sendmsg([line, payload])
+            if sent < len(line):
+                self._socket.sendall(line[sent:])
+                sent = len(line)
+            if sent < len(line) + len(payload):
+                self._socket.sendall(memoryview(payload)[sent - len(line) :])
+        except OSError:
+            raise
+        except BaseException:  # a signal's: what is sent next would be taken for the rest of this
+            self._read_answers()
+            self._hang_up()
+            raise
 
     def _receive(self) -> None:
         first, last = self._answer().split()
@@ -297,7 +326,7 @@ class Producer:
                     self._hang_up()
                     request, _ = self._under_way[0]
                     self._under_way.clear()
-                    raise as_error(error, request, root=self._root, socket=self._path) from None
+                    raise self._end(as_error(error, request, root=self._root, socket=self._path)) from None
                 self._hang_up()  # it was the answer to the oldest request, and what follows it is none
                 self._received = b""
                 self._recover(error, deadline)
@@ -309,13 +338,27 @@ class Producer:
     def _over_it(self) -> None:
         self._deadline, self._pause, self._said = None, _PAUSE_SECONDS, None
 
+    def _end(self, error: WaldError) -> WaldError:
+        self._ended = error.message
+        return error
+
     def _give_up_at(self) -> float:
-        """When who begins to wait now gives up, on the monotonic clock."""
+        """When who begins to wait now gives up, on the monotonic clock.
+
+        Raises:
+            Refused: it has been given up before, or closed.
+        """
+        if self._ended:
+            raise Refused(
+                f"the producer has ended: {self._ended}",
+                hint="make another Producer; acknowledged() and unanswered tell what became of this one's records",
+            )
         return time.monotonic() + self._retry_for if self._deadline is None else self._deadline
 
     def _line(self, deadline: float) -> bytes:
         while b"\n" not in self._received:
-            assert self._socket is not None
+            if self._socket is None:
+                raise _not_connected()
             self._socket.settimeout(_left(deadline))
             part = self._socket.recv(_RECEIVE_BYTES)
             if not part:
@@ -325,18 +368,20 @@ class Producer:
         return line
 
     def _recover(self, reason: OSError | ProtocolError | None, deadline: float) -> None:
-        """Connect anew and send again what is under way."""
+        """Connect anew and send again what is under way; if all of it was answered, that is left to who sends more."""
         self._deadline = deadline
         while True:
             reason = self._keep_answers() or reason
             self._hang_up()
+            if self._under_way and self._received.count(b"\n") == len(self._under_way):
+                return
             if isinstance(reason, ProtocolError):
                 self._said = reason
             if reason is not None:
                 if time.monotonic() >= deadline or isinstance(reason, PermissionError):
                     error = self._given_up(reason)
-                    self._take_kept()
-                    raise error
+                    self._take_answers()  # they are durable, though their daemon is given up
+                    raise self._end(error)
                 time.sleep(min(self._pause, max(0.0, deadline - time.monotonic())))
                 self._pause = min(2 * self._pause, _PAUSE_MAX_SECONDS)
             try:
@@ -348,9 +393,9 @@ class Producer:
             else:
                 return
 
-    def _take_kept(self) -> None:
-        """What was answered is durable, though its daemon is given up."""
-        while self._under_way and _is_publish(self._under_way[0][0]) and b"\n" in self._received:
+    def _take_answers(self) -> None:
+        """Take what has been read; an error stays for who waits."""
+        while self._under_way and _is_publish(self._under_way[0][0]) and _ACKNOWLEDGED.match(self._received):
             self._receive()
 
     def _given_up(self, reason: OSError | ProtocolError) -> WaldError:
@@ -393,6 +438,10 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 def _left(deadline: float) -> float:
     return max(_LEAST_SECONDS, deadline - time.monotonic())
+
+
+def _not_connected() -> OSError:
+    return ConnectionResetError("the connection was closed")
 
 
 def _is_publish(line: bytes) -> bool:

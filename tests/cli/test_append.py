@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +253,45 @@ def test_interrupted_it_tells_what_is_durable(daemon: Daemon, root: Path) -> Non
         stdout, stderr = process.communicate()
 
     assert (process.returncode, stdout, stderr) == (130, b"1 1\n", b"")
+
+
+def test_interrupted_it_counts_what_is_answered_and_not_read_yet(root: Path, tmp_path: Path) -> None:
+    """It is busy sending; the answers it has not looked at are as good as the others, and the rest is told, too."""
+    output_of("init", "--root", root)
+    output_of("route", "add", "a", "--root", root)
+    (tmp_path / "lines").write_bytes(b"seven..\n" * 400_000)
+    each = FRAME_MAX_BYTES // 8
+    third, interrupted = threading.Event(), threading.Event()
+
+    def answer(number: int, _: Publish) -> bytes:
+        if number < 3:
+            return b"OK %d %d\n" % ((number - 1) * each + 1, number * each)
+        third.set()
+        interrupted.wait(TIMEOUT_SECONDS)
+        return b""
+
+    there = ("--root", root, "--socket", tmp_path / "peer")
+    with (
+        Peer(tmp_path / "peer", answer),
+        subprocess.Popen(
+            command("append", "a", tmp_path / "lines", *there), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process,
+    ):
+        try:
+            assert third.wait(TIMEOUT_SECONDS)
+            process.send_signal(signal.SIGINT)
+            stdout, stderr = process.communicate()
+        finally:
+            interrupted.set()
+
+    assert (process.returncode, stdout) == (130, b"1 %d\n" % (2 * each))
+    durable = f"{2 * each} records are durable (sequences 1 to {2 * each})"
+    assert re.fullmatch(
+        re.escape(f"wald: interrupted; {durable}, ")
+        + r"\d+ are not answered: they may be in the log or not\n"
+        + re.escape(f"  hint: wald --root {root} read a --from {2 * each} shows which of them are there\n"),
+        stderr.decode(),
+    ), stderr.decode()
 
 
 def processor_seconds(line: list[str]) -> float:

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from wald.cli.options import duration_option, root_option, route_argument, socket_option
 from wald.cli.producing import producer_at
-from wald.errors import DiskFailure, InvalidInput, Unavailable, command_line
+from wald.errors import DiskFailure, Interrupted, InvalidInput, Unavailable, WaldError, command_line
 from wald.format.framing import REQUEST_MAX_BYTES
 
 if TYPE_CHECKING:
@@ -76,6 +76,12 @@ def append(
         except (Unavailable, DiskFailure) as error:
             durable.extend(producer.acknowledged())
             raise _given_up(error, durable, producer.unanswered, look=command_line(root, f"read {route}")) from error
+        except KeyboardInterrupt:
+            durable.extend(producer.acknowledged())
+            if not (unanswered := producer.unanswered):
+                raise
+            look = command_line(root, f"read {route}")
+            raise _given_up(Interrupted("interrupted"), durable, unanswered, look=look) from None
         finally:
             durable.extend(producer.acknowledged())
             if durable.last:
@@ -105,15 +111,14 @@ class _Durable:
         return f"{self.count} records are durable (sequences {self.first} to {self.last})"
 
 
-def _given_up(
-    error: Unavailable | DiskFailure, durable: _Durable, unanswered: int, *, look: str
-) -> Unavailable | DiskFailure:
+def _given_up(error: WaldError, durable: _Durable, unanswered: int, *, look: str) -> WaldError:
     """The same failure, and what has become of the input."""
     words = f"{error.message}; {durable}"
     if unanswered:
         words += f", {unanswered} are not answered: they may be in the log or not"
         look += f" --from {durable.last}" if durable.last else ""
-        return type(error)(words, hint=f"{error.hint}; then {look} shows which of them are there")
+        first = f"{error.hint}; then " if error.hint else ""
+        return type(error)(words, hint=f"{first}{look} shows which of them are there")
     return type(error)(words, hint=error.hint)
 
 
