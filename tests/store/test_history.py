@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from logs import Unsynced
 
+from wald.errors import Damaged
 from wald.store.directory import Root
 from wald.store.history import History, part_of, runs_of
 from wald.store.ledger import Ledger
@@ -39,6 +40,14 @@ def test_a_deletion_that_was_taken_back_is_none(root: Root) -> None:
     assert list(History(root).unexplained(1, 4)) == [(3, 4)]
     tell(root, "reclaim.jsonl", reclaimed(3, 4))
     assert list(History(root).unexplained(1, 4)) == []
+
+
+def test_what_was_reclaimed_is_known_while_the_sealers_ledger_is_damaged(root: Root) -> None:
+    tell(root, "reclaim.jsonl", reclaimed(1, 4))
+    (root.ledger / "segments.jsonl").write_bytes(b"damaged\n")
+    assert list(History(root).unexplained(1, 4)) == []
+    with pytest.raises(Damaged):
+        list(History(root).unexplained(1, 5))  # a start may have passed over the last
 
 
 def test_a_ledger_that_has_grown_is_read_again(root: Root) -> None:

@@ -51,13 +51,9 @@ class History:
 
     def unexplained(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The runs (first, last) from ``first`` to ``last`` that no line says to be reclaimed or passed over."""
-        told = _between(self.deletions(), first, last) + _between(self._skips(), first, last)
-        for entry in sorted(told, key=itemgetter("base")):
-            if first < entry["base"]:
-                yield first, int(entry["base"]) - 1
-            first = max(first, int(entry["last"]) + 1)
-        if first <= last:
-            yield first, last
+        for begin, end in _outside(self.deletions(), first, last):
+            # The other ledger only where it matters: while that is damaged, what was reclaimed is known all the same.
+            yield from _outside(self._skips(), begin, end)
 
     def gone(self, first: int, last: int) -> list[Gone]:
         """What reclaimed segments held of the records ``first`` to ``last``."""
@@ -231,6 +227,16 @@ def _between(entries: list[Entry], first: int, last: int) -> list[Entry]:
     begin = max(0, bisect_right(entries, first, key=itemgetter("base")) - 1)
     end = bisect_right(entries, last, key=itemgetter("base"))
     return [entry for entry in entries[begin:end] if entry["last"] >= first]
+
+
+def _outside(entries: list[Entry], first: int, last: int) -> Iterator[tuple[int, int]]:
+    """The runs (first, last) from ``first`` to ``last`` that are in no entry."""
+    for entry in _between(entries, first, last):
+        if first < entry["base"]:
+            yield first, int(entry["base"]) - 1
+        first = max(first, int(entry["last"]) + 1)
+    if first <= last:
+        yield first, last
 
 
 def _segment_holding(entries: list[Entry], sequence: int) -> Entry | None:
