@@ -370,10 +370,10 @@ class _Check:
                 yield f"the control state does not know that record {sequence} of route {route} has not ended"
 
     def _held(self) -> Finding:
-        """How much there is, which is good if nothing else was wrong."""
+        """How much there is, which is good if nothing else was wrong; under a wrong name readers do not get it."""
         words = f"{self._contents.batches} batches, {self._contents.records} records"
         if self._wrong:
-            return Finding(Level.INFO, self._path, 0, f"{words} are whole, and readers get them")
+            return Finding(Level.INFO, self._path, 0, f"{words} in it are whole")
         return Finding(Level.OK, self._path, 0, words)
 
     def _error(self, offset: int, message: str) -> Finding:
