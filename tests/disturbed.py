@@ -67,10 +67,12 @@ def _written(pid: int, root: Path) -> list[tuple[str, os.stat_result]]:
 
 def _newest_segment(pid: int, root: Root) -> list[str]:
     """What is wrong with the segment that the daemon appends to, and the one that the head is in."""
+    found = []
     for _ in range(_LOOKS):
         newest, head = _newest_raw(root), read_head(root)
-        if newest is None or head is None:
-            return [f"{root.path}: there is no raw segment, or no head"]
+        if newest is None or head is None:  # a directory that is read while names in it change may leave one out
+            found = [f"{root.path}: there is no raw segment, or no head"]
+            continue
         found = []
         try:
             inode = newest.stat().st_ino
@@ -84,7 +86,7 @@ def _newest_segment(pid: int, root: Root) -> list[str]:
         now = read_head(root)
         if now is not None and (_newest_raw(root), now.segment) == (newest, head.segment):
             return found
-    return [f"{root.segments}: no segment is the newest for long enough to be looked at"]
+    return found or [f"{root.segments}: no segment is the newest for long enough to be looked at"]
 
 
 def _newest_raw(root: Root) -> Path | None:
