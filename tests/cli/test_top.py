@@ -236,7 +236,7 @@ def test_no_root_is_no_screen(tmp_path: Path) -> None:
 def test_an_interval_that_nobody_can_read(many: Path) -> None:
     code, message, hint = refusal_of("top", "--interval", "0", "--root", many)
 
-    assert (code, message, hint) == (2, "--interval must be 0.1 s or more", "wald top --interval 1s")
+    assert (code, message, hint) == (2, "--interval must be 0.1 s or more", f"wald --root {many} top --interval 1s")
 
 
 def test_without_rich_it_says_what_to_install(many: Path) -> None:
