@@ -11,7 +11,7 @@ from pathlib import Path
 
 from wald.format.head import Head
 from wald.format.names import Kind
-from wald.store.directory import Root, list_segments
+from wald.store.directory import Root
 from wald.store.head import read_head
 from wald.store.raw import RawFile, Scanned, Tail
 
@@ -90,8 +90,8 @@ def _newest_segment(pid: int, root: Root) -> list[str]:
 
 
 def _newest_raw(root: Root) -> Path | None:
-    raw = [segment.path for segment in list_segments(root).segments if segment.kind is Kind.RAW]
-    return raw[-1] if raw else None
+    raw = [name for name in os.listdir(root.segments) if name.endswith(Kind.RAW.value)]
+    return root.segments / max(raw) if raw else None
 
 
 def _whole_until(path: Path, head: Head) -> tuple[int, int]:

@@ -20,8 +20,8 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -207,7 +207,7 @@ class _Round:
         self._daemon.await_ready()
         before = self._load.progress()
         eventually(lambda: self._load.progress() > before or self._wrong(), timeout=STUCK_SECONDS)
-        with suppress(FileNotFoundError):  # it has ended
+        with suppress(FileNotFoundError), self._load.lull():  # it has ended
             self._tally.wrong += invariants(self._daemon.process.pid, self._root)
         threading.Event().wait(self._chance.uniform(0, 0.3))
 
@@ -335,7 +335,8 @@ class _Load:
         self._daemon = daemon
         self._full = full
         self._pause = storm.pause_seconds
-        self._stopping, self._abandoned = threading.Event(), threading.Event()
+        self._stopping, self._abandoned, self._flowing = threading.Event(), threading.Event(), threading.Event()
+        self._flowing.set()
         for name in SOCKETS:
             assert daemon.ask(f"ROUTE ADD {name}").startswith("OK")
         assert daemon.ask(f"ROUTE ADD {FIFO} fifo").startswith("OK")
@@ -358,6 +359,15 @@ class _Load:
     def progress(self) -> int:
         return self.acknowledged
 
+    @contextmanager
+    def lull(self) -> Iterator[None]:
+        """Nobody begins another request meanwhile: what is cut without end cannot be looked at."""
+        self._flowing.clear()
+        try:
+            yield
+        finally:
+            self._flowing.set()
+
     def finish(self) -> None:
         """Let nobody write any more, and everything be read."""
         self._stopping.set()
@@ -379,6 +389,10 @@ class _Load:
     def _started(self, name: str, work: Callable[[], None]) -> threading.Thread:
         return started(name, work, self.wrong, hushed=self._abandoned)
 
+    def _goes_on(self) -> bool:
+        self._flowing.wait()
+        return not self._stopping.is_set()
+
     def _lines(self, name: str, chance: random.Random) -> bytes:
         count = chance.choice((1, 1, 10, 200))
         first, self._sent[name] = self._sent[name], self._sent[name] + count
@@ -388,7 +402,7 @@ class _Load:
     def _publish(self, name: str, seed: int) -> None:
         chance = random.Random(seed)
         with Producer(self._daemon.root, retry_for=STUCK_SECONDS) as producer:
-            while not self._stopping.is_set():
+            while self._goes_on():
                 producer.publish(name, self._lines(name, chance))
                 self._durable[name] += sum(last - first + 1 for first, last in producer.acknowledged())
                 self._stopping.wait(self._pause)
@@ -399,7 +413,7 @@ class _Load:
         # Both ends, as a service manager holds it: the pipe outlives the daemon.
         descriptor = os.open(self._daemon.root / f"routes/{name}/in", os.O_RDWR)
         try:
-            while not self._stopping.is_set():
+            while self._goes_on():
                 data = memoryview(self._lines(name, chance))
                 while data:
                     data = data[os.write(descriptor, data) :]
@@ -411,7 +425,7 @@ class _Load:
 
     def _cut(self) -> None:
         with Client(self._daemon.socket_path) as client:
-            while not self._stopping.is_set():
+            while self._goes_on():
                 client.ask(b"CUT\n")
 
     def _consume(self, name: str) -> None:
