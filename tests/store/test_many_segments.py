@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from wald.format.names import Kind
 from wald.store.directory import Listing, Root, list_segments
 from wald.store.segments import SealedSegment, open_segment
 from wald.store.taken import taken_above
+from wald.store.verifier import verify
 
 
 def built(path: Path, segments: int) -> Built:
@@ -31,6 +34,27 @@ def test_the_way_through_them_is_linear(tmp_path: Path) -> None:
         costs.append(steps(lambda log=log: list(log.log.read("a"))))  # type: ignore[misc]
 
     assert costs[1] < 10 * costs[0]
+
+
+def passing_by(log: Built) -> object:
+    return list(log.log.read("b", on_missing="skip"))
+
+
+def verifying(log: Built) -> object:
+    return list(verify(log.root))
+
+
+@pytest.mark.parametrize("work", [passing_by, verifying])
+def test_the_way_past_as_many_holes_is_linear(tmp_path: Path, work: Callable[[Built], object]) -> None:
+    costs = []
+    for segments in (10, 100):
+        log = built(tmp_path / str(segments), segments)
+        log.seal()
+        for segment in list_segments(log.root).segments[:-1:2]:
+            log.reclaim(segment.base_sequence)
+        costs.append(steps(partial(work, log)))
+
+    assert costs[1] < 12 * costs[0]
 
 
 def test_one_that_was_sealed_since_it_was_listed_is_opened(tmp_path: Path) -> None:

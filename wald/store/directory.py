@@ -195,6 +195,11 @@ class Listing:
         number = bisect_left(self.segments, segment.base_sequence, key=_base)
         return self.segments[number - 1] if number else None
 
+    def between(self, first: int, last: int) -> tuple[Segment, ...]:
+        """The readable ones with a base from ``first`` to ``last``."""
+        begin = bisect_left(self.segments, first, key=_base)
+        return self.segments[begin : bisect_right(self.segments, last, key=_base)]
+
     def behind(self, sequence: int) -> Segment | None:
         """The first readable one that begins behind ``sequence``."""
         number = bisect_right(self.segments, sequence, key=_base)
@@ -261,17 +266,28 @@ def look_again(root: Root, seen: Listing, gone: FileNotFoundError) -> Listing:
     return listing
 
 
-def look_for(root: Root, seen: Listing, first: int, last: int) -> Listing:
-    """``seen``, with whatever there is by now with a base from ``first`` to ``last``, if it has nothing there.
+class SecondLook:
+    """The directory once more, for what is missing from a listing; one look is enough for all that is.
 
     A file that is renamed while its directory is read, as by the sealer, may be listed under neither name; so nothing
     is missing that was looked for only once.
     """
-    known = {segment.base_sequence for segment in seen.segments}
-    found = [s for s in list_segments(root).segments if first <= s.base_sequence <= last]
-    if not found or known & {segment.base_sequence for segment in found}:
-        return seen
-    return replace(seen, segments=tuple(sorted((*seen.segments, *found), key=lambda segment: segment.base_sequence)))
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._seen: Listing | None = None
+        self._now = Listing(())
+
+    def look_for(self, seen: Listing, first: int, last: int) -> Listing:
+        """``seen``, with whatever there is by now with a base from ``first`` to ``last``, if it has nothing there."""
+        if seen is not self._seen:
+            self._seen, self._now = seen, list_segments(self._root)
+        known = {segment.base_sequence for segment in seen.between(first, last)}
+        found = self._now.between(first, last)
+        if not found or known & {segment.base_sequence for segment in found}:
+            return seen
+        self._seen = replace(seen, segments=tuple(sorted((*seen.segments, *found), key=_base)))
+        return self._seen
 
 
 def read_identity(root: Root) -> Identity:

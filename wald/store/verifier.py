@@ -20,7 +20,7 @@ from wald.format.head import Head
 from wald.format.names import Kind, parse_segment_name
 from wald.store.checker import Checked, Piece, check
 from wald.store.cursors import CursorState, cursors_of
-from wald.store.directory import Listing, Root, Segment, list_segments, look_again, look_for, read_identity
+from wald.store.directory import Listing, Root, SecondLook, Segment, list_segments, look_again, read_identity
 from wald.store.fifos import troubles
 from wald.store.finding import Finding, Level
 from wald.store.head import read_head
@@ -58,6 +58,7 @@ class Verification:
         self._head: Head | None = None
         self._headless_told = False
         self._listing = Listing(())
+        self._second_look = SecondLook(root)
         self._state = NOTHING
         self._first = [*self._identity(), *self._read_head(), *self._strangers(), *self._list(), *self._headless()]
         self.segments = self.records = self.raw_bytes = 0
@@ -133,7 +134,7 @@ class Verification:
             try:
                 due = self._state.next_sequence or 1
                 if segment.base_sequence > due:
-                    listing = look_for(self._root, self._listing, due, segment.base_sequence - 1)
+                    listing = self._second_look.look_for(self._listing, due, segment.base_sequence - 1)
                     if listing is not self._listing:
                         self._listing = listing
                         waiting = deque(s for s in listing.segments if s.base_sequence >= due)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wald.errors import Damaged
-from wald.store.directory import Listing, Root, Segment, list_segments, look_again, look_for
+from wald.store.directory import Listing, Root, SecondLook, Segment, list_segments, look_again
 from wald.store.head import Bound
 from wald.store.raw import FIRST_BATCH, Gap
 from wald.store.segments import Misplaced, OpenSegment, Passed, Whole, open_segment
@@ -53,6 +53,7 @@ class Walk:
     ) -> None:
         self._root = root
         self._log_id = log_id
+        self._second_look = SecondLook(root)
         self._routes = routes
         self._wanted = sequence
         self._current: OpenSegment | None = None
@@ -87,14 +88,14 @@ class Walk:
             if self._current is None:
                 following = self._following(listing, bound)
                 if following is None:
-                    found = look_for(self._root, listing, self._behind + 1, bound.segment)
+                    found = self._second_look.look_for(listing, self._behind + 1, bound.segment)
                     if found is not listing and self._following(found, bound) is not None:
                         listing = found
                         continue
                     yield from self._missing_until(bound)
                     return
                 if self._due < following.base_sequence:
-                    found = look_for(self._root, listing, self._behind + 1, following.base_sequence - 1)
+                    found = self._second_look.look_for(listing, self._behind + 1, following.base_sequence - 1)
                     if found is not listing:
                         listing = found
                         continue
