@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import steps
 from logs import Unsynced
 
 from wald.errors import Damaged
@@ -50,13 +51,40 @@ def test_what_was_reclaimed_is_known_while_the_sealers_ledger_is_damaged(root: R
         list(History(root).unexplained(1, 5))  # a start may have passed over the last
 
 
-def test_a_ledger_that_has_grown_is_read_again(root: Root) -> None:
+def test_a_ledger_that_has_grown_is_read_on(root: Root) -> None:
     history = History(root)
     assert history.reclaimed(1) is None
     tell(root, "reclaim.jsonl", reclaimed(1, 2))
     assert history.reclaimed(1) is not None
     tell(root, "reclaim.jsonl", reclaimed(3, 4))
     assert history.reclaimed(4) is not None
+    tell(root, "reclaim.jsonl", {"event": "kept", "base": 1})
+    assert history.reclaimed(1) is None
+    with (root.ledger / "reclaim.jsonl").open("ab") as file:
+        file.write(b"damaged\n")
+    for _ in range(2):
+        with pytest.raises(Damaged, match="line 4"):
+            history.reclaimed(4)
+
+
+def test_the_lines_of_a_ledger_that_grows_are_read_once(root: Root) -> None:
+    history, costs = History(root), []
+    for number in range(200):
+        tell(root, "reclaim.jsonl", reclaimed(1 + number, 1 + number))
+        costs.append(steps(history.deletions))
+
+    assert costs[-1] < 2 * costs[1]
+
+
+@pytest.mark.parametrize("lines", [1, 2, 3])
+def test_a_ledger_in_place_of_another_is_read_from_its_beginning(root: Root, lines: int) -> None:
+    tell(root, "reclaim.jsonl", reclaimed(1, 2), reclaimed(3, 4))
+    history = History(root)
+    assert history.reclaimed(4) is not None
+    (root.ledger / "reclaim.jsonl").rename(root.ledger / "reclaim.jsonl.damaged")
+    tell(root, "reclaim.jsonl", *(reclaimed(10 * number, 10 * number + 1) for number in range(1, lines + 1)))
+
+    assert [entry["base"] for entry in history.deletions()] == [10, 20, 30][:lines]
 
 
 def test_the_bundle_of_a_record_is_the_one_whose_runs_hold_it(root: Root) -> None:

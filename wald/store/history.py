@@ -6,8 +6,8 @@
                      {"event": "kept", "base": 1}                                      that deletion was not carried out
     archive.jsonl    {"event": "archived", "route": …, "first": 1, "last": 250, …}     for each bundle
 
-Ledgers can be lost, so every answer may be "unknown". A ledger that has grown is read again. Of one that is damaged
-nothing is believed: every question to it raises Damaged.
+Ledgers can be lost, so every answer may be "unknown". Of a ledger that has grown the new lines are read. Of one that is
+damaged nothing is believed: every question to it raises Damaged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from wald.errors import Damaged
 from wald.format.names import DIGITS
 from wald.format.sealed import RouteEntry
 from wald.store.directory import Root
-from wald.store.ledger import entries_of
+from wald.store.ledger import Bookmark, entries_of
 from wald.store.missing import Gone, Held
 
 _PART = re.compile(rf"\d{{{DIGITS}}}\.")
@@ -181,7 +181,7 @@ def part_of(entry: Entry, sequence: int) -> str | None:
 
 @dataclass(slots=True)
 class _Ledger:
-    """The entries of one file that have a sane range, sorted by its beginning; read anew when the file has grown.
+    """The entries of one file that have a sane range, sorted by its beginning; read on when the file has grown.
 
     Attributes:
         first: the key under which an entry has the beginning of its range; the end is under "last".
@@ -189,7 +189,10 @@ class _Ledger:
 
     path: Path
     first: str
-    _seen: tuple[int, int] | None = None
+    _seen: tuple[int, ...] | None = None
+    _file: tuple[int, int] | None = None
+    _bookmark: Bookmark = field(default_factory=Bookmark)
+    _found: dict[int, Entry] = field(default_factory=dict)
     _entries: list[Entry] = field(default_factory=list)
 
     def entries(self, event: str, *, undone_by: str = "") -> list[Entry]:
@@ -198,19 +201,21 @@ class _Ledger:
             status = self.path.stat()
         except FileNotFoundError:
             return []
-        seen = (status.st_size, status.st_mtime_ns)
+        file = (status.st_dev, status.st_ino)
+        seen = (*file, status.st_size, status.st_mtime_ns)
         if seen != self._seen:
-            found: dict[int, Entry] = {}
-            for number, entry in enumerate(entries_of(self.path)):
+            if file != self._file or status.st_size <= self._bookmark.offset:  # another one, or one that was rewritten
+                self._file, self._bookmark, self._found = file, Bookmark(), {}
+            for entry in entries_of(self.path, self._bookmark):
                 begin, end = entry.get(self.first), entry.get("last")
                 if not isinstance(begin, int):
                     continue
-                key = begin if undone_by else number
+                key = begin if undone_by else self._bookmark.number
                 if entry.get("event") == event and isinstance(end, int) and begin <= end:
-                    found[key] = _compact(entry)
+                    self._found[key] = _compact(entry)
                 elif undone_by and entry.get("event") == undone_by:
-                    found.pop(key, None)
-            self._entries, self._seen = sorted(found.values(), key=itemgetter(self.first)), seen
+                    self._found.pop(key, None)
+            self._entries, self._seen = sorted(self._found.values(), key=itemgetter(self.first)), seen
         return self._entries
 
 

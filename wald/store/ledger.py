@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +220,20 @@ def read_ledger(path: Path) -> Decoded:
     return decode_ledger(data if _newline_is_damaged(data[end:], end) else data[:end])
 
 
-def entries_of(path: Path) -> Iterator[dict[str, Any]]:
+@dataclass(slots=True)
+class Bookmark:
+    """How far somebody has read a ledger: the line there, counted from 1, where it ends, and its digest."""
+
+    number: int = 0
+    offset: int = 0
+    tip: str = GENESIS
+
+
+def entries_of(path: Path, bookmark: Bookmark | None = None) -> Iterator[dict[str, Any]]:
     """The lines of the ledger at ``path``, one at a time, for who decides by them; an absent one is empty.
+
+    Args:
+        bookmark: where an earlier look at the same file has ended; it is moved on.
 
     Raises:
         Damaged: at the first line that is damaged, or that does not follow the one before it.
@@ -229,14 +242,14 @@ def entries_of(path: Path) -> Iterator[dict[str, Any]]:
         file = open_file(path)
     except FileNotFoundError:
         return
-    tip = GENESIS
+    bookmark = bookmark or Bookmark()
     with file:
         _, end = _synced(file.fileno(), os.fstat(file.fileno()).st_size)
-        offset = 0
-        for number, line in enumerate(file, start=1):
-            begin, offset = offset, offset + len(line)
+        file.seek(bookmark.offset)
+        for number, line in enumerate(file, start=bookmark.number + 1):
+            offset = bookmark.offset + len(line)
             if offset > end:
-                if not line.endswith(b"\n") and _newline_is_damaged(line, begin):
+                if not line.endswith(b"\n") and _newline_is_damaged(line, bookmark.offset):
                     raise damaged(path, number, "its newline is damaged")
                 return  # torn, and its owner cuts it; or more recent than this look
             try:
@@ -244,9 +257,9 @@ def entries_of(path: Path) -> Iterator[dict[str, Any]]:
             except BadLine as error:
                 raise damaged(path, number, str(error)) from error
             entry.pop("append", None)
-            if entry.pop("prev") != tip:
+            if entry.pop("prev") != bookmark.tip:
                 raise damaged(path, number, "does not follow the line before it")
-            tip = digest(line)
+            bookmark.number, bookmark.offset, bookmark.tip = number, offset, digest(line)
             yield entry
 
 
