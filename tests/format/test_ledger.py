@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from wald.format.ledger import GENESIS, decode_ledger, digest, encode_line
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(st.characters(), max_size=10)
-ENTRIES = st.lists(st.dictionaries(st.text(max_size=5).filter(lambda k: k != "prev"), SCALARS, max_size=4), max_size=5)
+KEYS = st.text(max_size=6).filter(lambda key: key not in ("append", "crc", "prev"))  # which are the ledger's own
+ENTRIES = st.lists(st.dictionaries(KEYS, SCALARS, max_size=4), max_size=5)
 
 
 def ledger(entries: list[dict[str, Any]]) -> bytes:
