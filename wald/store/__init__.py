@@ -15,6 +15,7 @@
     pins        who holds back which segment                 backlog     what there is, and who still needs it
     salvage     a sealed segment with a damaged index        floor       above all sequences given out
     room        how much of its disk a daemon may use        fifos       made, looked at, put back
+    blanks      files that segments are made in              inodes      which file it is, asked without its times
 
 Data moves one way: the writer fills the active segment and cuts it, the sealer finds cut segments in the directory and
 replaces them by compressed ones, readers go through all three forms. Nothing here logs or counts: functions return what

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from wald.store.directory import TEMPORARY
 from wald.store.disk import Disk
+from wald.store.inodes import Name
 from wald.store.room import Room
 
 
@@ -55,7 +56,7 @@ class Blanks:
         with self._mutex:
             spare, self._spare = self._spare, None
             self._hold(0)
-        if spare is not None and not is_named(*spare):  # somebody has removed it
+        if spare is not None and not Name(*spare).holds():  # somebody has removed it
             self._disk.close(spare.descriptor)
             spare = None
         return spare or self._make("next", length)
@@ -66,7 +67,7 @@ class Blanks:
         Raises:
             OSError: it has not got it; or somebody has taken its temporary one.
         """
-        if not is_named(*blank):
+        if not Name(*blank).holds():
             raise OSError(errno.ESTALE, "somebody has removed or replaced the file", os.fspath(blank.path))
         self._disk.rename(blank.path, target)
 
@@ -102,11 +103,3 @@ class Blanks:
             self.discard(blank)
             raise
         return blank
-
-
-def is_named(path: Path, descriptor: int) -> bool:
-    """Whether the open file is what stands at ``path``."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except OSError:
-        return False

@@ -16,6 +16,7 @@ import stat
 from pathlib import Path
 
 from wald.store.disk import Disk
+from wald.store.inodes import Name
 
 
 class InPlaceFile:
@@ -53,11 +54,7 @@ class InPlaceFile:
         Raises:
             OSError: as for the class.
         """
-        try:
-            named = os.stat(self._path, follow_symlinks=False)
-        except FileNotFoundError:
-            named = None
-        if named is not None and (named.st_dev, named.st_ino) == self._identity:
+        if self._name.holds():
             return False
         self.close()
         self._open()
@@ -78,7 +75,7 @@ class InPlaceFile:
             if status.st_size != self._length:
                 self._disk.truncate(descriptor, self._length)
             self._disk.allocate(descriptor, self._length)  # later there may be no room
+            self._name = Name(self._path, descriptor)
         except OSError:
             self.close()
             raise
-        self._identity = (status.st_dev, status.st_ino)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from pathlib import Path
 from typing import BinaryIO
 
 from wald.errors import Damaged
+from wald.store.inodes import is_regular
 
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _IS_LINK_OR_SOCKET = (errno.ELOOP, errno.ENXIO)
@@ -32,7 +32,7 @@ def open_regular(path: Path) -> int:
         if error.errno in _IS_LINK_OR_SOCKET:
             raise _not_regular(path) from error
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    if not is_regular(descriptor):
         os.close(descriptor)
         raise _not_regular(path)
     return descriptor

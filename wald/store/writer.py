@@ -36,10 +36,11 @@ from wald.format.batch import (
 )
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader, encode_header
-from wald.store.blanks import Blanks, is_named
+from wald.store.blanks import Blanks
 from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.indexes import SparseIndexWriter
+from wald.store.inodes import Name
 from wald.store.raw import FIRST_BATCH, RawFile
 from wald.store.room import Room
 
@@ -277,7 +278,7 @@ class Writer:
 
     def is_named(self) -> bool:
         """Whether the active segment is what stands at :attr:`path`."""
-        return is_named(self.path, self._descriptor)
+        return self._name.holds()
 
     def name_again(self) -> Path | None:
         """Go on in a copy of the active segment, at its path; returns the place in ``quarantine/`` of what stood there.
@@ -297,7 +298,7 @@ class Writer:
             self._blanks.discard(blank)
             raise
         self._disk.close(self._descriptor)
-        self._descriptor = descriptor
+        self._descriptor, self._name = descriptor, Name(self.path, descriptor)
         self._sync_names()
         return found
 
@@ -397,6 +398,7 @@ class Writer:
         self._salt = salt
         self.base_sequence = state.next_sequence
         self.path = self.root.segment(self.base_sequence, Kind.RAW)
+        self._name = Name(self.path, descriptor)
         self.position = end
         self._first_position = end
         self._index = SparseIndexWriter(self.root.segment(self.base_sequence, Kind.INDEX), header)

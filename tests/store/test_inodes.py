@@ -1,0 +1,62 @@
+"""A name stands for a file until it is given to another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from wald.store.inodes import Name, is_regular
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    return path
+
+
+@pytest.fixture
+def name(path: Path) -> Iterator[Name]:
+    with path.open("rb") as file:
+        yield Name(path, file.fileno())
+
+
+def test_it_holds_whatever_is_written(path: Path, name: Name) -> None:
+    path.write_bytes(b"more")
+
+    assert name.holds()
+
+
+def test_removed_moved_or_replaced_it_does_not_hold(path: Path, name: Name) -> None:
+    path.rename(path.with_name("elsewhere"))
+    assert not name.holds()
+    path.write_bytes(b"")
+    assert not name.holds()
+    path.unlink()
+    path.symlink_to("elsewhere")
+    assert not name.holds()  # whoever reads follows no links
+    path.unlink()
+    path.with_name("elsewhere").rename(path)
+    assert name.holds()
+
+
+def test_an_inode_of_another_device_is_another_file(path: Path) -> None:
+    """Numbers are given out by each file system for itself: here both roots have the same one, mostly."""
+    for folder in (Path("/proc"), Path("/sys"), path.parent):
+        descriptor = os.open(folder, os.O_RDONLY)
+        assert [Name(other, descriptor).holds() for other in (Path("/proc"), Path("/sys"), path.parent)] == [
+            other == folder for other in (Path("/proc"), Path("/sys"), path.parent)
+        ]
+        os.close(descriptor)
+
+
+def test_only_a_regular_file_is_one(path: Path) -> None:
+    for place in (path, path.parent, Path("/dev/null")):
+        descriptor = os.open(place, os.O_RDONLY)
+        assert is_regular(descriptor) == place.is_file()
+        os.close(descriptor)
+    assert not is_regular(descriptor)
+    assert not Name(path, descriptor).holds()
