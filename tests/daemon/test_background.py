@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 from endpoint import free_address, get, metrics
+from full_disk import small_file_system
 from logs import Built
 from running import TIMEOUT_SECONDS, Client, Daemon, eventually
 
 from wald.daemon.background import Background, Failure
 from wald.metrics import Metrics
+from wald.store.disk import Disk
 from wald.store.room import Room, Sizes
 from wald.store.sealer import Sealed
 
@@ -36,6 +38,28 @@ class Told(list[Sealed | Failure]):
 def sealing(built: Built, counted: Metrics, tell: Callable[[Sealed | Failure], None]) -> Background:
     room = Room(built.root.segments, Sizes(segment_bytes=1 << 20, reserve_bytes=0, payload_bytes=1 << 20))
     return Background(built.root, built.disk, built.ledger, built.writer, room, counted, tell, level=3)
+
+
+@pytest.mark.parametrize(("disk_bytes", "held"), [(4 << 20, True), (32 << 20, False)])
+def test_the_room_to_seal_is_held_first_where_there_is_not_plenty(tmp_path: Path, disk_bytes: int, held: bool) -> None:
+    reserved = []
+
+    class Watching(Disk):
+        def reserve(self, descriptor: int, offset: int, length: int) -> None:
+            reserved.append(length)
+
+    with small_file_system(tmp_path / "disk", disk_bytes) as place:
+        built = Built(place / "log", segment_max_bytes=1 << 20, disk=Watching())
+        built.lines("web", [b"one"])
+        built.cut()
+        counted = Metrics()
+        background = sealing(built, counted, lambda _: None)
+        try:
+            eventually(lambda: counted.sealed == 1)
+        finally:
+            background.stop()
+            built.crash()
+        assert bool(reserved) == held
 
 
 def test_no_error_ends_the_thread(tmp_path: Path) -> None:

@@ -141,9 +141,13 @@ class Background:
     def _seal(self, segment: Segment) -> Sealed | None:
         """None: it waits, because there is no room, or because somebody is about to reclaim it as it is."""
         try:
-            if not self._room.lets_seal(segment.path.stat().st_size):
+            raw_bytes = segment.path.stat().st_size
+            if not self._room.lets_seal(raw_bytes):
                 return None
-            return seal(self._root, segment, self._disk, self._ledger, level=self._level, now=time.time_ns)
+            reserve = not self._room.is_plenty(raw_bytes)
+            return seal(
+                self._root, segment, self._disk, self._ledger, level=self._level, reserve=reserve, now=time.time_ns
+            )
         except FileNotFoundError:
             if segment.path.exists():
                 raise

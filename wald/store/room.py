@@ -25,6 +25,7 @@ _SEGMENT_MIN_BYTES = 64 << 10
 _SEGMENT_USUAL_BYTES = 1 << 20  # a reserve that would make segments smaller than this is too large for the disk
 _UNLIMITED = 1 << 62
 _OWN_SHARE = 32  # of the disk, one part for ledgers, indexes, cursors and what else is small
+_PLENTY = 8  # so many sealed forms beside what is needed are more than is used up while one is made
 _RESERVE_SHARE = 4  # of the disk, one part is the reserve where the one that is asked for does not fit
 
 
@@ -129,6 +130,10 @@ class Room:
     def lets_seal(self, raw_bytes: int) -> bool:
         """Whether a segment may be sealed: what that may take is not others'."""
         return free_bytes(self._path) >= self.sizes.reserve_bytes + sealed_bytes_max(raw_bytes)
+
+    def is_plenty(self, raw_bytes: int) -> bool:
+        """Whether a segment can be sealed without holding the room for it first."""
+        return free_bytes(self._path) >= self.sizes.needed_bytes + _PLENTY * sealed_bytes_max(raw_bytes)
 
     def cause(self, free: int) -> Cause:
         """Why there is too little room, where ``free`` bytes are left once what waits were written."""

@@ -69,6 +69,7 @@ def seal(
     ledger: Ledger,
     *,
     level: int = LEVEL,
+    reserve: bool = True,
     now: Callable[[], int],
     moment: Callable[[], Moment] = uptime.now,
 ) -> Sealed:
@@ -76,6 +77,8 @@ def seal(
 
     Args:
         ledger: of the root's segments.
+        reserve: whether to hold the room for the largest sealed form first, so that what there was when this was begun
+            is there to its end; on a tmpfs that takes as long as writing it.
         now: the time, ns since 1970; for the ledger.
         moment: the same by the clock that nobody can set.
 
@@ -90,7 +93,7 @@ def seal(
     cut_ns = segment.path.stat().st_mtime_ns  # nobody writes to it after the cut
     both = target.exists()
     try:
-        compressed = _compress(segment, temporary, disk, level)
+        compressed = _compress(segment, temporary, disk, level, reserve=reserve)
         digest = compressed.index.sha256
         if _digest(temporary) != digest:
             raise _damaged(temporary, f"does not read back as {segment.path.name}")
@@ -133,15 +136,15 @@ def remove_temporaries(root: Root, disk: Disk) -> list[str]:
     return names
 
 
-def _compress(segment: Segment, temporary: Path, disk: Disk, level: int) -> Compressed:
+def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, reserve: bool) -> Compressed:
     """Make the temporary file, and return when it is on disk."""
     if temporary.exists():
         disk.unlink(temporary)
     target = disk.create(temporary)
     try:
         with open_file(segment.path) as source:
-            # The room that there was when this was begun shall be there to its end.
-            disk.reserve(target, 0, sealed_bytes_max(os.fstat(source.fileno()).st_size))
+            if reserve:
+                disk.reserve(target, 0, sealed_bytes_max(os.fstat(source.fileno()).st_size))
             compressed = compress_segment(
                 source.fileno(),
                 target,
