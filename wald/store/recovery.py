@@ -39,6 +39,7 @@ from wald.store.segments import Whole
 from wald.store.uptime import boot_id
 
 REPORTS_KEPT = 32
+_BARRIER, _CONTINUED = int(Flag.BARRIER), int(Flag.CONTINUED)  # flags are slow to combine, and each batch comes along
 
 
 class Header(Enum):
@@ -213,7 +214,7 @@ class _TornTurn:
 
     def add(self, found: Scanned | Gap) -> None:
         if isinstance(found, Scanned):
-            if found.header.flags & Flag.BARRIER:
+            if found.header.flags & _BARRIER:
                 self.offset = None
         elif self.offset is None and self._from is not None and found.offset >= self._from:
             self.offset = found.offset
@@ -359,7 +360,7 @@ class _Replay:
         self.pieces = self.pieces or bool(header.continues_sequence)
         if header.count:
             state.routes[route] = header.end_sequence - 1
-        if header.flags & Flag.CONTINUED:
+        if header.flags & _CONTINUED:
             state.open_records[route] = header.last_sequence
         elif header.continues_sequence:
             state.open_records.pop(route, None)
