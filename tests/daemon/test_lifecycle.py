@@ -1,21 +1,19 @@
-"""A daemon's life: one at a time, signals, systemd, and what it owes at its start and at its end."""
+"""A daemon's life: one at a time, signals, and what it owes at its start and at its end."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from contents import assert_sound, records, text, values
-from running import TIMEOUT_SECONDS, Client, Daemon, eventually
+from running import Client, Daemon, eventually
 from tracing import traced
 
 Start = Callable[..., Daemon]
@@ -348,160 +346,3 @@ def test_settings_it_cannot_run_with_are_told(
     assert "Traceback" not in daemon.log
     config.write_text("")
     daemon.start_again()
-
-
-# systemd.
-
-
-class Manager:
-    """Stands where systemd would: hears what is sent to NOTIFY_SOCKET."""
-
-    def __init__(self, address: str) -> None:
-        self.messages: list[str] = []
-        self.descriptors: dict[str, int] = {}
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
-        self._socket.settimeout(TIMEOUT_SECONDS)
-
-    def hear(self, wanted: str) -> str:
-        """The next message that begins with ``wanted``; descriptors are kept under their names."""
-        while True:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, 4096, 4)
-            message = data.decode()
-            self.messages.append(message)
-            told = dict(line.split("=", 1) for line in message.splitlines())
-            if descriptors:
-                (self.descriptors[told["FDNAME"]],) = descriptors
-            if message.startswith(wanted):
-                return message
-
-    def close(self) -> None:
-        self._socket.close()
-        for descriptor in self.descriptors.values():
-            os.close(descriptor)
-
-
-@contextmanager
-def manager_at(address: str) -> Iterator[Manager]:
-    manager = Manager(address)
-    try:
-        yield manager
-    finally:
-        manager.close()
-
-
-def test_systemd_hears_of_every_change(start: Start, root: Path, tmp_path: Path) -> None:
-    """Ready once it answers, reloading and ready again, stopping; and the watchdog, idle or not."""
-    address = str(tmp_path / "notify")
-    with manager_at(address) as manager:
-        daemon = start(env={"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "100000"}, ready=False)
-        manager.hear("READY=1")
-        assert daemon.ask("PING") == "OK pong"
-        assert manager.messages == ["READY=1"]
-        for _ in range(3):
-            manager.hear("WATCHDOG=1")
-        daemon.process.send_signal(signal.SIGHUP)
-        microseconds = manager.hear("RELOADING=1").partition("MONOTONIC_USEC=")[2]
-        assert int(microseconds) > 0
-        manager.hear("READY=1")
-        daemon.process.send_signal(signal.SIGTERM)
-        manager.hear("STOPPING=1")
-        assert daemon.wait() == 0
-
-
-def test_a_watchdog_for_another_process_is_not_fed(start: Start) -> None:
-    """WATCHDOG_PID names whom it is for; an abstract address is one too."""
-    address = f"@wald-test-{os.getpid()}"
-    with manager_at(address) as manager:
-        env = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}
-        daemon = start(env=env)
-        daemon.process.send_signal(signal.SIGHUP)
-        manager.hear("RELOADING=1")
-        assert daemon.stop() == 0
-        manager.hear("STOPPING=1")
-
-    assert "WATCHDOG=1" not in manager.messages
-
-
-def test_what_is_in_a_pipe_outlives_the_daemon_in_systemds_hands(start: Start, root: Path, tmp_path: Path) -> None:
-    """It is given each FIFO under its route's name; nobody else holds them when the daemon is killed."""
-    address = str(tmp_path / "notify")
-    with manager_at(address) as manager:
-        daemon = start(env={"NOTIFY_SOCKET": address})
-        daemon.ask("ROUTE ADD r fifo")
-        message = manager.hear("FDSTORE=1")
-        assert message.splitlines() == ["FDSTORE=1", "FDNAME=r", "FDPOLL=0"]
-        with (root / "routes/r/in").open("wb", buffering=0) as fifo:
-            fifo.write(b"one\nunfinished")
-            eventually(lambda: values(root) == [b"one"])
-        daemon.kill()
-        os.write(manager.descriptors["r"], b" no more\ntwo\n")
-        daemon.start_again()
-        eventually(lambda: values(root) == [b"one", b"unfinished no more", b"two"])
-
-
-def test_systemd_lets_go_of_a_retired_fifo(start: Start, root: Path, tmp_path: Path) -> None:
-    """And is given it again when the route is taken back."""
-    address = str(tmp_path / "notify")
-    with manager_at(address) as manager:
-        daemon = start(env={"NOTIFY_SOCKET": address})
-        daemon.ask("ROUTE ADD r fifo")
-        manager.hear("FDSTORE=1")
-        daemon.ask("ROUTE RETIRE r")
-        assert manager.hear("FDSTOREREMOVE=1").splitlines()[1:] == ["FDNAME=r"]
-        os.close(manager.descriptors.pop("r"))
-        daemon.ask("ROUTE ADD r")
-        manager.hear("FDSTORE=1")
-
-
-_HAND_OVER = """
-import os, sys
-given = os.open(sys.argv[1], os.O_RDWR)
-os.write(given, b"before the start\\nunfinished")
-os.dup2(given, 3)
-os.set_inheritable(3, True)  # it may have been 3 already
-os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES="r")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-
-
-def links(pid: int, path: Path) -> list[int]:
-    """The descriptors that a process has of a file."""
-    found = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            if os.readlink(entry) == str(path):
-                found.append(int(entry.name))
-    return found
-
-
-def test_only_the_end_of_stdin_is_a_stop(start: Start, root: Path) -> None:
-    """A FIFO that is handed over for reading only comes to an end as well; the daemon has taken what was in it."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
-    assert daemon.stop() == 0
-    reading = _HAND_OVER.replace("dup2(given, 3)", "dup2(os.open(sys.argv[1], os.O_RDONLY), 3)")
-    daemon.spawn(sys.executable, "-c", reading, str(root / "routes/r/in"))
-    daemon.await_ready()
-    eventually(lambda: [record.terminated for record in records(root)] == [True, False])
-
-    assert daemon.ask("PING") == "OK pong"
-    assert daemon.stop() == 0
-
-
-def test_a_fifo_that_systemd_hands_over_is_read_on(start: Start, root: Path) -> None:
-    """The descriptor itself, with what is in the pipe; nothing else has it open."""
-    daemon = start()
-    daemon.ask("ROUTE ADD r fifo")
-    assert daemon.stop() == 0
-    fifo = root / "routes/r/in"
-    daemon.spawn(sys.executable, "-c", _HAND_OVER, str(fifo))
-    daemon.await_ready()
-    eventually(lambda: values(root) == [b"before the start"])
-
-    assert links(daemon.process.pid, fifo) == [3]
-    with fifo.open("wb", buffering=0) as writer:
-        writer.write(b" no more\n")
-        eventually(lambda: values(root) == [b"before the start", b"unfinished no more"])
-    assert daemon.stop() == 0
-    assert_sound(root)
