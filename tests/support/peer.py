@@ -14,6 +14,9 @@ from wald.format.framing import Publish, parse_request
 Answer = Callable[[int, Publish], bytes | None]
 """The number of a request and the request → the reply; b"" hangs up, None waits."""
 
+Answering = Callable[[Answer], Path]
+"""Makes a peer that answers so; returns its socket's path."""
+
 
 class Peer:
     """Stands where a daemon would and answers what a test tells it to; closed at the end of a ``with`` block.

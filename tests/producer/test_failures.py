@@ -1,4 +1,4 @@
-"""The producer: everything once, in order, whatever the daemon answers and however often it goes away."""
+"""Errors, silence and broken connections: in the end everything is there once, or the producer says what is not."""
 
 from __future__ import annotations
 
@@ -8,222 +8,19 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from full_disk import fill, small_file_system
-from hypothesis import given
-from hypothesis import strategies as st
-from peer import Answer, Peer, ok
-from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, refusal_of
+from peer import Answering, Peer, ok
+from running import TIMEOUT_SECONDS, Daemon, eventually, refusal_of
 
 import wald
-from wald import producer as module
 from wald.errors import DiskFailure, InvalidInput, NotFound, NotPermitted, Refused, Unavailable, WaldError
 from wald.format.columns import encode
 from wald.format.framing import Publish, parse_request
-from wald.producer import FRAME_MAX_BYTES, WINDOW, Durable, Producer
-
-Answering = Callable[[Answer], Path]
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with Daemon(tmp_path / "log") as running:
-        output_of("route", "add", "a", "--root", running.root)
-        yield running
-
-
-@pytest.fixture
-def answering(tmp_path: Path) -> Iterator[Answering]:
-    """Make a peer that answers its n-th request; returns its socket's path."""
-    peers: list[Peer] = []
-
-    def make(answer: Answer) -> Path:
-        path = tmp_path / "peer.sock"
-        peers.append(Peer(path, answer))
-        return path
-
-    yield make
-    for peer in peers:
-        peer.close()
-
-
-def test_what_is_published_is_in_the_log(daemon: Daemon) -> None:
-    with Producer(daemon.root) as producer:
-        producer.publish("a", b"one\ntwo\n")
-        producer.publish("a", encode([b"three"], keys=[b"k"]), columns=True)
-
-        assert producer.flush() == [Durable(1, 2), Durable(3, 3)]
-        assert producer.flush() == []
-    records = list(wald.open(daemon.root).read("a"))
-    assert [(record.key, record.value) for record in records] == [(None, b"one"), (None, b"two"), (b"k", b"three")]
-
-
-def test_a_large_payload_goes_in_frames(daemon: Daemon) -> None:
-    payload = b"".join(b"%d\n" % number for number in range(200_000))
-    with Producer(daemon.root) as producer:
-        producer.publish("a", payload)
-        durable = producer.flush()
-
-    assert len(durable) == -(-len(payload) // FRAME_MAX_BYTES)
-    assert (durable[0].first, durable[-1].last) == (1, 200_000)
-    assert b"".join(bytes(batch.raw()) for batch in wald.open(daemon.root).batches("a")) == payload
-
-
-@given(st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"") + b"\n"), max_size=20))
-def test_frames_are_whole_lines_and_lose_nothing(lines: list[bytes]) -> None:
-    """Each is within the limit, or one line alone that is longer."""
-    limit, module.FRAME_MAX_BYTES = module.FRAME_MAX_BYTES, 16
-    try:
-        frames = [bytes(frame) for frame in module._frames(b"".join(lines))]
-    finally:
-        module.FRAME_MAX_BYTES = limit
-
-    assert b"".join(frames) == b"".join(lines)
-    assert all(frame.endswith(b"\n") for frame in frames if lines)
-    assert all(len(frame) <= 16 or frame.count(b"\n") == 1 for frame in frames)
-
-
-def test_a_repeated_request_is_acknowledged_with_its_first_sequences(daemon: Daemon) -> None:
-    """The same producer id and number from another connection, even after a restart: nothing is appended twice."""
-    for restart in (False, True):
-        if restart:
-            daemon.kill()
-            daemon.start_again()
-        with Producer(daemon.root, producer_id=7) as producer:
-            producer.publish("a", b"one\n")
-            producer.publish("a", b"two\n")
-            assert producer.flush() == [Durable(1, 1), Durable(2, 2)]
-
-    assert [record.value for record in wald.open(daemon.root).read("a")] == [b"one", b"two"]
-
-
-def test_a_fork_makes_two_producers(daemon: Daemon) -> None:
-    """Both go on where they are, with requests under way: what either was told is durable is in the log."""
-    with Producer(daemon.root) as producer:
-        producer.publish("a", b"before\n")
-        producer.publish("a", b"under way\n")
-        child = os.fork()
-        name = b"child" if child == 0 else b"parent"
-        status = 1
-        try:
-            for number in range(5):
-                producer.publish("a", b"%b %d\n" % (name, number))
-            acknowledged = len(producer.flush())
-            status = 0 if acknowledged == 5 else 1
-        finally:
-            if child == 0:
-                os._exit(status)
-        _, ended = os.waitpid(child, 0)
-
-    assert (ended, acknowledged) == (0, 7)
-    found = [record.value for record in wald.open(daemon.root).read("a")]
-    assert sorted(found) == sorted(
-        [b"before", b"under way", *(b"%b %d" % (name, n) for name in (b"child", b"parent") for n in range(5))]
-    )
-
-
-def test_a_given_id_stays_with_the_process_it_was_given_to(daemon: Daemon) -> None:
-    """A fork's child is refused, and the parent goes on."""
-    with Producer(daemon.root, producer_id=7) as producer:
-        producer.publish("a", b"before\n")
-        child = os.fork()
-        if child == 0:
-            try:
-                producer.publish("a", b"child\n")
-            except Refused:
-                os._exit(0)
-            finally:
-                os._exit(1)
-        assert os.waitpid(child, 0)[1] == 0
-        producer.publish("a", b"parent\n")
-        assert producer.flush() == [Durable(1, 1), Durable(2, 2)]
-
-
-def test_threads_may_share_a_producer(daemon: Daemon) -> None:
-    """Each call is whole: nothing is lost, doubled or cut by another thread's."""
-    with Producer(daemon.root) as producer:
-
-        def publish(name: str) -> None:
-            for number in range(100):
-                producer.publish("a", f"{name} {number}\n".encode() * 50)
-                producer.acknowledged() if number % 7 else producer.command("PING")
-
-        threads = [threading.Thread(target=publish, args=(name,)) for name in "tuvw"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        producer.flush()
-
-    found = [record.value.decode() for record in wald.open(daemon.root).read("a")]
-    assert sorted(found) == sorted(f"{name} {number}" for name in "tuvw" for number in range(100) for _ in range(50))
-
-
-def test_commands_wait_for_what_was_published(daemon: Daemon) -> None:
-    with Producer(daemon.root) as producer:
-        producer.publish("a", b"one\n")
-
-        assert producer.command("HEAD").startswith("seq=00000000000000000001 ")
-        assert producer.acknowledged() == [Durable(1, 1)]
-
-
-def test_a_root_too_deep_for_a_socket_address_is_reached(tmp_path: Path) -> None:
-    """A socket's address holds 107 bytes; a path may have more."""
-    listener = socket.socket(socket.AF_UNIX)
-    short, deep = tmp_path / "s", tmp_path / ("d" * 120)
-    deep.mkdir()
-    listener.bind(str(short))
-    listener.listen()
-    short.rename(deep / "wald.sock")
-    with listener, Producer(deep, connect_for=0):
-        accepted, _ = listener.accept()
-        accepted.close()
-
-
-def test_the_first_request_goes_alone(answering: Answering) -> None:
-    """A new producer's second request could be taken for its first; so it waits until the first is answered."""
-    with Producer(answering(lambda _, request: ok(request))) as producer:
-        producer.publish("a", b"x\n")
-        assert producer.unanswered == 1
-        producer.publish("a", b"x\n")
-        assert producer.unanswered == 1
-
-
-def test_what_is_answered_is_told_without_waiting_for_more(answering: Answering) -> None:
-    with Producer(answering(lambda number, request: ok(request) if number == 1 else None)) as producer:
-        producer.publish("a", b"x\n")
-        told: list[Durable] = []
-
-        def is_told() -> bool:
-            told.extend(producer.acknowledged())
-            return bool(told)
-
-        eventually(is_told)
-        producer.publish("a", b"x\n")
-
-        assert (told, producer.acknowledged()) == ([Durable(1, 1)], [])
-
-
-def test_a_window_of_requests_is_under_way_at_once(answering: Answering) -> None:
-    """A peer that answers only once it has a whole window gets it."""
-    held: list[bytes] = []
-
-    def answer(number: int, request: Publish) -> bytes | None:
-        held.append(ok(request))
-        if number > 1 and len(held) < WINDOW:
-            return None
-        replies = b"".join(held)
-        held.clear()
-        return replies
-
-    with Producer(answering(answer)) as producer:
-        for _ in range(1 + 3 * WINDOW):
-            producer.publish("a", b"x\n")
-
-        assert [first for first, _ in producer.flush()] == list(range(1, 2 + 3 * WINDOW))
+from wald.producer import Durable, Producer
 
 
 @pytest.mark.parametrize("code", ["full", "busy", "timeout", "failed"])
@@ -346,16 +143,6 @@ def test_the_time_in_which_nobody_waits_does_not_count(daemon: Daemon) -> None:
         assert producer.flush() == [Durable(1, 1)]
 
 
-def test_bad_input_is_refused_before_it_is_sent(
-    answering: Answering,
-) -> None:
-    with Producer(answering(lambda _, request: ok(request))) as producer:
-        for route, payload in (("a b", b"x\n"), ("", b"x\n"), ("a\nPING", b"x\n"), ("a", b"x"), ("a", b"")):
-            with pytest.raises(InvalidInput):
-                producer.publish(route, payload)
-        assert producer.flush() == []
-
-
 def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
     for at in (tmp_path, tmp_path / "absent.sock"):
         with pytest.raises(Unavailable) as caught:
@@ -468,14 +255,6 @@ def test_after_an_error_it_is_finished_and_says_so(answering: Answering, answer:
 
         assert producer.unanswered == (1 if answer is None else 0)
         assert producer.acknowledged() == [Durable(1, 1)]
-
-
-def test_a_closed_one_says_so(daemon: Daemon) -> None:
-    producer = Producer(daemon.root)
-    producer.close()
-    with pytest.raises(Refused, match=r"has ended: .*wald\.sock: it was closed"):
-        producer.publish("a", b"x\n")
-    assert producer.unanswered == 0
 
 
 class Interrupted(Exception):
