@@ -11,7 +11,7 @@ RUN    := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check fix test test-slow test-spark test-spark-4.2 demo bench bench-spark torture lock clean
+.PHONY: help setup check fix test test-slow test-wheel test-spark test-spark-4.2 demo bench bench-spark torture lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ test: $(READY) ## the tests that need neither Spark nor minutes, in parallel
 
 test-slow: $(READY) ## those that take long: large data, many delays, many kills
 	$(BIN)/pytest $(PARALLEL) -m 'slow and not spark'
+
+test-wheel: $(READY) ## the wheel, built and installed by itself: its programs, packages and types
+	$(BIN)/pytest -q tests/test_wheel.py
 
 test-spark: $(READY) ## those that do, with one session, a cluster, and drivers that are killed
 	$(BIN)/pytest -q -m spark tests/sidecars/spark

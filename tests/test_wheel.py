@@ -1,0 +1,136 @@
+"""The wheel, installed by itself: it holds all that a user needs, and nothing that belongs to a checkout.
+
+Nothing is downloaded. The environment starts empty. Each package that the wheel requires is linked into it from the
+development environment, which has it from the lock. A package that is used but not declared is therefore missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Iterable
+from importlib.metadata import distribution
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROGRAMS: list[str] = sorted(PROJECT["project"]["scripts"])
+PACKAGES = [ROOT / package for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
+EXTRAS: list[str] = sorted(PROJECT["project"]["optional-dependencies"])
+
+pytestmark = pytest.mark.slow  # `make test-wheel` runs it by its name
+
+
+def run(*words: object, cwd: Path, stdin: str = "") -> str:
+    """The output of a program that finds no package but those of its own environment."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "WALD"))}
+    command = [*map(str, words)]
+    done = subprocess.run(command, cwd=cwd, env=env, input=stdin, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def required(requirements: list[str], extras: Iterable[str]) -> set[str]:
+    """The names of the packages that satisfy ``requirements``, and of those that they require themselves."""
+    names: set[str] = set()
+    asked = ["", *extras]
+    for requirement in map(Requirement, requirements):
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in asked):
+            inner = distribution(requirement.name).requires or []
+            names |= {requirement.name} | required(inner, requirement.extras)
+    return names
+
+
+def link(name: str, site: Path) -> None:
+    """Put an installed package into another environment."""
+    found = distribution(name)
+    for part in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+        target = site / part
+        if not target.exists():
+            target.symlink_to(str(found.locate_file(part)))
+
+
+def environment(directory: Path, wheel: Path, extras: Iterable[str]) -> Path:
+    """A new environment with the wheel and what it requires; returns the directory of its programs."""
+    venv.create(directory, symlinks=True)
+    programs = directory / "bin"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", programs / "python"]
+    run(*pip, "install", "--no-index", "--no-deps", wheel, cwd=directory)
+    (site,) = directory.glob("lib/python3*/site-packages")
+    (metadata,) = site.glob("wald-*.dist-info/METADATA")
+    for name in required(re.findall(r"^Requires-Dist: (.*)$", metadata.read_text(), re.MULTILINE), extras):
+        link(name, site)
+    run(*pip, "check", cwd=directory)
+    return programs
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory, cwd=ROOT)
+    (built,) = directory.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment without any extra."""
+    return environment(tmp_path_factory.mktemp("plain"), wheel, ())
+
+
+@pytest.fixture(scope="module")
+def full(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with every extra."""
+    return environment(tmp_path_factory.mktemp("full"), wheel, EXTRAS)
+
+
+def test_it_holds_the_packages_and_nothing_else(wheel: Path) -> None:
+    names = ZipFile(wheel).namelist()
+    files = {str(path.relative_to(package.parent)) for package in PACKAGES for path in package.rglob("*.py")}
+
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {each.name for each in PACKAGES}
+    assert {name for name in names if name.endswith(".py")} == files
+    assert [name for name in names if "test" in name] == []
+    assert "wald/py.typed" in names
+
+
+def test_it_says_its_version(plain: Path, tmp_path: Path) -> None:
+    version = re.search(r'^__version__ = "(.*)"$', (ROOT / "wald/__init__.py").read_text(), re.MULTILINE)
+
+    assert version is not None
+    assert version[1] in run(plain / "wald", "--version", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_answers_without_an_extra(plain: Path, tmp_path: Path, program: str) -> None:
+    assert run(plain / program, "--help", cwd=tmp_path).startswith("Usage: ")
+
+
+def test_a_log_is_written_and_read_without_an_extra(plain: Path, tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    run(plain / "wald", "run", "--root", root, "--stdin", "access", cwd=tmp_path, stdin="one\ntwo\n")
+
+    assert run(plain / "wald", "read", "--root", root, "access", cwd=tmp_path) == "one\ntwo\n"
+    run(plain / "wald-reclaim", "--root", root, "--min-age", "1h", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("package", [each.name for each in PACKAGES])
+def test_every_package_comes_from_the_wheel(full: Path, tmp_path: Path, package: str) -> None:
+    file = Path(run(full / "python", "-c", f"import {package}; print({package}.__file__)", cwd=tmp_path).strip())
+
+    assert file.is_relative_to(full.parent)
+
+
+def test_a_type_checker_sees_its_types(plain: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import wald\n\nreveal_type(wald.open)\n")
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--python-executable"]
+
+    assert "wald.log.Log" in run(*mypy, plain / "python", "program.py", cwd=tmp_path)
