@@ -17,7 +17,9 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted(path for path in (ROOT / "scripts").rglob("*") if path.is_file() and path.suffix != ".pyc")
 LOCK = ROOT / "requirements.lock"
 LOCKS = [LOCK, ROOT / "requirements-spark-4.2.lock"]
-OTHERS = [ROOT / name for name in ("Makefile", "pyproject.toml", "README.md", ".ci/run")] + LOCKS
+DOCUMENTS = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md")
+CONFIGURATIONS = (".ci/run", ".editorconfig", ".github/workflows/ci.yml", ".pre-commit-config.yaml")
+OTHERS = [ROOT / name for name in (*DOCUMENTS, *CONFIGURATIONS, "Makefile", "pyproject.toml")] + LOCKS
 HOMELESS = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
 # A path that exists on one machine only: somebody's home, a work directory, a scratch directory in code.
 MACHINE_PATH = re.compile(r"""(?<![\w.])/(?:home|Users|work|root|opt|mnt)/\w""")

@@ -1,0 +1,62 @@
+"""What a contributor is told holds: the documents and the configurations of other programs agree with the Makefile."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAKEFILE = (ROOT / "Makefile").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def values(path: str, key: str) -> list[str]:
+    """What stands behind ``key`` in a YAML file, in order."""
+    return re.findall(rf"^[ -]+{key}: (.*)$", (ROOT / path).read_text(), re.MULTILINE)
+
+
+def test_a_commit_is_checked_by_make_check() -> None:
+    config = ".pre-commit-config.yaml"
+
+    assert values(config, "repo") == ["local"]
+    assert values(config, "entry") == ["make check"]
+    assert values(config, "always_run") == ["true"]
+    assert values(config, "pass_filenames") == ["false"]
+
+
+def test_a_hosted_run_is_that_of_ci() -> None:
+    workflow = ".github/workflows/ci.yml"
+
+    assert values(workflow, "run") == [".ci/run"]
+    assert [action for action in values(workflow, "uses") if not re.search(r"@v\d", action)] == []
+
+
+def test_ci_runs_the_checks() -> None:
+    steps = re.findall(r"^make (\S+)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+
+    assert {"check", "test-wheel", "test", "test-slow", "test-spark"} <= set(steps)
+
+
+def test_every_target_is_explained_to_contributors() -> None:
+    targets = re.findall(r"^([a-z0-9.-]+):.*## ", MAKEFILE, re.MULTILINE)
+    rows = re.findall(r"^\| `make ([a-z0-9.-]+)`", CONTRIBUTING, re.MULTILINE)
+
+    assert targets == rows
+
+
+@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "SECURITY.md"])
+def test_every_file_it_names_is_there(document: str) -> None:
+    named = re.findall(r"`((?:tests|wald|scripts|\.ci)/[\w/.-]+|[A-Z]+\.md)", (ROOT / document).read_text())
+
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_part_of_the_readme_that_it_names_is_there() -> None:
+    headings = set(re.findall(r"^#+ (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE))
+    named = re.findall(r'README, "([^"]+)"|; "([^"]+)" says', CONTRIBUTING)
+    named += re.findall(r'table "([^"]+)" in the README()', (ROOT / "SECURITY.md").read_text())
+
+    assert {first or second for first, second in named} <= headings
+    assert named
