@@ -18,11 +18,12 @@ from wald.store.recovery import recover
 from wald.store.routes import add_route
 from wald.store.sealer import remove_temporaries, seal
 from wald.store.uptime import Moment
-from wald.store.writer import Draft, Route, Writer
+from wald.store.writer import Draft, Placement, Route, Writer
 
 START_NS = 1_700_000_000_000_000_000
 SECOND_NS = 1_000_000_000
 BOOT = "first boot"
+WEB = Route.named("web")
 
 
 class Unsynced(Disk):
@@ -176,3 +177,18 @@ class Built:
         self.path(base, Kind.SEALED).rename(self.path(base, Kind.DOOMED))
         if not keep:
             self.path(base, Kind.DOOMED).unlink()
+
+
+def draft(payload: bytes, *, producer: tuple[int, int] = (0, 0), route: Route = WEB) -> Draft:
+    """A batch of lines."""
+    count = payload.count(b"\n")
+    return Draft(route, [payload], len(payload), count, producer_id=producer[0], producer_sequence=producer[1])
+
+
+def commit(built: Built, drafts: list[Draft], *, publish: bool = True) -> Placement:
+    """Append drafts in one write."""
+    placement = built.writer.place(drafts, now_ns=built.now_ns)
+    built.writer.commit(placement)
+    if publish:
+        built.publish()
+    return placement

@@ -1,0 +1,278 @@
+"""What recovery hands on to the next start: open records, producers, routes and the next sequence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from contents import assert_sound, values
+from crashed import ALL, BASE, NOISE, goes_on, newest, offsets, quarantined, readable, start_again, story
+from damage import flipped
+from logs import START_NS, Built, commit, draft
+
+from wald.format.head import decode_head
+from wald.format.names import Kind
+from wald.store.directory import list_segments
+from wald.store.ledger import Ledger
+from wald.store.raw import FIRST_BATCH
+from wald.store.routes import add_route
+from wald.store.sealer import seal
+
+
+class TestLongRecords:
+    """A record in pieces, and starts in the middle of it."""
+
+    @pytest.mark.parametrize("torn", [b"", NOISE], ids=["whole", "torn"])
+    @pytest.mark.parametrize("starts", [1, 2, 5])
+    def test_a_segment_that_holds_only_pieces_is_taken_over(self, tmp_path: Path, starts: int, torn: bytes) -> None:
+        """Its name is that of the record that comes next, and that has not come yet."""
+        path = tmp_path / "log"
+        built = Built(path)
+        built.piece("long", b"begin", begins=True, ends=False)
+        built.cut()
+        expected = b"begin"
+        for epoch in range(2, 2 + starts):
+            built.piece("long", b" and on", begins=False, ends=False)
+            expected += b" and on"
+            with newest(path).open("r+b") as file:
+                file.seek(built.writer.position)
+                file.write(torn)
+            built.crash()
+            built = Built(path, epoch=epoch)
+            assert built.report.fate == "carry"
+            assert built.report.errors == []
+            assert [segment.base_sequence for segment in list_segments(built.root).segments] == [1, 2]
+        assert len(quarantined(path)) == (starts if torn else 0)
+        built.piece("long", b" end\n", begins=False, ends=True)
+        built.lines("web", [b"after"])
+        assert built.writer.base_sequence == 2
+        assert values(path, "long") == [expected + b" end"]
+        assert values(path, "web") == [b"after"]
+        assert_sound(path)
+
+    @pytest.mark.parametrize("kind", ["pieces", "control"])
+    def test_a_segment_whose_records_are_gone_stays_where_it_is(self, tmp_path: Path, kind: str) -> None:
+        """The sequences that are not there keep its name from being needed, and its pieces must not come twice."""
+        path = tmp_path / "log"
+        built = Built(path)
+        built.piece("long", b"begin", begins=True, ends=False)
+        built.cut()
+        if kind == "pieces":
+            built.piece("long", b" and on", begins=False, ends=False)
+        end = built.writer.position
+        built.lines("web", [b"2", b"3"])
+        built.crash()
+        os.truncate(newest(path), end)
+        built = Built(path, epoch=2)
+        assert built.report.fate == "cut"
+        assert any("records 2 to 3 were acknowledged" in line for line in built.report.errors)
+        assert [segment.base_sequence for segment in list_segments(built.root).segments] == [1, 2, 4]
+        assert sum(file.read_bytes().count(b" and on") for file in built.root.segments.iterdir()) == (kind == "pieces")
+        built.piece("long", b" end\n", begins=False, ends=True)
+        built.lines("web", [b"4"])
+        built.lines("long", [b"whole"])
+        for _ in range(2):
+            # What is missing may have been a piece of the record, so that is not given out as if it were whole.
+            assert readable(path, "long") == [b"whole"]
+            assert readable(path, "web") == [b"4"]
+            built.cut()
+            built.seal()
+            built.lines("other", [b"6"])
+
+
+class TestState:
+    """Producers, open records and routes outlive their segments."""
+
+    def build(self, path: Path, *, sealed: bool = False) -> Built:
+        built = Built(path)
+        for number in range(1, 4):
+            commit(built, [draft(b"a\nb\n", producer=(7, number)), draft(b"c\n", producer=(8, 10 * number))])
+        built.lines("other", [b"d"])
+        built.piece("long", b"begin", begins=True, ends=False)
+        built.piece("done", b"begin", begins=True, ends=False)
+        built.cut()
+        if sealed:
+            built.seal()
+        built.piece("done", b"end\n", begins=False, ends=True)
+        commit(built, [draft(b"e\n", producer=(7, 4))])
+        return built
+
+    def expect(self, built: Built) -> None:
+        state = built.writer.state
+        assert state.open_records == {"long": 11}
+        assert state.routes == {"web": 13, "other": 10, "long": 11, "done": 12}
+        assert list(state.producers.table) == [8, 7]
+        assert state.producers.expected(7) == 5
+        written = state.producers.find(7, 2)
+        assert written is not None
+        assert (written.first, written.last) == (4, 5)
+
+    @pytest.mark.parametrize("end", ["crash", "close"])
+    def test_it_is_the_same_after_starts_and_cuts(self, tmp_path: Path, end: str) -> None:
+        path = tmp_path / "log"
+        built = self.build(path)
+        for epoch in range(2, 5):
+            state = built.writer.state
+            built.crash() if end == "crash" else built.writer.close()
+            built = Built(path, epoch=epoch)
+            assert built.writer.state == state
+            built.lines("other", [b"more"])
+            built.cut()
+            built.lines("other", [b"more"])
+        assert built.writer.state.open_records == {"long": 11}
+        assert built.writer.state.producers.expected(7) == 5
+
+    @pytest.mark.parametrize("sealed", [False, True], ids=["raw", "sealed"])
+    def test_without_a_control_batch_it_comes_from_the_segment_before(self, tmp_path: Path, sealed: bool) -> None:
+        path = tmp_path / "log"
+        built = self.build(path, sealed=sealed)
+        state = built.writer.state
+        built.crash()
+        newest(path).write_bytes(flipped(newest(path).read_bytes(), 8 * (FIRST_BATCH + 80)))
+        built = Built(path, epoch=2)
+        assert len(built.report.errors) == 1
+        assert built.writer.state == state
+
+    @pytest.mark.parametrize("sealed", [False, True], ids=["raw", "sealed"])
+    def test_an_empty_segment_without_a_control_batch_loses_no_state(self, tmp_path: Path, sealed: bool) -> None:
+        path = tmp_path / "log"
+        built = self.build(path)
+        built.cut()
+        if sealed:
+            built.seal()
+        state = built.writer.state
+        built.crash()
+        newest(path).write_bytes(flipped(newest(path).read_bytes(), 8 * (FIRST_BATCH + 80)))
+        built = Built(path, epoch=2)
+        assert built.report.fate == "quarantine"
+        assert built.writer.state == state
+
+    def test_a_route_is_known_before_it_has_records(self, tmp_path: Path) -> None:
+        built = Built(tmp_path / "log")
+        add_route(built.root, built.disk, "new")
+        built.crash()
+        assert Built(tmp_path / "log", epoch=2).writer.state.routes == {"new": 0}
+
+
+class TestHead:
+    """The head is a hint about what must be there; it may be lost."""
+
+    @pytest.mark.parametrize("head", [None, b"", b"nonsense\n", bytes(160)], ids=["missing", "empty", "torn", "zeros"])
+    def test_without_one_everything_that_is_there_counts(self, tmp_path: Path, head: bytes | None) -> None:
+        path = tmp_path / "log"
+        built = story(path)
+        if head is None:
+            built.root.head.unlink()
+        else:
+            built.root.head.write_bytes(head)
+        built = start_again(path)
+        assert (built.report.info, built.report.errors) == ([], [])
+        goes_on(built, ALL, 7)
+        assert_sound(path)
+
+    def test_one_that_is_behind_hides_nothing(self, tmp_path: Path) -> None:
+        path = tmp_path / "log"
+        built = Built(path)
+        built.lines("web", ALL[:1])
+        old = built.root.head.read_bytes()
+        built.lines("web", ALL[1:3])
+        built.cut()
+        built.lines("web", ALL[3:])
+        built.crash()
+        built.root.head.write_bytes(old)
+        built = start_again(path)
+        assert (built.report.info, built.report.errors) == ([], [])
+        goes_on(built, ALL, 7)
+        assert_sound(path)
+
+    def test_one_that_is_ahead_is_believed(self, tmp_path: Path) -> None:
+        """Somebody may hold an acknowledgement of what is not there any more."""
+        path = tmp_path / "log"
+        built = story(path)
+        position = offsets(path)[-2]
+        os.truncate(newest(path), position)
+        built = start_again(path)
+        assert [line for line in built.report.errors if "records 6 to 6 were acknowledged" in line]
+        assert [line for line in built.report.errors if f"offset {position}: " in line and "were durable" in line]
+        head = decode_head(built.root.head.read_bytes())
+        assert head is not None
+        assert head.sequence == 6
+        goes_on(built, ALL[:5], 7)
+
+    def test_a_log_whose_newest_segment_is_gone_does_not_begin_again(self, tmp_path: Path) -> None:
+        path = tmp_path / "log"
+        story(path)
+        newest(path).unlink()
+        built = start_again(path)
+        assert any("records 3 to 6 were acknowledged" in line for line in built.report.errors)
+        goes_on(built, ALL[:2], 7)
+
+
+class TestSealedLogs:
+    """A log whose segments are all sealed: nothing is unfinished."""
+
+    def build(self, path: Path) -> Built:
+        built = story(path)
+        os.truncate(newest(path), offsets(path)[-1])
+        ledger = Ledger(built.root.ledger / "segments.jsonl", built.disk)
+        for segment in list_segments(built.root).segments:
+            seal(built.root, segment, built.disk, ledger, now=lambda: START_NS)
+        ledger.close()
+        assert [segment.kind for segment in list_segments(built.root).segments] == [Kind.SEALED] * 2
+        return built
+
+    @pytest.mark.parametrize("head", [True, False], ids=["with a head", "without"])
+    def test_it_goes_on(self, tmp_path: Path, head: bool) -> None:
+        path = tmp_path / "log"
+        built = self.build(path)
+        state = built.writer.state
+        if not head:
+            built.root.head.unlink()
+        built = start_again(path)
+        assert (built.report.info, built.report.errors) == ([], [])
+        assert built.writer.state == state
+        goes_on(built, ALL, 7)
+        assert_sound(path)
+
+    def test_one_that_cannot_be_read_keeps_its_sequences(self, tmp_path: Path) -> None:
+        path = tmp_path / "log"
+        built = self.build(path)
+        sealed = built.path(BASE, Kind.SEALED)
+        sealed.write_bytes(NOISE)
+        built = start_again(path)
+        assert any(str(sealed) in line for line in built.report.errors)
+        goes_on(built, ALL[:2], 7)
+
+    def test_neither_head_nor_sealed_file_nor_ledger_readable_still_hides_nothing_new(self, tmp_path: Path) -> None:
+        """A new segment of the same name as the sealed one would not be seen."""
+        path = tmp_path / "log"
+        built = self.build(path)
+        built.path(BASE, Kind.SEALED).write_bytes(NOISE)
+        (built.root.ledger / "segments.jsonl").unlink()
+        built.root.head.unlink()
+        built = start_again(path)
+        assert built.writer.base_sequence == BASE + 1
+        goes_on(built, ALL[:2], BASE + 1)
+
+    def test_one_without_its_index_hands_on_all_that_its_frames_hold(self, tmp_path: Path) -> None:
+        path = tmp_path / "log"
+        built = self.build(path)
+        state = built.writer.state
+        sealed = built.path(BASE, Kind.SEALED)
+        sealed.write_bytes(sealed.read_bytes()[:-10])
+        built = start_again(path)
+        assert any(str(sealed) in line for line in built.report.errors)
+        assert built.writer.state == state
+        goes_on(built, ALL, 7)
+
+    def test_a_damaged_frame_costs_no_sequence(self, tmp_path: Path) -> None:
+        """How far a sealed segment goes is in its index."""
+        path = tmp_path / "log"
+        built = self.build(path)
+        sealed = built.path(BASE, Kind.SEALED)
+        sealed.write_bytes(flipped(sealed.read_bytes(), 8 * 60))
+        built.root.head.unlink()
+        built = start_again(path)
+        assert len(built.report.errors) == 1
+        assert built.writer.base_sequence == 7
