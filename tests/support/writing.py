@@ -1,0 +1,54 @@
+"""A log in the middle of being written: an open record, a producer that will retry, and what is committed next."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+from contents import assert_sound, values
+from logs import Built, commit, draft
+
+from wald.format import control
+from wald.store.disk import Disk
+from wald.store.raw import RawFile, Scanned
+from wald.store.writer import Writer
+
+NEVER = 1 << 30  # steps a disk survives
+
+
+def in_memory(writer: Writer) -> tuple[control.State, int, int]:
+    """What must not change before the disk agreed."""
+    return copy.deepcopy(writer.state), writer.base_sequence, writer.position
+
+
+def batches(path: Path, *, limit: int | None = None) -> list[Scanned]:
+    """The batches of a raw segment, which holds nothing else."""
+    with path.open("rb") as file:
+        *found, _tail = RawFile(file.fileno(), limit=limit).scan()
+    assert all(isinstance(batch, Scanned) for batch in found)
+    return [batch for batch in found if isinstance(batch, Scanned)]
+
+
+def with_some_records(path: Path, disk: Disk) -> Built:
+    """Two segments; an open record, and a producer that will retry."""
+    built = Built(path, disk=disk)
+    built.lines("web", [b"1", b"2"])
+    built.cut()
+    built.piece("long", b"begin ", begins=True, ends=False)
+    commit(built, [draft(b"4\n", producer=(7, 1))])
+    return built
+
+
+MORE = [b"5\n6\n", b"7\n"]
+
+
+def commit_more(built: Built) -> None:
+    commit(built, [draft(MORE[0], producer=(7, 2)), draft(MORE[1])])
+
+
+def assert_whole(built: Built) -> None:
+    """End the open record, without which a sequence has nothing to show yet: then nothing is wrong and none missing."""
+    if built.writer.state.open_records:
+        built.piece("long", b"end\n", begins=False, ends=True)
+    assert values(built.root.path, "long") in ([b"begin end"], [b"begin and on end"])
+    assert_sound(built.root.path)
