@@ -12,7 +12,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for package in ("wald", "sidecars", "pyspark_wald") for path in (ROOT / package).rglob("*.py"))
-LIBRARIES = [path for path in SOURCES if "cli" not in path.parts and path.stem != "command"]
+LIBRARIES = [path for path in SOURCES if "cli" not in path.parts and path.stem not in ("command", "report")]
+MAPPED = [ROOT / "wald" / layer for layer in ("format", "store", "daemon")]
+PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.exit", "exit", "quit"}
+# Of wald, only the disk may call these: a test replaces it to make them fail.
+DURABLE = {"os.fsync", "os.fdatasync", "os.sync", "os.ftruncate", "os.truncate", "os.posix_fallocate", "os.pwritev"}
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted(path for path in (ROOT / "scripts").rglob("*") if path.is_file() and path.suffix != ".pyc")
 LOCK = ROOT / "requirements.lock"
@@ -28,6 +32,11 @@ ADDRESS = re.compile(r"https?://[\w.-]*(?:pypi|pythonhosted|/simple)", re.IGNORE
 
 def shown(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+def calls(path: Path) -> set[str]:
+    """What a file calls, as it is written there."""
+    return {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
 
 
 @pytest.mark.parametrize("path", SOURCES + TESTS, ids=shown)
@@ -49,10 +58,22 @@ def test_module_has_a_home(path: Path) -> None:
 
 @pytest.mark.parametrize("path", LIBRARIES, ids=shown)
 def test_only_commands_print_and_exit(path: Path) -> None:
-    """Libraries return values; the command line prints and exits."""
-    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    """Libraries return values; the command line and the reports of sidecars print, and the command line exits."""
+    assert PRINTING.intersection(calls(path)) == set()
 
-    assert [call for call in calls if call in ("print", "sys.exit", "exit", "quit")] == []
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.is_relative_to(ROOT / "wald")], ids=shown)
+def test_only_the_disk_makes_bytes_durable(path: Path) -> None:
+    """So a test that replaces the disk sees every step that a crash may come between."""
+    assert path == ROOT / "wald/store/disk.py" or DURABLE.intersection(calls(path)) == set()
+
+
+@pytest.mark.parametrize("package", MAPPED, ids=shown)
+def test_a_layer_lists_its_modules(package: Path) -> None:
+    """The docstring of the package names each module, so that a reader finds it."""
+    listed = set(re.findall(r"\w+", ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""))
+
+    assert {path.stem for path in package.rglob("*.py") if path.stem != "__init__"} - listed == set()
 
 
 @pytest.mark.parametrize("path", SOURCES + TESTS + SCRIPTS + OTHERS, ids=shown)
@@ -69,9 +90,7 @@ def test_names_no_machine(path: Path) -> None:
 @pytest.mark.parametrize("path", TESTS, ids=shown)
 def test_tests_wait_for_conditions(path: Path) -> None:
     """A test that sleeps is slow on a fast machine and wrong on a slow one; only ``running`` polls."""
-    calls = [ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-
-    assert "time.sleep" not in calls or path.stem == "running"
+    assert "time.sleep" not in calls(path) or path.stem == "running"
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=shown)

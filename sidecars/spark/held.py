@@ -1,10 +1,9 @@
-"""What a run leaves for the next one, in words: the routes whose newest record has begun and not ended."""
+"""What a run leaves for the next one: the routes whose newest record has begun and not ended."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-import click
 
 from sidecars.spark.since import Portion
 
@@ -25,10 +24,10 @@ class Held:
             for route, last in sorted(portion.after.held.items())
         ]
 
-    def tell(self) -> None:
+    def lines(self) -> Iterator[str]:
         """A line for each route."""
         for each in self.routes:
-            click.echo(
+            yield (
                 f"{each['root']}: route {each['route']} waits: record {each['record']} has begun and not ended; "
                 "other routes go on"
             )

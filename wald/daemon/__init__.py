@@ -6,6 +6,7 @@
 
     arena       the memory of one turn          background  sealing, next to the turn
     pipes       FIFOs and stdin                 intake      all pipes, in turn
+    listening   the socket's path               sizing      settings that the disk can hold
     connections the socket                      connection  one producer's
     takes       what leaves a pipe          unfinished  what the last life did not take
     admission   who finds a place               gate        what keeps a request waiting

@@ -8,4 +8,5 @@ RFC 3720 appendix B.4). Each struct asserts its size beside its definition.
     control   state carried between segments  record    what a reader gets       head    the durable head line
     cursor    a consumer's position           ledger    chained JSON lines       takes   what is leaving a pipe
     framing   the text protocol of the socket         offsets   how far a stream has read
+    zframes   where each Zstandard frame ends
 """

@@ -1,7 +1,9 @@
-"""The only caller of the system calls that make bytes durable: create, write, sync, rename, truncate, unlink, lock.
+"""The system calls that make bytes durable: create, write, sync, rename, truncate, unlink, lock.
 
-Every writing part takes a :class:`Disk`, so a test can hand it one that fails, stops or forgets at the n-th step.
-Errors are the operating system's own, with the path where there is one.
+What has to survive a crash is written through a :class:`Disk`, so a test can pass one that fails, stops or forgets at
+the n-th step. No other module of ``wald`` syncs, allocates or truncates a file. Some write or remove what may be lost:
+``indexes`` its hint, ``recovery`` and ``sealer`` a temporary file that is left over, ``fifos`` a FIFO. Errors are the
+operating system's own, with the path where there is one.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _DIRECTORY_MODE = 0o750
 
 
 class Disk:
-    """The real one. What it makes has the same mode under every umask; what was there keeps its own."""
+    """Real system calls. What they make has the same mode under every umask; what was there keeps its own."""
 
     def create(self, path: Path) -> int:
         """A new file, open for reading and writing; FileExistsError rather than touch an old one."""

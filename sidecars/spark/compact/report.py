@@ -53,7 +53,8 @@ class Report:
             return
         if not done.portions:
             click.echo("nothing to compact: every complete record is in what there is")
-        self.held.tell()
+        for line in self.held.lines():
+            click.echo(line)
         if done.generation is not None:
             made, counts = done.generation, done.counts
             click.echo(f"{counts.records} records, {counts.unkeyed} of them without a key and left out")

@@ -65,7 +65,8 @@ class Report:
             click.echo(_line(each))
         if not logs:
             click.echo("nothing to export: every complete record is exported")
-        self.held.tell()
+        for line in self.held.lines():
+            click.echo(line)
         if passed_over := [message for each in logs for message in each.passed_over]:
             click.echo(f"passed over {len(passed_over)} times, told in {notes}: {passed_over[0]}")
         if raw := sum(each.due.portion.raw_bytes for each in logs):
