@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,11 +12,6 @@ from logs import START_NS, Built
 from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.store.arrow import record_batch, schema
 from wald.store.batches import Batch
-
-
-@pytest.fixture
-def built(tmp_path: Path) -> Built:
-    return Built(tmp_path / "root")
 
 
 def rows(table: pa.Table | pa.RecordBatch) -> list[tuple[object, ...]]:

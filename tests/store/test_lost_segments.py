@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from logs import SECOND_NS, START_NS, Built
+from logs import Built
+from reading import moment
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind
@@ -28,10 +28,6 @@ def built(tmp_path: Path) -> Built:
             built.cut()
     built.seal()
     return built
-
-
-def moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(START_NS / SECOND_NS, UTC) + timedelta(seconds=seconds)
 
 
 def read(built: Built, *arguments: object) -> tuple[list[int], list[str]]:

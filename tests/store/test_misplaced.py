@@ -16,11 +16,6 @@ from wald.store.lookup import State
 from wald.store.verifier import verify
 
 
-@pytest.fixture
-def built(tmp_path: Path) -> Built:
-    return Built(tmp_path / "root")
-
-
 def fill(built: Built, *, sealed: int, value: bytes = b"") -> None:
     """Records 1 to 8, two in each segment; the first ``sealed`` segments are sealed."""
     for base in (1, 3, 5, 7):

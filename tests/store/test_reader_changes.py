@@ -1,0 +1,203 @@
+"""A reader goes on while segments are cut, sealed and reclaimed, and begins where its group has got to."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from logs import Built
+from reading import three_forms, values
+from running import eventually
+
+from wald.errors import Damaged, NotFound
+from wald.format.names import Kind
+from wald.format.record import Record
+from wald.store.batches import Batch
+
+
+class TestUnderItsFeet:
+    """Segments change their form while they are read."""
+
+    def test_cut_and_sealed_between_two_records(self, built: Built) -> None:
+        built.lines("a", [b"1", b"2"])
+        following = built.log.read(follow=True)
+        assert next(following).value == b"1"
+        built.cut()
+        built.lines("a", [b"3"])
+        built.cut()
+        built.seal()
+        built.lines("a", [b"4"])
+        assert [next(following).value for _ in range(3)] == [b"2", b"3", b"4"]
+
+    def test_a_segment_sealed_before_it_was_reached(self, built: Built) -> None:
+        for value in (b"1", b"2", b"3"):
+            built.lines("a", [value])
+            built.cut()
+        reading = built.log.read()
+        assert next(reading).value == b"1"
+        built.seal()
+        assert [r.value for r in reading] == [b"2", b"3"]
+
+    def test_a_segment_reclaimed_before_it_was_reached(self, built: Built) -> None:
+        for value in (b"1", b"2", b"3"):
+            built.lines("a", [value])
+            built.cut()
+        built.seal()
+        reading = built.log.read()
+        assert next(reading).value == b"1"
+        built.reclaim(2)
+        assert [r.value for r in reading] == [b"3"]
+
+    def test_a_file_that_replaced_the_active_one_is_gone_on_with(self, built: Built) -> None:
+        """After a failed write the writer goes on in a new file of the same name if the segment has no sequence yet."""
+        built.piece("a", b"be", begins=True, ends=False)
+        built.cut()
+        following = built.log.batches(follow=True, cancel=(cancel := threading.Event()))
+        got: list[Batch] = []
+        thread = threading.Thread(target=lambda: got.extend(following))
+        thread.start()
+        built.piece("a", b"gun", begins=False, ends=False)
+        built.writer.replace(now_ns=built.now_ns)
+        built.piece("a", b"\n", begins=False, ends=True)
+        built.lines("a", [b"next"])
+        eventually(lambda: len(got) == 2)
+        cancel.set()
+        thread.join()
+        assert [bytes(batch.raw()) for batch in got] == [b"begun\n", b"next\n"]
+
+    def test_a_follower_sees_each_record_once_across_many_cuts(self, built: Built) -> None:
+        cancel = threading.Event()
+        got: list[Record] = []
+        reading = built.log.read(follow=True, cancel=cancel)
+        thread = threading.Thread(target=lambda: got.extend(reading))
+        thread.start()
+        for number in range(100):
+            built.lines("ab"[number % 2], [b"%d" % number] * 3)
+            built.cut()
+            if number % 7 == 0:
+                built.seal(keep=number % 3)
+        eventually(lambda: len(got) == 300)
+        cancel.set()
+        thread.join()
+        assert [record.sequence for record in got] == list(range(1, 301))
+
+    def test_following_can_be_cancelled_while_it_waits(self, built: Built) -> None:
+        cancel = threading.Event()
+        reading = built.log.read(start="end", follow=True, cancel=cancel)
+        thread = threading.Thread(target=lambda: list(reading))
+        thread.start()
+        cancel.set()
+        thread.join(10)
+        assert not thread.is_alive()
+
+    def test_following_ends_at_the_stop(self, built: Built) -> None:
+        built.lines("a", [b"1", b"2", b"3"])
+        assert values(built, stop=2, follow=True) == [b"1", b"2"]
+
+    def test_an_abandoned_read_leaves_no_file_open(self, built: Built) -> None:
+        three_forms(built)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            reading = built.log.batches(start=1)
+            next(reading)
+            reading.close()  # type: ignore[attr-defined]
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+class TestReclaimed:
+    """What is not there any more."""
+
+    def reclaimed(self, built: Built) -> None:
+        """Records 1 and 2 of 6 are reclaimed."""
+        three_forms(built)
+        built.reclaim(1)
+
+    def test_earliest_begins_with_what_there_is(self, built: Built) -> None:
+        self.reclaimed(built)
+        assert [r.sequence for r in built.log.read()] == [3, 4, 5, 6]
+
+    def test_asking_for_it_is_an_error_that_names_it(self, built: Built) -> None:
+        self.reclaimed(built)
+        with pytest.raises(NotFound, match="has removed record 2"):
+            values(built, start=2)
+
+    def test_what_a_group_has_processed_is_no_less_missing_where_it_is_asked_for(self, built: Built) -> None:
+        self.reclaimed(built)
+        built.log.set_cursor("a", 1)
+        with pytest.raises(NotFound, match="1 record of route a"):
+            values(built, "a", start=1)
+
+    def test_what_the_group_has_processed_meanwhile_is_passed_over(self, built: Built) -> None:
+        three_forms(built)
+        built.log.set_cursor("a", 0)
+        reading = built.log.read("a", "cursor")
+        built.log.set_cursor("a", 3)
+        built.reclaim(1)
+        assert [r.sequence for r in reading] == [3, 5]
+
+    def test_a_cursor_behind_the_gap_reads_on(self, built: Built) -> None:
+        self.reclaimed(built)
+        built.log.set_cursor("a", 3)
+        assert [r.sequence for r in built.log.read("a", start="cursor")] == [5]
+
+    def test_a_cursor_in_front_of_the_gap_reads_on_if_its_route_lost_nothing(self, built: Built) -> None:
+        """The ledger tells which routes a segment held, so an idle route's cursor need not move."""
+        built.lines("idle", [b"1"])
+        built.cut()
+        built.lines("busy", [b"2"])
+        built.cut()
+        built.lines("idle", [b"3"])
+        built.cut()
+        built.seal()
+        built.log.set_cursor("idle", 1)
+        built.reclaim(1)
+        built.reclaim(2)
+        assert values(built, "idle", "cursor") == [b"3"]
+
+    def test_a_cursor_in_front_of_records_that_are_gone_is_an_error(self, built: Built) -> None:
+        built.lines("a", [b"1"])
+        built.log.set_cursor("a", 0)
+        built.cut()
+        built.lines("a", [b"2"])
+        built.cut()
+        built.seal()
+        built.reclaim(1)
+        with pytest.raises(NotFound):
+            values(built, "a", "cursor")
+
+    def test_a_group_without_a_cursor_begins_with_what_there_is(self, built: Built) -> None:
+        self.reclaimed(built)
+        assert [r.sequence for r in built.log.read("b", "cursor", group="new")] == [4, 6]
+
+    def test_a_segment_that_vanished_from_the_middle_is_damage(self, built: Built) -> None:
+        three_forms(built)
+        built.cut()
+        built.seal()
+        built.path(3, Kind.SEALED).unlink()
+        with pytest.raises(Damaged, match="records 3 to 4"):
+            values(built)
+        damage: list[Damaged] = []
+        assert values(built, on_damage=damage.append) == [b"a1", b"b2", b"a5", b"b6"]
+        assert len(damage) == 1
+
+
+class TestCursorStart:
+    """Reading on where a group has got to."""
+
+    def test_it_begins_behind_the_cursor(self, built: Built) -> None:
+        three_forms(built)
+        built.log.set_cursor("a", 3)
+        assert values(built, "a", "cursor") == [b"a5"]
+
+    def test_every_route_has_its_own(self, built: Built) -> None:
+        three_forms(built)
+        built.log.set_cursor("a", 3)
+        built.log.set_cursor("b", 2)
+        assert [r.sequence for r in built.log.read(start="cursor")] == [4, 5, 6]
+
+    def test_one_that_cannot_be_trusted_is_an_error(self, built: Built) -> None:
+        three_forms(built)
+        built.root.cursor("a", "processed").write_bytes(b"7\n")
+        with pytest.raises(Damaged, match="beyond the head"):
+            built.log.read("a", "cursor")

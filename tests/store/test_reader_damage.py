@@ -1,0 +1,233 @@
+"""A reader reports bad bytes and reads what follows them; nothing that was not written is read."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from logs import Built
+from reading import moment, seen, three_forms, values
+
+from wald.errors import Damaged
+from wald.format.head import decode_head
+from wald.format.names import Kind
+from wald.store.compression import FRAME_BYTES, SealedFile
+
+
+def spoil(path: Path, offset: int, length: int = 1) -> None:
+    """Change bytes of a file."""
+    data = bytearray(path.read_bytes())
+    for i in range(offset, offset + length):
+        data[i] ^= 0x55
+    path.write_bytes(data)
+
+
+class TestDamage:
+    """Bad bytes are told of, and what follows them is read."""
+
+    def place(self, built: Built, sequence: int) -> int:
+        position = built.log.where(sequence).position
+        assert position is not None
+        return position
+
+    @pytest.mark.parametrize("cut", [False, True])
+    def test_a_raw_batch(self, built: Built, cut: bool) -> None:
+        for value in (b"1", b"2", b"3"):
+            built.lines("a", [value])
+        if cut:
+            built.cut()
+        place = self.place(built, 2)
+        spoil(built.path(1, Kind.RAW), place + 70)
+        with pytest.raises(Damaged, match=rf"{place}.*record 2 "):
+            values(built)
+        damage: list[Damaged] = []
+        assert values(built, on_damage=damage.append) == [b"1", b"3"]
+        assert len(damage) == 1
+        assert values(built, start=3) == [b"3"]
+
+    @pytest.mark.parametrize("base", [1, 3])
+    def test_a_file_that_is_listed_and_not_there(self, built: Built, base: int) -> None:
+        """As after half a restore: looking again does not help, so nobody looks for ever."""
+        three_forms(built)
+        path = built.path(base, Kind.SEALED if base == 1 else Kind.RAW)
+        path.unlink()
+        path.symlink_to("/nowhere")
+        damage: list[Damaged] = []
+        assert len(values(built, on_damage=damage.append)) == 4
+        assert [str(path) in error.message for error in damage] == [True]
+        with pytest.raises(Damaged, match=path.name):
+            values(built, start=moment(base + 0.5))
+
+    def test_the_directory_of_the_segments(self, built: Built) -> None:
+        three_forms(built)
+        shutil.rmtree(built.root.segments)
+        for start in ("earliest", "end", 1, moment(1)):
+            with pytest.raises(Damaged, match="is gone"):
+                values(built, start=start)
+
+    @pytest.mark.parametrize("cut", [False, True])
+    def test_the_last_raw_batch(self, built: Built, cut: bool) -> None:
+        """Nothing good follows in the file; the head or the next segment shows that something is missing."""
+        built.lines("a", [b"1"])
+        built.lines("a", [b"2"])
+        place = self.place(built, 2)
+        if cut:
+            built.cut()
+            built.lines("a", [b"3"])
+        spoil(built.path(1, Kind.RAW), place + 70)
+        damage: list[Damaged] = []
+        assert values(built, on_damage=damage.append) == ([b"1", b"3"] if cut else [b"1"])
+        assert len(damage) == 1
+        assert "record 2 " in damage[0].message
+
+    def test_a_follower_goes_on_behind_it(self, built: Built) -> None:
+        built.lines("a", [b"1"])
+        built.lines("a", [b"2"])
+        spoil(built.path(1, Kind.RAW), self.place(built, 2) + 70)
+        damage: list[Damaged] = []
+        following = built.log.read(follow=True, on_damage=damage.append)
+        assert next(following).value == b"1"
+        built.lines("a", [b"3"])
+        assert next(following).value == b"3"
+        assert len(damage) == 1
+
+    def frames(self, built: Built) -> None:
+        """Three records, each in a sealed frame of its own."""
+        for number in range(3):
+            built.lines("ab"[number % 2], [b"%d" % number + os.urandom(FRAME_BYTES // 2).hex().encode()])
+        built.cut()
+        built.seal()
+
+    def spoil_frame(self, built: Built, sequence: int) -> None:
+        path = built.path(1, Kind.SEALED)
+        with SealedFile(path) as sealed:
+            frame = next(frame for frame in sealed.index.frames if frame.next_sequence > sequence)
+        spoil(path, frame.offset + 100, 8)
+
+    def test_a_sealed_frame(self, built: Built) -> None:
+        self.frames(built)
+        self.spoil_frame(built, 2)
+        with pytest.raises(Damaged, match="record 2 "):
+            values(built)
+        damage: list[Damaged] = []
+        assert [r.sequence for r in built.log.read(on_damage=damage.append)] == [1, 3]
+        assert len(damage) == 1
+
+    def test_a_frame_of_other_routes_does_no_harm(self, built: Built) -> None:
+        self.frames(built)
+        self.spoil_frame(built, 2)
+        assert [r.sequence for r in built.log.read("a")] == [1, 3]
+
+    def test_a_sealed_segment_cut_short_anywhere(self, built: Built) -> None:
+        """What is in front of the cut is read, and only what is not there is missing."""
+        three_forms(built)
+        built.cut()
+        built.seal()
+        path = built.path(3, Kind.SEALED)
+        whole = path.read_bytes()
+        for length in range(0, len(whole), 7):
+            path.write_bytes(whole[:length])
+            damage: list[Damaged] = []
+            found = values(built, on_damage=damage.append)
+            kept = len(found) - 4
+            assert found == [b"a1", b"b2", *[b"a3", b"b4"][:kept], b"a5", b"b6"]
+            missing = [["records 3 to 4"], ["record 4 "], []][kept]
+            assert [words for error, words in zip(damage, missing, strict=True) if words not in error.message] == []
+
+    def test_damage_from_before_sealing(self, built: Built) -> None:
+        for value in (b"1", b"2", b"3"):
+            built.lines("a", [value])
+        spoil(built.path(1, Kind.RAW), self.place(built, 2) + 70)
+        built.cut()
+        built.seal()
+        damage: list[Damaged] = []
+        assert values(built, on_damage=damage.append) == [b"1", b"3"]
+        assert "record 2 " in damage[0].message
+
+    def test_damage_behind_the_stop_does_no_harm(self, built: Built) -> None:
+        for value in (b"1", b"2", b"3"):
+            built.lines("a", [value])
+        spoil(built.path(1, Kind.RAW), self.place(built, 3) + 70)
+        assert values(built, stop=2) == [b"1", b"2"]
+
+    def test_a_record_that_lost_a_piece_is_not_given_with_a_hole_in_it(self, built: Built) -> None:
+        built.lines("b", [b"1"])
+        built.piece("a", b"be", begins=True, ends=False)
+        place = built.writer.position
+        built.piece("a", b"g", begins=False, ends=False)
+        built.piece("a", b"un\n", begins=False, ends=True)
+        built.lines("b", [b"3"])
+        spoil(built.path(1, Kind.RAW), place + 70)
+        damage: list[Damaged] = []
+        assert values(built, on_damage=damage.append) == [b"1", b"3"]
+        assert "record 2 " in damage[0].message
+
+    def test_a_segment_of_another_log(self, built: Built, tmp_path: Path) -> None:
+        other = Built(tmp_path / "other")
+        for log in (built, other):
+            log.lines("a", [b"1"])
+            log.cut()
+            log.lines("a", [b"2"])
+        built.path(1, Kind.RAW).write_bytes(other.path(1, Kind.RAW).read_bytes())
+        damage: list[Damaged] = []
+        assert values(built, on_damage=damage.append) == [b"2"]
+        assert "another log" in damage[0].message or "belongs to log" in damage[0].message
+
+    def test_a_lying_sparse_index_does_no_harm(self, built: Built) -> None:
+        for number in range(40):
+            built.lines("a", [b"%d" % number * 10_000])
+        path = built.path(1, Kind.INDEX)
+        assert path.stat().st_size > 64
+        for shift in (8, 24, 1 << 20):
+            data = bytearray(path.read_bytes())
+            for entry in range(64, len(data), 24):
+                data[entry + 8 : entry + 16] = (
+                    int.from_bytes(data[entry + 8 : entry + 16], "little") + shift
+                ).to_bytes(8, "little")
+            path.write_bytes(data)
+            assert [r.sequence for r in built.log.read(start=30)] == list(range(30, 41))
+            assert next(built.log.read(start=moment(30))).sequence == 30
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(1, 12))
+def test_damage_never_makes_wrong_records(seed: int, changes: int) -> None:
+    """Whatever bytes are changed: what is still read was written, in its order, and the rest is told."""
+    chance = random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        built = Built(Path(folder) / "root", segment_max_bytes=8192)
+        for number in range(3):
+            built.lines("a", [b"%d" % number, b"", b"x" * number])
+            built.columns("b", [b"c%d" % number, b"y"], keys=[b"k", None])
+            built.piece("a", b"lo%d" % number, begins=True, ends=False)
+            built.lines("b", [b"between"])
+            if number < 2:
+                built.cut()
+            built.piece("a", b"ng", begins=False, ends=False)
+            built.piece("a", b"\nrest", begins=False, ends=True)
+            if number == 0:
+                built.seal()
+        model = seen(built.log.read())
+        files = sorted([*built.root.segments.iterdir(), built.root.head])
+        for _ in range(changes):
+            path = chance.choice(files)
+            data = bytearray(path.read_bytes()[:3000])
+            at = chance.randrange(len(data) + 1)
+            if chance.randrange(4):
+                data[at : at + 8] = chance.randbytes(len(data[at : at + 8]))
+            else:
+                data[at : at + 8] = chance.randbytes(chance.randrange(16))
+            path.write_bytes(data)
+        damage: list[Damaged] = []
+        found = seen(built.log.read(on_damage=damage.append))
+        left = iter(model)
+        assert all(record in left for record in found), "in order, and nothing else"
+        head_is_lost = decode_head(built.root.head.read_bytes()) is None  # then nobody knows how far to read
+        assert found == model or damage or head_is_lost
+        built.writer.close()

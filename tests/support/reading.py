@@ -1,0 +1,34 @@
+"""A log whose segments have all three forms, the moments of its commits, and what a read gives, in short."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from logs import SECOND_NS, START_NS, Built
+
+
+def seen(records: object) -> list[tuple[int, str, bytes]]:
+    """What tells records apart."""
+    assert not isinstance(records, list)
+    return [(record.sequence, record.route, record.value) for record in records]  # type: ignore[attr-defined]
+
+
+def values(built: Built, *args: object, **options: object) -> list[bytes]:
+    """The values of what a read gives."""
+    return [record.value for record in built.log.read(*args, **options)]  # type: ignore[arg-type]
+
+
+def three_forms(built: Built) -> None:
+    """Records 1 to 6 in a sealed, a cut and the active segment, two in each, on routes a and b."""
+    for base in (1, 3, 5):
+        built.lines("a", [b"a%d" % base])
+        built.lines("b", [b"b%d" % (base + 1)])
+        if base < 5:
+            built.cut()
+        if base == 1:
+            built.seal()
+
+
+def moment(seconds: float) -> datetime:
+    """The time ``seconds`` after the log began; commits happen at 1, 2, 3, …"""
+    return datetime.fromtimestamp(START_NS / SECOND_NS, UTC) + timedelta(seconds=seconds)
