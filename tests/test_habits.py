@@ -60,3 +60,10 @@ def test_every_part_of_the_readme_that_it_names_is_there() -> None:
 
     assert {first or second for first, second in named} <= headings
     assert named
+
+
+def test_nothing_is_called_fixed_that_was_never_released() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    released = re.findall(r"^## \[\d", text, re.MULTILINE)
+
+    assert released or "### Fixed" not in text
