@@ -1,4 +1,4 @@
-"""A root, and daemons on it that do not outlive their test."""
+"""A root, daemons on it that do not outlive their test, and a daemon that tests of a module share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Daemon
+from asking import REQUEST_MAX
+from running import Client, Daemon
 
 Start = Callable[..., Daemon]
 
@@ -31,3 +32,27 @@ def start(root: Path) -> Iterator[Start]:
             return running.enter_context(Daemon(at, *arguments, env=env, **passed))
 
         yield started
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One daemon for tests that leave nothing behind or use a route of their own; "gone" is retired."""
+    env = {"WALD_REQUEST_MAX_BYTES": str(REQUEST_MAX), "WALD_SEGMENT_MAX_BYTES": "256KiB"}
+    with Daemon(tmp_path_factory.mktemp("shared") / "log", env=env) as daemon:
+        for words in ("ROUTE ADD r", "ROUTE ADD gone", "ROUTE RETIRE gone", "ROUTE ADD in fifo"):
+            assert daemon.ask(words).startswith("OK ")
+        yield daemon
+
+
+@pytest.fixture
+def route(shared: Daemon, request: pytest.FixtureRequest) -> str:
+    """A route of the test's own."""
+    name = request.node.name.translate(str.maketrans("[]", "--"))[:100]
+    assert shared.ask(f"ROUTE ADD {name}") == f"OK added {name}"
+    return str(name)
+
+
+@pytest.fixture
+def client(shared: Daemon) -> Iterator[Client]:
+    with Client(shared.socket_path) as connected:
+        yield connected

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from asking import stat
 from contents import assert_sound, errors, values
 from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually
@@ -130,12 +129,6 @@ def on_full_disk(start: Start, disk: Path, payload_bytes: int) -> Daemon:
     eventually(lambda: stat(daemon)["needed_bytes"] < 4 * MIB)
     fill(disk / "filler")
     return daemon
-
-
-def stat(daemon: Daemon) -> dict[str, Any]:
-    """What STAT tells; its values are numbers and words."""
-    told: dict[str, Any] = json.loads(daemon.ask("STAT").removeprefix("OK "))
-    return told
 
 
 @pytest.mark.parametrize("taken", [removed, all_removed])

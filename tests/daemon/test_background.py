@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from asking import SPOOLED
 from endpoint import free_address, get, metrics
 from full_disk import small_file_system
 from logs import Built
@@ -22,8 +23,6 @@ from wald.store.room import Room, Sizes
 from wald.store.sealer import Sealed
 
 Start = Callable[..., Daemon]
-
-SPOOLED = 300 << 10  # above what a connection keeps in memory
 
 
 class Told(list[Sealed | Failure]):

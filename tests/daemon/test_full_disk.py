@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from asking import stat
 from contents import assert_sound, values
 from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually
@@ -24,12 +23,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 MiB."""
     with small_file_system(tmp_path / "disk", 64 * MIB) as path:
         yield path
-
-
-def stat(daemon: Daemon) -> dict[str, Any]:
-    """What STAT tells; its values are numbers and words."""
-    told: dict[str, Any] = json.loads(daemon.ask("STAT").removeprefix("OK "))
-    return told
 
 
 def flood(daemon: Daemon, line: Callable[[int], bytes]) -> int:

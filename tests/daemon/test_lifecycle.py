@@ -12,17 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import stat
 from contents import assert_sound, records, text, values
 from running import Client, Daemon, eventually
 from tracing import traced
 
 Start = Callable[..., Daemon]
-
-
-def stat(daemon: Daemon) -> dict[str, Any]:
-    """What STAT tells; its values are numbers, words and a table."""
-    told: dict[str, Any] = json.loads(daemon.ask("STAT").removeprefix("OK "))
-    return told
 
 
 def events(daemon: Daemon, name: str) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -39,6 +41,17 @@ def lack() -> str:
         return "only root can become another user"
     done = subprocess.run([*OWNER.prefix, sys.executable, "-c", "import wald.cli"], capture_output=True, check=False)
     return "" if done.returncode == 0 else f"other users cannot run wald from here: {done.stderr.decode()[-200:]}"
+
+
+@contextmanager
+def acting_as(user_id: int) -> Iterator[None]:
+    """Be another user in the block, for the kernel, which notes who connects."""
+    before = os.geteuid()
+    os.seteuid(user_id)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
 
 
 OWNER = User("owner", 54321, 54321)

@@ -1,0 +1,285 @@
+"""Connections side by side: nobody is held up by another who waits, leaves, floods or takes every place."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from asking import CHUNK, SPOOLED, entering, is_quiet, sequence, stat, written
+from contents import assert_sound, records, text, values
+from running import Client, Daemon, eventually, readable
+from users import acting_as
+
+from wald.errors import Unavailable
+from wald.producer import Durable, Producer
+
+Start = Callable[..., Daemon]
+
+
+def test_many_clients_publish_at_once(shared: Daemon, route: str) -> None:
+    """64 connections with one record each: every one gets a sequence of its own."""
+    with ExitStack() as closing:
+        clients = [closing.enter_context(Client(shared.socket_path)) for _ in range(64)]
+        for number, client in enumerate(clients):
+            client.publish(route, b"%d\n" % number)
+        sequences = {number: sequence(client.reply()) for number, client in enumerate(clients)}
+
+    found = {int(record.value): record.sequence for record in records(shared.root, route)}
+    assert found == sequences
+    assert len(set(sequences.values())) == 64
+
+
+def test_a_half_sent_request_times_out(start: Start, root: Path) -> None:
+    """In its line, in its payload, in a file, and while it is passed over; who has sent nothing may stay."""
+    daemon = start(frame_timeout=0.3)
+    daemon.ask("ROUTE ADD r")
+    large = b"PUB r %d\n" % SPOOLED + bytes(SPOOLED // 2)
+    halves = [b"PUB r", b"PUB r 9\nhalf", large, b"PUB absent 9\nhalf"]
+    with ExitStack() as closing:
+        idle, *clients = (closing.enter_context(Client(daemon.socket_path)) for _ in range(1 + len(halves)))
+        for client, half in zip(clients, halves, strict=True):
+            client.send(half)
+        assert clients[3].reply().startswith("ERR no-route ")
+        for client in clients:
+            assert client.reply() == "ERR timeout nothing more of the request came in 0.3 s"
+            assert client.reply() == ""
+        assert idle.ask(b"PUB r 2\nx\n") == "OK 1 1"
+
+    assert values(root) == [b"x"]
+
+
+def test_who_leaves_in_the_middle_leaves_nothing(shared: Daemon, route: str) -> None:
+    """No record, no descriptor, no file; and a payload of several records is not taken in part."""
+    descriptors = Path(f"/proc/{shared.process.pid}/fd")
+    with Client(shared.socket_path) as other:
+        assert other.ask(b"PING\n") == "OK pong"
+        before, open_before, files = written(shared.root), len(os.listdir(descriptors)), os.listdir(shared.root)
+        for size in (100, SPOOLED):
+            with Client(shared.socket_path) as client:
+                client.send(f"PUB {route} {size}\n".encode() + b"line\n" * (size // 10))
+                eventually(lambda: len(os.listdir(descriptors)) > open_before)
+        eventually(lambda: len(os.listdir(descriptors)) == open_before)
+
+    assert written(shared.root) == before
+    assert os.listdir(shared.root) == files
+
+
+def test_replies_that_nobody_reads_hold_up_nobody_else(shared: Daemon, client: Client) -> None:
+    """More than the socket takes; all of them are there once they are read."""
+    client.send(b"STAT\n" * 5000)
+    eventually(lambda: not is_quiet(client))
+    with Client(shared.socket_path) as other:
+        for _ in range(3):
+            assert other.ask(b"PUB r 2\nx\n").startswith("OK ")
+    client.send(b"PING\n")
+
+    assert all(client.reply().startswith("OK {") for _ in range(5000))
+    assert client.reply() == "OK pong"
+
+
+def test_above_the_limit_of_connections_newcomers_are_told(start: Start) -> None:
+    """And so is the journal, once; who is in stays in, and a place that becomes free is anybody's."""
+    daemon = start(connections_max=2)
+    with Client(daemon.socket_path) as one, Client(daemon.socket_path) as two:
+        assert one.ask(b"PING\n") == two.ask(b"PING\n") == "OK pong"
+        for _ in range(5):
+            with Client(daemon.socket_path) as three:
+                assert three.reply() == "ERR busy 2 connections are open already"
+                assert three.reply() == ""
+        assert one.ask(b"PING\n") == two.ask(b"PING\n") == "OK pong"
+        one.close()
+        daemon.await_ready()
+    assert daemon.log.count("connection refused") == 1
+
+
+def test_a_producer_waits_for_a_place(start: Start) -> None:
+    """What it is told is worth another try, also if the daemon has hung up before the request was sent."""
+    daemon = start(connections_max=1)
+    with entering(daemon) as one:
+        assert one.ask(b"ROUTE ADD r\n") == "OK added r"
+        hasty = Producer(daemon.root, retry_for=0.3)
+        with pytest.raises(Unavailable, match="1 connections are open already"):
+            hasty.command("PING")
+        with Producer(daemon.root) as producer:
+            producer.publish("r", b"x\n")
+            one.close()
+            assert producer.flush() == [Durable(1, 1)]
+
+
+def test_who_has_been_idle_for_longest_gives_up_his_place(start: Start, root: Path) -> None:
+    """Only when it is needed, and only if nothing of his is under way: neither half a request nor a long line's end."""
+    daemon = start(connections_max=4, idle_timeout=0.3, frame_timeout=60)
+    assert daemon.ask("ROUTE ADD in fifo") == "OK added in"
+    with ExitStack() as closing:
+        fifo = closing.enter_context((root / "routes/in/in").open("wb", buffering=0))
+        fifo.write(b"l" * CHUNK)
+        eventually(lambda: "in" in stat(daemon)["routes"])
+        half, parked, idle, active = (closing.enter_context(Client(daemon.socket_path)) for _ in range(4))
+        parked.send(b"PUB in 2\nx\n")
+        half.send(b"PUB in 2\n")
+        assert idle.ask(b"PING\n") == "OK pong"
+        since = time.monotonic()
+        eventually(lambda: time.monotonic() - since > 0.4)
+        assert active.ask(b"PING\n") == "OK pong"
+        assert is_quiet(idle)
+        new = closing.enter_context(Client(daemon.socket_path))
+        assert new.ask(b"PING\n") == "OK pong"
+        assert idle.reply() == "ERR timeout idle for long, and the place was needed"
+        assert idle.reply() == ""
+        assert active.ask(b"PING\n") == "OK pong"
+        fifo.write(b"end\n")
+        assert parked.reply().startswith("OK ")
+        half.send(b"y\n")
+        assert half.reply().startswith("OK ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's place")
+def test_one_user_cannot_keep_out_the_others(start: Start, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle connections of one have a limit, those of all leave some places to the log's owner and root."""
+    start(socket_mode="0666", connections_max=32, connections_per_user=20)
+    monkeypatch.chdir(root)
+    root.chmod(0o755)
+    here = Path("wald.sock")
+    with ExitStack() as closing:
+
+        def fill(user_id: int, count: int) -> str:
+            with acting_as(user_id):
+                for _ in range(count):
+                    assert closing.enter_context(Client(here)).ask(b"PING\n") == "OK pong"
+                with Client(here) as refused:
+                    return refused.reply()
+
+        assert fill(os.geteuid() + 1, 20).startswith("ERR busy user 1 has 20 connections already")
+        assert fill(os.geteuid() + 2, 10) == "ERR busy 32 connections are open already"
+        for _ in range(2):
+            assert closing.enter_context(Client(here)).ask(b"PING\n") == "OK pong"
+        with Client(here) as refused:
+            assert refused.reply() == "ERR busy 32 connections are open already"
+
+
+def test_without_a_descriptor_the_daemon_rests(start: Start, root: Path) -> None:
+    """And lets in who waits once there is one."""
+    daemon = start()
+    pid = daemon.process.pid
+    eventually(lambda: list(root.glob("segments/*spare*")))  # what is opened at a start is open
+    with Client(daemon.socket_path) as one:
+        assert one.ask(b"PING\n") == "OK pong"
+        taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        lowest_free = min(set(range(max(taken) + 2)) - taken)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free, most))
+        with Client(daemon.socket_path) as waiting:
+            waiting.send(b"PING\n")
+            before = processor_seconds(pid)
+            assert not readable(waiting.socket.fileno(), within=1.5)
+            assert processor_seconds(pid) - before < 0.5
+            assert one.ask(b"PING\n") == "OK pong"
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+            assert waiting.reply() == "OK pong"
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_gathered_payload_does_not_come_between_the_pieces_of_a_long_line(shared: Daemon, client: Client) -> None:
+    """The long line begins in a FIFO while the payload is under way; what was whole before it waits for its end."""
+    payload = b"p" * SPOOLED + b"\n"
+    with (shared.root / "routes/in/in").open("wb", buffering=0) as fifo:
+        client.send(b"PUB in %d\n" % len(payload) + payload[:-1])
+        assert shared.ask("PING") == "OK pong"
+        fifo.write(b"l" * CHUNK)
+        eventually(lambda: "in" in stat(shared)["routes"])
+        client.send(payload[-1:] + b"PING\n")
+        with Client(shared.socket_path) as other:
+            for _ in range(3):
+                assert other.ask(b"PUB r 2\nx\n").startswith("OK ")
+        assert is_quiet(client)
+        fifo.write(b"end\n")
+        assert client.reply().startswith("OK ")
+        assert client.reply() == "OK pong"
+
+    assert text(shared.root, "in") == b"l" * CHUNK + b"end\n" + payload
+    assert_sound(shared.root)
+
+
+def test_a_route_that_stays_busy_is_refused_in_time(start: Start, root: Path) -> None:
+    """Small and gathered alike, with what was sent behind them; the connection lives on, other routes are open."""
+    daemon = start(frame_timeout=0.3)
+    assert daemon.ask("ROUTE ADD in fifo") == daemon.ask("ROUTE ADD in") == "OK added in"
+    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    with (root / "routes/in/in").open("wb", buffering=0) as fifo, ExitStack() as closing:
+        large, small = (closing.enter_context(Client(daemon.socket_path)) for _ in range(2))
+        large.send(b"PUB in %d\n" % (SPOOLED + 1) + bytes(SPOOLED))
+        fifo.write(b"l" * CHUNK)
+        eventually(lambda: "in" in stat(daemon)["routes"])
+        large.send(b"\nPING\n")
+        small.send(b"PUB in 5\nPING\nPUB in 2\nx\nPING\n")
+        assert large.reply() == "ERR busy a pipe is inside a long line of in"
+        assert [small.reply() for _ in range(3)] == ["ERR busy a pipe is inside a long line of in"] * 2 + ["OK pong"]
+        assert large.reply() == "OK pong"
+        assert small.ask(b"PUB r 2\nx\n").startswith("OK ")
+        fifo.write(b"end\n")
+        eventually(lambda: not text(root, "in").endswith(b"l"))
+        assert small.ask(b"PUB in 2\ny\n").startswith("OK ")
+
+    assert text(root, "in") == b"l" * CHUNK + b"end\ny\n"
+
+
+def test_without_a_descriptor_and_without_a_connection_the_daemon_rests(start: Start, root: Path) -> None:
+    """And lets in who waits once there is one."""
+    daemon = start()
+    pid = daemon.process.pid
+    eventually(lambda: list(root.glob("segments/*spare*")))
+    eventually(lambda: stat(daemon)["connections"] == 1)
+    _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, most))
+    with Client(daemon.socket_path) as waiting:
+        waiting.send(b"PING\n")
+        before = processor_seconds(pid)
+        assert not readable(waiting.socket.fileno(), within=1.5)
+        assert processor_seconds(pid) - before < 0.5
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+        assert waiting.reply() == "OK pong"
+
+
+@pytest.fixture
+def talkative(start: Start) -> Daemon:
+    """A daemon whose STAT fills a page or three; one connection at a time, which may stand still for a second."""
+    daemon = start(connections_max=1, frame_timeout=1, idle_timeout=1)
+    names = [b"%0100d" % number for number in range(100)]
+    with entering(daemon) as client:
+        for name in names:
+            assert client.ask(b"ROUTE ADD %b\nPUB %b 2\nx\n" % (name, name)).startswith("OK ")
+            assert client.reply().startswith("OK ")
+    return daemon
+
+
+def test_answers_to_one_connection_do_not_pile_up(talkative: Daemon) -> None:
+    """Some requests a turn; who does not read the answers has the rest of his requests waiting, and loses none."""
+    status = Path(f"/proc/{talkative.process.pid}/status")
+    with entering(talkative) as client:
+        before = peak_bytes(status)
+        client.send(b"STAT\n" * 10_000)
+        assert all(client.reply().startswith("OK {") for _ in range(10_000))
+        assert peak_bytes(status) - before < 16 << 20
+
+
+def peak_bytes(status: Path) -> int:
+    """The most memory that a process has used."""
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
+def test_last_replies_that_nobody_reads_do_not_keep_the_slot(talkative: Daemon) -> None:
+    """More of them than the socket takes, and then something after which the daemon hangs up."""
+    with entering(talkative) as client:
+        client.send(b"STAT\n" * 30 + b"x" * 1024)
+        talkative.await_ready()

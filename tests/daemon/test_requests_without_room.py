@@ -1,0 +1,153 @@
+"""Requests while the disk has no room: they wait or are refused at once, and what can never fit is refused."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asking import SPOOLED, entering, is_quiet, stat, written
+from contents import text, values
+from full_disk import fill, small_file_system
+from running import Client, Daemon, eventually, readable
+
+Start = Callable[..., Daemon]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A disk that is soon full."""
+    with small_file_system(tmp_path / "disk", 16 << 20) as disk:
+        yield disk
+
+
+def on(small: Path, start: Start, **options: Any) -> Daemon:
+    """A daemon on that disk, with a route. ``Any``: they are handed on."""
+    daemon = start(at=small / "log", segment_max_bytes="64KiB", free_space_min="1MiB", **options)
+    daemon.ask("ROUTE ADD r")
+    return daemon
+
+
+def test_without_room_a_producer_is_told_if_it_shall_be(small: Path, start: Start) -> None:
+    """on_full = "reject": ERR full at once, for small and for large; what writes no record is answered as ever."""
+    daemon = on(small, start, on_full="reject")
+    before = written(daemon.root)
+    fill(small / "filler")
+    with Client(daemon.socket_path) as client:
+        client.send(b"PUB r 2\nx\nPUB r %d\n%b" % (SPOOLED, bytes(SPOOLED)))
+        client.send(b"PUB absent 2\nx\nHEAD\n")
+        assert client.reply() == "ERR full the disk is full; STAT says what fills it"
+        assert client.reply().startswith("ERR full ")
+        assert client.reply().startswith("ERR no-route ")
+        assert client.reply().startswith("OK seq=00000000000000000000 ")
+        assert stat(daemon)["degraded_by"] == "others"
+
+    assert written(daemon.root) == before
+
+
+def test_without_room_a_producer_waits_until_there_is(small: Path, start: Start) -> None:
+    """on_full = "block": nothing is lost and nothing refused; others are answered meanwhile."""
+    daemon = on(small, start)
+    fill(small / "filler")
+    with Client(daemon.socket_path) as client, Client(daemon.socket_path) as other:
+        client.send(b"PUB r 2\nx\nPING\n")
+        assert other.ask(b"PING\n") == "OK pong"
+        told = stat(daemon)
+        assert told["degraded"] is True
+        assert told["free_bytes"] < told["needed_bytes"]
+        assert is_quiet(client)
+        (small / "filler").unlink()
+        assert client.reply() == "OK 1 1"
+        assert client.reply() == "OK pong"
+    told = stat(daemon)
+    assert (told["degraded"], told["degraded_by"]) == (False, "")
+    assert told["free_bytes"] >= told["needed_bytes"]
+
+    assert values(daemon.root) == [b"x"]
+
+
+def spooled_bytes(daemon: Daemon) -> int:
+    """What lies in the unnamed files of payloads."""
+    descriptors = Path(f"/proc/{daemon.process.pid}/fd").iterdir()
+    total = 0
+    for each in descriptors:
+        with suppress(FileNotFoundError):  # a connection that was closed meanwhile
+            if os.readlink(each).endswith("(deleted)"):
+                total += each.stat().st_size
+    return total
+
+
+def test_without_room_a_payload_under_way_is_not_gathered_on(small: Path, start: Start) -> None:
+    """It waits where it is, and goes on once there is room."""
+    daemon = on(small, start)
+    with Client(daemon.socket_path) as client:
+        client.send(b"PUB r %d\n" % (2 * SPOOLED) + bytes(SPOOLED))
+        eventually(lambda: spooled_bytes(daemon) == SPOOLED)
+        fill(small / "filler")
+        eventually(lambda: stat(daemon)["degraded"])
+        client.send(bytes(100 << 10))
+        for _ in range(3):
+            assert daemon.ask("PING") == "OK pong"
+        assert spooled_bytes(daemon) == SPOOLED
+        (small / "filler").unlink()
+        client.send(bytes(SPOOLED - (100 << 10) - 1) + b"\n")
+        assert client.reply() == "OK 1 1"
+
+    assert text(daemon.root, "r") == bytes(2 * SPOOLED - 1) + b"\n"
+
+
+def test_a_payload_for_which_there_will_never_be_room_is_refused(small: Path, start: Start) -> None:
+    """Else it would wait for ever; the connection lives on."""
+    daemon = on(small, start)
+    with Client(daemon.socket_path) as client:
+        assert client.ask(b"PUB r %d\n" % (8 << 20) + bytes(8 << 20)).startswith("ERR too-large ")
+        assert client.ask(b"PUB r 2\nx\n") == "OK 1 1"
+
+
+def test_a_payload_that_would_take_the_last_room_is_not_begun(start: Start, tmp_path: Path) -> None:
+    """It counts twice, gathered and copied, and with it what is still to come of others; small ones are taken."""
+    status = os.statvfs(tmp_path)
+    path, payload_bytes = tmp_path / "wald.toml", 500 << 20
+    minimum = status.f_bavail * status.f_frsize - 3 * payload_bytes  # others use this disk, too
+    path.write_text(f"free_space_min = {minimum}\n[routes.r]\n")
+    daemon = start("--config", path, on_full="reject", request_max_bytes="512MiB", segment_max_bytes="64KiB")
+    with Client(daemon.socket_path) as first, Client(daemon.socket_path) as second:
+        first.send(b"PUB r %d\n" % payload_bytes)
+        assert daemon.ask("PING") == "OK pong"
+        assert is_quiet(first)
+        assert second.ask(b"PUB r 2\nx\n") == "OK 1 1"
+        assert second.ask(b"PUB r %d\n" % payload_bytes).startswith("ERR full ")
+
+
+def test_who_leaves_while_he_waits_makes_room(start: Start, small: Path) -> None:
+    """A parked connection is not read, and still its end is seen; half an end is none."""
+    daemon = on(small, start, connections_max=2)
+    fill(small / "filler")
+    with Client(daemon.socket_path) as half_closed:
+        half_closed.send(b"PUB r 2\nx\n")
+        half_closed.socket.shutdown(socket.SHUT_WR)
+        for _ in range(4):
+            daemon.await_ready()  # there is a place again
+            with entering(daemon) as leaving:
+                leaving.send(b"PUB r 2\ny\n")
+        daemon.await_ready()
+        (small / "filler").unlink()
+        assert half_closed.reply() == "OK 1 1"
+
+
+def test_a_half_request_that_was_parked_has_its_time_from_then_on(start: Start, small: Path) -> None:
+    """Its rest could not come before."""
+    daemon = on(small, start, frame_timeout=3)
+    fill(small / "filler")
+    with Client(daemon.socket_path) as client, Client(daemon.socket_path) as half:
+        client.send(b"PUB r 2\nx\nPUB r 7\nabc")
+        half.send(b"half")
+        assert half.reply().startswith("ERR timeout ")
+        (small / "filler").unlink()
+        assert client.reply() == "OK 1 1"
+        assert not readable(client.socket.fileno(), within=1.1)  # a sweep later
+        assert client.ask(b"def\n") == "OK 2 2"

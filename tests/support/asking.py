@@ -1,0 +1,53 @@
+"""A daemon's socket as tests use it: the sizes that matter there, answers in short, and what has been written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from running import Client, Daemon, readable
+
+REQUEST_MAX = 1 << 20
+SPOOLED = 300 << 10  # above what a connection keeps in memory
+CHUNK = 512 << 10  # what is looked at together in a pipe
+
+
+def written(root: Path) -> object:
+    """Every byte of the raw segments and the head, and the names of the routes."""
+    files = [*sorted(root.glob("segments/*.wal")), root / "head"]
+    return [(path.name, path.read_bytes()) for path in files], sorted(os.listdir(root / "routes"))
+
+
+def stat(daemon: Daemon) -> dict[str, Any]:
+    """What STAT tells; its values are numbers, words and a table."""
+    told: dict[str, Any] = json.loads(daemon.ask("STAT").removeprefix("OK "))
+    return told
+
+
+def sequence(reply: str) -> int:
+    """The first sequence that a positive reply to PUB names."""
+    verdict, first, _ = reply.split()
+    assert verdict == "OK"
+    return int(first)
+
+
+def is_quiet(client: Client) -> bool:
+    """Whether nothing has been answered so far."""
+    return not readable(client.socket.fileno())
+
+
+@contextmanager
+def entering(daemon: Daemon) -> Iterator[Client]:
+    """A connection that has a place, once there is one."""
+    while True:
+        with Client(daemon.socket_path) as client:
+            answer = ""
+            with suppress(OSError):
+                answer = client.ask(b"PING\n")
+            if answer == "OK pong":
+                yield client
+                return
