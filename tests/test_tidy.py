@@ -24,6 +24,7 @@ LOCKS = [LOCK, ROOT / "requirements-spark-4.2.lock"]
 DOCUMENTS = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md")
 CONFIGURATIONS = (".ci/run", ".editorconfig", ".github/workflows/ci.yml", ".pre-commit-config.yaml")
 OTHERS = [ROOT / name for name in (*DOCUMENTS, *CONFIGURATIONS, "Makefile", "pyproject.toml")] + LOCKS
+LINES_MAX = 500
 HOMELESS = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
 # A path that exists on one machine only: somebody's home, a work directory, a scratch directory in code.
 MACHINE_PATH = re.compile(r"""(?<![\w.])/(?:home|Users|work|root|opt|mnt)/\w""")
@@ -48,6 +49,12 @@ def test_module_says_what_it_is_in_its_first_sentence(path: Path) -> None:
 
     assert docstring, "no docstring"
     assert docstring.split("\n\n")[0].rstrip()[-1] in ".:?"
+
+
+@pytest.mark.parametrize("path", TESTS, ids=shown)
+def test_test_module_can_be_read_as_a_whole(path: Path) -> None:
+    """A longer one has several subjects, and is parted by them."""
+    assert len(path.read_text().splitlines()) <= LINES_MAX
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=shown)
