@@ -14,11 +14,11 @@ import pytest
 from archives import archive
 from logs import Built
 
-from sidecars.archive.codecs import Codec
-from sidecars.archive.cutting import Records
 from wald import errors
 from wald.config import reference
 from wald.format.framing import Code
+from wald_archive.codecs import Codec
+from wald_archive.cutting import Records
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -59,7 +59,7 @@ def test_every_sidecar_exists_with_its_options(usage: str) -> None:
     program, *words = re.findall(r"[a-z-]+", re.split(r" [A-Z\[]| --", usage.strip("`"))[0])
     told = next(row for row in SIDECARS if row[0] == usage)
     name = program.removeprefix("wald-")
-    module = f"sidecars.{name}" if (ROOT / "sidecars" / name).is_dir() else f"sidecars.spark.{name}"
+    module = f"wald_{name}" if (ROOT / "sidecars" / f"wald_{name}").is_dir() else f"wald_spark.{name}"
 
     done = subprocess.run([sys.executable, "-m", module, *words, "--help"], capture_output=True, text=True, check=False)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(path for package in ("wald", "sidecars", "pyspark_wald") for path in (ROOT / package).rglob("*.py"))
+SOURCES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
 LIBRARIES = [path for path in SOURCES if "cli" not in path.parts and path.stem not in ("command", "report")]
 MAPPED = [ROOT / "wald" / layer for layer in ("format", "store", "daemon")]
 PRINTING = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.exit", "exit", "quit"}

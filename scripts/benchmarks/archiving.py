@@ -36,7 +36,7 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
     def archived(root: Path, records: int, codec: str) -> float:
         """Seconds; by a new group to a new place, so that there is everything to do each time."""
         dest = stage.fresh(stage.fast)
-        command = [sys.executable, "-m", "sidecars.archive", ROUTE, "--root", root, "--dest", dest]
+        command = [sys.executable, "-m", "wald_archive", ROUTE, "--root", root, "--dest", dest]
         seconds = timed(
             [*command, "--group", dest.name, "--records-per-bundle", -(-records // _BUNDLES), "--codec", codec]
         )

@@ -8,8 +8,8 @@ import time
 
 import wald
 from benchmarks.stage import ROUTE
-from sidecars.archive.bundle import Origin, bundle
-from sidecars.archive.codecs import Codec
+from wald_archive.bundle import Origin, bundle
+from wald_archive.codecs import Codec
 
 
 def main(root: str, codec: str) -> None:

@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING
 from benchmarks.report import Goal, Row, Samples
 from benchmarks.sparkdata import QUIET, log_of_keys, log_of_lines, log_of_routes, text_of_lines, write_lines
 from benchmarks.stage import Stage
-from sidecars.spark.alone import alone_in
-from sidecars.spark.audit.job import audit
-from sidecars.spark.audit.plan import plan
-from sidecars.spark.compact.generations import Generations
-from sidecars.spark.compact.job import Compactor
-from sidecars.spark.export.book import Shape
-from sidecars.spark.export.job import Exporter
-from sidecars.spark.export.target import Target, private
-from sidecars.spark.places import LogPlace
-from sidecars.spark.session import session
-from sidecars.spark.source import WaldDataSource
 from wald.store.disk import Disk
+from wald_spark.alone import alone_in
+from wald_spark.audit.job import audit
+from wald_spark.audit.plan import plan
+from wald_spark.compact.generations import Generations
+from wald_spark.compact.job import Compactor
+from wald_spark.export.book import Shape
+from wald_spark.export.job import Exporter
+from wald_spark.export.target import Target, private
+from wald_spark.places import LogPlace
+from wald_spark.session import session
+from wald_spark.source import WaldDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

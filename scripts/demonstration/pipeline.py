@@ -11,7 +11,7 @@ from demonstration.text import ROUTES, Text
 
 sys.path.insert(0, str(REPOSITORY))
 
-from sidecars.spark.java import find_java
+from wald_spark.java import find_java
 
 _WORDS = """
     SELECT word, {counts}, count(*) AS lines, CAST(round(avg(length(line))) AS INT) AS length
@@ -42,7 +42,7 @@ def prove_and_ask(root: Path, tables: Path, texts: list[Text]) -> None:
     title("Prove it", "every frame, digest, bundle, and every deletion by the cursors that it recorded")
     show(root, program="wald-audit", lines_max=20)
     title("Ask the tables", "with which words the lines begin, by the way they came in")
-    from sidecars.spark.session import session
+    from wald_spark.session import session
 
     with session("wald demo") as spark:
         spark.read.parquet(str(tables)).createOrReplaceTempView("tables")

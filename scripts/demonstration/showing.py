@@ -35,7 +35,7 @@ def wald_command(
     root: Path, *words: str, program: str = "wald", code: int = 0, binary: bool = False
 ) -> Any:  # bytes if ``binary``, else str
     name = program.removeprefix("wald-")
-    module = "wald" if program == "wald" else f"sidecars.{'spark.' * (name in _SPARK)}{name}"
+    module = "wald" if program == "wald" else f"wald_spark.{name}" if name in _SPARK else f"wald_{name}"
     line = [sys.executable, "-m", module, *words]
     done = subprocess.run(line, env=ENVIRONMENT | {"WALD_ROOT": str(root)}, capture_output=True, check=False)
     expect(done.returncode == code, f"{program} {' '.join(words)}: exit code {done.returncode}: {done.stderr.decode()}")

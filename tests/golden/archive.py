@@ -9,9 +9,9 @@ import archives
 from logs import Built
 
 import wald
-from sidecars.archive.bundle import Origin, bundle
-from sidecars.archive.codecs import Codec
-from sidecars.archive.cutting import Records
+from wald_archive.bundle import Origin, bundle
+from wald_archive.codecs import Codec
+from wald_archive.cutting import Records
 
 VERSION = 1
 FOLDER = Path(__file__).parent / f"archive-v{VERSION}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from running import TIMEOUT_SECONDS
 
-from sidecars.loop import stop_on_signals, wakes
+from wald.loop import stop_on_signals, wakes
 
 NEVER_SECONDS = 3600.0
 

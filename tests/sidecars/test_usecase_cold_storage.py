@@ -18,8 +18,6 @@ import pytest
 import reclaiming
 from logs import Built
 
-from sidecars.archive.command import command
-from sidecars.reclaim.policy import Limits
 from wald.cli.entry import run
 from wald.format.names import Kind
 from wald.store.cursors import CursorState
@@ -27,6 +25,8 @@ from wald.store.directory import list_segments
 from wald.store.ledger import read_ledger
 from wald.store.lookup import State
 from wald.store.pins import read_claims, sealed_index
+from wald_archive.command import command
+from wald_reclaim.policy import Limits
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "usecase-cold-storage.sh"
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -13,21 +13,21 @@ from logs import Built, Unsynced
 from running import run
 
 import wald
-from sidecars.archive.codecs import Codec
-from sidecars.archive.cutting import Bytes, Size
-from sidecars.archive.destination import Destination
-from sidecars.archive.engine import Engine, LocalEngine
-from sidecars.archive.finding import Finding
-from sidecars.archive.objects import open_destination
-from sidecars.archive.pack import Archivist, Packed, Wish
-from sidecars.archive.restore import restore
-from sidecars.archive.told import Told, told_of
-from sidecars.archive.verify import verify
 from wald.format.names import DEFAULT_GROUP
 from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.finding import Level
 from wald.store.ledger import Ledger, read_ledger
+from wald_archive.codecs import Codec
+from wald_archive.cutting import Bytes, Size
+from wald_archive.destination import Destination
+from wald_archive.engine import Engine, LocalEngine
+from wald_archive.finding import Finding
+from wald_archive.objects import open_destination
+from wald_archive.pack import Archivist, Packed, Wish
+from wald_archive.restore import restore
+from wald_archive.told import Told, told_of
+from wald_archive.verify import verify
 
 MOMENT = "2026-11-21T10:00:00Z"
 SOFTWARE = "wald test"
@@ -109,7 +109,7 @@ def copied(place: Path, to: Path) -> Path:
 
 def command(*arguments: object) -> list[str]:
     """The command line of ``wald-archive ARGUMENTS`` under this interpreter."""
-    return [sys.executable, "-m", "sidecars.archive", *map(str, arguments)]
+    return [sys.executable, "-m", "wald_archive", *map(str, arguments)]
 
 
 def wald_archive(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:

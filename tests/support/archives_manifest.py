@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sidecars.archive.bundle import Bundle, Contents, Origin
-from sidecars.archive.codecs import Codec
-from sidecars.archive.manifest import Entry, Manifest, Previous
-from sidecars.archive.parts import PartFacts
+from wald_archive.bundle import Bundle, Contents, Origin
+from wald_archive.codecs import Codec
+from wald_archive.manifest import Entry, Manifest, Previous
+from wald_archive.parts import PartFacts
 
 
 def manifest(

@@ -13,18 +13,18 @@ from typing import Any
 from running import run
 
 import wald
-from sidecars.drain.consumer import Consumer
-from sidecars.drain.feed import Drain, Job
-from sidecars.drain.portions import Form
-from sidecars.drain.redrive import redrive
 from wald.store.disk import Disk
+from wald_drain.consumer import Consumer
+from wald_drain.feed import Drain, Job
+from wald_drain.portions import Form
+from wald_drain.redrive import redrive
 
 NOW_NS = 1_795_255_200_000_000_000
 
 
 def drain_command(*arguments: object) -> list[str]:
     """The command line of ``wald-drain ARGUMENTS`` under this interpreter."""
-    return [sys.executable, "-m", "sidecars.drain", *map(str, arguments)]
+    return [sys.executable, "-m", "wald_drain", *map(str, arguments)]
 
 
 def drain(*arguments: object) -> subprocess.CompletedProcess[bytes]:

@@ -311,7 +311,7 @@ class _Sidecars:
             for line in lines:
                 full = self._full.is_set()
                 done = run(line, timeout=SIDECAR_SECONDS)
-                self.runs[line[2].removeprefix("sidecars.")] += 1
+                self.runs[line[2].removeprefix("wald_")] += 1
                 if done.returncode not in (0, 3) and not full and not self._full.is_set():
                     self.wrong.append(f"{line[2]} ended with {done.returncode}: {done.stderr.decode()[-500:]}")
                 if self._stopping.wait(0.5):

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 SETTINGS = ("WALD_", "ARCHIVE_")  # the variables of the environment that only our programs read
-_PROGRAMS = ("wald", "sidecars.archive", "sidecars.drain", "sidecars.reclaim")
+_PROGRAMS = ("wald", "wald_archive", "wald_drain", "wald_reclaim")
 _PACKAGES = ("wald.cli", "wald.daemon", *_PROGRAMS[1:])  # what they import when they are told what to do
 _MESSAGE_BYTES = 1 << 17
 _NUMBER_BYTES = 8

@@ -13,16 +13,16 @@ from typing import Any
 
 from logs import BOOT, Built
 
-from sidecars.reclaim.apply import Reclaim
-from sidecars.reclaim.command import Work
-from sidecars.reclaim.plan import Planner
-from sidecars.reclaim.policy import Limits
-from sidecars.reclaim.report import Report
 from wald.format.names import Kind
 from wald.store.directory import Root, list_segments, read_identity
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger, read_ledger
 from wald.store.uptime import Moment
+from wald_reclaim.apply import Reclaim
+from wald_reclaim.command import Work
+from wald_reclaim.plan import Planner
+from wald_reclaim.policy import Limits
+from wald_reclaim.report import Report
 
 ANYTHING_READ = Limits()
 

@@ -42,7 +42,7 @@ def command(*arguments: object) -> list[str]:
 
 def sidecar(name: str, *arguments: object) -> list[str]:
     """The command line of ``wald-NAME ARGUMENTS`` under this interpreter."""
-    return [sys.executable, "-m", f"sidecars.{name}", *map(str, arguments)]
+    return [sys.executable, "-m", f"wald_{name}", *map(str, arguments)]
 
 
 def wald(

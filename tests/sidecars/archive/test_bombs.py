@@ -15,19 +15,19 @@ from archives import archive
 from bombs import GIB, MEMORY_MAX_BYTES, MIB, ZEROS, run
 from logs import Built
 
-from sidecars.archive.codecs import Codec
-from sidecars.archive.layout import DIGEST_SUFFIX, MANIFEST
-from sidecars.archive.manifest import Manifest, decode_manifest
-from sidecars.archive.tags import digest_file, tag_files
+from wald_archive.codecs import Codec
+from wald_archive.layout import DIGEST_SUFFIX, MANIFEST
+from wald_archive.manifest import Manifest, decode_manifest
+from wald_archive.tags import digest_file, tag_files
 
 
 def assert_refused(place: Path, *words: str) -> None:
     """By restore and by verify."""
     for arguments in (("restore", place, "a"), ("verify", place)):
-        code, told, memory = run("sidecars.archive", *arguments)
+        code, told, memory = run("wald_archive", *arguments)
         assert (code, "Traceback" in told) == (4, False), told
         assert memory < MEMORY_MAX_BYTES
-    told = run("sidecars.archive", "restore", place, "a")[1]
+    told = run("wald_archive", "restore", place, "a")[1]
     for word in words:
         assert word in told
 
@@ -166,4 +166,4 @@ def test_a_manifest_that_tells_of_a_part_too_large_is_refused(bag: Callable[[Cod
 
 def test_a_sound_bag_is_restored_within_the_same_memory(bag: Callable[[Codec], Bag]) -> None:
     planted = bag(Codec.ZST)
-    assert run("sidecars.archive", "restore", planted.place, "a")[0] == 0
+    assert run("wald_archive", "restore", planted.place, "a")[0] == 0

@@ -17,11 +17,11 @@ from damage import peak_bytes
 from golden.archive import MOMENT, log_id_of, sample_log
 from logs import Built
 
-from sidecars.archive.bundle import Bundle, Origin, bundle
-from sidecars.archive.codecs import Codec
-from sidecars.archive.contents import Reading
 from wald.format.batch import Buffer
 from wald.format.names import ROUTE_MAX_LENGTH
+from wald_archive.bundle import Bundle, Origin, bundle
+from wald_archive.codecs import Codec
+from wald_archive.contents import Reading
 
 MIB = 1 << 20
 

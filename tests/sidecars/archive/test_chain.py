@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from archives_manifest import manifest
 
-from sidecars.archive.chain import Placed, broken_links
-from sidecars.archive.manifest import Manifest, Previous
 from wald.store.finding import Level
+from wald_archive.chain import Placed, broken_links
+from wald_archive.manifest import Manifest, Previous
 
 LOG = "ab" * 16
 

@@ -12,7 +12,7 @@ import pytest
 from damage import every_truncation, flipped
 from running import TIMEOUT_SECONDS
 
-from sidecars.archive.codecs import BadStream, Codec, ahead, in_order
+from wald_archive.codecs import BadStream, Codec, ahead, in_order
 
 FRAMES = [b"", b"one frame\n" * 50, b"another\n", bytes(range(256)) * 30]
 COMPRESSED = [Codec.ZST, Codec.GZ]

@@ -19,10 +19,10 @@ from logs import Built
 from running import output_of as wald_output_of
 from running import refused, run
 
-from sidecars.archive.cutting import Records
 from wald.format.names import Kind
 from wald.store.disk import Disk
 from wald.store.ledger import Ledger
+from wald_archive.cutting import Records
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("without", "words"),
         [
-            ("import sidecars.spark.java as java; java._homes = lambda: iter(())", "Spark needs Java 17 or newer"),
+            ("import wald_spark.java as java; java._homes = lambda: iter(())", "Spark needs Java 17 or newer"),
             ("import sys; sys.modules['pyspark'] = None", "which --engine spark needs"),
         ],
     )
@@ -257,7 +257,7 @@ class TestRefusals:
         self, root: Path, dest: Path, asking: tuple[str, str], without: str, words: str
     ) -> None:
         """Told before anything is begun; whoever does not ask for it gets the other engine."""
-        script = f"{without}; from sidecars.archive.command import main; main()"
+        script = f"{without}; from wald_archive.command import main; main()"
         line = [sys.executable, "-c", script, "a", "--root", str(root), "--dest", str(dest)]
 
         code, message, hint = refused(run([*line, *asking]))

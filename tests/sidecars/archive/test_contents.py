@@ -11,9 +11,9 @@ import pytest
 from damage import every_truncation
 from golden.archive import FOLDER
 
-from sidecars.archive.bundle import Contents
-from sidecars.archive.contents import BadBundle, Reading
-from sidecars.archive.manifest import decode_manifest
+from wald_archive.bundle import Contents
+from wald_archive.contents import BadBundle, Reading
+from wald_archive.manifest import decode_manifest
 
 STEM = f"a-{1:020d}"
 BUNDLE = next(FOLDER.rglob(f"{STEM}.tar"))

@@ -16,9 +16,9 @@ from logs import Built
 from running import eventually
 
 import wald
-from sidecars.archive.codecs import Codec
-from sidecars.archive.cutting import Records
 from wald.store.directory import Root
+from wald_archive.codecs import Codec
+from wald_archive.cutting import Records
 
 BAGIT = Path(sys.executable).with_name("bagit.py")
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from logs import Built
 from some_logs import STEPS, Step, build
 
-from sidecars.archive.cutting import Bytes, Portions, Records, content_bytes
 from wald.format.record import Record
 from wald.store.batches import Batch
+from wald_archive.cutting import Bytes, Portions, Records, content_bytes
 
 
 def counted(record: Record) -> int:

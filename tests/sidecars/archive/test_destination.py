@@ -10,10 +10,10 @@ import pytest
 from damage import every_truncation
 from faults import FailingDisk, TracingDisk
 
-from sidecars.archive.destination import WRITE_BYTES, Destination, Directory, Sink
-from sidecars.archive.objects import ObjectStore, open_destination
 from wald.errors import DiskFailure, InvalidInput, Refused
 from wald.store.disk import Disk
+from wald_archive.destination import WRITE_BYTES, Destination, Directory, Sink
+from wald_archive.objects import ObjectStore, open_destination
 
 DATA = b"what belongs there"
 

@@ -9,12 +9,12 @@ import pytest
 from archives import SOFTWARE
 from logs import Built
 
-from sidecars.archive import due
-from sidecars.archive.codecs import Codec
-from sidecars.archive.cutting import Records
-from sidecars.archive.due import due_bytes, spark_pays
-from sidecars.archive.pack import Wish
 from wald.format.names import Kind
+from wald_archive import due
+from wald_archive.codecs import Codec
+from wald_archive.cutting import Records
+from wald_archive.due import due_bytes, spark_pays
+from wald_archive.pack import Wish
 
 
 def wish(route: str = "a", to: int | None = None) -> Wish:

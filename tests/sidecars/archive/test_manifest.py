@@ -9,12 +9,12 @@ from array import array
 import pytest
 from damage import every_flip, every_truncation
 
-from sidecars.archive.bundle import Bundle, Contents, Origin
-from sidecars.archive.codecs import Codec
-from sidecars.archive.layout import BagName, parse_bag_name
-from sidecars.archive.manifest import BadManifest, Entry, Manifest, Previous, decode_manifest
-from sidecars.archive.parts import PartFacts
-from sidecars.archive.tags import tag_files
+from wald_archive.bundle import Bundle, Contents, Origin
+from wald_archive.codecs import Codec
+from wald_archive.layout import BagName, parse_bag_name
+from wald_archive.manifest import BadManifest, Entry, Manifest, Previous, decode_manifest
+from wald_archive.parts import PartFacts
+from wald_archive.tags import tag_files
 
 ORIGIN = Origin("ab" * 16, "web", "processed", "wald 1", "2026-11-21T10:00:00Z")
 

@@ -13,11 +13,11 @@ import pytest
 from archives import archive, output_of, refusal_of, wald_archive
 from logs import Built
 
-from sidecars.archive.codecs import Codec
-from sidecars.archive.cutting import Records
-from sidecars.archive.destination import Destination, Sink
-from sidecars.archive.objects import open_destination
 from wald.store.disk import Disk
+from wald_archive.codecs import Codec
+from wald_archive.cutting import Records
+from wald_archive.destination import Destination, Sink
+from wald_archive.objects import open_destination
 
 SERVER = """
 import sys
@@ -131,7 +131,7 @@ def test_a_bucket_that_is_not_there_is_told(mixed: Built, env: dict[str, str]) -
 
 
 def test_without_s3fs_it_says_what_to_install(mixed: Built) -> None:
-    script = "import sys; sys.modules['s3fs'] = None; from sidecars.archive.command import main; main()"
+    script = "import sys; sys.modules['s3fs'] = None; from wald_archive.command import main; main()"
     line = [sys.executable, "-c", script, "a", "--root", str(mixed.root.path), "--dest", "s3://bucket"]
 
     done = subprocess.run(line, capture_output=True, text=True, check=False)

@@ -15,12 +15,12 @@ from contents import text
 from faults import TracingDisk
 from logs import Built
 
-from sidecars.archive.codecs import Codec
-from sidecars.archive.cutting import Bytes, Records
 from wald.errors import Damaged, Locked, NotFound, Refused
 from wald.format.names import Kind
 from wald.store.cursors import CursorState
 from wald.store.ledger import Ledger
+from wald_archive.codecs import Codec
+from wald_archive.cutting import Bytes, Records
 
 BAGIT = Path(sys.executable).with_name("bagit.py")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from logs import START_NS, Built
 from some_logs import STEPS, Step, build
 
-from sidecars.archive.parts import BadIndex, Form, Part, Run, parse_run, parts
+from wald_archive.parts import BadIndex, Form, Part, Run, parse_run, parts
 
 RUN = Run("00000000000000000001.txt", 0, 8, 1, 2, START_NS, terminated=False)
 

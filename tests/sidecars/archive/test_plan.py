@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from archives_manifest import manifest
 
-from sidecars.archive.bundle import Origin
-from sidecars.archive.codecs import Codec
-from sidecars.archive.cutting import Bytes, Records
-from sidecars.archive.manifest import Manifest, Previous
-from sidecars.archive.plan import Past, Run, check_lineage, last_told, past
 from wald.errors import Damaged, Refused
+from wald_archive.bundle import Origin
+from wald_archive.codecs import Codec
+from wald_archive.cutting import Bytes, Records
+from wald_archive.manifest import Manifest, Previous
+from wald_archive.plan import Past, Run, check_lineage, last_told, past
 
 LOG = "ab" * 16
 ORIGIN = Origin(LOG, "a", "processed", "wald 1", "2026-11-21T10:00:00Z")

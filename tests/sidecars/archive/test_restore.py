@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from logs import Built
 from some_logs import STEPS, Step, build
 
-from sidecars.archive.codecs import Codec
-from sidecars.archive.cutting import Bytes, Records
-from sidecars.archive.destination import Directory
-from sidecars.archive.restore import restore
 from wald.errors import Damaged, NotFound
 from wald.store.disk import Disk
+from wald_archive.codecs import Codec
+from wald_archive.cutting import Bytes, Records
+from wald_archive.destination import Directory
+from wald_archive.restore import restore
 
 MIB = 1 << 20
 

@@ -11,11 +11,11 @@ from archives import archive, bags, copied, errors, files, findings, ledger_line
 from damage import flipped
 from logs import Built
 
-from sidecars.archive.codecs import Codec
-from sidecars.archive.cutting import Records
 from wald.errors import NotFound
 from wald.store.finding import Level
 from wald.store.ledger import Ledger
+from wald_archive.codecs import Codec
+from wald_archive.cutting import Records
 
 SMALL_BYTES = 500  # of these files every byte is changed; of larger ones every STRIDE-th, and both ends
 STRIDE = 41

@@ -11,11 +11,11 @@ from damage import flipped
 from faults import Died, DyingDisk
 from logs import Built, Unsynced
 
-from sidecars.archive.cutting import Records
-from sidecars.archive.told import Told, told_of
 from wald.errors import Damaged, NotFound
 from wald.store.finding import Level
 from wald.store.ledger import Ledger
+from wald_archive.cutting import Records
+from wald_archive.told import Told, told_of
 
 ENOUGH_STEPS = 100
 UNFINISHED = "unfinished: an interrupted run; wald-archive a --group processed goes on with it"

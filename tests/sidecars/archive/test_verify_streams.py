@@ -15,10 +15,10 @@ from damage import flipped
 from logs import Built
 from running import eventually
 
-from sidecars.archive.codecs import Codec
-from sidecars.archive.destination import Directory
 from wald.store.disk import Disk
 from wald.store.finding import Level
+from wald_archive.codecs import Codec
+from wald_archive.destination import Directory
 
 PIECE_BYTES = 4000
 

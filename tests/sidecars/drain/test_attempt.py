@@ -13,9 +13,9 @@ import pytest
 from damage import every_flip, every_truncation
 from logs import Built
 
-from sidecars.drain.attempt import Attempts, Ended, check_command, decode_ended, encode_ended
 from wald.errors import InvalidInput
 from wald.store.disk import Disk
+from wald_drain.attempt import Attempts, Ended, check_command, decode_ended, encode_ended
 
 MORE_THAN_A_PIPE_HOLDS = b"line\n" * 1_000_000
 ENDED = Ended((7, 1_795_255_200_000_000_000), 11, 20, -9)

@@ -16,11 +16,11 @@ from logs import Built
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
 
 import wald
-from sidecars.drain.command import command
 from wald.cli.entry import run
 from wald.format.names import Kind
 from wald.producer import Producer
 from wald.store.cursors import newcomer
+from wald_drain.command import command
 
 DRAIN = "$(ps -o ppid= -p $PPID)"  # of a command, whose parent is the keeper
 Start = Callable[..., subprocess.Popen[bytes]]

@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import Daemon, output_of
 
-from sidecars.drain.deadletters import (
+from wald.errors import InvalidInput
+from wald.format.columns import decode
+from wald.format.control import WINDOW
+from wald.format.record import Record
+from wald.producer import Producer
+from wald.store.directory import Root
+from wald_drain.deadletters import (
     PAYLOAD_MAX_BYTES,
     Origin,
     Undeliverable,
@@ -26,13 +32,7 @@ from sidecars.drain.deadletters import (
     seed_of,
     send,
 )
-from sidecars.drain.handover import Handover
-from wald.errors import InvalidInput
-from wald.format.columns import decode
-from wald.format.control import WINDOW
-from wald.format.record import Record
-from wald.producer import Producer
-from wald.store.directory import Root
+from wald_drain.handover import Handover
 
 ORIGIN = Origin(bytes(range(16)), "orders", "billing")
 HANDOVER = Handover(10, 11, 20, "exit 3 after 5 tries", 5, "dead_letter", 7)

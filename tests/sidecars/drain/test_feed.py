@@ -11,9 +11,9 @@ from damage import peak_bytes
 from draining import InProcess
 from logs import Built
 
-from sidecars.drain.portions import PORTION_MAX_BYTES, Form
 from wald.errors import Damaged, NotFound, Refused
 from wald.format.names import Kind
+from wald_drain.portions import PORTION_MAX_BYTES, Form
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecars.drain.portions import Form, Portion, portions
 from wald.format.record import Record
+from wald_drain.portions import Form, Portion, portions
 
 
 def records(values: list[bytes]) -> list[Record]:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sidecars.drain.verdict import (
+from wald_drain.verdict import (
     PAUSE_MAX_SECONDS,
     TRIES_WHOLE,
     Verdict,

@@ -9,7 +9,7 @@ from damage import flipped
 from logs import SECOND_NS, Built, Unsynced
 from reclaiming import Reclaimer, bases, ledger, reclaim
 
-from sidecars.reclaim.policy import Limits
+from wald_reclaim.policy import Limits
 
 MINUTE_NS = 60 * SECOND_NS
 HOUR_NS = 60 * MINUTE_NS

@@ -16,15 +16,15 @@ from logs import Built
 from reclaiming import ANYTHING_READ, bases, ledger, reclaim
 from running import output_of, run, sidecar
 
-from sidecars.reclaim.plan import Planner
-from sidecars.reclaim.policy import Limits
-from sidecars.spark.audit.legality import judge
 from wald.format.names import Kind
 from wald.format.sealed import Frame
 from wald.store.backlog import Backlog, Standing
 from wald.store.compression import FRAME_BYTES, SealedFile
 from wald.store.history import History
 from wald.store.lag import lags
+from wald_reclaim.plan import Planner
+from wald_reclaim.policy import Limits
+from wald_spark.audit.legality import judge
 
 LASTS = {"a": 2, "b": 5}
 """Of each route its last record in the first segment."""

@@ -23,11 +23,11 @@ from reclaiming import Reclaimer, bases, ledger
 from running import Daemon, eventually, output_of, run, sidecar, wald
 from tracing import strace
 
-from sidecars.reclaim.apply import Reclaim
 from wald.format.names import Kind
 from wald.log import Log
 from wald.store.cursors import Cursor
 from wald.store.directory import Root
+from wald_reclaim.apply import Reclaim
 
 
 class Gap(SteppingDisk):
@@ -144,7 +144,7 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
         with monkeypatch.context() as patched:
             for name in ("wald.store.taken._settled", "wald.store.taken.segment_index", "wald.store.taken.History"):
                 pausing(patched, schedule, name)
-            pausing(patched, schedule, "sidecars.reclaim.plan.read_claims")
+            pausing(patched, schedule, "wald_reclaim.plan.read_claims")
             message = meet(root, schedule, now_ns=built.now_ns).message
         if "takes them back" in message:
             Reclaimer(root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)  # the next run, as it was told

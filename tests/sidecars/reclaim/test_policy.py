@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from sidecars.reclaim.policy import Facts, Limits, Verdict, judge
+from wald_reclaim.policy import Facts, Limits, Verdict, judge
 
 AGE_NS, BYTES, RECORDS = 1000, 100, 10  # of the segment; 50 bytes and 5 records are newer
 

@@ -9,11 +9,11 @@ from contents import errors
 from logs import Built, Unsynced
 from reclaiming import Reclaimer, bases, ledger, reclaim
 
-from sidecars.reclaim.policy import Limits
 from wald.format.names import Kind
 from wald.store.directory import TEMPORARY, list_segments
 from wald.store.lookup import State
 from wald.store.sealer import pending, seal
+from wald_reclaim.policy import Limits
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from faults import Died, DyingDisk, FailingDisk, TracingDisk, until_it_survives
 from logs import SECOND_NS, Built
 from reclaiming import Reclaimer, bases, ledger, reclaim
 
-from sidecars.reclaim.plan import Planner
-from sidecars.reclaim.policy import Limits, Verdict
 from wald.errors import Damaged, Locked
 from wald.format.names import Kind
 from wald.store.ledger import Ledger
 from wald.store.lookup import State
 from wald.store.routes import retire_route
+from wald_reclaim.plan import Planner
+from wald_reclaim.policy import Limits, Verdict
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sidecars.spark.java import find_java
-from sidecars.spark.session import session
+from wald_spark.java import find_java
+from wald_spark.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

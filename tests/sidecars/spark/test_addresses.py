@@ -21,7 +21,7 @@ COMMANDS = {
 
 def command(name: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """A command that has to be refused before it starts Spark."""
-    line = [sys.executable, "-m", f"sidecars.spark.{name}", *words]
+    line = [sys.executable, "-m", f"wald_spark.{name}", *words]
     env = {name: value for name, value in os.environ.items() if name != "WALD_ROOT"}
     return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
 

@@ -21,17 +21,17 @@ from running import eventually
 from some_logs import STEPS, Step, build
 
 import wald
-from sidecars.archive.codecs import Codec
-from sidecars.archive.cutting import Bytes, Records, Size
-from sidecars.archive.objects import open_destination
-from sidecars.archive.pack import Packed
-from sidecars.spark import archiving
-from sidecars.spark.archiving import SparkEngine
 from wald.errors import Damaged, NotFound, Refused, Unavailable
 from wald.format.names import Kind
 from wald.store.cursors import CursorState
 from wald.store.directory import Root
 from wald.store.disk import Disk
+from wald_archive.codecs import Codec
+from wald_archive.cutting import Bytes, Records, Size
+from wald_archive.objects import open_destination
+from wald_archive.pack import Packed
+from wald_spark import archiving
+from wald_spark.archiving import SparkEngine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,17 +15,17 @@ from damage import flipped
 from logs import Built
 from reclaiming import reclaim
 
-from sidecars.archive.cutting import Records
-from sidecars.reclaim.policy import Limits
-from sidecars.spark.audit.job import audit
-from sidecars.spark.audit.plan import plan
-from sidecars.spark.audit.result import Audit
 from wald.errors import NotFound, Unavailable
 from wald.format.names import Kind
 from wald.store.directory import Root
 from wald.store.finding import Level
 from wald.store.ledger import Ledger, read_ledger
 from wald.store.verifier import verify
+from wald_archive.cutting import Records
+from wald_reclaim.policy import Limits
+from wald_spark.audit.job import audit
+from wald_spark.audit.plan import plan
+from wald_spark.audit.result import Audit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -174,7 +174,7 @@ def test_the_command_tells_and_exits_with_4(cluster: str, tmp_path: Path) -> Non
     """On a cluster, over a pattern of roots; its exit code says that one of them is damaged."""
     good, bad = filled(tmp_path / "good"), filled(tmp_path / "bad")
     next(bad.root.segments.glob("*.zst")).unlink()
-    line = [sys.executable, "-m", "sidecars.spark.audit", "--root", f"{tmp_path}/*", "--master", cluster, "--json"]
+    line = [sys.executable, "-m", "wald_spark.audit", "--root", f"{tmp_path}/*", "--master", cluster, "--json"]
     done = subprocess.run(line, capture_output=True, timeout=300, check=False)
     assert done.stderr == b""
     told = json.loads(done.stdout)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecars.spark.audit.legality import EXPIRING, judge, overlaps
+from wald_spark.audit.legality import EXPIRING, judge, overlaps
 
 Line = dict[str, Any]
 SHA256 = "ab" * 32

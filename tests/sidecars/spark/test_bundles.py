@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from logs import SECOND_NS, START_NS, Built
 from some_logs import STEPS, Step, build
 
-from sidecars.archive.codecs import Codec
-from sidecars.archive.cutting import Records
-from sidecars.spark.bundles import BundlePiece, bundle_pieces
-from sidecars.spark.damage import STRICT, Tolerance
-from sidecars.spark.places import ArchivePlace
 from wald.errors import Damaged
 from wald.store.arrow import record_batches, schema
+from wald_archive.codecs import Codec
+from wald_archive.cutting import Records
+from wald_spark.bundles import BundlePiece, bundle_pieces
+from wald_spark.damage import STRICT, Tolerance
+from wald_spark.places import ArchivePlace
 
 NAMES = [name for name in schema.names if name != "headers"]  # JSON in a bundle: the same strings, spelt anew
 

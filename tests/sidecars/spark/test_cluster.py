@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "spark-cluster"
 JOB = """
 import sys
 from pathlib import Path
-from sidecars.spark.session import session
+from wald_spark.session import session
 
 master, place = sys.argv[1:]
 

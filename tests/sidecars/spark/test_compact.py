@@ -20,15 +20,15 @@ from pyarrow import parquet
 from running import sidecar
 from spark_jobs import run_job
 
-from sidecars.spark.compact import partial
-from sidecars.spark.compact.generations import Generation, Generations
-from sidecars.spark.compact.job import Compactor, Done
-from sidecars.spark.compact.partial import SCHEMA, Counts, Reducing, counted, last_of
-from sidecars.spark.damage import STRICT
-from sidecars.spark.reached import Reached
-from sidecars.spark.since import Chunk, find_logs, since
 from wald.errors import Damaged, Refused
 from wald.format.names import Kind
+from wald_spark.compact import partial
+from wald_spark.compact.generations import Generation, Generations
+from wald_spark.compact.job import Compactor, Done
+from wald_spark.compact.partial import SCHEMA, Counts, Reducing, counted, last_of
+from wald_spark.damage import STRICT
+from wald_spark.reached import Reached
+from wald_spark.since import Chunk, find_logs, since
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

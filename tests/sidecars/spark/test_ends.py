@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import Built
 
-from sidecars.spark.ends import Ends, end_of
-from sidecars.spark.places import LogPlace, Shipped
 from wald.format.names import Kind
 from wald.store.directory import Listing, Root
 from wald.store.head import Bound
+from wald_spark.ends import Ends, end_of
+from wald_spark.places import LogPlace, Shipped
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from pyarrow import dataset
 from running import refused, run, sidecar
 from spark_jobs import run_job
 
-from sidecars.spark.export.book import Shape
-from sidecars.spark.export.job import Done, Exporter
-from sidecars.spark.export.target import Target, private
-from sidecars.spark.since import find_logs
 from wald.errors import Damaged, InvalidInput, Refused
 from wald.format.names import Kind
+from wald_spark.export.book import Shape
+from wald_spark.export.job import Done, Exporter
+from wald_spark.export.target import Target, private
+from wald_spark.since import find_logs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -197,7 +197,7 @@ def replace(self, path, data, *, exclusive=False):
     os.kill(os.getpid(), signal.SIGKILL)
 
 Disk.replace = replace
-from sidecars.spark.export.command import command
+from wald_spark.export.command import command
 from wald.cli.entry import run
 sys.exit(run(command, "wald-export", sys.argv[1:]))
 """

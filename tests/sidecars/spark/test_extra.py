@@ -16,7 +16,7 @@ PACKAGES = ["pyspark", "pyarrow", "numpy", "pandas"]
 
 def without(package: str, program: str, *arguments: object) -> subprocess.CompletedProcess[bytes]:
     """Run a program in a Python that does not find a package."""
-    script = f"import sys; sys.modules[{package!r}] = None; from sidecars.spark.{program}.command import main; main()"
+    script = f"import sys; sys.modules[{package!r}] = None; from wald_spark.{program}.command import main; main()"
     line = [sys.executable, "-c", script, *map(str, arguments)]
     return subprocess.run(line, capture_output=True, check=False, timeout=300)
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecars.spark.jsonvalues import JsonValues, arrow_fields
 from wald.errors import InvalidInput
+from wald_spark.jsonvalues import JsonValues, arrow_fields
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

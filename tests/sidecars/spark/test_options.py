@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sidecars.spark.options import PARTITION_BYTES, Options, parse_options
 from wald.errors import InvalidInput
+from wald_spark.options import PARTITION_BYTES, Options, parse_options
 
 
 def parsed(**given: str) -> Options:

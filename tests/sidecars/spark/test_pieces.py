@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from logs import Built
 from some_logs import STEPS, Step, build
 
-from sidecars.spark.blocks import Range
-from sidecars.spark.damage import STRICT, Tolerance
-from sidecars.spark.pieces import LogPiece, pieces_of
-from sidecars.spark.places import LogPlace, Shipped
 from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
 from wald.format.record import Record
+from wald_spark.blocks import Range
+from wald_spark.damage import STRICT, Tolerance
+from wald_spark.pieces import LogPiece, pieces_of
+from wald_spark.places import LogPlace, Shipped
 
 EVERYTHING = Range(None, 1, 10**9)
 FORGIVING = Tolerance(damage=True, loss=True)

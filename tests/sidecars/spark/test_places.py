@@ -11,11 +11,11 @@ import pytest
 from archives import archive
 from logs import Built
 
-from sidecars.spark.blocks import Range
-from sidecars.spark.pieces import pieces_of
-from sidecars.spark.places import ArchivePlace, LogPlace, Place, Shipped, find_places
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind, parse_segment_name
+from wald_spark.blocks import Range
+from wald_spark.pieces import pieces_of
+from wald_spark.places import ArchivePlace, LogPlace, Place, Shipped, find_places
 
 
 @pytest.fixture

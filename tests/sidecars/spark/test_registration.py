@@ -37,5 +37,5 @@ print(*set(sys.modules) - before)
 """
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
 
-    assert "sidecars.spark.source" in loaded
+    assert "wald_spark.source" in loaded
     assert [name for name in loaded if name.startswith(("pyarrow", "numpy", "pandas", "wald.store", "zstandard"))] == []

@@ -12,12 +12,12 @@ import pytest
 from logs import SECOND_NS, START_NS, Built
 from pyspark.sql.types import StructField, StructType
 
-from sidecars.spark.blocks import Range
-from sidecars.spark.damage import STRICT, Tolerance
-from sidecars.spark.pieces import LogPiece, pieces_of
-from sidecars.spark.places import LogPlace
-from sidecars.spark.rows import BATCH_BYTES, Rows, schema_ddl
 from wald.errors import InvalidInput, Refused
+from wald_spark.blocks import Range
+from wald_spark.damage import STRICT, Tolerance
+from wald_spark.pieces import LogPiece, pieces_of
+from wald_spark.places import LogPlace
+from wald_spark.rows import BATCH_BYTES, Rows, schema_ddl
 
 DEFAULT = {
     "log": "string",

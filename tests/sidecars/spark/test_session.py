@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "spark-cluster"
 
 
 def audit(root: Path, master: str) -> list[str]:
-    return [sys.executable, "-m", "sidecars.spark.audit", "--root", str(root), "--master", master]
+    return [sys.executable, "-m", "wald_spark.audit", "--root", str(root), "--master", master]
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from logs import Built
 from some_logs import STEPS, Step, build
 
-from sidecars.archive.cutting import Bytes, Portions, Records, Size
-from sidecars.spark.shares import Share, Stretch, decode, encode, shares, stretches
 from wald.log import Log
 from wald.store.batches import Batch
+from wald_archive.cutting import Bytes, Portions, Records, Size
+from wald_spark.shares import Share, Stretch, decode, encode, shares, stretches
 
 
 @pytest.fixture

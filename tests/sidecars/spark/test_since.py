@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import Built
 
-from sidecars.spark.damage import STRICT, Tolerance
-from sidecars.spark.places import LogPlace
-from sidecars.spark.reached import Reached
-from sidecars.spark.since import Portion, find_logs, since
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind
+from wald_spark.damage import STRICT, Tolerance
+from wald_spark.places import LogPlace
+from wald_spark.reached import Reached
+from wald_spark.since import Portion, find_logs, since
 
 
 def place_of(built: Built) -> LogPlace:

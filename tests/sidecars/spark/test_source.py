@@ -15,8 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql.functions import length
 from running import Daemon, eventually, output_of, sidecar
 
-from sidecars.spark.source import WaldDataSource
 from wald.format.names import Kind
+from wald_spark.source import WaldDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

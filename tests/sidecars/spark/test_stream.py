@@ -17,13 +17,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 from running import Daemon, eventually, output_of, sidecar
 
-from sidecars.spark.options import parse_options
-from sidecars.spark.rows import Rows
-from sidecars.spark.source import WaldDataSource
-from sidecars.spark.stream import WaldStreamReader
-from sidecars.spark.stream_options import OPTIONS
 from wald.errors import Damaged
 from wald.store.ledger import read_ledger
+from wald_spark.options import parse_options
+from wald_spark.rows import Rows
+from wald_spark.source import WaldDataSource
+from wald_spark.stream import WaldStreamReader
+from wald_spark.stream_options import OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,8 +35,8 @@ Write = Callable[..., "DataStreamWriter"]
 # What a killed driver runs: all there is, in small batches.
 DRIVER = """
 import sys
-from sidecars.spark.session import session
-from sidecars.spark.source import WaldDataSource
+from wald_spark.session import session
+from wald_spark.source import WaldDataSource
 quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 with session("driver", master="local[2]", settings={"spark.driver.extraJavaOptions": quick}) as spark:
     spark.dataSource.register(WaldDataSource)

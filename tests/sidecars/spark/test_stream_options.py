@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sidecars.spark.admission import Limits
-from sidecars.spark.stream_options import OPTIONS, StreamOptions, parse_stream_options
 from wald.errors import InvalidInput
 from wald.kinds import MIB
+from wald_spark.admission import Limits
+from wald_spark.stream_options import OPTIONS, StreamOptions, parse_stream_options
 
 LOG = "0123456789abcdef" * 2
 AS_UUID = "01234567-89ab-cdef-0123-456789abcdef"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from running import eventually
 
-from sidecars.spark import tasks
 from wald.errors import Damaged, Unavailable
+from wald_spark import tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from logs import Built
 from some_logs import STEPS, Step, build
 
-from sidecars.spark.admission import Limits
-from sidecars.spark.options import parse_options
-from sidecars.spark.pieces import LogPiece
-from sidecars.spark.stream_options import OPTIONS, parse_stream_options
-from sidecars.spark.triggers import Triggers
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.names import Kind
 from wald.format.offsets import Offsets, Position, decode_offsets, encode_offsets
+from wald_spark.admission import Limits
+from wald_spark.options import parse_options
+from wald_spark.pieces import LogPiece
+from wald_spark.stream_options import OPTIONS, parse_stream_options
+from wald_spark.triggers import Triggers
 
 NO_LIMITS = Limits()
 

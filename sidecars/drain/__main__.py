@@ -1,5 +1,0 @@
-"""``python -m sidecars.drain`` is ``wald-drain``."""
-
-from sidecars.drain.command import main
-
-main()

@@ -1,5 +1,0 @@
-"""``python -m sidecars.spark.export`` is ``wald-export``."""
-
-from sidecars.spark.export.command import main
-
-main()

@@ -1,0 +1,230 @@
+"""Making one bundle: batches in, the bytes of a compressed tar out, and what is to be said about them.
+
+    <route>-<first>/batches/<first of part>.jsonl      what the part holds, run by run
+    <route>-<first>/records/<first of part>.txt        or .jsonl: the records (wald_archive.parts)
+    …                                                  further parts
+    <route>-<first>/bundle.json                        what is known of the whole
+
+The tar is a pure function of the records, of who packed them and when: names in order of sequence, owner 0, mode 0644,
+and the append time of a part's first record as its time. It is compressed in frames that know nothing of each other, so
+they are made side by side. Whoever has batches and a place for bytes can make a bundle, in whatever process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from wald.format.batch import Buffer
+from wald.store.batches import Batch
+from wald_archive.codecs import FRAME_BYTES, Codec, in_order
+from wald_archive.cutting import content_bytes
+from wald_archive.layout import bundle_stem
+from wald_archive.parts import Part, PartFacts, parts
+from wald_archive.times import iso
+
+FORMAT_VERSION = 1
+ABOUT = "bundle.json"
+ABOUT_MAX_BYTES = 4096  # of it, and once more for each part that it tells of
+BLOCK_BYTES = 512
+RECORD_BYTES = 20 * BLOCK_BYTES  # tar ends at a multiple of this
+_SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose records they are, and who packs them; the same for every bundle of a run.
+
+    Attributes:
+        log: id of the log, 32 hexadecimal digits.
+        archived_at: ISO time, as it is to stand in the archive.
+    """
+
+    log: str
+    route: str
+    group: str
+    software: str
+    archived_at: str
+
+    def told(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "log": self.log,
+            "route": self.route,
+            "group": self.group,
+            "software": self.software,
+            "archived_at": self.archived_at,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a bundle holds, however it is compressed.
+
+    Attributes:
+        after: every record of the route behind this sequence, up to ``last``, is in it.
+        record_bytes: of values, keys and headers, and one for each record.
+    """
+
+    first: int
+    last: int
+    after: int
+    count: int
+    record_bytes: int
+    earliest_ns: int
+    latest_ns: int
+    parts: tuple[PartFacts, ...]
+
+    def told(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "first": self.first,
+            "last": self.last,
+            "after": self.after,
+            "count": self.count,
+            "record_bytes": self.record_bytes,
+            "earliest": iso(self.earliest_ns),
+            "earliest_ns": self.earliest_ns,
+            "latest": iso(self.latest_ns),
+            "latest_ns": self.latest_ns,
+            "parts": [part.told() for part in self.parts],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle that was made.
+
+    Attributes:
+        bytes, sha256: of the file. ``tar_sha256``: of what it decompresses to.
+        runs: from ``after`` on: how many sequences are not in it, how many are, and so on.
+        frames: the compressed frames, each with its bytes in the file and in the tar.
+    """
+
+    name: str
+    contents: Contents
+    bytes: int
+    sha256: str
+    tar_sha256: str
+    runs: array[int] = field(default_factory=lambda: array("Q"), compare=False, repr=False)
+    frames: tuple[tuple[int, int], ...] = field(default=(), compare=False, repr=False)
+
+
+def about(origin: Origin, contents: Contents) -> bytes:
+    """The last file in the tar."""
+    told = {"format": FORMAT_VERSION, "bundle": bundle_stem(origin.route, contents.first)}
+    return json.dumps(told | origin.told() | contents.told(), indent=2).encode() + b"\n"
+
+
+def bundle(
+    batches: Iterable[Batch], *, origin: Origin, codec: Codec, after: int, sink: Callable[[Buffer], object]
+) -> Bundle:
+    """Pack all of ``batches``, at least one, into one bundle.
+
+    Args:
+        after: the last sequence of the bundle before; every record of the route behind it is in ``batches``.
+        sink: gets the bytes of the file, in order.
+    """
+    tar = _Tar(origin, after)
+    digest = hashlib.sha256()
+    frames: list[tuple[int, int]] = []
+    for frame, length in in_order(lambda piece: (codec.compress(piece), len(piece)), tar.frames(batches)):
+        digest.update(frame)
+        frames.append((len(frame), length))
+        sink(frame)
+    contents = tar.tally.contents(after)
+    name = bundle_stem(origin.route, contents.first) + codec.suffix
+    stored_bytes = sum(length for length, _ in frames)
+    return Bundle(
+        name, contents, stored_bytes, digest.hexdigest(), tar.digest.hexdigest(), tar.tally.runs, tuple(frames)
+    )
+
+
+class _Tar:
+    """The tar in pieces, and its digest."""
+
+    def __init__(self, origin: Origin, after: int) -> None:
+        self.digest = hashlib.sha256()
+        self.tally = Tally(after)
+        self._after = after
+        self._origin = origin
+        self._bytes = 0
+
+    def frames(self, batches: Iterable[Batch]) -> Iterator[memoryview]:
+        folder = ""
+        for part in parts(self._counted(batches)):
+            folder = folder or bundle_stem(self._origin.route, part.first)
+            self.tally.add(part)
+            seconds = part.earliest_ns // _SECOND_NS
+            yield from self._frames(
+                *_member(f"{folder}/batches/{part.index_name}", seconds, [part.index()]),
+                *_member(f"{folder}/records/{part.name}", seconds, part.data),
+            )
+        contents = self.tally.contents(self._after)
+        seconds = contents.latest_ns // _SECOND_NS
+        last = b"".join(_member(f"{folder}/{ABOUT}", seconds, [about(self._origin, contents)]))
+        end = self._bytes + len(last) + 2 * BLOCK_BYTES
+        yield from self._frames(last, bytes(2 * BLOCK_BYTES + -end % RECORD_BYTES))
+
+    def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self.tally.record_bytes += content_bytes(batch)
+            yield batch
+
+    def _frames(self, *pieces: Buffer) -> Iterator[memoryview]:
+        data = memoryview(b"".join(pieces))
+        self._bytes += len(data)
+        for start in range(0, len(data), FRAME_BYTES):
+            frame = data[start : start + FRAME_BYTES]
+            self.digest.update(frame)
+            yield frame
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the parts of a bundle add up to, whether it is made or read."""
+
+    at: int
+    runs: array[int] = field(default_factory=lambda: array("Q"))
+    parts: list[PartFacts] = field(default_factory=list)
+    record_bytes: int = 0
+    earliest_ns: int = 0
+    latest_ns: int = 0
+
+    def add(self, part: Part) -> None:
+        if not self.parts:
+            self.earliest_ns = part.earliest_ns
+        self.latest_ns = part.latest_ns
+        self.parts.append(part.facts)
+        for run in part.runs:
+            if self.runs and run.first == self.at + 1:
+                self.runs[-1] += run.count
+            else:
+                self.runs.extend((run.first - self.at - 1, run.count))
+            self.at = run.last
+
+    def contents(self, after: int) -> Contents:
+        return Contents(
+            first=self.parts[0].first,
+            last=self.parts[-1].last,
+            after=after,
+            count=sum(part.count for part in self.parts),
+            record_bytes=self.record_bytes,
+            earliest_ns=self.earliest_ns,
+            latest_ns=self.latest_ns,
+            parts=tuple(self.parts),
+        )
+
+
+def _member(name: str, seconds: int, data: list[Any]) -> list[Any]:
+    """A file in the tar: header, content, zeros up to a block. ``Any``: whatever bytes can be joined from."""
+    info = tarfile.TarInfo(name)
+    info.size = sum(map(len, data))
+    info.mtime = seconds
+    info.mode = 0o644
+    return [info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict"), *data, bytes(-info.size % BLOCK_BYTES)]

@@ -1,0 +1,287 @@
+"""``wald-archive``: pack routes into bundles, prove an archive, get records out of one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import click
+
+import wald
+from wald.cli.entry import run
+from wald.cli.options import DefaultGroup, group_option, json_option, root_option, route_argument, size_option
+from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, command_line
+from wald.format.names import check_route
+from wald.kinds import MIB
+from wald.log import Log
+from wald.store.directory import Root, read_identity
+from wald.store.disk import Disk
+from wald.store.finding import Level
+from wald.store.ledger import Ledger, entries_of, read_ledger
+from wald_archive.codecs import Codec
+from wald_archive.cutting import Bytes, Records, Size
+from wald_archive.destination import Destination
+from wald_archive.due import spark_pays
+from wald_archive.engine import Engine, EngineMaker, LocalEngine
+from wald_archive.finding import Finding
+from wald_archive.objects import open_destination
+from wald_archive.pack import Archivist, Wish
+from wald_archive.report import PackReport, ProofReport, progress
+from wald_archive.restore import restore as restored
+from wald_archive.restore import span
+from wald_archive.told import Told, told_of
+from wald_archive.verify import bundle_bytes
+from wald_archive.verify import verify as findings_of
+
+BUNDLE_BYTES = 256 * MIB
+_AUTO, _LOCAL, _SPARK = "auto", "local", "spark"
+
+
+@click.group(
+    cls=DefaultGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    subcommand_metavar="ROUTE... | COMMAND [ARGS]...",
+)
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, readable=False),
+    help="The directory of the log.  [env of pack: WALD_ROOT]",
+)
+@click.version_option(wald.__version__, message="%(prog)s %(version)s")
+@click.pass_context
+def command(ctx: click.Context, root: Path | None) -> None:
+    """Pack routes into bundles that tar and sha256sum can check; prove an archive; get records out of one.
+
+    `wald-archive ROUTE...` is short for `wald-archive pack ROUTE...`, whose --help tells of its options.
+    """
+    ctx.obj = root
+
+
+@command.command()
+@click.argument("routes", nargs=-1, required=True, metavar="ROUTE...")
+@root_option
+@click.option(
+    "--dest",
+    envvar="ARCHIVE_DEST",
+    show_envvar=True,
+    metavar="DIR|URL",
+    help="Where the bags go; without it: ROOT/archive.",
+)
+@group_option
+@click.option("--records-per-bundle", type=click.IntRange(min=1), metavar="N", help="So many records in each bundle.")
+@size_option("--bytes-per-bundle", None, "So many bytes of records at most; without either: 256MiB.")
+@click.option("--to", type=click.IntRange(min=1), metavar="SEQ", help="Leave the records behind this one for later.")
+@click.option(
+    "--engine",
+    type=click.Choice([_AUTO, _LOCAL, _SPARK]),
+    default=_AUTO,
+    show_default=True,
+    help="What makes the bundles, which are the same either way. auto: Spark where --master says so, or where it is "
+    "there, with its Java, on more than 4 cores, and there is more than about 8 GiB to pack; else this process.",
+)
+@click.option("--master", metavar="URL", help="The cluster that Spark runs on; without it local[*], this machine.")
+@click.option(
+    "--codec",
+    type=click.Choice([codec.value for codec in Codec]),
+    default=Codec.ZST.value,
+    show_default=True,
+    help="How bundles are compressed.",
+)
+@json_option
+def pack(
+    root: Path,
+    routes: tuple[str, ...],
+    dest: str | None,
+    group: str,
+    records_per_bundle: int | None,
+    bytes_per_bundle: int | None,
+    to: int | None,
+    engine: str,
+    master: str | None,
+    codec: str,
+    as_json: bool,
+) -> None:
+    """Archive all records of each ROUTE that the group has not processed, then move its cursor.
+
+    Each run makes a BagIt bag at DEST/ROUTE/FIRST-LAST: bundles, each a tar of records with its sha256 beside it, and a
+    manifest. Everything is read back before the cursor moves. A run that was interrupted is finished first, with the
+    sizes and the codec it was begun with. Nothing at the destination is ever overwritten.
+    """
+    for route in routes:
+        check_route(route)
+    log = Log(root)
+    size = _size(records_per_bundle, bytes_per_bundle)
+    destination = open_destination(dest or str(log.root.path / "archive"), Disk())
+    wishes = [Wish(route, group, size, Codec(codec), f"wald {wald.__version__}", to) for route in dict.fromkeys(routes)]
+    try:
+        ledger = Ledger(log.root.ledger / "archive.jsonl", Disk(), owner="wald-archive")
+        try:
+            with ExitStack() as stack, PackReport(as_json) as report:
+                archivist = Archivist(
+                    log,
+                    Disk(),
+                    ledger,
+                    destination,
+                    _engine(engine, master, log, destination, wishes, stack),
+                    now_ns=time.time_ns,
+                    moment=_moment,
+                    on_begin=report.begin,
+                    on_abandon=report.abandoned,
+                    on_record=report.record,
+                )
+                for wish in wishes:
+                    report.route(wish, archivist.archive(wish))
+        finally:
+            ledger.close()
+    except PermissionError as error:
+        raise NotPermitted.of(error, error.filename or root) from error
+    except OSError as error:
+        raise DiskFailure(
+            f"{error.filename or f'{root} or {destination.place}'}: {error.strerror or error}; nothing is lost, and "
+            "nothing that is not at the destination was acknowledged",
+            hint=f"df -h {root} {destination.place}; then the same command again goes on",
+        ) from error
+
+
+@command.command()
+@click.argument("destinations", nargs=-1, required=True, metavar="DEST...")
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, readable=False),
+    help="A log, whose ledger says what has to be there. An archive needs none, so WALD_ROOT does not count.",
+)
+@json_option
+@click.pass_context
+def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None, as_json: bool) -> int:
+    """Read every byte at each DEST, prove it against the manifests, and change nothing.
+
+    Several DESTs are proven together: a bundle may follow one that is elsewhere. With --root, what the log's ledger
+    tells of has to be there, too. One line for each finding; the exit code is 4 if anything is wrong.
+    """
+    root = root or ctx.find_object(Path)
+    places = [open_destination(place, Disk()) for place in destinations]
+    told = [Told() for _ in places]
+    report = ProofReport(as_json)
+    if root is not None:
+        read_identity(Root(root))
+        path = Root(root).ledger / "archive.jsonl"
+        ledger = read_ledger(path)
+        for number, reason in ledger.broken:
+            report.finding(Finding(Level.ERROR, str(path), "", "", f"line {number}: {reason}"))
+        told = [told_of(ledger.entries, place.place) for place in places]
+    with progress("verify", sum(map(bundle_bytes, places))) as advance:
+        for finding in findings_of(places, told, on_bytes=advance):
+            report.finding(finding)
+    report.end()
+    return Damaged.exit_code if report.counts[Level.ERROR] else 0
+
+
+@command.command()
+@click.argument("place", metavar="DEST")
+@route_argument
+@click.option(
+    "--root",
+    type=click.Path(path_type=Path, readable=False),
+    help="A log, whose ledger says what has to be there. An archive needs none, so WALD_ROOT does not count.",
+)
+@click.option("--from", "first", type=click.IntRange(min=1), default=1, metavar="SEQ", help="The first record.")
+@click.option("--to", "last", type=click.IntRange(min=1), metavar="SEQ", help="The last record.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["raw", "json"]),
+    default="raw",
+    show_default=True,
+    help="json: an object a line.",
+)
+@click.pass_context
+def restore(
+    ctx: click.Context, place: str, route: str, root: Path | None, first: int, last: int | None, form: str
+) -> None:
+    """Write the records of ROUTE in the archive DEST to stdout, as `wald read` would; no log is needed.
+
+    Nothing of a bundle is given out before its digest has been checked. What there is comes, and the exit code is 3, if
+    the archive ends in front of --from, of --to or, without that, of what the ledger of --root tells of.
+    """
+    if last is not None and first > last:
+        words = f"--from {first} --to {last}: the end is in front of the beginning"
+        raise InvalidInput(words, hint=f"--from {last} --to {first}")
+    destination = open_destination(place, Disk())
+    root = root or ctx.find_object(Path)
+    begin, end = span(destination, route)
+    due = max(first, last or 0)
+    if root is not None and last is None:
+        read_identity(Root(root))
+        told = told_of(entries_of(Root(root).ledger / "archive.jsonl"), destination.place)
+        due = max(due, told.last_of(route))
+    at = max(begin, first) - 1
+    with progress("restore", (end if last is None else min(end, last)) - at) as advance:
+        for records in restored(destination, route, first, last, as_json=form == "json"):
+            _write(records.data)
+            advance(records.last - at)
+            at = records.last
+    if end < due:
+        asking = command_line("ROOT" if root is None else root, f"where {end + 1}")
+        raise NotFound(
+            f"{place}: no bundle holds what of route {route} follows record {end}, up to {due}",
+            hint=f"{asking} tells what became of it, in the log",
+        )
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(command, "wald-archive", sys.argv[1:]))
+
+
+def _size(records: int | None, size_bytes: int | None) -> Size:
+    if records is not None and size_bytes is not None:
+        raise InvalidInput(
+            "--records-per-bundle and --bytes-per-bundle exclude each other", hint="wald-archive pack --help"
+        )
+    if size_bytes == 0:
+        raise InvalidInput("a bundle of 0 bytes holds nothing", hint="--bytes-per-bundle 256MiB")
+    return Records(records) if records is not None else Bytes(size_bytes or BUNDLE_BYTES)
+
+
+def _engine(
+    name: str, master: str | None, log: Log, destination: Destination, wishes: Sequence[Wish], stack: ExitStack
+) -> Engine:
+    """The engine asked for, or the quicker one; Spark is started when it is needed and ends with ``stack``.
+
+    Raises:
+        InvalidInput: a cluster for the engine that has none.
+        NotFound: Spark is asked for, and PySpark or its Java is not there.
+    """
+    if name == _LOCAL and master is not None:
+        raise InvalidInput("--engine local runs in this process, on no --master", hint="--engine spark")
+    if name == _LOCAL or (name == _AUTO and master is None and not spark_pays(log, wishes)):
+        return LocalEngine(log, destination)
+    spark = _installed(_SPARK)
+    if name == _AUTO and master is None and not (spark is not None and spark.is_there()):
+        return LocalEngine(log, destination)
+    if spark is None:
+        raise NotFound("the engine for Spark is not installed", hint="pip install 'wald[spark]'")
+    return spark.start(log, destination, master, stack)
+
+
+def _installed(name: str) -> EngineMaker | None:
+    """What another package offers as the engine ``name``."""
+    found = next(iter(entry_points(group="wald_archive.engines", name=name)), None)
+    return None if found is None else found.load()
+
+
+def _moment() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _write(data: bytes) -> None:
+    """All of it, past the buffers of Python: when this returns stdout has it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]

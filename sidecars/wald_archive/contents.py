@@ -1,0 +1,175 @@
+"""Reading a bundle: from the tar back to parts, each checked against its index; no more than one part in memory.
+
+A bundle may be anything, and claim anything. So a file in it is read only if its header says what the manifest says,
+and of the headers of pax, which may have any length, only the one is read that gives a file a longer name.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from wald.format.batch import Buffer
+from wald_archive.bundle import ABOUT, ABOUT_MAX_BYTES, BLOCK_BYTES, RECORD_BYTES, Contents
+from wald_archive.codecs import BadStream
+from wald_archive.layout import part_name
+from wald_archive.parts import RUN_MAX_BYTES, BadIndex, Form, Part, PartFacts, Run, parse_run
+
+_PAX_PATH = re.compile(rb"([0-9]{1,3}) path=([^\n]+)\n")
+_END_BYTES = 2 * BLOCK_BYTES
+
+
+class BadBundle(ValueError):
+    """The tar is not what a bundle is, or the records in it are not those its indexes tell of."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """The parts of the bundle ``stem``, in order; afterwards :attr:`about` is the content of its ``bundle.json``.
+
+    Args:
+        contents: what the manifest says of it.
+        tar: the decompressed tar, in pieces; read to its end.
+    """
+
+    stem: str
+    contents: Contents
+    tar: Iterator[Buffer]
+    about: bytes = field(default=b"", init=False)
+
+    def parts(self) -> Iterator[Part]:
+        """
+        Raises:
+            BadBundle: something is missing, out of place or not as its index or the manifest says; or the tar cannot be
+                read.
+        """
+        tar = _Tar(self.stem, self.tar)
+        last = 0
+        try:
+            for facts in self.contents.parts:
+                index = f"batches/{part_name(facts.first, '.jsonl')}"
+                runs = _runs(index, tar.file(index, most=RUN_MAX_BYTES * min(facts.count, facts.bytes)))
+                records = f"records/{facts.part}"
+                part = _part(records, facts, tar.file(records, most=facts.bytes), runs)
+                if part.first <= last:
+                    raise BadBundle(f"{records}: record {part.first} comes behind record {last}")
+                last = part.last
+                yield part
+            self.about = tar.file(ABOUT, most=ABOUT_MAX_BYTES + ABOUT_MAX_BYTES * len(self.contents.parts))
+            tar.end()
+        except BadStream as error:
+            raise BadBundle(str(error)) from error
+
+
+def _runs(member: str, data: bytes) -> list[Run]:
+    try:
+        return [parse_run(line) for line in data.removesuffix(b"\n").split(b"\n")]
+    except BadIndex as error:
+        raise BadBundle(f"{member}: {error}") from error
+
+
+def _part(member: str, facts: PartFacts, data: bytes, runs: list[Run]) -> Part:
+    name = facts.part
+    form = Form.LINES if name.endswith(Form.LINES.value) else Form.OBJECTS
+    offset, sequence = 0, runs[0].first
+    for run in runs:
+        end = run.offset + run.bytes
+        records = data.count(b"\n", run.offset, end)
+        if run.part != name or run.offset != offset or run.first < sequence or records != run.count:
+            raise BadBundle(f"{member}: offset {offset}: {records} records, not as its index says")
+        if not records or data[end - 1 : end] != b"\n":
+            raise BadBundle(f"{member}: offset {end}: no record ends here")
+        offset, sequence = end, run.last + 1
+    if offset != len(data) or name != part_name(runs[0].first, form.value):
+        raise BadBundle(f"{member}: {len(data)} bytes, not the {offset} that its index tells of")
+    part = Part(
+        form,
+        first=runs[0].first,
+        last=runs[-1].last,
+        count=sum(run.count for run in runs),
+        data_bytes=len(data),
+        earliest_ns=runs[0].append_time_ns,
+        latest_ns=runs[-1].append_time_ns,
+        data=[data],
+        runs=runs,
+    )
+    if part.facts != facts:
+        raise BadBundle(f"{member}: {part.count} records, {part.first} to {part.last}, not as the manifest says")
+    return part
+
+
+class _Tar:
+    """The files of a tar, one after the other, in the folder ``stem``."""
+
+    def __init__(self, stem: str, chunks: Iterator[Buffer]) -> None:
+        self._stem = stem
+        self._chunks = chunks
+        self._left = memoryview(b"")
+
+    def file(self, name: str, *, most: int) -> bytes:
+        """The content of the next file, of ``most`` bytes at most.
+
+        Raises:
+            BadBundle: another one is there, or a larger one, or none.
+        """
+        header = self._header(name)
+        there = header.name
+        if header.type == tarfile.XHDTYPE:
+            there = self._long_name(header.size)
+            header = self._header(name)
+        if header.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            raise BadBundle(f"{there}: not a plain file")
+        if there != f"{self._stem}/{name}":
+            raise BadBundle(f"{there}: not what is to follow here, which is {name}")
+        if not 0 <= header.size <= most:
+            raise BadBundle(f"{name}: {header.size} bytes, and the manifest leads to {most} at most")
+        data = self._take(header.size)
+        self._take(-header.size % BLOCK_BYTES)
+        return data
+
+    def end(self) -> None:
+        """Read on to the end.
+
+        Raises:
+            BadBundle: there are more than the zeros at the end of a tar.
+        """
+        room = _END_BYTES + RECORD_BYTES
+        while len(self._left) <= room and not any(self._left):
+            room -= len(self._left)
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return
+            self._left = memoryview(chunk)
+        raise BadBundle("it goes on behind its end")
+
+    def _header(self, name: str) -> tarfile.TarInfo:
+        block = self._take(BLOCK_BYTES)
+        if not any(block):
+            raise BadBundle(f"it ends without {name}")
+        try:
+            return tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+        except (tarfile.HeaderError, UnicodeError) as error:
+            raise BadBundle(str(error)) from error
+
+    def _long_name(self, size: int) -> str:
+        """What a pax header of ``size`` bytes says: a path and nothing else."""
+        record = self._take(BLOCK_BYTES)[:size] if 0 <= size <= BLOCK_BYTES else b""
+        match = _PAX_PATH.fullmatch(record)
+        if match is None or int(match[1]) != size:
+            raise BadBundle(f"a pax header of {size} bytes that is not just a path")
+        return match[2].decode(errors="replace")
+
+    def _take(self, count: int) -> bytes:
+        taken: list[memoryview] = []
+        while count:
+            if not self._left:
+                chunk = next(self._chunks, None)
+                if chunk is None:
+                    raise BadBundle("it ends within a file")
+                self._left = memoryview(chunk)
+            taken.append(self._left[:count])
+            self._left = self._left[count:]
+            count -= len(taken[-1])
+        return b"".join(taken)

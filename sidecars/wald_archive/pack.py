@@ -1,0 +1,274 @@
+"""Carrying runs out: bundles, tag files, the ledger, the cursor, in this order; each step can be repeated.
+
+Bundles are made by an engine; what is told, and when, is the same whichever it is. A crash leaves a line ``begun``
+without a line ``finished``. The next run makes the same bytes again and meets its own files. Nothing is acknowledged,
+to the ledger or by the cursor, that was not read back from the destination.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+
+from wald.errors import Damaged, NotFound, command_line
+from wald.log import Log
+from wald.store.batches import Batch
+from wald.store.cursors import CursorState
+from wald.store.directory import list_segments
+from wald.store.disk import Disk
+from wald.store.ledger import Ledger
+from wald.store.progress import last_sequences
+from wald.store.seeking import end_sequence
+from wald_archive.bundle import Origin
+from wald_archive.codecs import Codec
+from wald_archive.cutting import Records, Size
+from wald_archive.destination import Destination
+from wald_archive.engine import Engine, NotGivenBack, write_file
+from wald_archive.layout import MANIFEST, PAYLOAD, BagName, parse_bag_name
+from wald_archive.manifest import BadManifest, Entry, Manifest, decode_manifest
+from wald_archive.plan import Run, check_lineage, last_told, past
+from wald_archive.tags import tag_files
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a run is asked to do, unless an interrupted one says otherwise.
+
+    Attributes:
+        to: records behind this sequence are left for later; None: none are.
+    """
+
+    route: str
+    group: str
+    size: Size
+    codec: Codec
+    software: str
+    to: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A run that was carried out.
+
+    Attributes:
+        manifest: None if its bundles were all told before, so nothing was left but to acknowledge them.
+        resumed: whether an earlier process began it.
+    """
+
+    run: Run
+    manifest: Manifest | None
+    resumed: bool
+
+
+def _ignore(*_: object) -> None:
+    """Nobody watches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archivist:
+    """Packs routes of one log for one destination.
+
+    Attributes:
+        now_ns: the clock. ``moment``: the time as the archive and the cursor have it.
+        on_begin: told of each run, and whether it is an interrupted one, before it is carried out.
+        on_abandon: told of an interrupted run that is given up.
+        on_record: told how far a run has got, as a sequence.
+    """
+
+    log: Log
+    disk: Disk
+    ledger: Ledger
+    destination: Destination
+    engine: Engine
+    now_ns: Callable[[], int]
+    moment: Callable[[], str]
+    on_begin: Callable[[Run, bool], None] = field(default=_ignore)
+    on_abandon: Callable[[Run], None] = field(default=_ignore)
+    on_record: Callable[[int], None] = field(default=_ignore)
+
+    def archive(self, wish: Wish) -> Iterator[Packed]:
+        """Finish what was interrupted, then pack what has come since; nothing comes out if there is nothing.
+
+        Raises:
+            NotFound: no such route, or RECLAIM has removed records that are to be packed.
+            Damaged: such records, the cursor, or the ledger's line about the run cannot be read; or the destination
+                does not give back what was written.
+            Refused: something else is at the destination.
+            OSError: the destination or the log's disk fails.
+        """
+        log_id = self.log.identity.log_id.hex()
+        before = past(
+            self.ledger.entries(), log=log_id, route=wish.route, group=wish.group, dest=self.destination.place
+        )
+        if (run := before.unfinished) is not None:
+            if not before.complete and self.log.cursor(wish.route, wish.group).effective > run.after:
+                # Somebody else has processed them: what is left of the run's records, nobody can tell.
+                self._abandon(run)
+                self.on_abandon(run)
+            else:
+                self.on_begin(run, True)
+                yield self._carry_out(run, told=before.told, complete=before.complete, resumed=True)
+        begun = self._next(wish, log_id)
+        if begun is not None:
+            self.ledger.append(begun.begun(at_ns=self.now_ns()))
+            self.on_begin(begun, False)
+            yield self._carry_out(begun, told=frozenset(), complete=False, resumed=False)
+
+    def _next(self, wish: Wish, log_id: str) -> Run | None:
+        """The run from the cursor to the route's last complete record; None if there is no record between them."""
+        after, first = self._begin(wish)
+        try:
+            last = None if first is None else self._last_complete(wish, first)
+        except (NotFound, Damaged) as error:
+            raise self._told(error, wish, first) from error
+        if first is None or last is None:
+            return None
+        manifests = list(self._manifests(wish.route, after, wish.group))
+        check_lineage(manifests, log=log_id, root=self.log.root.path, group=wish.group, first=first, last=last)
+        previous = last_told(self.ledger.entries(), route=wish.route, group=wish.group, after=after)
+        if previous is None:  # the ledger may be lost; the bags tell too
+            behind = (m for _, m in manifests if m.origin.group == wish.group and m.last <= after)
+            previous = next((manifest.entries[-1].as_previous() for manifest in behind), None)
+        origin = Origin(log_id, wish.route, wish.group, wish.software, self.moment())
+        return Run(origin, self.destination.place, after, first, last, wish.size, wish.codec, previous)
+
+    def _begin(self, wish: Wish) -> tuple[int, int | None]:
+        """Up to where the group has processed the route, and the first record behind that.
+
+        Raises:
+            Damaged: the cursor cannot be trusted; what it said is not guessed.
+        """
+        cursor = self.log.cursor(wish.route, wish.group)
+        after = cursor.effective
+        start: int | str = after + 1
+        if cursor.state is CursorState.ABSENT:
+            segments = list_segments(self.log.root).segments
+            # What was reclaimed under other groups is nobody's loss.
+            after, start = segments[0].base_sequence - 1 if segments else 0, "earliest"
+        elif cursor.state is not CursorState.VALID:
+            raise Damaged(
+                f"{cursor.message}; what was processed is not known",
+                hint=self._setting_cursor(wish, "SEQUENCE --rewind"),
+            )
+        with closing(self._batches(wish.route, start, None)) as batches:
+            try:
+                batch = next(batches, None)
+            except (NotFound, Damaged) as error:
+                raise type(error)(error.message, hint=self._passing(wish, start)) from error
+        return after, batch.first_sequence if batch else None
+
+    def _told(self, error: NotFound | Damaged, wish: Wish, first: int | None) -> NotFound | Damaged:
+        """What has ended a run, with what to type for the records in front of it, or to pass over it."""
+        last = 0
+        with suppress(NotFound, Damaged), closing(self._batches(wish.route, first or 1, wish.to)) as batches:
+            for batch in batches:
+                last = batch.last_sequence
+        hint = f"{self._packing(wish, last)} packs what is in front of it" if last else self._passing(wish, first or 1)
+        return type(error)(f"{error.message}; nothing was acknowledged", hint=hint)
+
+    def _packing(self, wish: Wish, last: int) -> str:
+        """The command that makes the same bundles up to a record."""
+        size = "--records-per-bundle" if isinstance(wish.size, Records) else "--bytes-per-bundle"
+        root, place = (shlex.quote(str(path)) for path in (self.log.root.path, self.destination.place))
+        return (
+            f"wald-archive pack {wish.route} --root {root} --dest {place} --group {wish.group} {size} "
+            f"{wish.size.limit} --codec {wish.codec.value} --to {last}"
+        )
+
+    def _passing(self, wish: Wish, start: int | str) -> str:
+        """The command that passes over what cannot be packed from ``start`` on, up to what can."""
+        behind = next(self.log.batches(wish.route, start, on_damage=_ignore, on_missing="skip"), None)
+        sequence = "SEQUENCE" if behind is None else str(behind.first_sequence - 1)
+        return f"{self._setting_cursor(wish, sequence)} passes over it"
+
+    def _setting_cursor(self, wish: Wish, sequence: str) -> str:
+        return command_line(self.log.root.path, f"cursor set {wish.route} {sequence} --group {wish.group}")
+
+    def _last_complete(self, wish: Wish, first: int) -> int | None:
+        """The last record wanted that has its end; of the last one that has begun, that may be still to come.
+
+        Raises:
+            Damaged: which record was the last cannot be told.
+        """
+        begun = last_sequences(self.log.root, self.log.identity.log_id).get(wish.route)
+        if begun is None and wish.to is not None:  # it is for whoever says so to know that there is something
+            begun = end_sequence(self.log.root, self.log.identity.log_id) - 1
+        if not begun:
+            raise Damaged(
+                f"{self.log.root.path}: which record of {wish.route} is the last cannot be told",
+                hint=f"{command_line(self.log.root.path, 'verify')} lists it; --to SEQUENCE packs what is before it",
+            )
+        end = begun if wish.to is None else min(begun, wish.to)
+        for start in (end, first) if first <= end else ():
+            last = 0
+            for batch in self._batches(wish.route, start, end):
+                last = batch.last_sequence
+            if last:
+                return last
+        return None
+
+    def _batches(self, route: str, start: int | str, stop: int | None) -> Generator[Batch]:
+        yield from self.log.batches(route, start, stop)
+
+    def _manifests(self, route: str, after: int, group: str) -> Iterator[tuple[str, Manifest]]:
+        """The bags of a route at the destination, newest first, back to the one that a run behind ``after`` follows."""
+        names = (parse_bag_name(route, folder) for folder in self.destination.listing(route).folders)
+        for bag in sorted((name for name in names if name), key=lambda name: name.last, reverse=True):
+            manifest = self._manifest(bag)
+            if manifest is not None:
+                yield self.destination.full_name(str(bag)), manifest
+                if manifest.origin.group == group and manifest.last <= after:
+                    return
+
+    def _manifest(self, bag: BagName) -> Manifest | None:
+        """None for a bag that is half-written or damaged, which wald-archive verify tells of."""
+        try:
+            return decode_manifest(b"".join(self.destination.read(f"{bag}/{MANIFEST}")))
+        except (FileNotFoundError, BadManifest):
+            return None
+
+    def _carry_out(self, run: Run, *, told: frozenset[str], complete: bool, resumed: bool) -> Packed:
+        manifest: Manifest | None = None
+        if not complete:
+            manifest = self._write(run)
+            lines = [run.archived(e, at_ns=self.now_ns()) for e in manifest.entries if e.bundle.name not in told]
+            self.ledger.append(*lines)
+        route, group = run.origin.route, run.origin.group
+        if self.log.cursor(route, group).effective < run.last:
+            self.log.move_cursor(route, run.last, group, disk=self.disk, now=self.moment())
+        self.ledger.append(run.finished(at_ns=self.now_ns()))
+        return Packed(run, manifest, resumed)
+
+    def _write(self, run: Run) -> Manifest:
+        """The whole bag, each file read back."""
+        entries: list[Entry] = []
+        previous, after = run.previous, run.after
+        try:
+            for made in self.engine.bundles(run, self.on_record):
+                entries.append(Entry(made, previous))
+                previous, after = entries[-1].as_previous(), made.contents.last
+        except NotGivenBack:
+            raise
+        except (Damaged, NotFound) as error:
+            # The next run would meet the same: it is to be free to do with less.
+            self._abandon(run)
+            origin = run.origin
+            wish = Wish(origin.route, origin.group, run.size, run.codec, origin.software)
+            raise self._told(error, wish, run.first) from error
+        if not entries or (entries[0].bundle.contents.first, after) != (run.first, run.last):
+            self._abandon(run)
+            raise Damaged(
+                f"{self.log.root.path}: records {run.first} to {run.last} of {run.origin.route} do not begin and end "
+                "any more where they did; nothing was acknowledged",
+                hint=f"{command_line(self.log.root.path, 'verify')}; then the same command again",
+            )
+        manifest = Manifest(run.origin, run.codec, tuple(entries))
+        for name, data in tag_files(manifest).items():
+            write_file(self.destination, f"{run.bag}/{name}", data)
+        self.destination.settle(f"{run.bag}/{PAYLOAD}")
+        return manifest
+
+    def _abandon(self, run: Run) -> None:
+        self.ledger.append(run.abandoned(at_ns=self.now_ns()))

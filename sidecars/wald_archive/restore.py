@@ -1,0 +1,167 @@
+"""Records out of an archive again: the same bytes as ``wald read`` gives from the log.
+
+A bundle is read twice: once for its digest, and only if that is right for its records. Bundles that hold nothing that
+is asked for are not read at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from wald.errors import Damaged, NotFound
+from wald.format.record import Record
+from wald_archive.bundle import Bundle
+from wald_archive.codecs import Codec, ahead
+from wald_archive.contents import BadBundle, Reading
+from wald_archive.destination import Destination
+from wald_archive.layout import MANIFEST, PAYLOAD, BagName, bundle_stem, parse_bag_name
+from wald_archive.manifest import BadManifest, Entry, Manifest, decode_manifest
+from wald_archive.parts import Form, Part, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Consecutive records, encoded, up to sequence ``last``."""
+
+    data: bytes
+    last: int
+
+
+def restore(destination: Destination, route: str, first: int, last: int | None, *, as_json: bool) -> Iterator[Restored]:
+    """The records of ``route`` numbered ``first`` to ``last`` (None: to the end), in order.
+
+    Raises:
+        NotFound: the route is not in the archive.
+        Damaged: a manifest or a bundle is not as it was written, or records between two bundles are missing.
+        OSError: the destination cannot be read.
+    """
+    at = 0  # the bundles so far reach up to here
+    for manifest, entry in _require_bundles(destination, route):
+        contents = entry.bundle.contents
+        known = max(at, first - 1)
+        if last is not None and known >= last:
+            return
+        if contents.after > known and (at or entry.previous):
+            name = destination.full_name(f"{manifest.bag}/{PAYLOAD}/{entry.bundle.name}")
+            raise Damaged(
+                f"{name}: begins behind record {contents.after}, and no bundle holds what follows record {known}",
+                hint=f"wald-archive verify {destination.place}; --from {contents.after + 1} leaves out what is lost",
+            )
+        if contents.last <= known:
+            at = max(at, contents.last)
+            continue
+        if last is not None and contents.first > last:
+            return
+        for part in checked_parts(destination, manifest.bag, manifest.codec, entry.bundle):
+            for run in part.runs:
+                wanted = _cut(part, run, max(first, at + 1), last)
+                if wanted is not None:
+                    yield Restored(_encode(route, part.form, *wanted, as_json=as_json), wanted[1].last)
+        at = contents.last
+
+
+def span(destination: Destination, route: str) -> tuple[int, int]:
+    """The first and the last record there is of a route.
+
+    Raises:
+        NotFound: there is none.
+        Damaged: a manifest cannot be read.
+    """
+    entries = [entry.bundle.contents for _, entry in _require_bundles(destination, route)]
+    return entries[0].first, max(contents.last for contents in entries)
+
+
+def bundles_of(destination: Destination, route: str) -> list[tuple[Manifest, Entry]]:
+    """Every bundle of a route, by its first record; two groups may have archived the same ones.
+
+    Raises:
+        Damaged: a manifest cannot be read.
+    """
+    bags = [parse_bag_name(route, folder) for folder in destination.listing(route).folders]
+    found = []
+    for bag in bags:
+        if bag is None:
+            continue
+        name = f"{bag}/{MANIFEST}"
+        try:
+            manifest = decode_manifest(b"".join(destination.read(name)))
+        except FileNotFoundError:
+            continue  # a run that was interrupted; what it has made is not acknowledged
+        except BadManifest as error:
+            raise _damaged(destination, name, str(error)) from error
+        found += [(manifest, entry) for entry in manifest.entries]
+    return sorted(found, key=lambda each: (each[1].bundle.contents.first, -each[1].bundle.contents.last))
+
+
+def _require_bundles(destination: Destination, route: str) -> list[tuple[Manifest, Entry]]:
+    found = bundles_of(destination, route)
+    if not found:
+        raise NotFound(
+            f"{destination.place}: there is nothing of a route {route!r} here",
+            hint=f"wald-archive restore DEST ROUTE; here are: {', '.join(destination.listing('').folders) or 'none'}",
+        )
+    return found
+
+
+def checked_parts(destination: Destination, bag: BagName, codec: Codec, bundle: Bundle) -> Iterator[Part]:
+    """The parts of a bundle; none comes out before the digest of the whole file was found right.
+
+    Raises:
+        Damaged: it is missing, or not as it was written.
+    """
+    name = f"{bag}/{PAYLOAD}/{bundle.name}"
+    digest = hashlib.sha256()
+    try:
+        for chunk in destination.read(name):
+            digest.update(chunk)
+        if digest.hexdigest() != bundle.sha256:
+            raise _damaged(destination, name, f"its sha256 is not {bundle.sha256}")
+        stem = bundle_stem(bag.route, bundle.contents.first)
+        yield from Reading(stem, bundle.contents, ahead(codec.decompress(destination.read(name)))).parts()
+    except FileNotFoundError:
+        raise _damaged(destination, name, "missing") from None
+    except BadBundle as error:
+        raise _damaged(destination, name, str(error)) from error
+
+
+def _cut(part: Part, run: Run, first: int, last: int | None) -> tuple[bytes, Run] | None:
+    """The records of a run that are wanted; None if none is."""
+    begin, end = max(first, run.first), run.last if last is None else min(last, run.last)
+    if begin > end:
+        return None
+    data = bytes(part.data[0][run.offset : run.offset + run.bytes])
+    if (begin, end) == (run.first, run.last):
+        return data, run
+    lines = data.split(b"\n")[begin - run.first : end - run.first + 1]
+    terminated = run.terminated or end < run.last
+    cut = Run(run.part, run.offset, run.bytes, begin, end - begin + 1, run.append_time_ns, terminated)
+    return b"".join(line + b"\n" for line in lines), cut
+
+
+def _encode(route: str, form: Form, data: bytes, run: Run, *, as_json: bool) -> bytes:
+    if as_json == (form is Form.OBJECTS):
+        return data
+    lines = data.removesuffix(b"\n").split(b"\n")
+    if not as_json:
+        return b"".join(_value(line) + b"\n" for line in lines)
+    records = (
+        Record(route, number, line, run.append_time_ns, terminated=run.terminated or number < run.last)
+        for number, line in enumerate(lines, start=run.first)
+    )
+    return "".join(record.to_json() + "\n" for record in records).encode()
+
+
+def _value(line: bytes) -> bytes:
+    told: dict[str, Any] = json.loads(line)  # Any: it is JSON
+    return str(told["value"]).encode() if "value" in told else bytes.fromhex(told["value_hex"])
+
+
+def _damaged(destination: Destination, name: str, words: str) -> Damaged:
+    return Damaged(
+        f"{destination.full_name(name)}: {words}",
+        hint=f"wald-archive verify {destination.place} lists all damage",
+    )

@@ -1,0 +1,120 @@
+"""Proving an archive: every byte is read, nothing is changed, and all that is wrong is told of with its name.
+
+    a bag                       by itself (wald_archive.proof)
+    the bundles of a route      each follows the one before (wald_archive.chain)
+    the ledger, if given        tells of no bundle that is not there
+
+Bags may be proven in any order, and in several places at once; what they are as a whole is judged in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from wald.errors import NotFound
+from wald.format.names import is_route
+from wald.store.finding import Level
+from wald_archive.chain import Placed, broken_links
+from wald_archive.destination import Destination
+from wald_archive.finding import Finding
+from wald_archive.layout import DIGEST_SUFFIX, PAYLOAD, BagName, parse_bag_name
+from wald_archive.manifest import Manifest, Previous
+from wald_archive.proof import Proof
+from wald_archive.told import Told
+
+
+def verify(
+    destinations: Sequence[Destination], told: Sequence[Told], *, on_bytes: Callable[[int], None]
+) -> Iterator[Finding]:
+    """Read everything at ``destinations``; no error finding means that all of it is good.
+
+    Args:
+        told: for each destination what the ledger says; empty where there is none.
+        on_bytes: told how many bytes of bundles have been read.
+
+    Raises:
+        NotFound: there is nothing at all at a destination.
+        OSError: it cannot be read.
+    """
+    whole = Whole()
+    for destination, lines in zip(destinations, told, strict=True):
+        for found in survey(destination, lines):
+            if isinstance(found, Finding):
+                yield found
+                continue
+            proof = Proof(destination, found, lines, on_bytes)
+            yield from proof.findings()
+            whole.add(destination.place, found, proof.manifest, proof.digests)
+        yield from whole.missing(destination.place, lines)
+    yield from whole.broken_links()
+
+
+def survey(destination: Destination, told: Told) -> Iterator[Finding | BagName]:
+    """The bags at a destination, and what is wrong around them.
+
+    Raises:
+        NotFound: there is nothing at all.
+        OSError: it cannot be read.
+    """
+    place = destination.place
+    top = destination.listing("")
+    if not top.folders and not top.files:
+        raise NotFound(
+            f"{place}: there is nothing here",
+            hint="wald-archive verify DEST, with what --dest was when it was packed",
+        )
+    if told.elsewhere:
+        known = ", ".join(told.elsewhere)
+        words = f"the log's ledger tells of nothing here (it tells of {known})"
+        yield Finding(Level.ERROR, place, "", "", f"{words}; leave out --root to prove the archive by itself")
+    for name in (*top.files, *(folder for folder in top.folders if not is_route(folder))):
+        yield Finding(Level.INFO, place, "", name, "no part of the archive")
+    for route in filter(is_route, top.folders):
+        listing = destination.listing(route)
+        for name in listing.files:
+            yield Finding(Level.ERROR, place, "", f"{route}/{name}", "does not belong here")
+        for folder in listing.folders:
+            bag = parse_bag_name(route, folder)
+            yield bag or Finding(Level.ERROR, place, "", f"{route}/{folder}", "not the name of a bag")
+
+
+class Whole:
+    """What bags are together, wherever they are."""
+
+    def __init__(self) -> None:
+        self._bags: list[Placed] = []
+        self._present: set[Previous] = set()
+        self._there: set[tuple[str, str, str]] = set()
+
+    def add(self, place: str, bag: BagName, manifest: Manifest | None, digests: Mapping[str, str]) -> None:
+        """Take in a bag, with what its proof has left."""
+        if manifest is not None:
+            self._bags.append(Placed(place, manifest))
+        self._present |= {Previous(name, sha256) for name, sha256 in digests.items()}
+        self._there |= {(place, str(bag), name) for name in digests}
+
+    def missing(self, place: str, told: Told) -> Iterator[Finding]:
+        """What the ledger says is at a destination and is not, when all of its bags have been taken in."""
+        for bag, name in told.bundles:
+            if (place, bag, name) not in self._there:
+                words = "missing; the ledger says that it is here"
+                yield Finding(Level.ERROR, place, bag, f"{PAYLOAD}/{name}", words)
+
+    def broken_links(self) -> Iterator[Finding]:
+        """What is wrong between bundles, when everything has been taken in."""
+        return broken_links(self._bags, frozenset(self._present))
+
+
+def bundle_bytes(destination: Destination) -> int:
+    """How much there is to read, about: for those who wait."""
+    total = 0
+    for route in destination.listing("").folders:
+        total += sum(bag_bytes(destination, f"{route}/{bag}") for bag in destination.listing(route).folders)
+    return total
+
+
+def bag_bytes(destination: Destination, bag: str) -> int:
+    """How much of that is in one bag."""
+    folder = f"{bag}/{PAYLOAD}"
+    bundles = [name for name in destination.listing(folder).files if not name.endswith(DIGEST_SUFFIX)]
+    return sum(destination.length(f"{folder}/{name}") for name in bundles)

@@ -1,0 +1,161 @@
+"""``wald-drain``: records to a command's stdin, and the cursor after the command has succeeded."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+import wald
+from wald.cli.entry import run
+from wald.cli.options import DefaultGroup, group_option, root_option, route_argument, socket_option
+from wald.errors import GivenUp, InvalidInput, command_line
+from wald.format.names import check_route
+from wald.loop import stop_on_signals
+from wald.store.disk import Disk
+from wald_drain.attempt import check_command
+from wald_drain.consumer import Consumer
+from wald_drain.feed import Drain, Job
+from wald_drain.portions import Form
+from wald_drain.redrive import redrive as put_back
+
+_DEAD_LETTER = "dead_letter"
+
+
+@click.group(
+    cls=DefaultGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    subcommand_metavar="ROUTE -- COMMAND [ARGUMENT]... | redrive [ROUTE]",
+)
+@click.option("--root", type=click.Path(path_type=Path), help="The directory of the log.  [env: WALD_ROOT]")
+@click.version_option(wald.__version__, message="%(prog)s %(version)s")
+@click.pass_context
+def command(ctx: click.Context, root: Path | None) -> None:
+    """Feed a route to a command, batch by batch; put back what it could not process.
+
+    `wald-drain ROUTE -- COMMAND...` is short for `wald-drain feed ROUTE -- COMMAND...`, whose --help tells of its
+    options.
+    """
+    ctx.obj = root
+
+
+@command.command()
+@route_argument
+@click.argument("words", nargs=-1, required=True, metavar="-- COMMAND [ARGUMENT]...", type=click.UNPROCESSED)
+@root_option
+@group_option
+@click.option(
+    "--batch-records",
+    type=click.IntRange(1, 1_000_000),
+    default=1000,
+    show_default=True,
+    metavar="N",
+    help="The command gets at most so many records at a time.",
+)
+@click.option(
+    "--tries",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="So often it gets a record alone before that is given up; without it: until it succeeds.",
+)
+@click.option(
+    "--dead-letter", default=_DEAD_LETTER, show_default=True, metavar="ROUTE", help="The route for what is given up."
+)
+@click.option("--exit-at-end", is_flag=True, help="Exit once everything is processed that was there at the start.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice([form.value for form in Form]),
+    default=Form.RAW.value,
+    show_default=True,
+    help="json: an object a line.",
+)
+@socket_option
+def feed(
+    root: Path,
+    route: str,
+    words: tuple[str, ...],
+    group: str,
+    batch_records: int,
+    tries: int | None,
+    dead_letter: str,
+    exit_at_end: bool,
+    form: str,
+    socket: Path | None,
+) -> int:
+    """Feed the records of ROUTE behind the group's cursor to COMMAND, a batch at a time.
+
+    COMMAND gets a batch on its stdin, a file that holds all of it. If it exits 0, the cursor moves behind the batch; if
+    not, it gets the very same batch again after 0.1 s and 0.2 s, and then in halves, until the record at which it fails
+    stands alone. That one it gets after 0.1 s, 0.2 s, 0.4 s and so on up to 30 s, until it succeeds; or, with --tries,
+    so often: then the record goes to the dead-letter route, where it says in its headers where it comes from and why,
+    and the cursor moves. If COMMAND exits 75 (EX_TEMPFAIL), that is no try: it gets the same again later.
+
+    COMMAND finds WALD_ROUTE, WALD_GROUP, WALD_FIRST, WALD_LAST (sequences), WALD_COUNT (of records) and WALD_TRY in its
+    environment. It may get a batch again that it has processed, if the machine stops before the cursor has moved. If
+    only drain is killed, COMMAND goes on, and the next start waits for it and believes its exit code.
+
+    SIGTERM or Ctrl-C lets a running COMMAND finish and starts no other. Where bytes are damaged, or records missing, it
+    ends with the cursor in front of them, and the exit code is 4 or 3; else it is 10 if something was given up.
+    """
+    if check_route(dead_letter) == route and tries is not None:
+        raise InvalidInput(
+            f"route {route}: cannot be its own dead-letter route", hint="--dead-letter takes the name of another route"
+        )
+    check_command(words)
+    job = Job(
+        command=words,
+        form=Form(form),
+        records_max=batch_records,
+        tries=tries,
+        dead_letter=dead_letter,
+        daemon=socket or root,
+        exit_at_end=exit_at_end,
+    )
+    with _at_work(root, route, group) as (consumer, stop):
+        given_up = Drain(consumer, job, stop=stop, tell=_tell).run()
+    if given_up:
+        redriving = command_line(root, f"redrive {dead_letter}", program="wald-drain")
+        raise GivenUp(
+            f"{given_up} {'record of' if given_up == 1 else 'records of'} {route} given up",
+            hint=f"{command_line(root, f'read {dead_letter} --format json')}; {redriving} puts them back",
+        )
+    return 0
+
+
+@command.command()
+@click.argument("route", default=_DEAD_LETTER, callback=lambda _ctx, _parameter, name: check_route(name))
+@root_option
+@group_option
+@socket_option
+def redrive(root: Path, route: str, group: str, socket: Path | None) -> int:
+    """Put the dead letters of ROUTE (dead_letter) behind the group's cursor back to where they came from.
+
+    Each is appended once to the route that its headers name, as it was before: value, key, event time and headers. It
+    is a new record there, which every group of that route gets. Then the cursor moves.
+    """
+    with _at_work(root, route, group) as (consumer, stop):
+        put_back(consumer, daemon=socket or root, stop=stop, tell=_tell)
+    return 0
+
+
+@contextmanager
+def _at_work(root: Path, route: str, group: str) -> Iterator[tuple[Consumer, threading.Event]]:
+    """A consumer, and what stops it on a signal."""
+    consumer = Consumer(wald.open(root), route, group, Disk(), time.time_ns)
+    with stop_on_signals() as stop:
+        yield consumer, stop
+
+
+def _tell(line: str) -> None:
+    click.echo(f"wald-drain: {line}", err=True)
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(command, "wald-drain", sys.argv[1:]))

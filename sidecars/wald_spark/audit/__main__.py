@@ -1,0 +1,5 @@
+"""``python -m wald_spark.audit`` is ``wald-audit``."""
+
+from wald_spark.audit.command import main
+
+main()

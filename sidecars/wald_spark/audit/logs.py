@@ -1,0 +1,90 @@
+"""The audit of one log: what there is to check, and what comes of it together with the ledgers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from wald.errors import Damaged
+from wald.store.checker import Piece
+from wald.store.directory import Root, list_segments
+from wald.store.finding import Level
+from wald.store.history import Entry
+from wald.store.ledger import read_ledger
+from wald.store.verifier import Verification
+from wald_spark.audit.legality import Ruling, judge, overlaps
+from wald_spark.audit.pieces import Outcomes, SegmentWork
+from wald_spark.audit.result import Found, LogReport
+
+
+class LogAudit:
+    """
+    Attributes:
+        work: for executors, oldest first.
+        destinations: where bundles of it are, by its ledger.
+
+    Raises:
+        NotFound: there is no log.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+        self._verification = Verification(root)
+        self._bundles = {
+            (str(line.get("dest")), str(line.get("bag")), str(line.get("bundle")))
+            for line in read_ledger(root.ledger / "archive.jsonl").entries
+            if line.get("event") == "archived"
+        }
+        self.work = [SegmentWork(piece, _stored_bytes(piece)) for piece in self._verification.pieces()]
+        self.destinations = sorted({dest for dest, _, _ in self._bundles})
+
+    def report(self, outcomes: Outcomes) -> LogReport:
+        """All there is to say, once; what did not come back from an executor is checked here."""
+        verification = self._verification
+        found = [
+            Found(finding.level, str(finding.path), finding.offset, finding.message)
+            for finding in verification.findings(outcomes.of)
+            if finding.level is not Level.OK
+        ]
+        lost = 0
+        ledger = str(self.root.ledger / "reclaim.jsonl")
+        for ruling in self._rulings():
+            lost += ruling.lost
+            found += [Found(Level.ERROR, ledger, None, f"segment {ruling.base}: {words}") for words in ruling.errors]
+            found += [Found(Level.INFO, ledger, None, f"segment {ruling.base}: {words}") for words in ruling.notes]
+        return LogReport(
+            root=str(self.root.path),
+            segments=verification.segments,
+            records=verification.records,
+            raw_bytes=verification.raw_bytes,
+            reclaimed=len(self._deletions()),
+            expired=lost,
+            bundles=len(self._bundles),
+            found=tuple(found),
+        )
+
+    def _rulings(self) -> Iterator[Ruling]:
+        lines = self._deletions()
+        there: set[int] = set()
+        with suppress(Damaged):  # told of by the verification
+            there = {segment.base_sequence for segment in list_segments(self.root).segments}
+        for line in lines:
+            sealed = None
+            with suppress(Damaged):
+                sealed = self._verification.history.sealed(line["base"])
+            yield judge(line, sealed, there=line["base"] in there)
+        yield from overlaps(lines)
+
+    def _deletions(self) -> list[Entry]:
+        """What the ledger tells of deletions; nothing if it is damaged, and of that the verification tells."""
+        with suppress(Damaged):
+            return self._verification.history.deletions()
+        return []
+
+
+def _stored_bytes(piece: Piece) -> int:
+    if piece.durable is not None:
+        return piece.durable  # a preallocated file is longer
+    with suppress(OSError):
+        return piece.segment.path.stat().st_size
+    return 0

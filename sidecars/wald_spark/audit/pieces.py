@@ -1,0 +1,117 @@
+"""What executors do for an audit: check one segment, or prove one bag; and what comes back from them."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wald.errors import Unavailable, WaldError
+from wald.store.checker import Checked, Piece, check
+from wald.store.disk import Disk
+from wald.store.finding import Level
+from wald_archive.finding import Finding
+from wald_archive.layout import BagName
+from wald_archive.manifest import Manifest
+from wald_archive.objects import open_destination
+from wald_archive.proof import Proof
+from wald_archive.told import Told
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentWork:
+    """One segment to be checked; ``stored_bytes``: of the file."""
+
+    piece: Piece
+    stored_bytes: int
+
+    @property
+    def key(self) -> Piece:
+        return self.piece
+
+    def outcome(self) -> Checked | None:
+        """None if it is gone: it was sealed or reclaimed meanwhile.
+
+        Raises:
+            Unavailable: the log is not on this machine.
+        """
+        try:
+            return check(self.piece)
+        except FileNotFoundError:
+            _require(self.piece.segment.path.parent)
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """What came of a bag: its findings, and what :class:`wald_archive.verify.Whole` wants to know of it."""
+
+    findings: tuple[Finding, ...]
+    manifest: Manifest | None
+    digests: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class BagWork:
+    """One bag at ``place`` to be proven; ``stored_bytes``: of its bundles."""
+
+    place: str
+    bag: BagName
+    told: Told
+    stored_bytes: int
+
+    @property
+    def key(self) -> tuple[str, BagName]:
+        return self.place, self.bag
+
+    def outcome(self) -> Proven:
+        """
+        Raises:
+            Unavailable: the archive is not on this machine.
+        """
+        if "://" not in self.place:
+            _require(Path(self.place))
+        findings: list[Finding] = []
+        proof = Proof(open_destination(self.place, Disk()), self.bag, self.told, on_bytes=lambda _: None)
+        try:
+            findings += proof.findings()
+        except (WaldError, OSError) as error:
+            findings.append(Finding(Level.ERROR, self.place, str(self.bag), "", f"cannot be read: {error}"))
+        return Proven(tuple(findings), proof.manifest, proof.digests)
+
+
+Work = SegmentWork | BagWork
+
+
+def do(work: Work) -> bytes:
+    """Do a piece of work, on an executor."""
+    return pickle.dumps(work.outcome())
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """What has come back; kept as it came, as there may be very many."""
+
+    _told: dict[Hashable, bytes] = field(default_factory=dict)
+
+    def add(self, work: Work, told: bytes) -> None:
+        self._told[work.key] = told
+
+    def of(self, key: Hashable) -> Any:  # what the work with this key says of its outcome
+        """The outcome of the work with this key; None if there was no such work."""
+        return pickle.loads(self._told[key]) if key in self._told else None  # noqa: S301 - from executors of ours
+
+
+def _require(directory: Path) -> None:
+    """
+    Raises:
+        Unavailable: it is not on this machine. Nothing is damaged for that.
+    """
+    if not directory.is_dir():
+        raise Unavailable(
+            f"{directory}: not there on {socket.gethostname()}",
+            hint="every machine needs it under the same path; --master 'local[*]' needs no other machine",
+        )

@@ -1,0 +1,168 @@
+"""Archived bundles as pieces: planned from the manifests, read as Arrow part by part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from wald.errors import Damaged
+from wald.format.batch import BatchHeader, Encoding
+from wald.format.names import is_route
+from wald.store.arrow import record_batches, schema_of
+from wald.store.batches import Batch
+from wald.store.disk import Disk
+from wald_archive.bundle import Bundle
+from wald_archive.codecs import Codec
+from wald_archive.layout import BagName
+from wald_archive.objects import open_destination
+from wald_archive.parts import Form, Part, Run
+from wald_archive.restore import bundles_of, checked_parts
+from wald_spark.damage import STRICT, Told, Tolerance
+from wald_spark.places import ArchivePlace
+
+_ALWAYS = (-(1 << 63), (1 << 63) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class BundlePiece:
+    """Records ``first`` to ``last`` of one bundle, appended at ``from_ns`` ≤ t < ``until_ns``."""
+
+    place: ArchivePlace
+    log: str
+    bag: BagName
+    codec: Codec
+    bundle: Bundle
+    first: int
+    last: int
+    from_ns: int
+    until_ns: int
+    tolerance: Tolerance = STRICT
+
+    @property
+    def raw_bytes(self) -> int:
+        return self.bundle.contents.record_bytes
+
+    @property
+    def name(self) -> str:
+        """It and no other of its archive."""
+        return f"{self.log}-{str(self.bag).replace('/', '-')}-{self.bundle.name}"
+
+    def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The records as :func:`wald.store.arrow.record_batches` gives them; segment 0, which bundles do not know.
+
+        Raises:
+            Damaged: the bundle is not as it was written, and that is not tolerated.
+        """
+        destination = open_destination(self.place.place, Disk())
+        with closing(Told(self.tolerance, self.name)) as told:
+            try:
+                for part in checked_parts(destination, self.bag, self.codec, self.bundle):
+                    runs = [run for run in part.runs if self._wants(run)]
+                    if part.form is Form.LINES:
+                        yield from record_batches(self._batches(part, runs), columns)
+                    elif runs:
+                        yield self._objects(part, runs, columns)
+            except Damaged as error:
+                told(error)
+
+    def _wants(self, run: Run) -> bool:
+        return run.first <= self.last and run.last >= self.first and self.from_ns <= run.append_time_ns < self.until_ns
+
+    def _batches(self, part: Part, runs: Sequence[Run]) -> Iterator[Batch]:
+        data = memoryview(part.data[0])
+        for run in runs:
+            header = BatchHeader(0, run.bytes, run.first, run.append_time_ns, 0, 0, run.count, 0, Encoding.LINES, 0, 0)
+            payload = data[run.offset : run.offset + run.bytes]  # ends in a newline, whatever the record did
+            batch = Batch(self.bag.route, run.first, run.last, payload, True, header, 0, 0)
+            wanted = batch.between(self.first, self.last)
+            assert wanted is not None, "the run was asked before"
+            yield wanted
+
+    def _objects(self, part: Part, runs: Sequence[Run], columns: Sequence[str]) -> pa.RecordBatch:
+        """Keyed, timed and binary records: JSON in a bundle, so one by one."""
+        data = bytes(part.data[0])
+        lines = (line for run in runs for line in data[run.offset : run.offset + run.bytes].splitlines())
+        told = [record for record in map(json.loads, lines) if self.first <= record["sequence"] <= self.last]
+        makers: dict[str, list[Any]] = {
+            "sequence": [record["sequence"] for record in told],
+            "route": [record["route"] for record in told],
+            "append_time": [record["append_time_ns"] for record in told],
+            "event_time": [record.get("event_time_ns") for record in told],
+            "key": [_bytes(record, "key") for record in told],
+            "value": [_bytes(record, "value") for record in told],
+            "headers": [_headers(record) for record in told],
+            "segment": [0] * len(told),
+        }
+        fields = schema_of(columns)
+        arrays = [pa.array(makers[field.name], field.type) for field in fields]
+        return pa.RecordBatch.from_arrays(arrays, schema=fields)
+
+
+def bundle_pieces(
+    place: ArchivePlace,
+    routes: frozenset[str] | None,
+    first: int,
+    last: int,
+    from_ns: int | None,
+    until_ns: int | None,
+    tolerance: Tolerance = STRICT,
+) -> list[BundlePiece]:
+    """What has to be read of an archive; of bundles that hold the same records only one.
+
+    Raises:
+        Damaged: a manifest cannot be read, or records between two bundles are missing; unless that is tolerated.
+    """
+    destination = open_destination(place.place, Disk())
+    names = [name for name in sorted(destination.listing("").folders) if is_route(name)]
+    begin, end = _ALWAYS[0] if from_ns is None else from_ns, _ALWAYS[1] if until_ns is None else until_ns
+    pieces: list[BundlePiece] = []
+    with closing(Told(tolerance, f"planning-{quote(place.place, safe='')}")) as told:
+        for route in (name for name in names if routes is None or name in routes):
+            at: dict[str, int] = {}  # the bundles so far reach up to here, by log
+            for manifest, entry in bundles_of(destination, route):
+                contents, log = entry.bundle.contents, manifest.origin.log
+                known = at.get(log)
+                if known is not None and contents.after > max(known, first - 1) and known < last:
+                    told(_gap(place, manifest.bag, known, contents.after))
+                begins = max(contents.first, first, (known or 0) + 1)
+                at[log] = max(known or 0, contents.last)
+                timely = contents.latest_ns >= begin and contents.earliest_ns < end
+                if begins <= min(contents.last, last) and timely:
+                    piece = BundlePiece(
+                        place,
+                        log,
+                        manifest.bag,
+                        manifest.codec,
+                        entry.bundle,
+                        begins,
+                        min(contents.last, last),
+                        begin,
+                        end,
+                        tolerance,
+                    )
+                    pieces.append(piece)
+    return pieces
+
+
+def _gap(place: ArchivePlace, bag: BagName, known: int, after: int) -> Damaged:
+    return Damaged(
+        f"{place.place}/{bag}: begins behind record {after}, and no bundle holds what follows record {known}",
+        hint=f"wald-archive verify {place.place}",
+    )
+
+
+def _bytes(record: dict[str, Any], name: str) -> bytes | None:
+    if name in record:
+        return str(record[name]).encode()
+    return bytes.fromhex(record[f"{name}_hex"]) if f"{name}_hex" in record else None
+
+
+def _headers(record: dict[str, Any]) -> bytes | None:
+    told = record.get("headers")
+    return json.dumps(told, ensure_ascii=False).encode() if isinstance(told, dict) else _bytes(record, "headers")

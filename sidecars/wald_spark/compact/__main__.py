@@ -1,0 +1,5 @@
+"""``python -m wald_spark.compact`` is ``wald-compact``."""
+
+from wald_spark.compact.command import main
+
+main()

@@ -1,0 +1,157 @@
+"""Where a log ends for whoever wants whole records only: in front of the first one that has begun and not ended.
+
+A record in several pieces is numbered where it begins, and whatever routes write meanwhile is numbered behind it. A
+range that went further would give those, and the record, which ends later, would be in no range at all.
+
+The newest segment opens with the records that were open when it was begun, so the headers in that one segment tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from wald.errors import Damaged, UnsupportedFormat
+from wald.format.batch import Flag, payload_of
+from wald.format.control import BadControl, decode
+from wald.store.directory import Listing, Segment, look_again
+from wald.store.head import Bound
+from wald.store.raw import FIRST_BATCH, Gap
+from wald.store.segments import OpenSegment, Passed, RawSegment, Whole, open_segment
+from wald_spark.places import LogPlace
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where a log ends.
+
+    Attributes:
+        last: number of the last record that has begun.
+        begun: of each route with a record that has begun and not ended, the number of that one.
+        routes: all routes that have had records, of those that were asked for; None: nobody knows.
+    """
+
+    last: int = 0
+    begun: Mapping[str, int] = field(default_factory=dict)
+    routes: frozenset[str] | None = frozenset()
+
+    @property
+    def complete(self) -> int:
+        """The last sequence up to which every record is complete; 0 if there is none."""
+        return min((sequence - 1 for sequence in self.begun.values()), default=self.last)
+
+
+def end_of(place: LogPlace, bound: Bound, listing: Listing, routes: frozenset[str] | None) -> End:
+    """Where ``routes`` (None: all) end.
+
+    A record whose end will not come, because bytes are damaged, holds back nothing: whoever reads meets the damage.
+
+    Args:
+        bound, listing: as :meth:`LogPlace.look` gave them.
+
+    Raises:
+        UnsupportedFormat: the newest segment opens with what a newer wald has written.
+        Damaged: a segment is gone for good.
+    """
+    return Ends(place, routes).end(bound, listing)
+
+
+class Ends:
+    """As :func:`end_of`, for whoever asks again and again: only what has come since is read."""
+
+    def __init__(self, place: LogPlace, routes: frozenset[str] | None) -> None:
+        self._place = place
+        self._routes = routes
+        self._seen: Bound | None = None
+        self._base = 0
+        self._position = FIRST_BATCH  # in the segment of this base; what is in front of it has been looked at
+        self._last = 0
+        self._open: dict[str, int] = {}
+        self._known: set[str] | None = set()
+
+    def end(self, bound: Bound, listing: Listing) -> End:
+        """What :func:`end_of` tells; where the bound has not moved, without a look at any file."""
+        if bound.sequence is None or bound != self._seen:  # a bound without a sequence does not tell of changes
+            self._look(bound, listing)
+            self._seen = bound
+        last = self._last if bound.sequence is None else bound.sequence
+        if self._routes is None:
+            return End(last, dict(self._open), None if self._known is None else frozenset(self._known))
+        return End(last, {route: at for route, at in self._open.items() if route in self._routes}, self._routes)
+
+    def _look(self, bound: Bound, listing: Listing) -> None:
+        while (newest := _newest(listing, bound)) is not None:
+            try:
+                self._go_on(newest, bound)
+                return
+            except FileNotFoundError as gone:
+                listing = look_again(self._place.root, listing, gone)
+        self._base, self._last, self._open, self._known = 0, 0, {}, None
+
+    def _go_on(self, newest: Segment, bound: Bound) -> None:
+        limit = bound.limit(newest.base_sequence)
+        try:
+            opened = open_segment(newest, self._place.log_id)
+        except Damaged:
+            self._base, self._last, self._open, self._known = 0, newest.base_sequence - 1, {}, None
+            return
+        with closing(opened) as segment:
+            known = newest.base_sequence == self._base and (limit is None or self._position <= limit)
+            # Without a record the segment may have been made anew, and its first batch may be of another length.
+            if not known or self._position == FIRST_BATCH:
+                self._begin(segment)
+            for met in segment.batches(self._position, limit, self._routes):
+                self._take(met)
+            self._end(segment, limit)
+
+    def _begin(self, segment: OpenSegment) -> None:
+        self._base, self._position = segment.base_sequence, FIRST_BATCH
+        self._last, self._open, self._known = segment.base_sequence - 1, {}, None
+        first = next(segment.batches(FIRST_BATCH, None), None)  # durable before the segment had its name
+        if not isinstance(first, Whole) or not first.header.is_control:
+            return
+        try:
+            state = decode(payload_of(first.data, first.at, first.header))
+        except BadControl as error:
+            raise UnsupportedFormat(
+                f"{segment.path}: offset {segment.file_offset(first.position)}: {error}",
+                hint="pip install --upgrade wald",
+            ) from error
+        self._known = {*state.routes}
+        # One that another record of its route has followed has lost its end.
+        self._open = {route: begun for route, begun in state.open_records.items() if state.routes.get(route) == begun}
+
+    def _take(self, met: Whole | Gap | Passed) -> None:
+        if isinstance(met, Gap):
+            self._open.clear()  # a piece of any of them may be missing
+            self._position = met.offset + met.length
+        elif isinstance(met, Passed):
+            self._last = max(self._last, met.next_sequence - 1)
+            self._position = met.position
+        elif not met.header.is_control:
+            header = met.header
+            self._last = max(self._last, header.end_sequence - 1)
+            self._position = met.end
+            begun = self._open.pop(met.route, None)
+            if self._known is not None:
+                self._known.add(met.route)
+            if header.flags & Flag.CONTINUED and header.count:
+                self._open[met.route] = header.end_sequence - 1
+            elif header.flags & Flag.CONTINUED and begun == header.continues_sequence:
+                self._open[met.route] = begun
+
+    def _end(self, segment: OpenSegment, limit: int | None) -> None:
+        """Where a raw segment ends in damage, or too early, nothing stays open."""
+        tail = segment.tail if isinstance(segment, RawSegment) else None
+        if tail is not None and (tail.garbage_bytes or (limit is not None and tail.offset < limit)):
+            self._open.clear()
+            self._position = tail.offset if limit is None else limit
+
+
+def _newest(listing: Listing, bound: Bound) -> Segment | None:
+    """The segment in which the readable bytes end; None if it is not there."""
+    readable = (segment for segment in reversed(listing.segments) if segment.base_sequence <= bound.segment)
+    newest = next(readable, None)
+    missing = newest is not None and bound.sequence is not None and newest.base_sequence < bound.segment
+    return None if missing else newest

@@ -1,0 +1,35 @@
+"""The engine that ``wald-archive`` finds by its entry point: Spark, started when the first bundle is made."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import cache
+from importlib.util import find_spec
+
+from wald.errors import NotFound
+from wald.log import Log
+from wald_archive.destination import Destination
+from wald_archive.engine import Engine
+from wald_spark.java import find_java, require_java
+
+
+def is_there() -> bool:
+    """Whether PySpark and a Java for it are installed."""
+    return all(map(find_spec, ("pyspark", "pyarrow"))) and find_java() is not None
+
+
+def start(log: Log, destination: Destination, master: str | None, stack: ExitStack) -> Engine:
+    """The engine on ``master``, a Spark URL; None: on all cores of this machine. Spark ends with ``stack``.
+
+    Raises:
+        NotFound: PySpark or its Java is not installed.
+    """
+    try:
+        from wald_spark.archiving import SparkEngine
+        from wald_spark.session import LOCAL, session
+    except ImportError as error:
+        raise NotFound(f"{error}, which --engine spark needs", hint="pip install 'wald[spark]'") from error
+    require_java()
+    return SparkEngine(
+        log, destination, cache(lambda: stack.enter_context(session("wald-archive", master=master or LOCAL)))
+    )

@@ -1,0 +1,5 @@
+"""``python -m wald_spark.export`` is ``wald-export``."""
+
+from wald_spark.export.command import main
+
+main()

@@ -1,0 +1,150 @@
+"""Pieces: what a task reads in one go, planned where the query is, read as Arrow where the task runs.
+
+A piece is a range of sequences of one log, or of one bundle, and can be pickled. Read again, it gives the same records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from wald.errors import Damaged, NotFound, command_line
+from wald.store.arrow import record_batches
+from wald.store.batches import Batch
+from wald.store.directory import Listing
+from wald.store.head import Bound, lost_head
+from wald.store.history import History
+from wald.store.reader import read_span
+from wald_spark.blocks import Block, Range, Unreadable, blocks_of
+from wald_spark.damage import STRICT, Told, Tolerance
+from wald_spark.places import LogPlace
+from wald_spark.plan import fair_share, spans
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """Records ``first`` to ``last`` of ``routes`` (None: all) in one log.
+
+    Attributes:
+        bound: how far the log could be read when this was planned.
+        raw_bytes: about what reading it takes.
+    """
+
+    place: LogPlace
+    routes: frozenset[str] | None
+    first: int
+    last: int
+    bound: Bound
+    raw_bytes: int
+    tolerance: Tolerance = STRICT
+
+    @property
+    def log(self) -> str:
+        return self.place.log
+
+    @property
+    def name(self) -> str:
+        """It and no other."""
+        routes = "" if self.routes is None else f"-{crc32(','.join(sorted(self.routes)).encode()):08x}"
+        return f"{self.log}-{self.first:020d}-{self.last:020d}{routes}"
+
+    def batches(self) -> Iterator[Batch]:
+        """The records, in order.
+
+        Raises:
+            NotFound: RECLAIM has removed some of them since.
+            Damaged: some cannot be read, and that is not tolerated; the message names segment and offset.
+        """
+        with closing(Told(self.tolerance, self.name)) as told:
+            try:
+                yield from read_span(
+                    self.place.root,
+                    log_id=self.place.log_id,
+                    routes=self.routes,
+                    first=self.first,
+                    last=self.last,
+                    bound=self.bound,
+                    loss=self.tolerance.loss,
+                    on_damage=told,
+                )
+            except NotFound as error:
+                raise NotFound(error.message, hint=LOSS_HINT) from error
+
+    def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The records as :func:`wald.store.arrow.record_batches` gives them; errors as of :meth:`batches`."""
+        return record_batches(self.batches(), columns)
+
+
+LOSS_HINT = (
+    'a cursor that the query\'s owner moves keeps them; .option("failOnDataLoss", "false") goes on with what is there'
+)
+
+
+def pieces_of(
+    place: LogPlace,
+    bound: Bound,
+    listing: Listing,
+    wanted: Range,
+    *,
+    limit_bytes: int,
+    active: bool = True,
+    tolerance: Tolerance = STRICT,
+    gaps: bool = False,
+) -> list[LogPiece]:
+    """What has to be read for ``wanted``, in pieces of a fair share, up to ``limit_bytes``, or of one larger block.
+
+    Args:
+        gaps: whether it is no loss where RECLAIM has removed something: nobody asked for just these records.
+
+    Raises:
+        NotFound: RECLAIM has removed records that are wanted, and loss is not tolerated.
+        Damaged: a segment is missing or cannot be opened, or there is no head, and damage is not tolerated.
+    """
+    history = History(place.root)
+    blocks: list[Block] = []
+    with closing(Told(tolerance, f"{place.log}-planning-{wanted.first:020d}")) as told:
+        if bound.lost and active and bound.sequence is not None and wanted.last > bound.sequence:
+            told(lost_head(place.root, bound))
+        for met in blocks_of(place, bound, listing, wanted, active=active):
+            if isinstance(met, Block):
+                blocks.append(met)
+            elif met.error is not None:
+                told(met.error)
+            else:
+                excused = gaps or tolerance.loss or not _held(history, wanted.routes, met)
+                _missing(place, met, history, told, excused=excused)
+    limit = fair_share(sum(block.raw_bytes for block in blocks), limit_bytes)
+    return [
+        LogPiece(place, wanted.routes, span.first, span.last, bound, span.raw_bytes, tolerance)
+        for span in spans(blocks, first=wanted.first, last=wanted.last, limit_bytes=limit)
+    ]
+
+
+def _held(history: History, routes: frozenset[str] | None, hole: Unreadable) -> bool:
+    """Whether segments that are gone may have held records of ``routes``: others may go from under a query."""
+    last_of = history.routes_between(hole.first, hole.next - 1)
+    return routes is None or last_of is None or any(last_of.get(route, 0) >= hole.first for route in routes)
+
+
+def _missing(place: LogPlace, hole: Unreadable, history: History, told: Told, *, excused: bool) -> None:
+    first, last = hole.first, hole.next - 1
+    lost = list(history.unexplained(first, last))
+    for begin, end in lost:
+        told(
+            Damaged(
+                f"{place.root.segments}: no segment holds {_range(begin, end)}, and no ledger says why",
+                hint=f"{command_line(place.root.path, 'verify')} lists all damage",
+            )
+        )
+    if not lost and not excused:
+        raise NotFound(f"{place.root.segments}: RECLAIM has removed {_range(first, last)}", hint=LOSS_HINT)
+
+
+def _range(first: int, last: int) -> str:
+    return f"record {first}" if first == last else f"records {first} to {last}"

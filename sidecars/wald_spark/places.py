@@ -1,0 +1,248 @@
+"""What a path names: a log, segments that were shipped elsewhere, or an archive of bundles.
+
+a directory with log.json                 a log: read up to its head
+a directory with *.wal.zst, or segments/  shipped segments: read to their ends; the log is who they say
+a directory of bags, or a URL of one      an archive that wald-archive has made
+any of these with * ? [                   all that match; what is nothing of these is passed over
+
+Several directories may hold parts of one log, as where older segments were shipped away: they are read as one log.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from wald.errors import Damaged, InvalidInput, NotFound
+from wald.format.names import Kind, is_route, parse_segment_name
+from wald.format.segment import BadHeader
+from wald.store.compression import SealedFile
+from wald.store.directory import Listing, Root, Segment, list_segments, read_identity
+from wald.store.disk import Disk
+from wald.store.head import Bound, look
+from wald.store.raw import FIRST_BATCH, RawFile
+from wald.store.segments import SealedSegment, Whole, open_segment
+from wald_archive.layout import parse_bag_name
+from wald_archive.objects import open_destination
+from wald_spark.urls import is_remote, local_path
+
+_ENDLESS = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped(Root):
+    """Segments without the rest of a log, in a directory of their own, and in ``more``."""
+
+    more: tuple[Path, ...] = ()
+
+    @property
+    def segments(self) -> Path:
+        return self.path
+
+    @property
+    def segment_directories(self) -> tuple[Path, ...]:
+        return (self.segments, *self.more)
+
+
+@dataclass(frozen=True, slots=True)
+class Continued(Root):
+    """A log whose older segments are in ``more``."""
+
+    more: tuple[Path, ...]
+
+    @property
+    def segment_directories(self) -> tuple[Path, ...]:
+        return (self.segments, *self.more)
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """A log whose segments can be read; ``log`` is its id in hexadecimal."""
+
+    root: Root
+    log_id: bytes
+
+    @property
+    def log(self) -> str:
+        return self.log_id.hex()
+
+    def look(self) -> tuple[Bound, Listing]:
+        """How far it may be read, and its segments; of shipped ones everything that is there.
+
+        Raises:
+            Damaged: the directory is gone.
+        """
+        if isinstance(self.root, Shipped):
+            return Bound(_ENDLESS, _ENDLESS, None), list_segments(self.root)
+        return look(self.root)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePlace:
+    """Where bags lie: an absolute path, or a URL."""
+
+    place: str
+
+
+Place = LogPlace | ArchivePlace
+
+
+def find_places(paths: Sequence[str]) -> list[Place]:
+    """All that ``paths`` name, in their order and each once; parts of one log are one place.
+
+    Raises:
+        NotFound: a path, or a pattern, names nothing that can be read.
+        InvalidInput: two of them hold the same records of a log in different segments, or are both the living log.
+        Damaged, UnsupportedFormat: a log cannot say who it is.
+    """
+    found = dict.fromkeys(place for path in paths for place in _expand(path))
+    if not found:
+        raise NotFound("which log? no path was given", hint='.load("/var/spool/wald")')
+    logs: dict[bytes, list[LogPlace]] = {}
+    for place in found:
+        if isinstance(place, LogPlace):
+            logs.setdefault(place.log_id, []).append(place)
+    first_parts = {parts[0]: _joined(parts) for parts in logs.values()}
+    places: list[Place] = []
+    for place in found:
+        if isinstance(place, ArchivePlace):
+            places.append(place)
+        elif place in first_parts:
+            places.append(first_parts[place])
+    return places
+
+
+def _expand(path: str) -> Iterator[Place]:
+    if is_remote(path):
+        require_bags(path)
+        yield ArchivePlace(path)
+        return
+    path = local_path(path, hint="")
+    if not glob.has_magic(path):
+        yield _place(Path(os.path.abspath(path)))
+        return
+    found = []
+    for name in sorted(glob.glob(os.path.abspath(path))):
+        with suppress(NotFound):  # whoever names a pattern does not mean everything that matches it
+            found.append(_place(Path(name)))
+    if not found:
+        raise NotFound(f"{path}: nothing that matches is a log, or has segments or bags in it", hint=f"ls -d {path}")
+    yield from found
+
+
+def _place(path: Path) -> Place:
+    root = Root(path)
+    if root.identity.exists():
+        return LogPlace(root, read_identity(root).log_id)
+    for directory in (path, root.segments):
+        if _holds_segments(directory):
+            return LogPlace(Shipped(directory), _told_by_segments(directory))
+    if _holds_bags(path):
+        return ArchivePlace(str(path))
+    raise NotFound(
+        f"{path}: neither a log, nor segments of one, nor an archive",
+        hint=f"ls {path}; on a cluster it has to be there under the same path on every machine",
+    )
+
+
+def _holds_segments(directory: Path) -> bool:
+    try:
+        names = map(parse_segment_name, os.listdir(directory))
+        return any(name is not None and name.kind in (Kind.RAW, Kind.SEALED) for name in names)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _holds_bags(path: Path) -> bool:
+    try:
+        routes = [entry for entry in os.scandir(path) if is_route(entry.name) and entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return any(parse_bag_name(route.name, name) for route in routes for name in os.listdir(route.path))
+
+
+def require_bags(place: str) -> None:
+    """Make sure that ``place``, a path or a URL, holds an archive: a store does not tell an empty place from none.
+
+    Raises:
+        NotFound: there are no bags.
+        InvalidInput, DiskFailure: it cannot be reached.
+    """
+    destination = open_destination(place, Disk())
+    top = destination.listing("")
+    if any(
+        parse_bag_name(route, name)
+        for route in top.folders
+        if is_route(route)
+        for name in destination.listing(route).folders
+    ):
+        return
+    segments = [name for name in top.files if parse_segment_name(name) is not None]
+    raise NotFound(
+        f"{place}: no bags of wald-archive are there"
+        + (", but segments, which are read from a directory" * bool(segments)),
+        hint="copy the segments to a directory, and name that" if segments else "wald-archive makes them",
+    )
+
+
+def _told_by_segments(directory: Path) -> bytes:
+    """The id of the log that the oldest readable segment belongs to; the others are held to it when they are read."""
+    for segment in list_segments(Shipped(directory)).segments:
+        try:
+            if segment.kind is Kind.SEALED:
+                with SealedFile(segment.path) as sealed:
+                    return sealed.index.log_id
+            with segment.path.open("rb") as file:
+                return RawFile(file.fileno()).header().log_id
+        except (Damaged, BadHeader):
+            continue
+    raise Damaged(f"{directory}: no segment here says which log it belongs to", hint=f"wald dump {directory}/*.wal.zst")
+
+
+def _joined(parts: Sequence[LogPlace]) -> LogPlace:
+    """The parts of one log as one place."""
+    if len(parts) == 1:
+        return parts[0]
+    living = [part for part in parts if not isinstance(part.root, Shipped)]
+    if len(living) > 1:
+        raise InvalidInput(
+            f"{living[1].root.path}: the same log as {living[0].root.path}, so its records would be read twice",
+            hint="name one of the two",
+        )
+    main = (living or parts)[0]
+    more = tuple(part.root.segments for part in parts if part is not main)
+    root = Continued(main.root.path, more) if living else Shipped(main.root.path, more)
+    _refuse_overlaps(list_segments(root).segments, main.log_id)
+    return LogPlace(root, main.log_id)
+
+
+def _refuse_overlaps(segments: Sequence[Segment], log_id: bytes) -> None:
+    """Segments of one log never overlap, unless it went on twice from a copy; where both are of one directory, the
+    reader finds what is wrong.
+    """
+    for segment, following in pairwise(segments):
+        if segment.path.parent != following.path.parent and _end(segment, log_id) > following.base_sequence:
+            raise InvalidInput(
+                f"{segment.path} and {following.path} both have records of log {log_id.hex()}, from "
+                f"{following.base_sequence} on, so they would be read twice",
+                hint="name one of the two directories",
+            )
+
+
+def _end(segment: Segment, log_id: bytes) -> int:
+    """The sequence behind the last one of a segment; 0 if it cannot be opened, which whoever reads it meets."""
+    try:
+        with closing(open_segment(segment, log_id)) as opened:
+            if isinstance(opened, SealedSegment):
+                return opened.index.next_sequence
+            return max(
+                (met.header.end_sequence for met in opened.batches(FIRST_BATCH, None) if isinstance(met, Whole)),
+                default=0,
+            )
+    except (FileNotFoundError, Damaged):
+        return 0

@@ -1,0 +1,107 @@
+"""Planning a query: its options and what is in the directories in, pieces to read out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from wald.errors import InvalidInput, NotFound
+from wald.store.disk import Disk
+from wald.store.seeking import sequence_at
+from wald_archive.objects import open_destination
+from wald_spark.blocks import Range
+from wald_spark.bundles import BundlePiece, bundle_pieces
+from wald_spark.options import Options
+from wald_spark.pieces import LogPiece, pieces_of
+from wald_spark.places import ArchivePlace, LogPlace, Place, Shipped, find_places
+
+Piece = LogPiece | BundlePiece
+
+
+def plan_query(options: Options) -> list[Piece]:
+    """All that has to be read, place by place and in order.
+
+    Raises:
+        NotFound: no such path or route, or RECLAIM has removed records that were asked for by number.
+        Damaged: something that should be there cannot be read, and that is not tolerated.
+        InvalidInput: two paths hold the same records.
+    """
+    places = find_places(options.paths)
+    require_routes(places, options.routes or frozenset())
+    pieces: list[Piece] = []
+    for place in places:
+        if isinstance(place, LogPlace):
+            pieces += _log_pieces(place, options)
+        else:
+            pieces += bundle_pieces(
+                place,
+                options.routes,
+                options.first or 1,
+                options.last,
+                options.from_ns,
+                options.until_ns,
+                options.tolerance,
+            )
+    _refuse_overlaps(pieces)
+    return pieces
+
+
+def _refuse_overlaps(pieces: Sequence[Piece]) -> None:
+    """No record is to come from two places, as it would from a log and an archive of it."""
+    spans: dict[tuple[str, Place], tuple[int, int]] = {}
+    for piece in pieces:
+        first, last = spans.get((piece.log, piece.place), (piece.first, piece.last))
+        spans[piece.log, piece.place] = min(first, piece.first), max(last, piece.last)
+    ordered = sorted(spans.items(), key=lambda item: (item[0][0], item[1]))
+    for ((log, place), (_, last)), ((other_log, other), (first, _)) in pairwise(ordered):
+        if log == other_log and first <= last:
+            raise InvalidInput(
+                f"{_name(place)} and {_name(other)} both have records of log {log}, from {first} on",
+                hint=f'two queries: .option("endingSequence", "{max(1, first - 1)}") with the one, startingSequence '
+                "behind that with the other; then union",
+            )
+
+
+def _name(place: Place) -> str:
+    return place.place if isinstance(place, ArchivePlace) else str(place.root.path)
+
+
+def require_routes(places: Sequence[Place], routes: frozenset[str]) -> None:
+    """Look whether each of ``routes`` is somewhere; shipped segments tell only when they are read.
+
+    Raises:
+        NotFound: one is not.
+    """
+    known: set[str] = set()
+    for place in places:
+        if isinstance(place, ArchivePlace):
+            known |= {*open_destination(place.place, Disk()).listing("").folders}
+        elif isinstance(place.root, Shipped):
+            return
+        else:
+            known |= {*place.root.route_names()}
+    if unknown := sorted(routes - known):
+        raise NotFound(
+            f"there is no route {unknown[0]!r} in what is read", hint=f"there are {', '.join(sorted(known))}"
+        )
+
+
+def _log_pieces(place: LogPlace, options: Options) -> list[LogPiece]:
+    bound, listing = place.look()
+    oldest = listing.segments[0].base_sequence if listing.segments else 1
+    first, last = options.first or oldest, options.last
+    # Append times never go back, so a range of times is one of sequences.
+    if options.from_ns is not None:
+        first = max(first, sequence_at(place.root, place.log_id, options.from_ns))
+    if options.until_ns is not None:
+        last = min(last, sequence_at(place.root, place.log_id, options.until_ns) - 1)
+    return pieces_of(
+        place,
+        bound,
+        listing,
+        Range(options.routes, first, last),
+        limit_bytes=options.partition_bytes,
+        active=options.active,
+        tolerance=options.tolerance,
+        gaps=options.first is None,
+    )

@@ -1,0 +1,262 @@
+"""Rows as Spark wants them: the schema of the data source, and Arrow batches that match it to the letter.
+
+    log         STRING     id of the log, 32 hexadecimal digits
+    route       STRING
+    seq         BIGINT     number of the record in its log, across routes
+    timestamp   TIMESTAMP  when the daemon took it
+    event_time  TIMESTAMP  when it happened, where the producer said so
+    key         BINARY     null where there is none
+    value       BINARY     the record, without its newline
+    headers     STRING     a JSON object of strings, null where there are none
+    segment     BIGINT     base sequence of the segment that it is in; null for one that comes from a bundle
+
+and, where a query asks for them, instead of the value:
+
+    json             STRUCT<…>  the fields it names of a value that is a JSON object
+    _corrupt_record  BINARY     a value that is none, or that does not fit; ``json`` is null then
+
+These are the columns of Spark's Kafka source as far as there is a counterpart. A query that names its own schema gets
+just those columns, in that order, and only they are made; key and value may be STRING, too: bytes that are no UTF-8 are
+then shown as U+FFFD.
+
+Spark compares schemas strictly (SPARK-55583): times are microseconds in UTC, strings are no dictionaries, and every
+column may be null. Batches hold up to 8 MiB, since the JVM copies each as a whole, or one longer value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute
+
+from wald.errors import Damaged, InvalidInput, Refused
+from wald.kinds import bytes_in_words
+from wald_spark.damage import STRICT, Told, Tolerance
+from wald_spark.jsonvalues import JsonValues, arrow_fields
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructField, StructType
+
+BATCH_BYTES = 8 << 20
+JSON, CORRUPT = "json", "_corrupt_record"
+_TIME = pa.timestamp("us", "UTC")
+_WORDS = {"key": "a key", "value": "a value", "headers": "headers"}
+_LONG = tuple(_WORDS)  # the columns that can be of any length
+_NAMES_BYTES = 64  # of log and route, in each row
+
+
+class Piece(Protocol):
+    """What a task reads: see :class:`wald_spark.pieces.LogPiece`."""
+
+    @property
+    def log(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of ours: the DDL types it can have, the default first, and the column it is made of."""
+
+    types: tuple[str, ...]
+    source: str = ""
+
+
+_COLUMNS = {
+    "log": _Column(("string",)),
+    "route": _Column(("string",), "route"),
+    "seq": _Column(("bigint",), "sequence"),
+    "timestamp": _Column(("timestamp",), "append_time"),
+    "event_time": _Column(("timestamp",), "event_time"),
+    "key": _Column(("binary", "string"), "key"),
+    "value": _Column(("binary", "string"), "value"),
+    "headers": _Column(("string",), "headers"),
+    "segment": _Column(("bigint",), "segment"),
+    CORRUPT: _Column(("binary", "string"), "value"),
+}
+_ARROW = {"string": pa.string(), "bigint": pa.int64(), "timestamp": _TIME, "binary": pa.binary()}
+
+
+def schema_ddl(json_ddl: str = "") -> str:
+    """The schema of a query that names none, as DDL.
+
+    Args:
+        json_ddl: what is wanted of values that are JSON; "": the values themselves.
+    """
+    left_out = {"value"} if json_ddl else {CORRUPT}
+    ours = ", ".join(f"{name} {column.types[0]}" for name, column in _COLUMNS.items() if name not in left_out)
+    return f"{ours}, {JSON} struct<{json_ddl}>" if json_ddl else ours
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Pieces as rows of one schema.
+
+    Attributes:
+        schema: of the batches, as Spark expects them.
+        value_bytes: a longer value, key or headers end the query, or are null and told of where damage is tolerated.
+    """
+
+    schema: pa.Schema
+    json: JsonValues | None
+    value_bytes: int
+    tolerance: Tolerance = STRICT
+
+    @classmethod
+    def of(cls, schema: StructType, *, value_bytes: int, tolerance: Tolerance = STRICT) -> Rows:
+        """
+        Raises:
+            InvalidInput: a column that there is not, or of a type that it cannot have.
+        """
+        fields = [_field(field) for field in schema]
+        json = next((JsonValues(pa.schema(list(field.type))) for field in fields if field.name.lower() == JSON), None)
+        if json is None and any(field.name.lower() == CORRUPT for field in fields):
+            raise InvalidInput(f"{CORRUPT} without {JSON}", hint='.option("jsonSchema", "status INT, host STRING")')
+        return cls(pa.schema(fields), json, value_bytes, tolerance)
+
+    def read(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        """The rows of ``piece``.
+
+        Raises:
+            Refused: something is longer than ``value_bytes``.
+            NotFound, Damaged: as reading the piece does.
+        """
+        sources = {
+            column.source for name in self.schema.names if (column := _COLUMNS.get(name.lower())) and column.source
+        }
+        sources |= {"sequence"} | ({"value"} if self.json else set())
+        if not sources.isdisjoint(_LONG):
+            sources |= {"route"}  # what is too long is told of with its route
+        with closing(Told(self.tolerance, f"{piece.name}-values")) as told:
+            for batch in piece.arrow(sorted(sources)):
+                for part in _parts(self._bounded(batch, told)):
+                    yield self._rows(part, piece.log)
+
+    def _bounded(self, batch: pa.RecordBatch, told: Told) -> pa.RecordBatch:
+        """The same; a value that is too long for the JVM does not get there."""
+        if batch.nbytes <= self.value_bytes:
+            return batch
+        for name in _LONG:
+            if name in batch.schema.names:
+                batch = self._bounded_column(batch, name, told)
+        return batch
+
+    def _bounded_column(self, batch: pa.RecordBatch, name: str, told: Told) -> pa.RecordBatch:
+        values = batch.column(name)
+        too_long = compute.fill_null(compute.greater(compute.binary_length(values), self.value_bytes), False)
+        for row in np.flatnonzero(too_long.to_numpy(zero_copy_only=False)):
+            sequence, length = batch.column("sequence")[row].as_py(), len(values[row].as_buffer())
+            route = batch.column("route")[row].as_py()
+            words = f"record {sequence} of route {route} has {_WORDS[name]} of {bytes_in_words(length)}"
+            if not self.tolerance.damage:
+                raise Refused(
+                    f"{words}, and maxValueBytes is {bytes_in_words(self.value_bytes)}",
+                    hint=f'.option("maxValueBytes", "{length}"), with three times as much memory for each task; or '
+                    '.option("mode", "PERMISSIVE"), which makes it null',
+                )
+            told(Damaged(f"{words}; it is null"))
+        kept = compute.if_else(too_long, pa.scalar(None, values.type), values)
+        return batch.set_column(batch.schema.get_field_index(name), pa.field(name, values.type), kept)
+
+    def _rows(self, batch: pa.RecordBatch, log: str) -> pa.RecordBatch:
+        parsed: dict[str, pa.Array] = {}
+        if self.json is not None:
+            values = batch.column("value")
+            columns, bad = self.json.parse(compute.fill_null(values, b""))
+            parsed[JSON] = pa.StructArray.from_arrays(columns, fields=list(self.json.schema), mask=bad)
+            parsed[CORRUPT] = compute.if_else(bad, values, pa.scalar(None, values.type))
+        arrays = []
+        for field in self.schema:
+            name = field.name.lower()  # Spark takes SEQ for seq, and wants it called as it was asked for
+            if name == "log":
+                arrays.append(_repeated(log, batch.num_rows))
+            elif name in parsed:
+                arrays.append(_as(parsed[name], field.type))
+            elif name == "segment":
+                bases = batch.column("segment").to_numpy()
+                arrays.append(pa.array(bases, mask=bases == 0))  # a bundle does not know
+            else:
+                arrays.append(_as(batch.column(_COLUMNS[name].source), field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _field(field: StructField) -> pa.Field:
+    """The Arrow field that Spark takes for one of the schema."""
+    if field.name.lower() == JSON:
+        from pyspark.sql.types import StructType
+
+        if isinstance(field.dataType, StructType):
+            return pa.field(field.name, pa.struct(arrow_fields(field.dataType)), field.nullable)
+        raise InvalidInput(
+            f"{JSON} must be a STRUCT, not {field.dataType.simpleString()}", hint=f"{JSON} STRUCT<a INT>"
+        )
+    column, kind = _COLUMNS.get(field.name.lower()), field.dataType.simpleString()
+    if column is None:
+        names = ", ".join([*_COLUMNS, JSON])
+        raise InvalidInput(
+            f"there is no column {field.name!r}", hint=f"there are {names}; fields of JSON are in {JSON}"
+        )
+    if kind not in column.types:
+        words = " or ".join(map(str.upper, column.types))
+        raise InvalidInput(
+            f"{field.name} must be {words}, not {kind.upper()}", hint=f"cast it: CAST({field.name} AS …)"
+        )
+    return pa.field(field.name, _ARROW[kind], field.nullable)
+
+
+def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if array.type == kind:
+        return array
+    if pa.types.is_dictionary(array.type):
+        return array.dictionary_decode()
+    if pa.types.is_timestamp(kind):
+        return _microseconds(array).view(kind)
+    return array.view(kind)
+
+
+def _microseconds(times: pa.Array) -> pa.Array:
+    """Nanoseconds as the microsecond they are in; a cast, and Arrow's division, go towards 1970 from either side."""
+    numbers = times.view(pa.int64())
+    quotient = compute.divide(numbers, 1000)
+    before = compute.greater(compute.multiply(quotient, 1000), numbers)
+    return compute.subtract(quotient, before.cast(pa.int64()))
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """``batch`` in slices of up to :data:`BATCH_BYTES`, or of one longer row."""
+    if batch.nbytes + batch.num_rows * _NAMES_BYTES <= BATCH_BYTES:
+        yield batch
+        return
+    ends = np.cumsum(sum(_row_bytes(column) for column in batch.columns) + _NAMES_BYTES, dtype=np.int64)
+    start = 0
+    while start < batch.num_rows:
+        room = BATCH_BYTES + (int(ends[start - 1]) if start else 0)
+        stop = max(start + 1, int(np.searchsorted(ends, room, side="right")))
+        yield batch.slice(start, stop - start)
+        start = stop
+
+
+def _row_bytes(column: pa.Array) -> np.ndarray:
+    """What each row of a column takes, about."""
+    if pa.types.is_binary(column.type):
+        lengths = compute.fill_null(compute.binary_length(column), 0)
+        return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+    return np.full(len(column), 8, np.int64)
+
+
+def _repeated(text: str, count: int) -> pa.Array:
+    return _repeats_of_power(text, max(0, count - 1).bit_length()).slice(0, count)
+
+
+@lru_cache(maxsize=8)  # a worker may read thousands of logs
+def _repeats_of_power(text: str, exponent: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text), 1 << exponent)

@@ -1,0 +1,218 @@
+"""A Spark session as the jobs want it: in UTC, quiet, and with workers that run this very Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wald.errors import NotFound, Unavailable
+from wald_spark.java import require_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL = "local[*]"
+_PACKAGES = ("pyspark.sql", "pyarrow", "numpy", "pandas")
+ATTEMPTS = 4  # of each task, as on a cluster; a local master by itself tries once
+_LOOPBACK = re.compile(r"local|spark://(127\.|localhost)")
+_THREADS = re.compile(r"local(\[(?P<threads>\*|\d+)\])?")
+_STANDALONE = "spark://"
+ANSWER_SECONDS = 5.0
+SILENT_SECONDS = 5.0  # a wait that is longer is told
+_SETTINGS = {
+    "spark.driver.memory": "2g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+
+
+def require_spark() -> None:
+    """
+    Raises:
+        NotFound: this Python lacks what the jobs are made of.
+    """
+    for package in _PACKAGES:
+        try:
+            import_module(package)
+        except ImportError as error:
+            raise NotFound(
+                f"there is no {package} in this Python ({sys.executable})", hint="pip install 'wald[spark]'"
+            ) from error
+
+
+@contextmanager
+def session(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """A session for one job, stopped at the end.
+
+    What spark-defaults.conf, PYSPARK_SUBMIT_ARGS or spark-submit sets stays as it is, but for the master and for what
+    is in ``settings``.
+
+    Args:
+        master: as Spark has it; a local one gets :data:`ATTEMPTS` for each task.
+
+    Raises:
+        NotFound: no PySpark, or no Java that is new enough.
+        Unavailable: Spark does not start, or its master does not answer.
+    """
+    started = start(app, master=master, settings=settings)
+    try:
+        _await_executor(started, master)
+        yield started
+    finally:
+        started.stop()
+
+
+def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """As :func:`session`; the caller stops it."""
+    os.environ["JAVA_HOME"] = str(require_java().home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run whatever python3 is on the PATH
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    require_spark()
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    _require_master(master)
+    wanted = dict(_SETTINGS)
+    if _LOOPBACK.match(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        wanted |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    told = _told_elsewhere()
+    builder = SparkSession.builder.appName(app).master(_with_attempts(master))
+    for name, value in ({name: wanted[name] for name in wanted if name not in told} | dict(settings or {})).items():
+        builder = builder.config(name, value)
+    started_before = _children()
+    with _stderr_held_back() as said:
+        try:
+            return builder.getOrCreate()
+        except (PySparkException, RuntimeError, OSError) as error:
+            raise Unavailable(
+                f"Spark does not start on {master}: {_last_words(said()) or _reason(error)}",
+                hint="--master 'local[2]' needs no cluster",
+            ) from error
+        except Exception as error:
+            raise Unavailable(
+                f"Spark does not start on {master}: {_reason(error)}", hint="--master 'local[2]' needs no cluster"
+            ) from error
+        except BaseException:  # interrupted: the JVM would not notice
+            _end_children(started_before)
+            raise
+
+
+def _require_master(master: str) -> None:
+    """A standalone master that does not answer would be tried for a minute, and then be called a stopped context.
+
+    Raises:
+        Unavailable: none of the addresses answers.
+    """
+    if not master.startswith(_STANDALONE):
+        return
+    for address in master.removeprefix(_STANDALONE).split(","):
+        host, _, port = address.rpartition(":")
+        with suppress(OSError, ValueError), socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS):
+            return
+    raise Unavailable(
+        f"no Spark master answers at {master}", hint="scripts/spark-cluster start; --master 'local[2]' needs no cluster"
+    )
+
+
+def _await_executor(session: SparkSession, master: str) -> None:
+    """Wait until a standalone master has given an executor: it may have no workers, or none that are free."""
+    if not master.startswith(_STANDALONE):
+        return
+    tracker = session.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001 - PySpark's own does not know
+    told_at = time.monotonic() + SILENT_SECONDS
+    while len(tracker.getExecutorInfos()) < 2:  # the driver is one of them
+        if time.monotonic() >= told_at:
+            sys.stderr.write(f"waiting for {master}: no worker has joined it, or other jobs hold them all\n")
+            told_at += 6 * SILENT_SECONDS
+        time.sleep(0.1)
+
+
+def _last_words(said: list[str]) -> str:
+    """Of what the JVM has printed the last line that is no frame of a stack; "": there is none.
+
+    >>> _last_words(['Exception in thread "main" org.apache.SparkException: no', "  at org.apache.A.b(A.scala)"])
+    'org.apache.SparkException: no'
+    """
+    frames = ("at ", "... ")
+    lines = [line.strip() for line in said if line.strip() and not line.strip().startswith(frames)]
+    return lines[-1].removeprefix('Exception in thread "main" ') if lines else ""
+
+
+def _reason(error: Exception) -> str:
+    """What the JVM threw, out of the words of py4j around it, which end in stack frames."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line[2:] for line in lines if line.startswith(": ")), next(filter(None, lines), type(error).__name__))
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        found |= {*map(int, (task / "children").read_text().split())}
+    return found
+
+
+def _end_children(before: set[int]) -> None:
+    for pid in _children() - before:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _told_elsewhere() -> set[str]:
+    """The names of the settings that whoever runs this has made; a builder's would win over them."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # below spark-submit: its JVM knows
+        from pyspark import SparkConf, SparkContext
+
+        SparkContext._ensure_initialized()  # noqa: SLF001 - the only way to that JVM before there is a session
+        return {name for name, _ in SparkConf().getAll()}
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    told = set(re.findall(r"\bspark\.[\w.]+", arguments))
+    told |= {"spark.driver.memory"} if "--driver-memory" in arguments else set()
+    home = os.environ.get("SPARK_HOME")
+    if directory := os.environ.get("SPARK_CONF_DIR") or (home and os.path.join(home, "conf")):
+        with suppress(FileNotFoundError), open(os.path.join(directory, "spark-defaults.conf")) as file:
+            told |= {words[0] for line in file if (words := re.split(r"[\s=]+", line.strip())) and words[0]}
+    return told
+
+
+def _with_attempts(master: str) -> str:
+    """A local master with attempts; any other as it is.
+
+    >>> _with_attempts("local[*]"), _with_attempts("local[2,1]"), _with_attempts("spark://a:7077")
+    ('local[*,4]', 'local[2,1]', 'spark://a:7077')
+    """
+    match = _THREADS.fullmatch(master)
+    return f"local[{match['threads'] or 1},{ATTEMPTS}]" if match else master
+
+
+@contextmanager
+def _stderr_held_back() -> Iterator[Callable[[], list[str]]]:
+    """While Spark starts, what the JVM says on stderr goes into a file: there are warnings on a good day, too."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+
+        def said() -> list[str]:
+            file.seek(0)
+            return file.read().decode(errors="replace").splitlines()
+
+        try:
+            yield said
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
