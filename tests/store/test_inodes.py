@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tracing import strace
 
 from wald.store.inodes import Name, is_regular
 
@@ -51,6 +54,29 @@ def test_an_inode_of_another_device_is_another_file(path: Path) -> None:
             other == folder for other in (Path("/proc"), Path("/sys"), path.parent)
         ]
         os.close(descriptor)
+
+
+def test_where_statx_is_forbidden_stat_tells_as_much(tmp_path: Path) -> None:
+    """As in containers of some years ago."""
+    script = """
+import pathlib, sys
+from wald.store.inodes import Name, is_regular
+path = pathlib.Path(sys.argv[1])
+file = path.open("wb")
+name = Name(path, file.fileno())
+held = name.holds()
+path.rename(path.with_name("elsewhere"))
+print(is_regular(file.fileno()), held, name.holds())
+"""
+    line: list[str | Path] = [sys.executable, "-c", script, tmp_path / "file"]
+    trace = tmp_path / "trace"
+
+    done = subprocess.run(
+        [strace(), "-o", trace, "-e", "inject=statx:error=EPERM", *line], capture_output=True, check=True
+    )
+
+    assert done.stdout == b"True True False\n"
+    assert trace.read_text().count("EPERM") == 4
 
 
 def test_only_a_regular_file_is_one(path: Path) -> None:

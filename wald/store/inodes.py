@@ -41,6 +41,7 @@ class _Look:
     """A call that is prepared once and made often: mode, inode, major, minor; zeros if it fails."""
 
     def __init__(self, directory: int, path: bytes, flags: int) -> None:
+        self._place = path or directory
         self._found = bytearray(_FIELDS.size)
         self._arguments = (
             ctypes.c_int(directory),
@@ -51,7 +52,13 @@ class _Look:
         )
 
     def __call__(self) -> tuple[int, ...]:
-        return _NOTHING if _statx(*self._arguments) else _FIELDS.unpack(self._found)
+        if not _statx(*self._arguments):
+            return _FIELDS.unpack(self._found)
+        try:  # some containers forbid the newer call
+            status = os.stat(self._place, follow_symlinks=isinstance(self._place, int))
+        except OSError:
+            return _NOTHING
+        return status.st_mode, status.st_ino, os.major(status.st_dev), os.minor(status.st_dev)
 
 
 _NOTHING = (0,) * 4
