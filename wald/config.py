@@ -1,7 +1,7 @@
 """Every setting of the daemon, with its unit, default, bounds and meaning: from TOML and the environment, checked once.
 
-A setting comes from the first of: the command line, the variable ``WALD_<NAME>``, the file, its default. Sizes are
-bytes or "64MiB", durations seconds or "10s", "5m", "1h". Routes have a table each:
+A setting comes from the first of: the variable ``WALD_<NAME>``, the file, its default. Sizes are bytes or "64MiB",
+durations seconds or "10s", "5m", "1h". Routes have a table each:
 
     [routes.access]
     fifo = true             # make routes/access/in
@@ -133,15 +133,14 @@ _KINDS: dict[str, Kind] = {each.name: each.metadata["kind"] for each in fields(C
 _ROUTE_KEYS = tuple(each.name for each in fields(RouteConfig))
 
 
-def load(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]) -> Config:
-    """The settings from the file at ``path``, the variables in ``environ`` and the command line's ``overrides``.
+def load(path: Path | None, environ: Mapping[str, str]) -> Config:
+    """The settings from the variables in ``environ`` and the file at ``path``.
 
     Raises:
         InvalidInput: the file cannot be read, a key does not exist, a value is out of bounds; it names file and line.
     """
     values: dict[str, Any] = {} if path is None else _from_file(path)
     values |= _from_environment(environ)
-    values |= {name: _parse(name, value, f"--{name.replace('_', '-')}") for name, value in overrides.items()}
     return Config(**values)
 
 

@@ -42,7 +42,7 @@ def run(root: Path, config_path: Path | None, stdin_route: str | None) -> int:
         check_route(stdin_route)
 
     def settings() -> Config:
-        return load(config_path, os.environ, {})
+        return load(config_path, os.environ)
 
     return service.run(root, settings(), stdin_route=stdin_route, reload=settings)
 
