@@ -196,7 +196,7 @@ def produce(data: Path, fifo: Path) -> Iterator[None]:
 
 
 def environment() -> dict[str, str]:
-    paths = [str(REPOSITORY), str(REPOSITORY / "scripts"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(REPOSITORY / folder) for folder in (".", "sidecars", "scripts")] + [os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 

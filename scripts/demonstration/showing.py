@@ -14,7 +14,9 @@ SEGMENT_BYTES = 8 << 20  # small, so that there is something to see; the default
 PATIENCE_SECONDS = 60.0
 WALD = [sys.executable, "-m", "wald"]
 ENVIRONMENT = os.environ | {
-    "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])),
+    "PYTHONPATH": os.pathsep.join(
+        filter(None, [str(REPOSITORY), str(REPOSITORY / "sidecars"), os.environ.get("PYTHONPATH", "")])
+    ),
     "WALD_SEGMENT_MAX_BYTES": str(SEGMENT_BYTES),
     "WALD_FREE_SPACE_MIN": "0",
 }

@@ -43,6 +43,22 @@ def test_an_idle_one_does_not_cut(start: Start, root: Path) -> None:
     assert_sound(root)
 
 
+def test_an_idle_one_leaves_the_head_of_the_other(start: Start, root: Path) -> None:
+    """Where its own has been removed, too: what it said would hide what the other has acknowledged."""
+    first = start()
+    first.ask("ROUTE ADD a")
+    with Client(first.socket_path) as client:
+        assert client.ask(b"PUB a 2\nx\n") == "OK 1 1"
+    first.process.send_signal(signal.SIGSTOP)
+    (root / "head").unlink()
+    second = take_over(start, root)
+    with Client(second.socket_path) as client:
+        assert client.ask(b"PUB a 2\ny\n") == "OK 2 2"
+    first.process.send_signal(signal.SIGCONT)
+    assert first.wait() == 5
+    assert values(root) == [b"x", b"y"]
+
+
 def test_an_idle_one_notices(start: Start, root: Path) -> None:
     """Nothing else would tell it: it has nothing to write, and its socket has the other's name."""
     first = start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,32 @@ def test_the_lines_of_a_ledger_that_grows_are_read_once(root: Root) -> None:
         costs.append(steps(history.deletions))
 
     assert costs[-1] < 2 * costs[1]
+
+
+def test_damage_in_what_was_read_is_noticed_when_the_ledger_grows(root: Root) -> None:
+    history, path = History(root), root.ledger / "reclaim.jsonl"
+    tell(root, "reclaim.jsonl", reclaimed(1, 2), reclaimed(3, 4))
+    assert history.reclaimed(4) is not None
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    path.write_bytes(data)
+    tell(root, "reclaim.jsonl", reclaimed(5, 6))
+    for _ in range(2):
+        with pytest.raises(Damaged, match="line 1"):
+            history.reclaimed(4)
+
+
+def test_lines_that_were_taken_back_are_forgotten(root: Root) -> None:
+    """An append whose sync failed could be read until its owner cut it away, and wrote other lines."""
+    history, path = History(root), root.ledger / "reclaim.jsonl"
+    tell(root, "reclaim.jsonl", reclaimed(1, 2))
+    durable = path.stat().st_size
+    tell(root, "reclaim.jsonl", reclaimed(3, 4))
+    assert history.reclaimed(4) is not None
+    os.truncate(path, durable)
+    tell(root, "reclaim.jsonl", reclaimed(5, 6), reclaimed(7, 8))
+
+    assert [entry["base"] for entry in history.deletions()] == [1, 5, 7]
 
 
 @pytest.mark.parametrize("lines", [1, 2, 3])

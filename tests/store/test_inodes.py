@@ -79,6 +79,13 @@ print(is_regular(file.fileno()), held, name.holds())
     assert trace.read_text().count("EPERM") == 4
 
 
+def test_a_c_library_without_statx_is_no_obstacle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wald.store.inodes._statx", None)
+    with path.open("rb") as file:
+        assert Name(path, file.fileno()).holds()
+        assert is_regular(file.fileno())
+
+
 def test_only_a_regular_file_is_one(path: Path) -> None:
     for place in (path, path.parent, Path("/dev/null")):
         descriptor = os.open(place, os.O_RDONLY)

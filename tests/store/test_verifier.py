@@ -283,6 +283,27 @@ def test_many_segments_take_no_more_looks_at_the_directory(built: Built, monkeyp
     assert looks() == before
 
 
+def test_a_deletion_that_is_taken_back_meanwhile_is_no_loss(tmp_path: Path) -> None:
+    """Between the first hole and the place of that segment may be hours."""
+    built = Built(tmp_path / "log")
+    for number in range(7):
+        built.lines("a", [b"%d" % number])
+        built.cut()
+    built.seal()
+    built.reclaim(2)
+    built.reclaim(5, keep=True)
+    findings = verify(built.root)
+    found = [next(finding for finding in findings if finding.path == built.path(3, Kind.SEALED))]
+    built.path(5, Kind.DOOMED).rename(built.path(5, Kind.SEALED))
+    ledger = Ledger(built.root.ledger / "reclaim.jsonl", built.disk)
+    ledger.append({"event": "kept", "base": 5})
+    ledger.close()
+    found += findings
+
+    assert [finding for finding in found if finding.level is Level.ERROR] == []
+    assert built.path(5, Kind.SEALED) in [finding.path for finding in found]
+
+
 @pytest.mark.parametrize("base", [1, 8])
 def test_a_link_in_place_of_a_segment_is_found(built: Built, base: int) -> None:
     path = built.path(base, Kind.SEALED if base == 1 else Kind.RAW)

@@ -144,7 +144,8 @@ class Background:
             raw_bytes = segment.path.stat().st_size
             if not self._room.lets_seal(raw_bytes):
                 return None
-            reserve = not self._room.is_plenty(raw_bytes)
+            # What has failed may have met a quota, of which the numbers do not tell.
+            reserve = segment.path.name in self._reasons or not self._room.is_plenty(raw_bytes)
             return seal(
                 self._root, segment, self._disk, self._ledger, level=self._level, reserve=reserve, now=time.time_ns
             )

@@ -131,12 +131,11 @@ class Committer:
         return True
 
     def tend(self, now: float) -> bool:
-        """Keep the head, and cut by age and sync by interval where they are due; whether a segment was cut.
+        """Cut by age and sync by interval, where they are due; whether a segment was cut.
 
         Raises:
             Locked: another daemon has taken over. One that has nothing to write would not notice, and stay for ever.
         """
-        self._keep_head()
         if self._name_again_at <= now:
             self._name_again_at = now + _NAME_SECONDS
             self._require_lock()
@@ -343,25 +342,14 @@ class Committer:
     def _publish(self) -> None:
         head = self.head
         try:
+            self._head.restore()  # what somebody has removed is read by nobody
             self._head.write(encode_head(head))
         except OSError as error:
-            raise self._no_head(error) from error
+            raise DiskFailure(
+                f"{self._root.head}: {error.strerror}: the head cannot be written",
+                hint=f"ls -l {self._root.head}; df -h {self._root.path}, then start again",
+            ) from error
         self._metrics.head_sequence = head.sequence
-
-    def _keep_head(self) -> None:
-        """What somebody has removed is read by nobody. Looked at when everybody has been answered."""
-        try:
-            restored = self._head.restore()
-        except OSError as error:
-            raise self._no_head(error) from error
-        if restored:
-            self._publish()
-
-    def _no_head(self, error: OSError) -> DiskFailure:
-        return DiskFailure(
-            f"{self._root.head}: {error.strerror}: the head cannot be written",
-            hint=f"ls -l {self._root.head}; df -h {self._root.path}, then start again",
-        )
 
     def _sync_at(self) -> float:
         return self._synced_at + self.config.sync_interval

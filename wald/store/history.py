@@ -26,8 +26,9 @@ from wald.errors import Damaged
 from wald.format.names import DIGITS
 from wald.format.sealed import RouteEntry
 from wald.store.directory import Root
-from wald.store.ledger import Bookmark, entries_of
+from wald.store.ledger import Bookmark, entries_behind
 from wald.store.missing import Gone, Held
+from wald.store.regular import open_file
 
 _PART = re.compile(rf"\d{{{DIGITS}}}\.")
 Entry = dict[str, Any]
@@ -190,7 +191,6 @@ class _Ledger:
     path: Path
     first: str
     _seen: tuple[int, ...] | None = None
-    _file: tuple[int, int] | None = None
     _bookmark: Bookmark = field(default_factory=Bookmark)
     _found: dict[int, Entry] = field(default_factory=dict)
     _entries: list[Entry] = field(default_factory=list)
@@ -201,22 +201,29 @@ class _Ledger:
             status = self.path.stat()
         except FileNotFoundError:
             return []
-        file = (status.st_dev, status.st_ino)
-        seen = (*file, status.st_size, status.st_mtime_ns)
+        seen = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if seen != self._seen:
-            if file != self._file or status.st_size <= self._bookmark.offset:  # another one, or one that was rewritten
-                self._file, self._bookmark, self._found = file, Bookmark(), {}
-            for entry in entries_of(self.path, self._bookmark):
-                begin, end = entry.get(self.first), entry.get("last")
-                if not isinstance(begin, int):
-                    continue
-                key = begin if undone_by else self._bookmark.number
-                if entry.get("event") == event and isinstance(end, int) and begin <= end:
-                    self._found[key] = _compact(entry)
-                elif undone_by and entry.get("event") == undone_by:
-                    self._found.pop(key, None)
+            try:
+                file = open_file(self.path)
+            except FileNotFoundError:
+                return []
+            with file:
+                if not self._bookmark.holds(file):
+                    self._bookmark, self._found = Bookmark(), {}
+                for entry in entries_behind(self._bookmark, file, self.path):
+                    self._take(entry, event, undone_by)
             self._entries, self._seen = sorted(self._found.values(), key=itemgetter(self.first)), seen
         return self._entries
+
+    def _take(self, entry: Entry, event: str, undone_by: str) -> None:
+        begin, end = entry.get(self.first), entry.get("last")
+        if not isinstance(begin, int):
+            return
+        key = begin if undone_by else self._bookmark.number
+        if entry.get("event") == event and isinstance(end, int) and begin <= end:
+            self._found[key] = _compact(entry)
+        elif undone_by and entry.get("event") == undone_by:
+            self._found.pop(key, None)
 
 
 def _compact(entry: Entry) -> Entry:

@@ -17,7 +17,7 @@ _AT_FDCWD = -100
 _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH = 0x100, 0x1000
 _TYPE_AND_INO = 0x1 | 0x100
 _FIELDS = Struct("=28xHxxQ96xII112x")  # of struct statx, in linux/stat.h: mode, inode, major and minor of the device
-_statx = ctypes.CDLL(None).statx
+_statx = getattr(ctypes.CDLL(None), "statx", None)  # old C libraries have none
 
 
 class Name:
@@ -52,7 +52,7 @@ class _Look:
         )
 
     def __call__(self) -> tuple[int, ...]:
-        if not _statx(*self._arguments):
+        if _statx is not None and not _statx(*self._arguments):
             return _FIELDS.unpack(self._found)
         try:  # some containers forbid the newer call
             status = os.stat(self._place, follow_symlinks=isinstance(self._place, int))

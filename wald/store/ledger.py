@@ -12,7 +12,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from crc32c import crc32c
 
 from wald.errors import Damaged, Locked
 from wald.format.ledger import (
@@ -29,6 +31,7 @@ from wald.store.disk import Disk
 from wald.store.regular import open_file
 
 _SECTOR_BYTES = 512  # what a disk writes at once, at least
+_PART_BYTES = 1 << 20  # of what is read again
 _TAIL_BYTES = 64 << 10  # more than any line but that of a segment with a thousand routes
 
 
@@ -222,18 +225,25 @@ def read_ledger(path: Path) -> Decoded:
 
 @dataclass(slots=True)
 class Bookmark:
-    """How far somebody has read a ledger: the line there, counted from 1, where it ends, and its digest."""
+    """How far somebody has read a ledger: the last line, counted from 1, where it ends, its digest, and a checksum."""
 
     number: int = 0
     offset: int = 0
     tip: str = GENESIS
+    checksum: int = 0
+
+    def holds(self, file: BinaryIO) -> bool:
+        """Whether all that was read is still there as it was: nothing was damaged, replaced or taken back since."""
+        checksum, left = 0, self.offset
+        file.seek(0)
+        while left and (part := file.read(min(left, _PART_BYTES))):
+            checksum = crc32c(part, checksum)
+            left -= len(part)
+        return not left and checksum == self.checksum
 
 
-def entries_of(path: Path, bookmark: Bookmark | None = None) -> Iterator[dict[str, Any]]:
+def entries_of(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of the ledger at ``path``, one at a time, for who decides by them; an absent one is empty.
-
-    Args:
-        bookmark: where an earlier look at the same file has ended; it is moved on.
 
     Raises:
         Damaged: at the first line that is damaged, or that does not follow the one before it.
@@ -242,25 +252,30 @@ def entries_of(path: Path, bookmark: Bookmark | None = None) -> Iterator[dict[st
         file = open_file(path)
     except FileNotFoundError:
         return
-    bookmark = bookmark or Bookmark()
     with file:
-        _, end = _synced(file.fileno(), os.fstat(file.fileno()).st_size)
-        file.seek(bookmark.offset)
-        for number, line in enumerate(file, start=bookmark.number + 1):
-            offset = bookmark.offset + len(line)
-            if offset > end:
-                if not line.endswith(b"\n") and _newline_is_damaged(line, bookmark.offset):
-                    raise damaged(path, number, "its newline is damaged")
-                return  # torn, and its owner cuts it; or more recent than this look
-            try:
-                entry = decode_line(line[:-1])
-            except BadLine as error:
-                raise damaged(path, number, str(error)) from error
-            entry.pop("append", None)
-            if entry.pop("prev") != bookmark.tip:
-                raise damaged(path, number, "does not follow the line before it")
-            bookmark.number, bookmark.offset, bookmark.tip = number, offset, digest(line)
-            yield entry
+        yield from entries_behind(Bookmark(), file, path)
+
+
+def entries_behind(bookmark: Bookmark, file: BinaryIO, path: Path) -> Iterator[dict[str, Any]]:
+    """The lines behind ``bookmark``, which holds, of the ledger ``file``; it is moved on. Errors as above."""
+    _, end = _synced(file.fileno(), os.fstat(file.fileno()).st_size)
+    file.seek(bookmark.offset)
+    for number, line in enumerate(file, start=bookmark.number + 1):
+        offset = bookmark.offset + len(line)
+        if offset > end:
+            if not line.endswith(b"\n") and _newline_is_damaged(line, bookmark.offset):
+                raise damaged(path, number, "its newline is damaged")
+            return  # torn, and its owner cuts it; or more recent than this look
+        try:
+            entry = decode_line(line[:-1])
+        except BadLine as error:
+            raise damaged(path, number, str(error)) from error
+        entry.pop("append", None)
+        if entry.pop("prev") != bookmark.tip:
+            raise damaged(path, number, "does not follow the line before it")
+        bookmark.number, bookmark.offset, bookmark.tip = number, offset, digest(line)
+        bookmark.checksum = crc32c(line, bookmark.checksum)
+        yield entry
 
 
 def damaged(path: Path, number: int, reason: str) -> Damaged:

@@ -134,7 +134,7 @@ class Verification:
             try:
                 due = self._state.next_sequence or 1
                 if segment.base_sequence > due:
-                    listing = self._second_look.look_for(self._listing, due, segment.base_sequence - 1)
+                    listing = self._looked_for(due, segment.base_sequence - 1)
                     if listing is not self._listing:
                         self._listing = listing
                         waiting = deque(s for s in listing.segments if s.base_sequence >= due)
@@ -149,6 +149,17 @@ class Verification:
                     waiting = deque(s for s in self._listing.segments if s.base_sequence >= segment.base_sequence)
             else:
                 yield from found
+
+    def _looked_for(self, first: int, last: int) -> Listing:
+        """The listing, with what of ``first`` to ``last`` it lacks and is there by now.
+
+        The second look may be hours old, and a deletion taken back since; before a loss is told there is a new one.
+        """
+        listing = self._second_look.look_for(self._listing, first, last)
+        if listing is self._listing and self._lost(first, last):
+            self._second_look = SecondLook(self._root)
+            listing = self._second_look.look_for(self._listing, first, last)
+        return listing
 
     def _segment(self, segment: Segment, ahead: Callable[[Piece], Checked | None]) -> list[Finding]:
         """One segment, and whether it follows the one before it; if it is gone, nothing has happened."""
