@@ -25,7 +25,7 @@ from wald.store.directory import Root
 from wald.store.disk import Disk, free_bytes
 from wald.store.inplace import InPlaceFile
 from wald.store.lock import Lock, holder
-from wald.store.room import Cause, Room
+from wald.store.room import Cause, Room, Sizes
 from wald.store.writer import Draft, Placed, Placement, Writer
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -51,7 +51,12 @@ class Sources(Protocol):
 
 
 class Committer:
-    """The writer, the head, and what is done when the disk fails."""
+    """The writer, the head, and what is done when the disk fails.
+
+    Attributes:
+        degraded: whether input waits for a disk that is full, or was a moment ago.
+        left_bytes: how much could be taken when the disk was last looked at.
+    """
 
     def __init__(
         self,
@@ -65,25 +70,34 @@ class Committer:
         metrics: Metrics,
         journal: FilteringBoundLogger,
     ) -> None:
-        self.config = config
         self.writer = writer
+        self.degraded = False
+        self.left_bytes = self._free_bytes = self._needed_bytes = 0
+        self._config = config
         self._root = root
         self._disk = disk
         self._lock = lock
         self._room = room
         self._sources = sources
         self._metrics = metrics
-        self.journal = journal
+        self._journal = journal
         self._head = InPlaceFile(root.head, LINE_BYTES, disk)
         self._filled_at: float | None = None  # when the active segment got its first record
         self._haste = 1.0
         self._cut_again_at = self._full_until = self._cause_again_at = self._name_again_at = 0.0
         self._unnamed_at: float | None = None  # since when it is known that the active segment has no name
         self._refused = False  # the disk did not take the last turn
+        self._degraded_by: Cause | None = None  # as it was last told
         self._holds = False  # a request waits for more room than there is
         self._synced_at = time.monotonic()
         self._publish()
         self._head.sync()  # before any input is taken: a power cut must leave a head, and everything above it a name
+
+    def take_over(self, config: Config, sizes: Sizes, journal: FilteringBoundLogger) -> None:
+        """Go on with other settings."""
+        self._config, self._journal = config, journal
+        self._room.sizes = sizes
+        self.writer.segment_max_bytes = sizes.segment_bytes
 
     @property
     def head(self) -> Head:
@@ -123,7 +137,7 @@ class Committer:
             self.writer.cut(now_ns=time.time_ns())
         except (OSError, Full) as error:
             self._cut_again_at = now + _CUT_RETRY_SECONDS
-            self.journal.error("cut failed", reason=str(error), next="the segment grows until there is room")
+            self._journal.error("cut failed", reason=str(error), next="the segment grows until there is room")
             return False
         self._filled_at = None
         self._metrics.cuts += 1
@@ -141,11 +155,11 @@ class Committer:
             self._require_lock()
             with contextlib.suppress(Full):  # which is told; it is tried again
                 self.keep_name()
-        if self.writer.unsynced and self.config.sync == "interval" and self._sync_at() <= now:
+        if self.writer.unsynced and self._config.sync == "interval" and self._sync_at() <= now:
             self._synced_at = now
             self._sync()
         # A full disk takes no next batch, whose coming would cut a full segment: cut, it can be read and reclaimed.
-        full = (self._metrics.degraded or self._holds) and self.writer.overshoots(1)
+        full = (self.degraded or self._holds) and self.writer.overshoots(1)
         return (full or self._cut_at() <= now) and self.cut()
 
     def keep_name(self) -> None:
@@ -159,7 +173,7 @@ class Committer:
         if self.writer.is_named():
             if self._unnamed_at is None:
                 return
-            self.journal.info("active segment has its name again", path=path)
+            self._journal.info("active segment has its name again", path=path)
         elif not self._lock.is_ours():  # it may be another daemon's, and sealed by now
             return
         else:
@@ -169,7 +183,7 @@ class Committer:
                 raise self._unnamed(error) from error
             told = {"quarantined": str(found)} if found else {}
             next_ = "it is put back as it was"
-            self.journal.error("active segment removed or replaced", path=path, **told, next=next_)
+            self._journal.error("active segment removed or replaced", path=path, **told, next=next_)
         self._unnamed_at, self._refused = None, False
 
     def due(self) -> float:
@@ -177,7 +191,7 @@ class Committer:
         due = self._name_again_at
         if not self.writer.failed:
             due = min(due, max(self._cut_at(), self._cut_again_at))
-        if self.writer.unsynced and self.config.sync == "interval":
+        if self.writer.unsynced and self._config.sync == "interval":
             due = min(due, self._sync_at())
         return due
 
@@ -187,13 +201,13 @@ class Committer:
         Args:
             wanted_bytes: what a request waits for beyond that, while others are taken; None: none does.
         """
-        free = self._metrics.free_bytes = free_bytes(self._root.path)
-        left = self._room.left_bytes(free)
-        self._metrics.needed_bytes = free - left
+        free = self._free_bytes = self._metrics.free_bytes = free_bytes(self._root.path)
+        left = self.left_bytes = self._room.left_bytes(free)
+        self._needed_bytes = self._metrics.needed_bytes = free - left
         full = left < 0 or time.monotonic() < self._full_until
         degraded = full or self._refused
         # What waited for a full disk is looked at in this turn; what then still waits is told of in the next.
-        looked_at = not (degraded or self._metrics.degraded)
+        looked_at = not (degraded or self.degraded)
         self._tell_room(degraded=degraded)
         self._tell_held(wanted_bytes if looked_at else None)
         return not full
@@ -223,7 +237,7 @@ class Committer:
         self._refused = False
         self._publish()
         for words in self._sources.settle(placement):
-            self.journal.error("pipe", what=words)
+            self._journal.error("pipe", what=words)
         now = time.monotonic()
         self._count(placement, now, now - started)
         return placement.batches
@@ -234,7 +248,7 @@ class Committer:
                 return self._attempt(drafts)
             except OSError as error:
                 self._metrics.write_failures += 1
-                self.journal.error("write failed", reason=str(error), next="the same batch goes to a new segment")
+                self._journal.error("write failed", reason=str(error), next="the same batch goes to a new segment")
         try:
             self.writer.replace(now_ns=time.time_ns())
             self._publish()
@@ -271,12 +285,12 @@ class Committer:
             f"then {command_line(self._root.path, 'verify')}"
         )
         if first:
-            self.journal.error("active segment removed or replaced", what=message, next="tried again", hint=hint)
+            self._journal.error("active segment removed or replaced", what=message, next="tried again", hint=hint)
         if error.errno in _FULL:
             return self._refuse(message, hint)
         if now - self._unnamed_at < _NAME_PATIENCE_SECONDS:
             return Full(message, hint=hint)
-        writer.failed = True
+        writer.abandon()
         return DiskFailure(message, hint=hint)
 
     def _attempt(self, drafts: Sequence[Draft]) -> Placement:
@@ -287,7 +301,7 @@ class Committer:
 
     def _require_lock(self) -> None:
         if not self._lock.is_ours():
-            self.writer.failed = True  # the active segment is another daemon's now: neither truncated nor synced by us
+            self.writer.abandon()
             raise Locked(
                 f"{self._root.lock}: another daemon has taken over ({holder(self._root)})",
                 hint="nothing was acknowledged after that; let the newer one run",
@@ -303,41 +317,41 @@ class Committer:
         metrics.waiting_since = 0.0
         if self._filled_at is None and self.writer.advanced:
             # Jitter only shortens: many logs started together do not cut together, and none is cut late.
-            self._filled_at, self._haste = now, 1 - random.random() * self.config.segment_age_jitter  # noqa: S311
+            self._filled_at, self._haste = now, 1 - random.random() * self._config.segment_age_jitter  # noqa: S311
 
     def _cut_at(self) -> float:
         """When the active segment is due by its age, on the monotonic clock."""
-        age = self.config.segment_max_age
+        age = self._config.segment_max_age
         return float("inf") if self._filled_at is None or not age else self._filled_at + age * self._haste
 
     def _tell_room(self, *, degraded: bool) -> None:
         metrics, now = self._metrics, time.monotonic()
-        told = metrics.degraded
-        metrics.degraded = degraded
+        told = self.degraded
+        self.degraded = metrics.degraded = degraded
+        numbers = {"free": self._free_bytes, "needed": self._needed_bytes}
         if not degraded:
             if told:
-                metrics.degraded_by = ""
-                self.journal.info("disk has room again", free=metrics.free_bytes, needed=metrics.needed_bytes)
+                self._degraded_by, metrics.degraded_by = None, ""
+                self._journal.info("disk has room again", **numbers)
             return
         if told and now < self._cause_again_at:
             return
         self._cause_again_at = now + _CAUSE_SECONDS
-        cause = Cause.REFUSED if self._refused else self._room.cause(metrics.free_bytes)
-        if cause != metrics.degraded_by:
-            metrics.degraded_by = cause
-            numbers = {"free": metrics.free_bytes, "needed": metrics.needed_bytes}
+        cause = Cause.REFUSED if self._refused else self._room.cause(self._free_bytes)
+        if cause != self._degraded_by:
+            self._degraded_by = metrics.degraded_by = cause
             hint = cause.hint(self._root.path)
-            self.journal.error("disk full: input waits", degraded_by=cause, **numbers, hint=hint)
+            self._journal.error("disk full: input waits", degraded_by=cause, **numbers, hint=hint)
 
     def _tell_held(self, wanted_bytes: int | None) -> None:
         """Say once that a request waits for room, where there is room for others."""
         told, self._holds = self._holds, wanted_bytes is not None
         if wanted_bytes is None or told:
             return
-        cause = self._room.cause(self._metrics.free_bytes - wanted_bytes)
-        numbers = {"wanted": wanted_bytes, "free": self._metrics.free_bytes, "needed": self._metrics.needed_bytes}
+        cause = self._room.cause(self._free_bytes - wanted_bytes)
+        numbers = {"wanted": wanted_bytes, "free": self._free_bytes, "needed": self._needed_bytes}
         hint = cause.hint(self._root.path)
-        self.journal.warning("request waits for room", because=cause, **numbers, hint=hint)
+        self._journal.warning("request waits for room", because=cause, **numbers, hint=hint)
 
     def _publish(self) -> None:
         head = self.head
@@ -352,11 +366,11 @@ class Committer:
         self._metrics.head_sequence = head.sequence
 
     def _sync_at(self) -> float:
-        return self._synced_at + self.config.sync_interval
+        return self._synced_at + self._config.sync_interval
 
     def _sync(self) -> None:
         try:
             self.writer.sync()
         except OSError as error:
             self._metrics.write_failures += 1
-            self.journal.error("sync failed", reason=str(error), next="the log goes on in a new segment")
+            self._journal.error("sync failed", reason=str(error), next="the log goes on in a new segment")

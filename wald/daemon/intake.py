@@ -43,7 +43,7 @@ from wald.errors import InvalidInput, WaldError, command_line
 from wald.store.directory import Root
 from wald.store.disk import Disk
 from wald.store.fifos import found_files, found_words, has_fifo, is_displaced, make_fifo, same_fifo_words
-from wald.store.writer import Draft, Placement, Route
+from wald.store.writer import Draft, Placed, Placement, Route
 
 PIPES_MAX = 1024  # slots in the takes file; the first is stdin's
 _STDIN_SLOT = 0
@@ -113,7 +113,6 @@ class Intake:
         self._current: dict[str, Pipe] = {}  # by route, the one that was last found at the path of its FIFO
         self._awake: dict[Pipe, None] = {}  # ready, or waiting for the rest of a line; who is next stands first
         self._inside: set[Pipe] = set()  # a record
-        self._drafted: dict[int, Pipe] = {}
         self._outgoing: set[Pipe] = set()  # whose place another has by now
         self._leaving: list[Pipe] = []
         self._unread: dict[str, str] = {}  # route → why its FIFO is not read
@@ -278,7 +277,6 @@ class Intake:
 
     def collect(self, turn: Turn, arena: Arena) -> None:
         """Hand what the ready pipes hold to ``turn``; who came to nothing this time comes first the next."""
-        self._drafted.clear()
         self._close_leaving(turn)
         for pipe in list(self._awake):
             if arena.free < pipe.chunk_bytes + SOCKETS_BYTES:
@@ -287,7 +285,6 @@ class Intake:
                 draft = pipe.collect(arena)
                 if draft is not None:
                     turn.add(draft)
-                    self._drafted[id(draft)] = pipe
                     self._awake[pipe] = self._awake.pop(pipe)
             if pipe.ended and pipe in self._outgoing:
                 self._let_go(pipe)
@@ -296,19 +293,18 @@ class Intake:
 
     def announce(self, placement: Placement) -> None:
         """As :class:`wald.daemon.committer.Sources`."""
-        if self._drafted:
+        ours = list(_from_pipes(placement))
+        if ours:
             self._takes.restore()
-        for placed in placement.batches:
-            if (pipe := self._drafted.get(id(placed.draft))) is not None:
-                pipe.announce(placed, placement.segment)
+        for pipe, placed in ours:
+            pipe.announce(placed, placement.segment)
 
     def settle(self, placement: Placement) -> list[str]:
         """As :class:`wald.daemon.committer.Sources`."""
         wrong = []
-        for placed in placement.batches:
-            if (pipe := self._drafted.get(id(placed.draft))) is not None:
-                wrong.append(pipe.settle(placed))
-                (self._inside.add if pipe.inside_record else self._inside.discard)(pipe)
+        for pipe, placed in _from_pipes(placement):
+            wrong.append(pipe.settle(placed))
+            (self._inside.add if pipe.inside_record else self._inside.discard)(pipe)
         return [words for words in wrong if words]
 
     def release_writing_ends(self) -> None:
@@ -441,7 +437,6 @@ class Intake:
             closing = pipe.close_record()
             if closing is not None:
                 turn.add(closing)
-                self._drafted[id(closing)] = pipe
             else:
                 self._leaving.remove(pipe)
                 pipe.close()
@@ -497,3 +492,7 @@ class Intake:
             holds_both_ends=not opened.is_stdin,
             relay=opened.relay,
         )
+
+
+def _from_pipes(placement: Placement) -> Iterator[tuple[Pipe, Placed]]:
+    return ((placed.draft.source, placed) for placed in placement.batches if isinstance(placed.draft.source, Pipe))

@@ -271,7 +271,7 @@ class Pipe:
 
     def close_record(self) -> Draft | None:
         """End a record whose rest can never come."""
-        return end_of_record(self.route, self._open_sequence) if self._open_sequence else None
+        return end_of_record(self.route, self._open_sequence, self) if self._open_sequence else None
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -333,12 +333,13 @@ class Pipe:
             begins,
             flags=flags,
             continues=self._open_sequence,
+            source=self,
         )
 
 
-def end_of_record(route: Route, sequence: int) -> Draft:
+def end_of_record(route: Route, sequence: int, source: Pipe | None = None) -> Draft:
     """What ends the record numbered ``sequence`` without a newline."""
-    return Draft(route, [], 0, 0, flags=Flag.CONTINUES | Flag.UNTERMINATED, continues=sequence)
+    return Draft(route, [], 0, 0, flags=Flag.CONTINUES | Flag.UNTERMINATED, continues=sequence, source=source)
 
 
 class Relay:

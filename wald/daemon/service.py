@@ -103,7 +103,8 @@ class Service:
         self._metrics = Metrics()
         self._arena = Arena()
         self._held: Turn | None = None
-        self._cuts_seen = 0
+        self._sealed_before = 0  # the active segment when the sealer was last woken, by its base
+        self._rotation = 0
         self._swept_at = self._alive_at = time.monotonic()
         if config.on_missing_root == "refuse":
             require_root(path)
@@ -183,7 +184,7 @@ class Service:
         if self._lock.is_ours():
             self._socket_path.unlink(missing_ok=True)
         else:
-            self._writer.failed = True  # the active segment is another daemon's now
+            self._writer.abandon()
         self._intake.release_writing_ends()
         try:
             while self._intake.look_last():
@@ -218,14 +219,15 @@ class Service:
         if room:
             self._intake.collect(turn, self._arena)
         # After the pipes: what they have begun in this very turn keeps others off its route too.
-        room_bytes = self._room.left_bytes(self._metrics.free_bytes)
-        gate = Gate(not room, self._config.on_full == "reject", self._intake.busy | turn.open_routes, room_bytes)
+        busy = self._intake.busy | turn.open_routes
+        gate = Gate(not room, self._config.on_full == "reject", busy, self._committer.left_bytes)
         self._connections.look_again(turn, self._arena, gate, now)
-        begin = self._metrics.turns % len(readable) if readable else 0  # else the first would take all the room
+        self._rotation += 1
+        begin = self._rotation % len(readable) if readable else 0  # else the first would take all the room
         for descriptor in readable[begin:] + readable[:begin]:
             self._connections.collect(descriptor, turn, self._arena, gate, now)
-        self._metrics.held_requests = self._connections.held_requests
-        waits = self._metrics.held_requests > 0 or (not room and self._intake.has_input)
+        held = self._metrics.held_requests = self._connections.held_requests
+        waits = held > 0 or (not room and self._intake.has_input)
         self._metrics.waiting_since = (self._metrics.waiting_since or now) if waits else 0.0
         self._finish(turn)
         if self._held is None:
@@ -296,13 +298,13 @@ class Service:
         """How long the loop may wait for something to happen, in seconds."""
         now = time.monotonic()
         asked = self._connections.due()
-        if self._metrics.degraded:
+        if self._committer.degraded:
             return min(_FULL_LOOK_SECONDS, _FULL_LOOK_SECONDS if asked is None else max(0.0, asked - now))
         if self._intake.ready:
             return 0
         times = [at for at in (asked, self._intake.look_again_at()) if at is not None]
         times.append(self._committer.due())
-        if self._metrics.held_requests:
+        if self._connections.held_requests:
             times.append(now + _FULL_LOOK_SECONDS)
         if self._connections.needs_sweep:
             times.append(now + _SWEEP_SECONDS)
@@ -327,8 +329,8 @@ class Service:
             self._journal.warning("fifo", what=words)
         self._metrics.fifo_troubles = len(self._intake.troubles)
         self._metrics.fifos_replaced = self._intake.replaced
-        if self._metrics.cuts > self._cuts_seen:
-            self._cuts_seen = self._metrics.cuts
+        if self._writer.base_sequence != self._sealed_before:
+            self._sealed_before = self._writer.base_sequence
             self._background.wake()
         self._keep_alive(now)
 
@@ -466,9 +468,8 @@ class Service:
         taken = changed & Config.reloadable
         self._config = replace(self._config, **{name: getattr(fresh, name) for name in taken})
         self._journal = open_journal(self._config.log_format, self._config.log_level)
-        self._committer.config, self._committer.journal = self._config, self._journal
-        self._room.sizes = sizes_in_force(self._config, self._root.segments, self._journal)
-        self._writer.segment_max_bytes = self._room.sizes.segment_bytes
+        sizes = sizes_in_force(self._config, self._root.segments, self._journal)
+        self._committer.take_over(self._config, sizes, self._journal)
         self._routes.forget(writers=_writers(self._config))
         self._journal.info("reloaded", taken=sorted(taken), needs_restart=sorted(changed - taken))
 

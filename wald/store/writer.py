@@ -68,6 +68,7 @@ class Draft:
         continues: sequence of the record that the payload starts in the middle of; 0 if it does not.
         body_checksum: once it is known; with ``spool`` it has to be.
         spool: descriptor of the file that holds a payload too large for memory.
+        source: whoever it is from and wants to know what becomes of it.
     """
 
     route: Route
@@ -81,6 +82,7 @@ class Draft:
     producer_sequence: int = 0
     body_checksum: int | None = None
     spool: int | None = None
+    source: object = None
 
     def checksum(self) -> int:
         """Of the body; computed once."""
@@ -305,6 +307,10 @@ class Writer:
     def prepare_spare(self) -> bool:
         """Allocate the file that the next cut will need, from the background thread; False if there is no room."""
         return self._blanks.prepare(self.segment_max_bytes)
+
+    def abandon(self) -> None:
+        """Touch the active segment no more: it is another daemon's by now, or what is written to it is lost."""
+        self.failed = True
 
     def close(self) -> None:
         """Leave the active segment at its true length; the next start cuts it."""
