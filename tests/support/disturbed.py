@@ -81,8 +81,9 @@ def _newest_segment(pid: int, root: Root) -> list[str]:
             whole = _whole_until(root.segment(head.segment, Kind.RAW), head)
             if whole != (head.position, head.sequence):
                 found.append(f"{root.head}: {head}; its segment is whole up to {whole}")
-        except FileNotFoundError as error:
-            found.append(f"{error.filename}: is not there")
+        except FileNotFoundError as error:  # the head may be in it still when it is sealed already
+            found = [f"{error.filename}: is not there"]
+            continue
         now = read_head(root)
         if now is not None and (_newest_raw(root), now.segment) == (newest, head.segment):
             return found
