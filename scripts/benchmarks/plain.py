@@ -45,4 +45,4 @@ class PlainScratch(Scratch):
 
 if __name__ == "__main__":
     intake.Scratch = PlainScratch  # type: ignore[misc]
-    sys.exit(service.run(Path(sys.argv[sys.argv.index("--root") + 1]), load(None, os.environ, {})))
+    sys.exit(service.run(Path(sys.argv[sys.argv.index("--root") + 1]), load(None, os.environ)))
