@@ -170,3 +170,21 @@ def test_from_a_time_a_segment_that_cannot_be_read_is_told_and_not_passed_over(
         list(built.log.read(start=at))
     after = built.log.read(start=at + timedelta(seconds=1.5))
     assert [record.sequence for record in after] == list(range(base + 4, 9))
+
+
+@pytest.mark.parametrize("base", [3, 99])
+def test_a_start_refuses_a_newest_segment_under_another_name(tmp_path: Path, base: int) -> None:
+    """It was taken for one without records, and replaced: what it held was acknowledged."""
+    log = Built(tmp_path / "log")
+    log.lines("a", [b"one", b"two", b"three"])
+    log.crash()
+    right, wrong = log.path(1, Kind.RAW), log.path(base, Kind.RAW)
+    right.rename(wrong)
+    before = wrong.read_bytes()
+    with pytest.raises(Damaged, match="begins with record 1") as caught:
+        Built(tmp_path / "log", epoch=2)
+    assert str(wrong) in caught.value.message
+    assert wrong.read_bytes() == before
+    wrong.rename(right)
+    again = Built(tmp_path / "log", epoch=2)
+    assert [record.value for record in again.log.read("a")] == [b"one", b"two", b"three"]

@@ -23,7 +23,7 @@ from wald.errors import Damaged, UnsupportedFormat
 from wald.format import control
 from wald.format.batch import BatchHeader, Flag, Outcome, look, payload_of, route_of, seed
 from wald.format.head import Head, decode_head
-from wald.format.names import Kind
+from wald.format.names import Kind, segment_name
 from wald.format.segment import HEADER as SEGMENT_HEADER
 from wald.format.segment import BadHeader, NewerVersion
 from wald.store.compression import SealedFile
@@ -47,7 +47,7 @@ class Header(Enum):
 
     OURS = "ours"
     DAMAGED = "damaged"
-    FOREIGN = "foreign"  # whole, but of another log
+    FOREIGN = "foreign"  # whole, but of another log, or of another segment
     NEWER = "newer"  # whole, but of a newer wald
 
 
@@ -231,7 +231,7 @@ def _scan(
             durable=_durable_bytes(root, segment),
             index=lambda: read_index(root.segment(segment.base_sequence, Kind.INDEX), log_id, segment.base_sequence),
         )
-        header, reason = _header_fact(raw, log_id)
+        header, reason = _header_fact(raw, log_id, segment.base_sequence)
         replay = _Replay(control.State(next_sequence=segment.base_sequence))
         gaps: list[Gap] = []
 
@@ -256,14 +256,19 @@ def _scan(
     return _Examined(segment, header, replay.state, content, gaps, tail, replay.batches, reason)
 
 
-def _header_fact(raw: RawFile, log_id: bytes) -> tuple[Header, str]:
+def _header_fact(raw: RawFile, log_id: bytes, base_sequence: int) -> tuple[Header, str]:
     try:
         found = raw.header()
     except NewerVersion as error:
         return Header.NEWER, str(error)
     except BadHeader as error:
         return Header.DAMAGED, str(error)
-    return (Header.OURS, "") if found.log_id == log_id else (Header.FOREIGN, f"log id {found.log_id.hex()}")
+    if found.log_id != log_id:
+        return Header.FOREIGN, f"the segment belongs to another log (log id {found.log_id.hex()})"
+    if found.base_sequence != base_sequence:  # its records would be taken for none
+        name = segment_name(found.base_sequence, Kind.RAW)
+        return Header.FOREIGN, f"the segment begins with record {found.base_sequence}: its name was {name}"
+    return Header.OURS, ""
 
 
 def _repair(root: Root, disk: Disk, listing: Listing, log_id: bytes, examined: _Examined, report: Report) -> Recovered:
@@ -300,8 +305,8 @@ def _refuse(path: Path, examined: _Examined) -> None:
     if examined.header is Header.NEWER:
         raise UnsupportedFormat(f"{path}: offset 0: {examined.reason}", hint="pip install --upgrade wald")
     raise Damaged(
-        f"{path}: offset 0: the segment belongs to another log ({examined.reason})",
-        hint=f"move it out of {path.parent} and start again",
+        f"{path}: offset 0: {examined.reason}",
+        hint=f"move it out of {path.parent}, or give it its name again, and start again",
     )
 
 
