@@ -20,16 +20,16 @@ from wald.errors import Damaged
 from wald.format.head import Head
 from wald.format.names import DEFAULT_GROUP
 from wald.format.record import Record
-from wald.store.batches import Batch
-from wald.store.cursors import Cursor, read_cursor, set_cursor
-from wald.store.directory import Root, read_identity
-from wald.store.disk import Disk
-from wald.store.head import head_of
-from wald.store.lookup import Whereabouts, where
-from wald.store.missing import OnMissing
-from wald.store.reader import Place, read_batches
-from wald.store.seeking import end_sequence
-from wald.store.taken import taken_above
+from wald.store.files.directory import Root, read_identity
+from wald.store.files.disk import Disk
+from wald.store.reading.batches import Batch
+from wald.store.reading.lookup import Whereabouts, where
+from wald.store.reading.reader import Place, read_batches
+from wald.store.retention.cursors import Cursor, read_cursor, set_cursor
+from wald.store.retention.missing import OnMissing
+from wald.store.retention.taken import taken_above
+from wald.store.segments.head import head_of
+from wald.store.segments.seeking import end_sequence
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,7 +113,7 @@ class Log:
             follow: whether to wait for more at the end, until ``cancel`` is set.
             on_damage: called with what cannot be read, and reading goes on behind it; without it that is raised.
             on_missing: what about wanted records that were reclaimed: "error", "skip", or what to call with each
-                :class:`wald.store.missing.Missing`, which may raise. Without it they are an error if they were asked
+                :class:`Missing`, which may raise. Without it they are an error if they were asked
                 for: ``start`` is a sequence, a time, or a cursor in front of them.
 
         Raises:
@@ -149,7 +149,7 @@ class Log:
         """The records as a stream of Arrow batches, as DuckDB and others take it; small batches are put together."""
         import pyarrow as pa
 
-        from wald.store.arrow import record_batches, schema
+        from wald.store.reading.arrow import record_batches, schema
 
         batches = self.batches(route, start, stop, group=group, limit=limit, on_damage=on_damage, on_missing=on_missing)
         return pa.RecordBatchReader.from_batches(schema, record_batches(batches))

@@ -15,7 +15,7 @@ class Metrics:
     Attributes:
         free_bytes: under the root when last looked at.
         needed_bytes: of them with less than this input waits.
-        degraded_by: why it does, as :class:`wald.store.room.Cause` has it; "" while it does not.
+        degraded_by: why it does, as :class:`Cause` has it; "" while it does not.
         held_requests: how many wait for room; others are taken meanwhile, unless it is degraded.
         waiting_since: since when something readable has been waiting for the head to move; 0: nothing is.
         seal_waits_since: since when there has been something to seal and nothing was; 0: there is nothing.

@@ -20,9 +20,9 @@ from benchmarks.stage import Stage, environment, peak_bytes
 from wald.format.head import Head, encode_head
 from wald.format.names import Kind
 from wald.format.sealed import BatchTable, Frame, RouteEntry, SealedIndex, encode_index, encode_seek_table
-from wald.store.directory import Root, create_root, read_identity
-from wald.store.disk import Disk
-from wald.store.routes import add_route
+from wald.store.files.directory import Root, create_root, read_identity
+from wald.store.files.disk import Disk
+from wald.store.files.routes import add_route
 
 _SECONDS, _MIB = Goal(10, at_most=True), Goal(64, at_most=True)
 

@@ -23,12 +23,12 @@ from pathlib import Path
 import wald
 from benchmarks.stage import ROUTE
 from wald.log import Log
-from wald.store.directory import Root, read_identity
-from wald.store.disk import Disk
-from wald.store.ledger import Ledger
-from wald.store.reader import Place
-from wald.store.recovery import recover
-from wald.store.sealer import pending, seal
+from wald.store.files.directory import Root, read_identity
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger
+from wald.store.reading.reader import Place
+from wald.store.writing.recovery import recover
+from wald.store.writing.sealer import pending, seal
 
 _LOOKS = 300
 _NO_BASE = 1 << 63

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from benchmarks.report import Goal, Row, Samples
 from benchmarks.sparkdata import QUIET, log_of_keys, log_of_lines, log_of_routes, text_of_lines, write_lines
 from benchmarks.stage import Stage
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 from wald_spark.alone import alone_in
 from wald_spark.audit.job import audit
 from wald_spark.audit.plan import plan

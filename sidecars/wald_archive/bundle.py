@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wald.format.batch import Buffer
-from wald.store.batches import Batch
+from wald.store.reading.batches import Batch
 from wald_archive.codecs import FRAME_BYTES, Codec, in_order
 from wald_archive.cutting import content_bytes
 from wald_archive.layout import bundle_stem

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from wald.store.finding import Level
+from wald.store.checking.finding import Level
 from wald_archive.finding import Finding
 from wald_archive.layout import PAYLOAD
 from wald_archive.manifest import Entry, Manifest, Previous

@@ -20,10 +20,10 @@ from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitt
 from wald.format.names import check_route
 from wald.kinds import MIB
 from wald.log import Log
-from wald.store.directory import Root, read_identity
-from wald.store.disk import Disk
-from wald.store.finding import Level
-from wald.store.ledger import Ledger, entries_of, read_ledger
+from wald.store.checking.finding import Level
+from wald.store.files.directory import Root, read_identity
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger, entries_of, read_ledger
 from wald_archive.codecs import Codec
 from wald_archive.cutting import Bytes, Records, Size
 from wald_archive.destination import Destination

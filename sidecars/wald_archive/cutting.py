@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from wald.format.columns import decode as decode_columns
-from wald.store.batches import Batch
+from wald.store.reading.batches import Batch
 
 
 class Size(Protocol):

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from wald.errors import Refused
 from wald.format.batch import Buffer
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 
 WRITE_BYTES = 1 << 20  # at least, but for the end of a file: small writes make tapes stop and start
 READ_BYTES = 1 << 20

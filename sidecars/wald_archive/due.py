@@ -10,9 +10,9 @@ from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
 from wald.kinds import GIB
 from wald.log import Log
-from wald.store.directory import Segment
-from wald.store.head import look
-from wald.store.pins import sealed_index
+from wald.store.files.directory import Segment
+from wald.store.retention.pins import sealed_index
+from wald.store.segments.head import look
 from wald_archive.codecs import WORKERS_MAX
 from wald_archive.pack import Wish
 

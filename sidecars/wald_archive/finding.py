@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wald.store.finding import Level
+from wald.store.checking.finding import Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from wald.errors import DiskFailure, InvalidInput, WaldError
 from wald.format.batch import Buffer
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 from wald_archive.destination import READ_BYTES, Destination, Directory, Listing, Sink, differs, first_difference
 
 _FILE = "file://"

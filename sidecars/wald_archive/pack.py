@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 from wald.errors import Damaged, NotFound, command_line
 from wald.log import Log
-from wald.store.batches import Batch
-from wald.store.cursors import CursorState
-from wald.store.directory import list_segments
-from wald.store.disk import Disk
-from wald.store.ledger import Ledger
-from wald.store.progress import last_sequences
-from wald.store.seeking import end_sequence
+from wald.store.files.directory import list_segments
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger
+from wald.store.reading.batches import Batch
+from wald.store.retention.cursors import CursorState
+from wald.store.retention.progress import last_sequences
+from wald.store.segments.seeking import end_sequence
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
 from wald_archive.cutting import Records, Size

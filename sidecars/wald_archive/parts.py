@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any
 
 from wald.format.batch import Buffer
-from wald.store.batches import Batch
+from wald.store.reading.batches import Batch
 from wald_archive.cutting import records_within, split
 from wald_archive.layout import part_name
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wald.errors import Damaged, Refused, command_line
-from wald.store.history import Entry
+from wald.store.retention.history import Entry
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
 from wald_archive.cutting import Bytes, Records, Size

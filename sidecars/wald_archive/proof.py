@@ -19,7 +19,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 
 from wald.format.batch import Buffer
-from wald.store.finding import Level
+from wald.store.checking.finding import Level
 from wald_archive.bundle import Tally, about
 from wald_archive.codecs import BadStream, Codec, ahead
 from wald_archive.contents import BadBundle, Reading

@@ -14,7 +14,7 @@ from typing import Any, Self
 import click
 
 from wald.kinds import bytes_in_words
-from wald.store.finding import Level
+from wald.store.checking.finding import Level
 from wald_archive.finding import Finding
 from wald_archive.pack import Packed, Wish
 from wald_archive.plan import Run

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 
-from wald.store.history import Entry as Line
+from wald.store.retention.history import Entry as Line
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from wald.errors import NotFound
 from wald.format.names import is_route
-from wald.store.finding import Level
+from wald.store.checking.finding import Level
 from wald_archive.chain import Placed, broken_links
 from wald_archive.destination import Destination
 from wald_archive.finding import Finding

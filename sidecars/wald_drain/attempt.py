@@ -23,8 +23,8 @@ from typing import Self
 
 from wald.errors import InvalidInput
 from wald.loop import SIGNALS
-from wald.store.directory import Root
-from wald.store.disk import Disk
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
 from wald_drain.line import decode_line, encode_line
 
 _NOT_A_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)

@@ -17,7 +17,7 @@ from wald.cli.options import DefaultGroup, group_option, root_option, route_argu
 from wald.errors import GivenUp, InvalidInput, command_line
 from wald.format.names import check_route
 from wald.loop import stop_on_signals
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 from wald_drain.attempt import check_command
 from wald_drain.consumer import Consumer
 from wald_drain.feed import Drain, Job

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 
 from wald.format.record import Record
 from wald.log import Log
-from wald.store.cursors import Cursor, CursorState, newcomer
-from wald.store.directory import list_segments
-from wald.store.disk import Disk
-from wald.store.history import History
+from wald.store.files.directory import list_segments
+from wald.store.files.disk import Disk
+from wald.store.retention.cursors import Cursor, CursorState, newcomer
+from wald.store.retention.history import History
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from wald.format.framing import REQUEST_MAX_BYTES
 from wald.format.names import is_route
 from wald.format.record import Record
 from wald.producer import FRAME_MAX_BYTES, Durable, Producer
-from wald.store.directory import Root
+from wald.store.files.directory import Root
 from wald_drain.handover import Handover
 
 RETRY_SECONDS = 10.0  # for which a daemon that restarts is waited for

@@ -13,7 +13,7 @@ from pathlib import Path
 from wald.errors import InvalidInput, NotFound, command_line
 from wald.format.framing import REQUEST_MAX_BYTES
 from wald.format.record import Record
-from wald.store.cursors import CursorState
+from wald.store.retention.cursors import CursorState
 from wald_drain.consumer import Consumer
 from wald_drain.deadletters import (
     Origin,

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from wald.errors import Locked
-from wald.store.directory import Root
-from wald.store.disk import Disk
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
 from wald_drain.line import decode_line, encode_line
 
 _LINE_MAX_BYTES = 4096  # some ten times what is ever written

@@ -1,6 +1,6 @@
 """RECLAIM: deletes a complete segment once everybody has read it, and can prove that it was allowed to.
 
-    sealed, or left raw             judged: the cursors (wald.store.pins), then the limits (policy)
+    sealed, or left raw             judged: the cursors (wald.store.retention.pins), then the limits (policy)
     told in the ledger              renamed to .doomed; after a crash it is judged again first
     doomed                          unlinked after the grace period, for readers that are about to open it
 

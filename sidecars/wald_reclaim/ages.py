@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection
 from operator import itemgetter
 
 from wald.errors import Damaged
-from wald.store.directory import Root
-from wald.store.history import Entry
-from wald.store.ledger import entries_of
-from wald.store.uptime import Elapsed, Moment, moment_of
+from wald.store.files.directory import Root
+from wald.store.files.ledger import entries_of
+from wald.store.files.uptime import Elapsed, Moment, moment_of
+from wald.store.retention.history import Entry
 
 _WITNESS_NS = 3600 * 10**9  # between two lines "seen" in a boot: so much of it may be forgotten when it ends
 

@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from wald.format.names import Kind
-from wald.store.directory import Root, Segment
-from wald.store.disk import Disk
-from wald.store.history import Entry
-from wald.store.ledger import Ledger
+from wald.store.files.directory import Root, Segment
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger
+from wald.store.retention.history import Entry
 from wald_reclaim.plan import Decision, Planner
 from wald_reclaim.policy import Verdict
 

@@ -18,8 +18,8 @@ from wald.errors import DiskFailure, InvalidInput, NotPermitted, WaldError, comm
 from wald.format.names import CURSOR_SUFFIX, Kind
 from wald.log import Log
 from wald.loop import stop_on_signals, wakes
-from wald.store.disk import Disk
-from wald.store.ledger import Ledger
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.sealed import BadSealed, RouteEntry, SealedIndex
-from wald.store import uptime
-from wald.store.compression import SealedFile
-from wald.store.cursors import CursorState
-from wald.store.directory import Listing, Root, Segment, being_sealed, list_segments
-from wald.store.head import Bound, look
-from wald.store.history import Entry, History
-from wald.store.ledger import entries_of
-from wald.store.pins import Claims, Pin, needs, read_claims, segment_index, ways_out, with_lost
-from wald.store.uptime import Moment, moment_of
+from wald.store.files import uptime
+from wald.store.files.directory import Listing, Root, Segment, being_sealed, list_segments
+from wald.store.files.ledger import entries_of
+from wald.store.files.uptime import Moment, moment_of
+from wald.store.retention.cursors import CursorState
+from wald.store.retention.history import Entry, History
+from wald.store.retention.pins import Claims, Pin, needs, read_claims, segment_index, ways_out, with_lost
+from wald.store.segments.compression import SealedFile
+from wald.store.segments.head import Bound, look
 from wald_reclaim.ages import Ages
 from wald_reclaim.policy import Facts, Limits, Verdict, judge
 

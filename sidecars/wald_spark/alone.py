@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from wald.errors import Locked, Refused
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 
 
 @contextmanager

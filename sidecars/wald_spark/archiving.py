@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 from wald.errors import Unavailable
 from wald.log import Log
-from wald.store.batches import Batch
-from wald.store.directory import Root
-from wald.store.disk import Disk
-from wald.store.head import Bound
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.reading.batches import Batch
+from wald.store.segments.head import Bound
 from wald_archive.bundle import Bundle
 from wald_archive.cutting import Size
 from wald_archive.destination import Destination

@@ -15,11 +15,11 @@ from itertools import pairwise
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.sealed import SealedIndex
-from wald.store.compression import FRAME_BYTES
-from wald.store.directory import Listing, Segment, look_again
-from wald.store.head import Bound
-from wald.store.raw import Gap
-from wald.store.segments import OpenSegment, SealedSegment, Whole, open_segment
+from wald.store.files.directory import Listing, Segment, look_again
+from wald.store.segments.compression import FRAME_BYTES
+from wald.store.segments.head import Bound
+from wald.store.segments.opened import OpenSegment, SealedSegment, Whole, open_segment
+from wald.store.segments.raw import Gap
 from wald_spark.places import LogPlace
 
 

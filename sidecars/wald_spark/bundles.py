@@ -14,9 +14,9 @@ import pyarrow as pa
 from wald.errors import Damaged
 from wald.format.batch import BatchHeader, Encoding
 from wald.format.names import is_route
-from wald.store.arrow import record_batches, schema_of
-from wald.store.batches import Batch
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
+from wald.store.reading.arrow import record_batches, schema_of
+from wald.store.reading.batches import Batch
 from wald_archive.bundle import Bundle
 from wald_archive.codecs import Codec
 from wald_archive.layout import BagName
@@ -54,7 +54,7 @@ class BundlePiece:
         return f"{self.log}-{str(self.bag).replace('/', '-')}-{self.bundle.name}"
 
     def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The records as :func:`wald.store.arrow.record_batches` gives them; segment 0, which bundles do not know.
+        """The records as :func:`record_batches` gives them; segment 0, which bundles do not know.
 
         Raises:
             Damaged: the bundle is not as it was written, and that is not tolerated.

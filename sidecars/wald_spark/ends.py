@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.batch import Flag, payload_of
 from wald.format.control import BadControl, decode
-from wald.store.directory import Listing, Segment, look_again
-from wald.store.head import Bound
-from wald.store.raw import FIRST_BATCH, Gap
-from wald.store.segments import OpenSegment, Passed, RawSegment, Whole, open_segment
+from wald.store.files.directory import Listing, Segment, look_again
+from wald.store.segments.head import Bound
+from wald.store.segments.opened import OpenSegment, Passed, RawSegment, Whole, open_segment
+from wald.store.segments.raw import FIRST_BATCH, Gap
 from wald_spark.places import LogPlace
 
 

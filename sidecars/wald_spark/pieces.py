@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from wald.errors import Damaged, NotFound, command_line
-from wald.store.arrow import record_batches
-from wald.store.batches import Batch
-from wald.store.directory import Listing
-from wald.store.head import Bound, lost_head
-from wald.store.history import History
-from wald.store.reader import read_span
+from wald.store.files.directory import Listing
+from wald.store.reading.arrow import record_batches
+from wald.store.reading.batches import Batch
+from wald.store.reading.reader import read_span
+from wald.store.retention.history import History
+from wald.store.segments.head import Bound, lost_head
 from wald_spark.blocks import Block, Range, Unreadable, blocks_of
 from wald_spark.damage import STRICT, Told, Tolerance
 from wald_spark.places import LogPlace
@@ -77,7 +77,7 @@ class LogPiece:
                 raise NotFound(error.message, hint=LOSS_HINT) from error
 
     def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The records as :func:`wald.store.arrow.record_batches` gives them; errors as of :meth:`batches`."""
+        """The records as :func:`record_batches` gives them; errors as of :meth:`batches`."""
         return record_batches(self.batches(), columns)
 
 

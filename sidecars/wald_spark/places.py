@@ -21,12 +21,12 @@ from pathlib import Path
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind, is_route, parse_segment_name
 from wald.format.segment import BadHeader
-from wald.store.compression import SealedFile
-from wald.store.directory import Listing, Root, Segment, list_segments, read_identity
-from wald.store.disk import Disk
-from wald.store.head import Bound, look
-from wald.store.raw import FIRST_BATCH, RawFile
-from wald.store.segments import SealedSegment, Whole, open_segment
+from wald.store.files.directory import Listing, Root, Segment, list_segments, read_identity
+from wald.store.files.disk import Disk
+from wald.store.segments.compression import SealedFile
+from wald.store.segments.head import Bound, look
+from wald.store.segments.opened import SealedSegment, Whole, open_segment
+from wald.store.segments.raw import FIRST_BATCH, RawFile
 from wald_archive.layout import parse_bag_name
 from wald_archive.objects import open_destination
 from wald_spark.urls import is_remote, local_path

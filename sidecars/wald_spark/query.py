@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from wald.errors import InvalidInput, NotFound
-from wald.store.disk import Disk
-from wald.store.seeking import sequence_at
+from wald.store.files.disk import Disk
+from wald.store.segments.seeking import sequence_at
 from wald_archive.objects import open_destination
 from wald_spark.blocks import Range
 from wald_spark.bundles import BundlePiece, bundle_pieces

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from wald.errors import Damaged
 from wald.format.sealed import BadSealed, SealedIndex
-from wald.store.directory import Listing, Segment, look_again
-from wald.store.head import Bound
-from wald.store.segments import OpenSegment, SealedSegment, Whole, open_segment
+from wald.store.files.directory import Listing, Segment, look_again
+from wald.store.segments.head import Bound
+from wald.store.segments.opened import OpenSegment, SealedSegment, Whole, open_segment
 from wald_spark.admission import Run
 from wald_spark.places import LogPlace
 

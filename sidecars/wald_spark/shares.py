@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from wald.store.batches import Batch
+from wald.store.reading.batches import Batch
 from wald_archive.cutting import Size, split
 
 STRETCH_BYTES = 1 << 20  # of payload: what is read again for an end in it, and 24 bytes on the way to the driver

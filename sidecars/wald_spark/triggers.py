@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.offsets import Offsets, Position
-from wald.store.head import lost_head
+from wald.store.segments.head import lost_head
 from wald_spark.admission import Backlog, Limits, admit
 from wald_spark.blocks import Range
 from wald_spark.options import Options

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.head import Head
-from wald.store.directory import Listing, read_identity
-from wald.store.head import Bound, read_head
+from wald.store.files.directory import Listing, read_identity
+from wald.store.segments.head import Bound, read_head
 from wald_spark.ends import Ends
 from wald_spark.places import LogPlace, Place, Shipped, find_places
 from wald_spark.runs import Runs

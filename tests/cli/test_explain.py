@@ -12,7 +12,7 @@ from logs import Built
 from running import output_of
 
 from wald.format.names import Kind
-from wald.store.routes import retire_route
+from wald.store.files.routes import retire_route
 
 
 @pytest.fixture

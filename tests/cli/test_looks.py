@@ -18,7 +18,7 @@ from wald.cli.snapshot import Amount, State, Survey, stock
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.log import Log
-from wald.store.lock import Lock
+from wald.store.writing.lock import Lock
 
 
 @pytest.fixture

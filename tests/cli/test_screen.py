@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from wald.cli.screen import cells, lines, plain
 from wald.cli.snapshot import Amount, Flow, Row, Snapshot, State, Stock
 from wald.kinds import GIB, MIB
-from wald.store.cursors import CursorState
+from wald.store.retention.cursors import CursorState
 
 ROW = Row(
     route="access",

@@ -10,12 +10,12 @@ import pytest
 
 from wald.cli.snapshot import Pulse, State, Survey, flow, state_of, stock
 from wald.format.names import Kind
-from wald.store.backlog import Form, Hold, Standing
-from wald.store.cursors import Cursor, CursorState
-from wald.store.directory import Segment
-from wald.store.growth import Growth
-from wald.store.lag import Lag
-from wald.store.pins import Pin
+from wald.store.files.directory import Segment
+from wald.store.retention.backlog import Form, Hold, Standing
+from wald.store.retention.cursors import Cursor, CursorState
+from wald.store.retention.growth import Growth
+from wald.store.retention.lag import Lag
+from wald.store.retention.pins import Pin
 
 NOW_NS = 1_700_000_000_000_000_000
 PULSE = Pulse(

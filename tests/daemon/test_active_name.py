@@ -14,7 +14,7 @@ from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually
 
 from wald.kinds import MIB
-from wald.store.directory import Root, list_segments
+from wald.store.files.directory import Root, list_segments
 
 Start = Callable[..., Daemon]
 

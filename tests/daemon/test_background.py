@@ -18,9 +18,9 @@ from running import TIMEOUT_SECONDS, Client, Daemon, eventually
 
 from wald.daemon.background import Background, Failure
 from wald.metrics import Metrics
-from wald.store.disk import Disk
-from wald.store.room import Room, Sizes
-from wald.store.sealer import Sealed
+from wald.store.files.disk import Disk
+from wald.store.writing.room import Room, Sizes
+from wald.store.writing.sealer import Sealed
 
 Start = Callable[..., Daemon]
 

@@ -10,9 +10,9 @@ from contents import records
 from flooding import connected, stopped
 from running import Client, Daemon, eventually
 
-from wald.store.directory import Root
-from wald.store.disk import Disk
-from wald.store.routes import add_route
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.files.routes import add_route
 
 Start = Callable[..., Daemon]
 

@@ -13,7 +13,7 @@ from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually
 
 from wald.kinds import MIB
-from wald.store.disk import free_bytes
+from wald.store.files.disk import free_bytes
 
 Start = Callable[..., Daemon]
 

@@ -18,8 +18,8 @@ from wald.daemon.intake import Intake
 from wald.daemon.lifecycle import Systemd
 from wald.daemon.turn import Turn
 from wald.format.control import State
-from wald.store.directory import Root, create_root, read_identity
-from wald.store.routes import add_route
+from wald.store.files.directory import Root, create_root, read_identity
+from wald.store.files.routes import add_route
 
 
 @contextmanager

@@ -11,9 +11,9 @@ import pytest
 from golden.samples import FOLDER, SAMPLES, SEALED_SEGMENT, SEGMENT_PAYLOADS, Sample
 
 from wald.format.names import Kind, segment_name
-from wald.store.compression import SealedFile, compress_segment
-from wald.store.disk import Disk
-from wald.store.raw import RawFile, Scanned
+from wald.store.files.disk import Disk
+from wald.store.segments.compression import SealedFile, compress_segment
+from wald.store.segments.raw import RawFile, Scanned
 
 MAKE_GOLDEN = Path(__file__).parents[2] / "scripts" / "make-golden"
 

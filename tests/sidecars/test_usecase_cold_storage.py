@@ -20,11 +20,11 @@ from logs import Built
 
 from wald.cli.entry import run
 from wald.format.names import Kind
-from wald.store.cursors import CursorState
-from wald.store.directory import list_segments
-from wald.store.ledger import read_ledger
-from wald.store.lookup import State
-from wald.store.pins import read_claims, sealed_index
+from wald.store.files.directory import list_segments
+from wald.store.files.ledger import read_ledger
+from wald.store.reading.lookup import State
+from wald.store.retention.cursors import CursorState
+from wald.store.retention.pins import read_claims, sealed_index
 from wald_archive.command import command
 from wald_reclaim.policy import Limits
 

@@ -9,9 +9,9 @@ import pytest
 from logs import SECOND_NS, START_NS, Built
 
 from wald.format.names import Kind
-from wald.store.backlog import Backlog, Hold
-from wald.store.growth import RECENT_SEGMENTS, Gauge
-from wald.store.routes import retire_route
+from wald.store.files.routes import retire_route
+from wald.store.retention.backlog import Backlog, Hold
+from wald.store.retention.growth import RECENT_SEGMENTS, Gauge
 
 
 @pytest.fixture

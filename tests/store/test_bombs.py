@@ -12,7 +12,7 @@ from logs import Built
 
 from wald.format.names import Kind
 from wald.format.sealed import Frame, encode_index, encode_seek_table
-from wald.store.compression import SealedFile
+from wald.store.segments.compression import SealedFile
 
 LARGEST = (1 << 32) - 1  # what the index can say of a frame
 

@@ -17,10 +17,10 @@ from logs import SECOND_NS, START_NS, Built
 
 from wald.format.batch import Flag
 from wald.format.names import Kind
-from wald.store.checker import Checked, Piece, check
-from wald.store.directory import Root, list_segments
-from wald.store.finding import Finding, Level
-from wald.store.verifier import Verification, verify
+from wald.store.checking.checker import Checked, Piece, check
+from wald.store.checking.finding import Finding, Level
+from wald.store.checking.verifier import Verification, verify
+from wald.store.files.directory import Root, list_segments
 
 Write = Callable[[Built], None]
 

@@ -14,8 +14,8 @@ import wald
 from wald.errors import Damaged
 from wald.format import control
 from wald.format.names import Kind
-from wald.store.directory import list_segments
-from wald.store.raw import RawFile, Scanned
+from wald.store.files.directory import list_segments
+from wald.store.segments.raw import RawFile, Scanned
 
 YEAR_NS = 365 * 24 * 3600 * SECOND_NS
 STEPS = {

@@ -24,9 +24,9 @@ from wald.format import columns, control
 from wald.format.batch import Encoding, Flag, Outcome, look, seed
 from wald.format.sealed import BadSealed, SealedIndex, encode_index, encode_seek_table
 from wald.format.segment import BadHeader
-from wald.store.compression import FRAME_BYTES, Compressed, SealedFile, compress_segment
-from wald.store.disk import Disk
-from wald.store.raw import FIRST_BATCH, Gap, RawFile, Scanned
+from wald.store.files.disk import Disk
+from wald.store.segments.compression import FRAME_BYTES, Compressed, SealedFile, compress_segment
+from wald.store.segments.raw import FIRST_BATCH, Gap, RawFile, Scanned
 
 LINE = b"2024-05-01T12:00:00Z web-3 GET /index.html 200\r\n"
 

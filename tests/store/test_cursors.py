@@ -9,8 +9,8 @@ from logs import Built
 
 from wald.errors import InvalidInput, NotFound, Refused
 from wald.format.cursor import CursorLines, encode_cursor
-from wald.store.cursors import Cursor, CursorState, cursors_of, read_cursor, set_cursor
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
+from wald.store.retention.cursors import Cursor, CursorState, cursors_of, read_cursor, set_cursor
 
 NOW = "2026-11-21T10:00:00Z"
 

@@ -10,8 +10,8 @@ import pytest
 
 from wald.errors import Damaged, InvalidInput, NotFound, UnsupportedFormat
 from wald.format.names import Kind
-from wald.store.directory import Root, create_root, list_segments, read_identity
-from wald.store.disk import Disk
+from wald.store.files.directory import Root, create_root, list_segments, read_identity
+from wald.store.files.disk import Disk
 
 NOW = "2026-11-21T10:00:00Z"
 

@@ -12,7 +12,7 @@ import pytest
 from full_disk import fill, small_file_system
 
 from wald.format.batch import Buffer
-from wald.store.disk import FILE_MODE, Disk, free_bytes
+from wald.store.files.disk import FILE_MODE, Disk, free_bytes
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from logs import Built
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind
-from wald.store.dump import dump
-from wald.store.ledger import Ledger
+from wald.store.checking.dump import dump
+from wald.store.files.ledger import Ledger
 
 
 @pytest.fixture

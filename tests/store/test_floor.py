@@ -11,12 +11,12 @@ from logs import Built
 from running import Daemon, eventually, output_of
 
 from wald.format.cursor import CursorLines, encode_cursor
-from wald.store.cursors import CursorState, cursors_of
-from wald.store.directory import Root
-from wald.store.floor import find_floor
-from wald.store.ledger import Ledger
-from wald.store.lookup import State
-from wald.store.routes import retire_route
+from wald.store.files.directory import Root
+from wald.store.files.ledger import Ledger
+from wald.store.files.routes import retire_route
+from wald.store.reading.lookup import State
+from wald.store.retention.cursors import CursorState, cursors_of
+from wald.store.writing.floor import find_floor
 
 LAST = 10  # of the log
 FAR = 1 << 50

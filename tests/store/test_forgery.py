@@ -19,10 +19,10 @@ import wald
 from wald.errors import Damaged
 from wald.format.batch import HEADER, TRAILER, padded, seed
 from wald.format.names import Kind
-from wald.store import raw, resync
-from wald.store.dump import dump
-from wald.store.raw import FIRST_BATCH, RawFile, Scanned
-from wald.store.verifier import verify
+from wald.store.checking.dump import dump
+from wald.store.checking.verifier import verify
+from wald.store.segments import raw, resync
+from wald.store.segments.raw import FIRST_BATCH, RawFile, Scanned
 
 FORGED = b"forged"
 

@@ -11,9 +11,9 @@ from effort import steps
 from logs import Unsynced
 
 from wald.errors import Damaged
-from wald.store.directory import Root
-from wald.store.history import History, part_of, runs_of
-from wald.store.ledger import Ledger
+from wald.store.files.directory import Root
+from wald.store.files.ledger import Ledger
+from wald.store.retention.history import History, part_of, runs_of
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from sample_segments import LOG_ID, TIME_NS, segment
 
 from wald.format.index import INTERVAL_BYTES, SparseIndex
 from wald.format.segment import SegmentHeader
-from wald.store.indexes import SparseIndexWriter, read_index
-from wald.store.raw import RawFile, Scanned
+from wald.store.segments.indexes import SparseIndexWriter, read_index
+from wald.store.segments.raw import RawFile, Scanned
 
 HEADER = SegmentHeader(LOG_ID, 7, 3, TIME_NS, 7)
 

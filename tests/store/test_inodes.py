@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tracing import strace
 
-from wald.store.inodes import Name, is_regular
+from wald.store.files.inodes import Name, is_regular
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_where_statx_is_forbidden_stat_tells_as_much(tmp_path: Path) -> None:
     """As in containers of some years ago."""
     script = """
 import pathlib, sys
-from wald.store.inodes import Name, is_regular
+from wald.store.files.inodes import Name, is_regular
 path = pathlib.Path(sys.argv[1])
 file = path.open("wb")
 name = Name(path, file.fileno())
@@ -80,7 +80,7 @@ print(is_regular(file.fileno()), held, name.holds())
 
 
 def test_a_c_library_without_statx_is_no_obstacle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wald.store.inodes._statx", None)
+    monkeypatch.setattr("wald.store.files.inodes._statx", None)
     with path.open("rb") as file:
         assert Name(path, file.fileno()).holds()
         assert is_regular(file.fileno())

@@ -10,10 +10,10 @@ import pytest
 from logs import Built
 from running import output_of
 
-from wald.store.backlog import Backlog
-from wald.store.cursors import cursors_of
-from wald.store.directory import list_segments
-from wald.store.lag import lags
+from wald.store.files.directory import list_segments
+from wald.store.retention.backlog import Backlog
+from wald.store.retention.cursors import cursors_of
+from wald.store.retention.lag import lags
 
 
 @pytest.fixture

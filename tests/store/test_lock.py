@@ -10,9 +10,9 @@ import pytest
 from logs import Built
 
 from wald.errors import Locked
-from wald.store.directory import Root, create_root, list_segments
-from wald.store.disk import Disk
-from wald.store.lock import Lock, holder, is_held
+from wald.store.files.directory import Root, create_root, list_segments
+from wald.store.files.disk import Disk
+from wald.store.writing.lock import Lock, holder, is_held
 
 NOW = "2026-11-21T10:00:00Z"
 

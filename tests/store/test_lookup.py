@@ -12,9 +12,9 @@ from logs import SECOND_NS, START_NS, Built
 
 from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind
-from wald.store.compression import SealedFile
-from wald.store.ledger import Ledger
-from wald.store.lookup import State
+from wald.store.files.ledger import Ledger
+from wald.store.reading.lookup import State
+from wald.store.segments.compression import SealedFile
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from reading import moment
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind
-from wald.store.directory import Listing, list_segments
-from wald.store.finding import Level
-from wald.store.head import look
-from wald.store.missing import Missing
-from wald.store.verifier import verify
-from wald.store.walk import Hole, Walk
+from wald.store.checking.finding import Level
+from wald.store.checking.verifier import verify
+from wald.store.files.directory import Listing, list_segments
+from wald.store.reading.walk import Hole, Walk
+from wald.store.retention.missing import Missing
+from wald.store.segments.head import look
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from effort import steps
 from logs import Built
 
 from wald.format.names import Kind
-from wald.store.directory import Listing, Root, list_segments
-from wald.store.segments import SealedSegment, open_segment
-from wald.store.taken import taken_above
-from wald.store.verifier import verify
+from wald.store.checking.verifier import verify
+from wald.store.files.directory import Listing, Root, list_segments
+from wald.store.retention.taken import taken_above
+from wald.store.segments.opened import SealedSegment, open_segment
 
 
 def built(path: Path, segments: int) -> Built:
@@ -84,6 +84,6 @@ def test_cuts_between_all_looks_keep_nobody_from_an_answer(tmp_path: Path, monke
         log.seal()
         return list_segments(root)
 
-    monkeypatch.setattr("wald.store.taken.list_segments", look)
+    monkeypatch.setattr("wald.store.retention.taken.list_segments", look)
 
     assert taken_above(log.root, log.log.cursor("a"), log_id=log.log_id) == ""

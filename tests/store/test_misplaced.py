@@ -11,9 +11,9 @@ from logs import START_NS, Built
 
 from wald.errors import Damaged
 from wald.format.names import Kind
-from wald.store.finding import Level
-from wald.store.lookup import State
-from wald.store.verifier import verify
+from wald.store.checking.finding import Level
+from wald.store.checking.verifier import verify
+from wald.store.reading.lookup import State
 
 
 def fill(built: Built, *, sealed: int, value: bytes = b"") -> None:

@@ -11,13 +11,13 @@ import pytest
 from sample_segments import LOG_ID, TIME_NS
 
 from wald.format.segment import SegmentHeader
-from wald.store.directory import Root, create_root
-from wald.store.disk import Disk
-from wald.store.indexes import SparseIndexWriter
-from wald.store.inplace import InPlaceFile
-from wald.store.ledger import Ledger
-from wald.store.lock import Lock
-from wald.store.routes import add_route
+from wald.store.files.directory import Root, create_root
+from wald.store.files.disk import Disk
+from wald.store.files.inplace import InPlaceFile
+from wald.store.files.ledger import Ledger
+from wald.store.files.routes import add_route
+from wald.store.segments.indexes import SparseIndexWriter
+from wald.store.writing.lock import Lock
 
 NOW = "2026-11-21T10:00:00Z"
 

@@ -16,10 +16,10 @@ from logs import Built
 from wald.errors import Damaged
 from wald.format.cursor import CursorLines, encode_cursor
 from wald.format.names import Kind
-from wald.store.cursors import CursorState
-from wald.store.directory import Segment
-from wald.store.pins import Claims, Pin, read_claims, sealed_index
-from wald.store.routes import retire_route
+from wald.store.files.directory import Segment
+from wald.store.files.routes import retire_route
+from wald.store.retention.cursors import CursorState
+from wald.store.retention.pins import Claims, Pin, read_claims, sealed_index
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_a_cursor_that_may_not_be_read_holds_back(unlocked: Path, hidden: str) -
         path.chmod(0o755 if path.is_dir() else 0o644)
     (built.root.route("a") / hidden).chmod(0)
     script = (
-        "import os, sys; from wald.log import Log; from wald.store.pins import read_claims\n"
+        "import os, sys; from wald.log import Log; from wald.store.retention.pins import read_claims\n"
         "os.getuid() or (os.setgid(65534), os.setuid(65534))\n"
         "log = Log(sys.argv[1]); claims = read_claims(log.root, log_id=log.identity.log_id)\n"
         "(cursor,) = claims.cursors['a']; print(cursor.state.value, cursor.effective, cursor.message)"

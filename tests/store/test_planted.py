@@ -13,13 +13,13 @@ from logs import Built
 
 from wald.errors import Damaged, WaldError
 from wald.format.names import Kind
-from wald.store.dump import dump
-from wald.store.finding import Level
-from wald.store.head import read_head
-from wald.store.lock import Lock
-from wald.store.progress import progress
-from wald.store.regular import open_regular
-from wald.store.verifier import verify
+from wald.store.checking.dump import dump
+from wald.store.checking.finding import Level
+from wald.store.checking.verifier import verify
+from wald.store.files.regular import open_regular
+from wald.store.retention.progress import progress
+from wald.store.segments.head import read_head
+from wald.store.writing.lock import Lock
 
 PLANTS: dict[str, Callable[[Path], object]] = {
     "fifo": os.mkfifo,

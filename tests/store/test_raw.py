@@ -10,11 +10,11 @@ import pytest
 from damage import peak_bytes
 from sample_segments import LOG_ID, TIME_NS, batch, control_batch, joined, segment, segment_header
 
-import wald.store.raw as raw_module
+import wald.store.segments.raw as raw_module
 from wald.format import control
 from wald.format.batch import HEADER, Flag, Outcome
 from wald.format.segment import BadHeader
-from wald.store.raw import FIRST_BATCH, WINDOW_BYTES, Gap, RawFile, Scanned, Tail
+from wald.store.segments.raw import FIRST_BATCH, WINDOW_BYTES, Gap, RawFile, Scanned, Tail
 
 PAYLOADS = [b"one\ntwo\n", b"\n", b"three\n" * 9, b"four" * 30 + b"\n", b"WBAT" * 16 + b"\n", b"last\n"]
 SMALL, OFFSETS = segment(PAYLOADS)

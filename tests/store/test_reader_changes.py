@@ -13,7 +13,7 @@ from running import eventually
 from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
 from wald.format.record import Record
-from wald.store.batches import Batch
+from wald.store.reading.batches import Batch
 
 
 class TestUnderItsFeet:

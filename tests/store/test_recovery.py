@@ -25,10 +25,10 @@ import wald
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader, encode_header
-from wald.store.directory import Root, list_segments
-from wald.store.disk import Disk
-from wald.store.raw import FIRST_BATCH
-from wald.store.recovery import REPORTS_KEPT, Content, Fate, Header, Recovered, recover, verdict
+from wald.store.files.directory import Root, list_segments
+from wald.store.files.disk import Disk
+from wald.store.segments.raw import FIRST_BATCH
+from wald.store.writing.recovery import REPORTS_KEPT, Content, Fate, Header, Recovered, recover, verdict
 
 # The table.
 

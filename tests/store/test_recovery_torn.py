@@ -13,8 +13,8 @@ from logs import Built, commit, draft
 
 from wald.format.batch import HEADER
 from wald.format.names import Kind
-from wald.store.raw import FIRST_BATCH
-from wald.store.writer import Route
+from wald.store.segments.raw import FIRST_BATCH
+from wald.store.writing.writer import Route
 
 
 class TestUnfinishedWrites:

@@ -11,8 +11,8 @@ from wald.errors import Damaged
 from wald.format.index import INTERVAL_BYTES, encode_entry
 from wald.format.names import Kind
 from wald.format.segment import HEADER
-from wald.store.indexes import read_index
-from wald.store.raw import RawFile, Scanned
+from wald.store.segments.indexes import read_index
+from wald.store.segments.raw import RawFile, Scanned
 
 SECTOR = 512
 LINE = b"x" * 80

@@ -15,9 +15,9 @@ from full_disk import fill, small_file_system
 
 from wald.format.segment import SegmentHeader, encode_header
 from wald.kinds import GIB, KIB, MIB, TIB, bytes_in_words
-from wald.store.compression import compress_segment
-from wald.store.disk import Disk, free_bytes
-from wald.store.room import Cause, Room, Sizes, sealed_bytes_max, sizes_for
+from wald.store.files.disk import Disk, free_bytes
+from wald.store.segments.compression import compress_segment
+from wald.store.writing.room import Cause, Room, Sizes, sealed_bytes_max, sizes_for
 
 DISKS = (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1400 * MIB, 100 * GIB)
 SEGMENTS = (64 * KIB, MIB, 4 * MIB, 64 * MIB, 256 * MIB, 64 * GIB)

@@ -12,13 +12,13 @@ from logs import Built
 
 from wald.errors import Damaged
 from wald.format.names import Kind
-from wald.store.compression import FRAME_BYTES, SealedFile
-from wald.store.directory import Segment
-from wald.store.finding import Level
-from wald.store.pins import sealed_index
-from wald.store.salvage import SalvagedSegment
-from wald.store.segments import open_segment
-from wald.store.verifier import verify
+from wald.store.checking.finding import Level
+from wald.store.checking.verifier import verify
+from wald.store.files.directory import Segment
+from wald.store.retention.pins import sealed_index
+from wald.store.segments.compression import FRAME_BYTES, SealedFile
+from wald.store.segments.opened import open_segment
+from wald.store.segments.salvage import SalvagedSegment
 
 RECORDS = 12
 

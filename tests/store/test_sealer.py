@@ -17,13 +17,13 @@ from wald.errors import Damaged, UnsupportedFormat
 from wald.format.batch import Buffer
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader
-from wald.store.compression import SealedFile
-from wald.store.directory import Root, Segment, create_root
-from wald.store.disk import Disk
-from wald.store.indexes import SparseIndexWriter
-from wald.store.ledger import Ledger, read_ledger
-from wald.store.sealer import Sealed, pending, remove_temporaries, seal
-from wald.store.uptime import Moment
+from wald.store.files.directory import Root, Segment, create_root
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger, read_ledger
+from wald.store.files.uptime import Moment
+from wald.store.segments.compression import SealedFile
+from wald.store.segments.indexes import SparseIndexWriter
+from wald.store.writing.sealer import Sealed, pending, remove_temporaries, seal
 
 LINE = b"2024-05-01T12:00:00Z web-3 GET /index.html 200\n"
 NOW_NS = TIME_NS + 10**9

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from wald.store import uptime
-from wald.store.uptime import Elapsed, Moment, moment_of
+from wald.store.files import uptime
+from wald.store.files.uptime import Elapsed, Moment, moment_of
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from wald.errors import NotFound
 from wald.format.batch import Flag
 from wald.format.names import Kind
 from wald.format.sealed import BatchTable, SealedIndex
-from wald.store.compression import SealedFile
-from wald.store.directory import Root, create_root
-from wald.store.disk import Disk
-from wald.store.finding import Finding, Level
-from wald.store.ledger import Ledger
-from wald.store.verifier import verify
+from wald.store.checking.finding import Finding, Level
+from wald.store.checking.verifier import verify
+from wald.store.files.directory import Root, create_root
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger
+from wald.store.segments.compression import SealedFile
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from wald.format import control
 from wald.format.batch import HEADER, TRAILER, Flag, checksum_body, padding
 from wald.format.names import Kind
 from wald.format.segment import HEADER as SEGMENT_HEADER
-from wald.store.directory import Root, list_segments
-from wald.store.indexes import read_index
-from wald.store.raw import RawFile
-from wald.store.writer import Draft, Route
+from wald.store.files.directory import Root, list_segments
+from wald.store.segments.indexes import read_index
+from wald.store.segments.raw import RawFile
+from wald.store.writing.writer import Draft, Route
 
 
 def raw(built: Built) -> bytes:

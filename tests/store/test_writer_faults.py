@@ -14,9 +14,9 @@ from logs import START_NS, Built, commit, draft
 from writing import MORE, NEVER, assert_whole, batches, commit_more, in_memory, with_some_records
 
 from wald.format import control
-from wald.store.directory import create_root, list_segments
-from wald.store.disk import Disk
-from wald.store.writer import Writer
+from wald.store.files.directory import create_root, list_segments
+from wald.store.files.disk import Disk
+from wald.store.writing.writer import Writer
 
 
 def fail_and_replace(built: Built) -> None:

@@ -14,10 +14,10 @@ from running import run
 
 import wald
 from wald.format.names import DEFAULT_GROUP
-from wald.store.directory import Root
-from wald.store.disk import Disk
-from wald.store.finding import Level
-from wald.store.ledger import Ledger, read_ledger
+from wald.store.checking.finding import Level
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger, read_ledger
 from wald_archive.codecs import Codec
 from wald_archive.cutting import Bytes, Size
 from wald_archive.destination import Destination

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import wald
 from wald.format.record import Record
-from wald.store.directory import Root
-from wald.store.finding import Level
-from wald.store.verifier import verify
+from wald.store.checking.finding import Level
+from wald.store.checking.verifier import verify
+from wald.store.files.directory import Root
 
 
 def records(root: Path, route: str | None = None) -> list[Record]:

@@ -11,8 +11,8 @@ from logs import Built
 
 import wald
 from wald.errors import Damaged
-from wald.store.directory import Root, list_segments
-from wald.store.raw import RawFile, Scanned
+from wald.store.files.directory import Root, list_segments
+from wald.store.segments.raw import RawFile, Scanned
 
 SEGMENT_BYTES = 4096
 NOISE = bytes(range(1, 251)) * 2

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from wald.format.head import Head
 from wald.format.names import Kind
-from wald.store.directory import Root
-from wald.store.head import read_head
-from wald.store.raw import RawFile, Scanned, Tail
+from wald.store.files.directory import Root
+from wald.store.segments.head import read_head
+from wald.store.segments.raw import RawFile, Scanned, Tail
 
 THREADS_MIN = 2  # the turn and the background
 DESCRIPTORS_MAX = 512

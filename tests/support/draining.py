@@ -13,7 +13,7 @@ from typing import Any
 from running import run
 
 import wald
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 from wald_drain.consumer import Consumer
 from wald_drain.feed import Drain, Job
 from wald_drain.portions import Form

@@ -37,8 +37,8 @@ import wald
 from wald.daemon.pipes import held_bytes
 from wald.errors import WaldError
 from wald.producer import Producer
-from wald.store.directory import Root, list_segments
-from wald.store.ledger import entries_of
+from wald.store.files.directory import Root, list_segments
+from wald.store.files.ledger import entries_of
 
 SOCKETS = tuple(f"socket{number}" for number in range(3))
 FIFO = "fifo"

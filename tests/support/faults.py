@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from wald.format.batch import Buffer
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 
 _RANDOM = re.compile(r"[-.][0-9a-f]{16}(?=\.tmp$)")
 

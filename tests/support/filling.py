@@ -23,7 +23,7 @@ from running import Client, Daemon, readable, run, sidecar
 
 from wald.kinds import MIB, bytes_in_words
 from wald.log import Log
-from wald.store.disk import free_bytes
+from wald.store.files.disk import free_bytes
 
 SEGMENTS = (4 * MIB, 64 * MIB, 256 * MIB)
 RESERVES = (8 * MIB, 48 * MIB, 248 * MIB, 256 * MIB)

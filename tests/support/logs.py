@@ -11,14 +11,14 @@ from wald.format.columns import encode as encode_columns
 from wald.format.head import LINE_BYTES, Head, encode_head
 from wald.format.names import Kind, segment_name
 from wald.log import Log
-from wald.store.directory import create_root, list_segments, read_identity
-from wald.store.disk import Disk
-from wald.store.ledger import Ledger
-from wald.store.recovery import recover
-from wald.store.routes import add_route
-from wald.store.sealer import remove_temporaries, seal
-from wald.store.uptime import Moment
-from wald.store.writer import Draft, Placement, Route, Writer
+from wald.store.files.directory import create_root, list_segments, read_identity
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger
+from wald.store.files.routes import add_route
+from wald.store.files.uptime import Moment
+from wald.store.writing.recovery import recover
+from wald.store.writing.sealer import remove_temporaries, seal
+from wald.store.writing.writer import Draft, Placement, Route, Writer
 
 START_NS = 1_700_000_000_000_000_000
 SECOND_NS = 1_000_000_000

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wald.format.batch import Buffer
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 
 SECTOR_BYTES = 512
 DIRECTORY = -1  # stands for the file of a name that is a directory's

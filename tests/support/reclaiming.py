@@ -14,10 +14,10 @@ from typing import Any
 from logs import BOOT, Built
 
 from wald.format.names import Kind
-from wald.store.directory import Root, list_segments, read_identity
-from wald.store.disk import Disk
-from wald.store.ledger import Ledger, read_ledger
-from wald.store.uptime import Moment
+from wald.store.files.directory import Root, list_segments, read_identity
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger, read_ledger
+from wald.store.files.uptime import Moment
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.command import Work
 from wald_reclaim.plan import Planner

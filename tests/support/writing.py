@@ -9,9 +9,9 @@ from contents import assert_sound, values
 from logs import Built, commit, draft
 
 from wald.format import control
-from wald.store.disk import Disk
-from wald.store.raw import RawFile, Scanned
-from wald.store.writer import Writer
+from wald.store.files.disk import Disk
+from wald.store.segments.raw import RawFile, Scanned
+from wald.store.writing.writer import Writer
 
 NEVER = 1 << 30  # steps a disk survives
 

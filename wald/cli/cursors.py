@@ -12,9 +12,9 @@ from wald.cli.options import group_option, json_option, root_option, route_argum
 from wald.cli.tables import aligned
 from wald.errors import Damaged, NotFound, command_line
 from wald.format.names import check_group, check_route
-from wald.store.checkpoint import processed_by_stream
-from wald.store.cursors import Cursor, CursorState, newcomer, remove_cursor
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
+from wald.store.retention.checkpoint import processed_by_stream
+from wald.store.retention.cursors import Cursor, CursorState, newcomer, remove_cursor
 
 
 @click.group()

@@ -19,11 +19,11 @@ from wald.errors import command_line
 from wald.format.names import is_route
 from wald.kinds import bytes_in_words, seconds_in_words
 from wald.log import Log
-from wald.store.backlog import Backlog, Form, Hold, Standing
-from wald.store.cursors import CursorState
-from wald.store.fifos import troubles
-from wald.store.growth import LEAST_SECONDS, Growth
-from wald.store.pins import DIRECTORY_GONE, Pin
+from wald.store.files.fifos import troubles
+from wald.store.retention.backlog import Backlog, Form, Hold, Standing
+from wald.store.retention.cursors import CursorState
+from wald.store.retention.growth import LEAST_SECONDS, Growth
+from wald.store.retention.pins import DIRECTORY_GONE, Pin
 
 _NAMED = 3  # groups told of one segment; --json tells all
 _HEADINGS = ("ROUTE", "GROUP", "CURSOR", "LAG", "OLDEST", "HOLDS BACK", "FREES", "GROWS A DAY")

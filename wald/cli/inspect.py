@@ -10,11 +10,11 @@ import click
 
 from wald.cli.options import json_option, root_option
 from wald.errors import Damaged
-from wald.store.directory import Root, read_identity
-from wald.store.dump import Piece
-from wald.store.dump import dump as pieces_of
-from wald.store.finding import Level
-from wald.store.verifier import verify as findings_of
+from wald.store.checking.dump import Piece
+from wald.store.checking.dump import dump as pieces_of
+from wald.store.checking.finding import Level
+from wald.store.checking.verifier import verify as findings_of
+from wald.store.files.directory import Root, read_identity
 
 
 @click.command()

@@ -11,10 +11,10 @@ import click
 import wald
 from wald.cli.options import json_option, root_option
 from wald.errors import Damaged, NotFound, command_line
-from wald.store.directory import Root
-from wald.store.disk import Disk
-from wald.store.lives import no_daemon
-from wald.store.lookup import State
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.reading.lookup import State
+from wald.store.writing.lives import no_daemon
 
 _EXITS = {
     State.NEVER_ISSUED: NotFound.exit_code,

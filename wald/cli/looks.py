@@ -19,12 +19,12 @@ from wald.cli.snapshot import Amount, Pulse, State, Survey, state_of
 from wald.errors import Damaged, WaldError
 from wald.format.names import Kind
 from wald.log import Log
-from wald.store.backlog import Backlog
-from wald.store.directory import Listing, Segment, list_segments, look_again
-from wald.store.fifos import troubles
-from wald.store.lock import holder
-from wald.store.pins import sealed_index
-from wald.store.progress import last_sequences
+from wald.store.files.directory import Listing, Segment, list_segments, look_again
+from wald.store.files.fifos import troubles
+from wald.store.retention.backlog import Backlog
+from wald.store.retention.pins import sealed_index
+from wald.store.retention.progress import last_sequences
+from wald.store.writing.lock import holder
 
 T = TypeVar("T")
 

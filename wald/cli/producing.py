@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from wald.producer import Producer
-from wald.store.directory import Root, read_identity
-from wald.store.disk import Disk
-from wald.store.lock import is_held
+from wald.store.files.directory import Root, read_identity
+from wald.store.files.disk import Disk
+from wald.store.writing.lock import is_held
 
 START_SECONDS = 10.0  # a daemon that holds the lock and does not listen yet is recovering
 _NEVER_SEEN_SECONDS = 2.0  # one that nobody has seen is perhaps being started by the line before

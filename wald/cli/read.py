@@ -17,14 +17,14 @@ import wald
 from wald.cli.options import GROUP_HELP, root_option
 from wald.errors import Damaged, InvalidInput, Partial, WaldError, command_line
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
-from wald.store.cursors import newcomer
-from wald.store.missing import POLICIES
-from wald.store.reader import nanoseconds
+from wald.store.reading.reader import nanoseconds
+from wald.store.retention.cursors import newcomer
+from wald.store.retention.missing import POLICIES
 
 if TYPE_CHECKING:
     from wald.log import Log
-    from wald.store.batches import Batch
-    from wald.store.missing import Missing
+    from wald.store.reading.batches import Batch
+    from wald.store.retention.missing import Missing
 
 COMMIT_SECONDS = 0.2  # how far a cursor may lag behind what stdout took: each commit is two syncs
 _JSON_BYTES = 256 << 10  # written at once

@@ -15,12 +15,12 @@ from wald.cli.producing import daemon_at, runs
 from wald.cli.tables import aligned
 from wald.errors import InvalidInput, command_line
 from wald.kinds import Mode
-from wald.store.cursors import CursorState
-from wald.store.directory import Root, read_identity
-from wald.store.disk import Disk
-from wald.store.fifos import FIFO_MODE
-from wald.store.progress import Progress, progress
-from wald.store.routes import add_route, retire_route
+from wald.store.files.directory import Root, read_identity
+from wald.store.files.disk import Disk
+from wald.store.files.fifos import FIFO_MODE
+from wald.store.files.routes import add_route, retire_route
+from wald.store.retention.cursors import CursorState
+from wald.store.retention.progress import Progress, progress
 
 _COLUMNS = ("ROUTE", "LAST", "GROUP", "CURSOR", "LAG", "")
 

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from wald.cli.snapshot import Flow, Row, Snapshot, State, Stock
 from wald.kinds import bytes_in_words, seconds_in_words
-from wald.store.cursors import CursorState
+from wald.store.retention.cursors import CursorState
 
 _LABEL_CELLS = 10
 _BAR_CELLS_MAX = 60

@@ -56,8 +56,8 @@ def init(root: Path) -> None:
     """
     from datetime import UTC, datetime
 
-    from wald.store.directory import create_root
-    from wald.store.disk import Disk
+    from wald.store.files.directory import create_root
+    from wald.store.files.disk import Disk
 
     create_root(root, Disk(), now=datetime.now(UTC).isoformat(timespec="milliseconds"))
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from wald.store.backlog import Form, Hold, Standing
-from wald.store.cursors import CursorState
-from wald.store.growth import Growth
+from wald.store.retention.backlog import Form, Hold, Standing
+from wald.store.retention.cursors import CursorState
+from wald.store.retention.growth import Growth
 
 
 class State(Enum):

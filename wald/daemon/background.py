@@ -17,12 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wald.metrics import Metrics
-from wald.store.directory import Root, Segment
-from wald.store.disk import Disk
-from wald.store.ledger import Ledger
-from wald.store.room import Room
-from wald.store.sealer import Sealed, pending, seal
-from wald.store.writer import Writer
+from wald.store.files.directory import Root, Segment
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger
+from wald.store.writing.room import Room
+from wald.store.writing.sealer import Sealed, pending, seal
+from wald.store.writing.writer import Writer
 
 _NICENESS = 19  # 5 to 15 % more for the turn than 10 or 0, measured on two cores with a producer on the other
 _SWITCH_SECONDS = 0.0001  # the interpreter's 5 ms would be several turns

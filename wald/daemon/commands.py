@@ -13,11 +13,11 @@ from wald.daemon.routes import Routes
 from wald.errors import InvalidInput, NotFound
 from wald.format.framing import Code, Command, encode_err, encode_ok
 from wald.format.head import encode_head
-from wald.store.directory import Root
-from wald.store.disk import Disk
-from wald.store.fifos import OWNERS_FIFO_MODE, has_fifo
-from wald.store.routes import add_route, retire_route
-from wald.store.writer import Writer
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.files.fifos import OWNERS_FIFO_MODE, has_fifo
+from wald.store.files.routes import add_route, retire_route
+from wald.store.writing.writer import Writer
 
 _USAGE = "PING | HEAD | STAT | CUT | ROUTE ADD <name> [fifo] [mode=<octal>] | ROUTE RETIRE <name>"
 

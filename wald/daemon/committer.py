@@ -21,12 +21,12 @@ from wald.daemon.turn import Turn
 from wald.errors import DiskFailure, Locked, command_line
 from wald.format.head import LINE_BYTES, Head, encode_head
 from wald.metrics import Metrics
-from wald.store.directory import Root
-from wald.store.disk import Disk, free_bytes
-from wald.store.inplace import InPlaceFile
-from wald.store.lock import Lock, holder
-from wald.store.room import Cause, Room, Sizes
-from wald.store.writer import Draft, Placed, Placement, Writer
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk, free_bytes
+from wald.store.files.inplace import InPlaceFile
+from wald.store.writing.lock import Lock, holder
+from wald.store.writing.room import Cause, Room, Sizes
+from wald.store.writing.writer import Draft, Placed, Placement, Writer
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_SECONDS = 0.25  # how long a disk that was full is taken to be

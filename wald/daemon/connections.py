@@ -41,7 +41,7 @@ from wald.format.framing import (
     encode_err,
     parse_request,
 )
-from wald.store.writer import Route
+from wald.store.writing.writer import Route
 
 KEPT_TOTAL_MAX_BYTES = 16 << 20  # of unfinished requests in memory; beyond it even small ones are spooled
 UNSENT_TOTAL_MAX_BYTES = 16 << 20  # replies nobody reads; beyond it who has not read for longest is hung up on

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from wald.errors import InvalidInput
 from wald.metrics import Metrics
-from wald.store.room import Cause
+from wald.store.writing.room import Cause
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from wald.format.framing import Code, ProtocolError
-from wald.store.writer import Route
+from wald.store.writing.writer import Route
 
 
 class Wait(Enum):

@@ -40,10 +40,10 @@ from wald.daemon.takes import Takes
 from wald.daemon.turn import Turn
 from wald.daemon.unfinished import Unfinished, unfinished_takes
 from wald.errors import InvalidInput, WaldError, command_line
-from wald.store.directory import Root
-from wald.store.disk import Disk
-from wald.store.fifos import found_files, found_words, has_fifo, is_displaced, make_fifo, same_fifo_words
-from wald.store.writer import Draft, Placed, Placement, Route
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.files.fifos import found_files, found_words, has_fifo, is_displaced, make_fifo, same_fifo_words
+from wald.store.writing.writer import Draft, Placed, Placement, Route
 
 PIPES_MAX = 1024  # slots in the takes file; the first is stdin's
 _STDIN_SLOT = 0

@@ -30,7 +30,7 @@ from wald.daemon.takes import Takes
 from wald.errors import InvalidInput
 from wald.format.batch import Flag
 from wald.format.takes import Take
-from wald.store.writer import Draft, Placed, Route
+from wald.store.writing.writer import Draft, Placed, Route
 
 _TRASH_BYTES = 16 << 10  # consumed bytes go over and over into this, so it stays in the first-level cache
 _SPLICE_NONBLOCK = 2

@@ -15,7 +15,7 @@ from wald.format.columns import BadColumns
 from wald.format.columns import decode as decode_columns
 from wald.format.control import Written
 from wald.format.framing import Code, ProtocolError, Publish, encode_err
-from wald.store.writer import Route
+from wald.store.writing.writer import Route
 
 Answer = bytes | Ticket
 """A reply, or a claim on one that the commit makes good."""

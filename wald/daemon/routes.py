@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from wald.format.framing import Code, ProtocolError
-from wald.store.directory import Root
-from wald.store.writer import Route
+from wald.store.files.directory import Root
+from wald.store.writing.writer import Route
 
 
 @dataclass(frozen=True, slots=True)

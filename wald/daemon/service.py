@@ -35,17 +35,17 @@ from wald.daemon.turn import Turn
 from wald.errors import DiskFailure, NotPermitted, WaldError, command_line
 from wald.format.framing import Code
 from wald.metrics import Metrics
-from wald.store.directory import Root, create_root, read_identity, require_root
-from wald.store.disk import Disk
-from wald.store.fifos import has_fifo
-from wald.store.ledger import Ledger
-from wald.store.lives import STOPPED, end_life
-from wald.store.lock import Lock, require_free
-from wald.store.recovery import recover
-from wald.store.room import Room
-from wald.store.routes import add_route
-from wald.store.sealer import Sealed, remove_temporaries
-from wald.store.writer import Draft, Writer
+from wald.store.files.directory import Root, create_root, read_identity, require_root
+from wald.store.files.disk import Disk
+from wald.store.files.fifos import has_fifo
+from wald.store.files.ledger import Ledger
+from wald.store.files.routes import add_route
+from wald.store.writing.lives import STOPPED, end_life
+from wald.store.writing.lock import Lock, require_free
+from wald.store.writing.recovery import recover
+from wald.store.writing.room import Room
+from wald.store.writing.sealer import Sealed, remove_temporaries
+from wald.store.writing.writer import Draft, Writer
 
 _FULL_LOOK_SECONDS = 0.25  # how often a full disk is looked at again
 _LAST_LOOKS_SECONDS = 2.0  # how long a stop tries to give the active segment its name back

@@ -7,8 +7,8 @@ from pathlib import Path
 from structlog.typing import FilteringBoundLogger
 
 from wald.config import Config
-from wald.store.disk import total_bytes
-from wald.store.room import Sizes, sizes_for
+from wald.store.files.disk import total_bytes
+from wald.store.writing.room import Sizes, sizes_for
 
 
 def sizes_in_force(config: Config, segments: Path, journal: FilteringBoundLogger) -> Sizes:

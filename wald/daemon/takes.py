@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 
 from wald.format.takes import MARK_OFFSET, SLOT_BYTES, Take, decode_take, encode_take
-from wald.store.disk import Disk
-from wald.store.inplace import InPlaceFile
+from wald.store.files.disk import Disk
+from wald.store.files.inplace import InPlaceFile
 
 
 class Takes:

@@ -12,7 +12,7 @@ from wald.daemon.spooling import Spooling
 from wald.format.batch import Buffer, Encoding, Flag
 from wald.format.control import Producers, Written
 from wald.format.framing import Code, ProtocolError, Publish
-from wald.store.writer import Draft, Placed, Route
+from wald.store.writing.writer import Draft, Placed, Route
 
 
 @dataclass(frozen=True, slots=True)

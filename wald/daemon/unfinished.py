@@ -13,8 +13,8 @@ from wald.daemon.takes import Takes
 from wald.errors import Damaged
 from wald.format.batch import payload_of
 from wald.format.takes import Take
-from wald.store.directory import Listing, Root, list_segments, look_again
-from wald.store.segments import Whole, open_segment
+from wald.store.files.directory import Listing, Root, list_segments, look_again
+from wald.store.segments.opened import Whole, open_segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from wald.errors import WaldError
-from wald.store.directory import Root
-from wald.store.disk import Disk
-from wald.store.finding import Level
-from wald.store.ledger import read_ledger
+from wald.store.checking.finding import Level
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import read_ledger
 from wald_archive.destination import Destination
 from wald_archive.finding import Finding
 from wald_archive.layout import BagName

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from wald.store.history import Entry
+from wald.store.retention.history import Entry
 
 EXPIRING = ("max_age", "max_bytes", "max_records")
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from wald.errors import Damaged
-from wald.store.checker import Piece
-from wald.store.directory import Root, list_segments
-from wald.store.finding import Level
-from wald.store.history import Entry
-from wald.store.ledger import read_ledger
-from wald.store.verifier import Verification
+from wald.store.checking.checker import Piece
+from wald.store.checking.finding import Level
+from wald.store.checking.verifier import Verification
+from wald.store.files.directory import Root, list_segments
+from wald.store.files.ledger import read_ledger
+from wald.store.retention.history import Entry
 from wald_spark.audit.legality import Ruling, judge, overlaps
 from wald_spark.audit.pieces import Outcomes, SegmentWork
 from wald_spark.audit.result import Found, LogReport

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from wald.errors import Unavailable, WaldError
-from wald.store.checker import Checked, Piece, check
-from wald.store.disk import Disk
-from wald.store.finding import Level
+from wald.store.checking.checker import Checked, Piece, check
+from wald.store.checking.finding import Level
+from wald.store.files.disk import Disk
 from wald_archive.finding import Finding
 from wald_archive.layout import BagName
 from wald_archive.manifest import Manifest

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from wald.errors import DiskFailure, InvalidInput
-from wald.store.directory import Root
+from wald.store.files.directory import Root
 from wald_spark.audit.archives import ArchiveAudit, archives_of
 from wald_spark.audit.logs import LogAudit
 from wald_spark.audit.pieces import Work

@@ -11,7 +11,7 @@ import click
 
 from wald.cli.tables import aligned
 from wald.kinds import bytes_in_words
-from wald.store.finding import Level
+from wald.store.checking.finding import Level
 from wald_spark.audit.result import ArchiveReport, Audit, LogReport
 
 _LOGS = ("log", "segments", "records", "raw", "reclaimed", "expired", "bundles", "errors")

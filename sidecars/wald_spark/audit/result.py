@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from wald.store.finding import Level
+from wald.store.checking.finding import Level
 
 
 @dataclass(frozen=True, slots=True)

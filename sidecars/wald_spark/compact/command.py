@@ -13,7 +13,7 @@ import click
 import wald
 from wald.cli.entry import run
 from wald.cli.options import json_option
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 from wald_spark.alone import alone_in
 from wald_spark.compact.generations import Generations
 from wald_spark.session import require_spark, session

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wald.errors import Damaged, Refused
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 from wald_spark.reached import Reached
 
 FORMAT = 1

@@ -14,7 +14,7 @@ import wald
 from wald.cli.entry import run
 from wald.cli.options import json_option, size_option
 from wald.errors import InvalidInput
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 from wald_spark.alone import alone_in
 from wald_spark.export.book import Shape
 from wald_spark.export.target import Target, private

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from wald.errors import Damaged, Refused
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 from wald_spark.export.book import Book, Exported
 
 

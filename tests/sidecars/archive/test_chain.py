@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from archives_manifest import manifest
 
-from wald.store.finding import Level
+from wald.store.checking.finding import Level
 from wald_archive.chain import Placed, broken_links
 from wald_archive.manifest import Manifest, Previous
 

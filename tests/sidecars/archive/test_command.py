@@ -20,8 +20,8 @@ from running import output_of as wald_output_of
 from running import refused, run
 
 from wald.format.names import Kind
-from wald.store.disk import Disk
-from wald.store.ledger import Ledger
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger
 from wald_archive.cutting import Records
 
 

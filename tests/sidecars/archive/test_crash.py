@@ -16,7 +16,7 @@ from logs import Built
 from running import eventually
 
 import wald
-from wald.store.directory import Root
+from wald.store.files.directory import Root
 from wald_archive.codecs import Codec
 from wald_archive.cutting import Records
 

@@ -12,7 +12,7 @@ from logs import Built
 from some_logs import STEPS, Step, build
 
 from wald.format.record import Record
-from wald.store.batches import Batch
+from wald.store.reading.batches import Batch
 from wald_archive.cutting import Bytes, Portions, Records, content_bytes
 
 

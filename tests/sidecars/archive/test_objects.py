@@ -13,7 +13,7 @@ import pytest
 from archives import archive, output_of, refusal_of, wald_archive
 from logs import Built
 
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 from wald_archive.codecs import Codec
 from wald_archive.cutting import Records
 from wald_archive.destination import Destination, Sink

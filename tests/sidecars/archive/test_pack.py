@@ -17,8 +17,8 @@ from logs import Built
 
 from wald.errors import Damaged, Locked, NotFound, Refused
 from wald.format.names import Kind
-from wald.store.cursors import CursorState
-from wald.store.ledger import Ledger
+from wald.store.files.ledger import Ledger
+from wald.store.retention.cursors import CursorState
 from wald_archive.codecs import Codec
 from wald_archive.cutting import Bytes, Records
 

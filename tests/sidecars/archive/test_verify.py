@@ -12,8 +12,8 @@ from damage import flipped
 from logs import Built
 
 from wald.errors import NotFound
-from wald.store.finding import Level
-from wald.store.ledger import Ledger
+from wald.store.checking.finding import Level
+from wald.store.files.ledger import Ledger
 from wald_archive.codecs import Codec
 from wald_archive.cutting import Records
 

@@ -12,8 +12,8 @@ from faults import Died, DyingDisk
 from logs import Built, Unsynced
 
 from wald.errors import Damaged, NotFound
-from wald.store.finding import Level
-from wald.store.ledger import Ledger
+from wald.store.checking.finding import Level
+from wald.store.files.ledger import Ledger
 from wald_archive.cutting import Records
 from wald_archive.told import Told, told_of
 

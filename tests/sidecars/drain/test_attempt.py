@@ -14,7 +14,7 @@ from damage import every_flip, every_truncation
 from logs import Built
 
 from wald.errors import InvalidInput
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 from wald_drain.attempt import Attempts, Ended, check_command, decode_ended, encode_ended
 
 MORE_THAN_A_PIPE_HOLDS = b"line\n" * 1_000_000

@@ -19,7 +19,7 @@ import wald
 from wald.cli.entry import run
 from wald.format.names import Kind
 from wald.producer import Producer
-from wald.store.cursors import newcomer
+from wald.store.retention.cursors import newcomer
 from wald_drain.command import command
 
 DRAIN = "$(ps -o ppid= -p $PPID)"  # of a command, whose parent is the keeper

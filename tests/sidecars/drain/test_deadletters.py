@@ -17,7 +17,7 @@ from wald.format.columns import decode
 from wald.format.control import WINDOW
 from wald.format.record import Record
 from wald.producer import Producer
-from wald.store.directory import Root
+from wald.store.files.directory import Root
 from wald_drain.deadletters import (
     PAYLOAD_MAX_BYTES,
     Origin,

@@ -18,10 +18,10 @@ from running import output_of, run, sidecar
 
 from wald.format.names import Kind
 from wald.format.sealed import Frame
-from wald.store.backlog import Backlog, Standing
-from wald.store.compression import FRAME_BYTES, SealedFile
-from wald.store.history import History
-from wald.store.lag import lags
+from wald.store.retention.backlog import Backlog, Standing
+from wald.store.retention.history import History
+from wald.store.retention.lag import lags
+from wald.store.segments.compression import FRAME_BYTES, SealedFile
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits
 from wald_spark.audit.legality import judge

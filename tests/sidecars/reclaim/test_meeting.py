@@ -25,8 +25,8 @@ from tracing import strace
 
 from wald.format.names import Kind
 from wald.log import Log
-from wald.store.cursors import Cursor
-from wald.store.directory import Root
+from wald.store.files.directory import Root
+from wald.store.retention.cursors import Cursor
 from wald_reclaim.apply import Reclaim
 
 
@@ -142,7 +142,11 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
     for number, schedule in enumerate(interleavings()):
         root = Root(shutil.copytree(built.root.path, tmp_path / f"{number}"))
         with monkeypatch.context() as patched:
-            for name in ("wald.store.taken._settled", "wald.store.taken.segment_index", "wald.store.taken.History"):
+            for name in (
+                "wald.store.retention.taken._settled",
+                "wald.store.retention.taken.segment_index",
+                "wald.store.retention.taken.History",
+            ):
                 pausing(patched, schedule, name)
             pausing(patched, schedule, "wald_reclaim.plan.read_claims")
             message = meet(root, schedule, now_ns=built.now_ns).message

@@ -28,7 +28,7 @@ from logs import Built, Unsynced
 from reclaiming import bases, ledger, reclaim
 
 from wald.format.names import Kind
-from wald.store.routes import add_route, retire_route
+from wald.store.files.routes import add_route, retire_route
 
 ROUTES = ["a", "b"]
 GROUPS = ["processed", "processed", "processed", "audit"]

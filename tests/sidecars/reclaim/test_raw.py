@@ -10,9 +10,9 @@ from logs import Built, Unsynced
 from reclaiming import Reclaimer, bases, ledger, reclaim
 
 from wald.format.names import Kind
-from wald.store.directory import TEMPORARY, list_segments
-from wald.store.lookup import State
-from wald.store.sealer import pending, seal
+from wald.store.files.directory import TEMPORARY, list_segments
+from wald.store.reading.lookup import State
+from wald.store.writing.sealer import pending, seal
 from wald_reclaim.policy import Limits
 
 

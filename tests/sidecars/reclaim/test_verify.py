@@ -17,7 +17,7 @@ from running import output_of, run, sidecar
 
 from wald.format.names import Kind
 from wald.format.sealed import Frame
-from wald.store.compression import SealedFile
+from wald.store.segments.compression import SealedFile
 
 
 @pytest.fixture

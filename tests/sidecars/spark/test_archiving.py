@@ -23,9 +23,9 @@ from some_logs import STEPS, Step, build
 import wald
 from wald.errors import Damaged, NotFound, Refused, Unavailable
 from wald.format.names import Kind
-from wald.store.cursors import CursorState
-from wald.store.directory import Root
-from wald.store.disk import Disk
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.retention.cursors import CursorState
 from wald_archive.codecs import Codec
 from wald_archive.cutting import Bytes, Records, Size
 from wald_archive.objects import open_destination

@@ -17,10 +17,10 @@ from reclaiming import reclaim
 
 from wald.errors import NotFound, Unavailable
 from wald.format.names import Kind
-from wald.store.directory import Root
-from wald.store.finding import Level
-from wald.store.ledger import Ledger, read_ledger
-from wald.store.verifier import verify
+from wald.store.checking.finding import Level
+from wald.store.checking.verifier import verify
+from wald.store.files.directory import Root
+from wald.store.files.ledger import Ledger, read_ledger
 from wald_archive.cutting import Records
 from wald_reclaim.policy import Limits
 from wald_spark.audit.job import audit

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from logs import Built
 
 from wald.format.names import Kind
-from wald.store.directory import Listing, Root
-from wald.store.head import Bound
+from wald.store.files.directory import Listing, Root
+from wald.store.segments.head import Bound
 from wald_spark.ends import Ends, end_of
 from wald_spark.places import LogPlace, Shipped
 

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from wald.errors import Damaged, InvalidInput, Locked, Refused
 from wald.format.names import Kind
-from wald.store.disk import Disk
+from wald.store.files.disk import Disk
 from wald_spark.alone import alone_in
 from wald_spark.damage import STRICT
 from wald_spark.export import files

@@ -14,7 +14,7 @@ from logs import Built
 from some_logs import STEPS, Step, build
 
 from wald.log import Log
-from wald.store.batches import Batch
+from wald.store.reading.batches import Batch
 from wald_archive.cutting import Bytes, Portions, Records, Size
 from wald_spark.shares import Share, Stretch, decode, encode, shares, stretches
 

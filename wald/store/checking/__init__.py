@@ -1,0 +1,8 @@
+"""Reads every byte and reports what does not fit; changes nothing.
+
+checker     checks one segment
+dump        what is in a file, and what does not fit
+finding     one thing that was found out about a file
+opening     what a segment tells of those before it
+verifier    reads everything, changes nothing
+"""

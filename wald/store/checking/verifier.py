@@ -1,0 +1,277 @@
+"""Verifying: everything is read, nothing is changed, and every bad byte is told of instead of raised.
+
+Checked are the checksums of every batch and frame, the digests in indexes and ledgers, that sequences and append times
+go on without a gap or a step back within and between segments, that indexes, control batches, the head and the cursors
+agree with what the segments hold, and the chains of the ledgers. The daemon may run meanwhile: what stands behind the
+head as it was at the beginning is not read, and a segment that is sealed meanwhile is read in its new form.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from wald.errors import Damaged, UnsupportedFormat
+from wald.format.head import Head
+from wald.format.names import Kind, parse_segment_name
+from wald.store.checking.checker import Checked, Piece, check
+from wald.store.checking.finding import Finding, Level
+from wald.store.checking.opening import NOTHING
+from wald.store.files.directory import Listing, Root, SecondLook, Segment, list_segments, look_again, read_identity
+from wald.store.files.fifos import troubles
+from wald.store.files.ledger import read_ledger
+from wald.store.retention.cursors import CursorState, cursors_of
+from wald.store.retention.history import History
+from wald.store.segments.head import read_head
+
+LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl")
+
+
+def verify(root: Root) -> Iterator[Finding]:
+    """Read everything in ``root`` and tell what is there; no error finding means that all of it is good.
+
+    Raises:
+        NotFound: there is no log.
+    """
+    return Verification(root).findings()
+
+
+class Verification:
+    """One pass over a root, as it is when this is made.
+
+    Attributes:
+        history: what the ledgers tell.
+        segments, records, raw_bytes: how many there were in what has been checked so far.
+
+    Raises:
+        NotFound: there is no log.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self.history = History(root)
+        self._log_id: bytes | None = None
+        self._head: Head | None = None
+        self._headless_told = False
+        self._listing = Listing(())
+        self._second_look = SecondLook(root)
+        self._state = NOTHING
+        self._first = [*self._identity(), *self._read_head(), *self._strangers(), *self._list(), *self._headless()]
+        self.segments = self.records = self.raw_bytes = 0
+
+    def pieces(self) -> list[Piece]:
+        """Every segment that is to be checked, oldest first."""
+        segments = self._listing.segments
+        return [self._piece(segment) for segment in segments if not self._behind_head(segment)]
+
+    def findings(self, ahead: Callable[[Piece], Checked | None] = lambda _: None) -> Iterator[Finding]:
+        """All there is to find, once.
+
+        Args:
+            ahead: what became of checks that were made before, against nothing; None for a piece of which there is no
+                such check. These are made as it goes.
+        """
+        yield from self._first
+        yield from self._segments(ahead)
+        yield from self._head_agrees()
+        for name in LEDGERS:
+            yield from self._ledger(self._root.ledger / name)
+        yield from self._cursors()
+        for path, words in troubles(self._root):
+            yield Finding.of(Level.INFO, path, words)
+
+    def _identity(self) -> Iterator[Finding]:
+        try:
+            self._log_id = read_identity(self._root).log_id
+        except (Damaged, UnsupportedFormat) as error:
+            yield Finding.of(Level.ERROR, self._root.identity, error.message)
+
+    def _read_head(self) -> Iterator[Finding]:
+        try:
+            self._head = read_head(self._root)
+        except Damaged as error:
+            self._headless_told = True
+            yield Finding.of(Level.ERROR, self._root.head, error.message)
+
+    def _headless(self) -> Iterator[Finding]:
+        """The head is on disk before any segment is, so a log with segments and without it has lost it."""
+        if self._head is None and not self._headless_told:
+            level = Level.ERROR if self._listing.segments else Level.INFO
+            words = (
+                "missing or empty: nobody knows how far records are durable; the next start of the daemon makes it anew"
+            )
+            yield Finding(level, self._root.head, 0, words)
+
+    def _strangers(self) -> Iterator[Finding]:
+        """Files in ``segments/`` that are no segments to read."""
+        if not self._root.segments.is_dir():
+            return  # told of where they are listed
+        for entry in sorted(os.scandir(self._root.segments), key=lambda entry: entry.name):
+            name = parse_segment_name(entry.name)
+            if name is not None and name.kind.reclaimed:
+                yield Finding(Level.INFO, Path(entry.path), 0, "reclaimed; waits out its grace period")
+            elif name is None and not entry.name.endswith(".tmp"):
+                yield Finding(Level.INFO, Path(entry.path), 0, "not a file of the log")
+
+    def _list(self) -> Iterator[Finding]:
+        try:
+            self._listing = list_segments(self._root)
+        except Damaged as error:
+            yield Finding.of(Level.ERROR, self._root.segments, error.message)
+
+    def _segments(self, ahead: Callable[[Piece], Checked | None]) -> Iterator[Finding]:
+        """Every segment as far as the head that was read before."""
+        waiting = deque(self._listing.segments)
+        while waiting:
+            segment = waiting.popleft()
+            if self._behind_head(segment):
+                yield Finding(Level.INFO, segment.path, 0, "behind the head; not read")
+                continue
+            try:
+                due = self._state.next_sequence or 1
+                if segment.base_sequence > due:
+                    listing = self._looked_for(due, segment.base_sequence - 1)
+                    if listing is not self._listing:
+                        self._listing = listing
+                        waiting = deque(s for s in listing.segments if s.base_sequence >= due)
+                        continue
+                found = self._segment(segment, ahead)
+            except FileNotFoundError as gone:
+                try:
+                    self._listing = look_again(self._root, self._listing, gone)
+                except Damaged as error:
+                    yield Finding.of(Level.ERROR, segment.path, error.message)
+                else:
+                    waiting = deque(s for s in self._listing.segments if s.base_sequence >= segment.base_sequence)
+            else:
+                yield from found
+
+    def _looked_for(self, first: int, last: int) -> Listing:
+        """The listing, with what of ``first`` to ``last`` it lacks and is there by now.
+
+        The second look may be hours old, and a deletion taken back since; before a loss is told there is a new one.
+        """
+        listing = self._second_look.look_for(self._listing, first, last)
+        if listing is self._listing and self._lost(first, last):
+            self._second_look = SecondLook(self._root)
+            listing = self._second_look.look_for(self._listing, first, last)
+        return listing
+
+    def _segment(self, segment: Segment, ahead: Callable[[Piece], Checked | None]) -> list[Finding]:
+        """One segment, and whether it follows the one before it; if it is gone, nothing has happened."""
+        found = list(self._follows(segment))
+        before = self._state
+        if segment.base_sequence > (before.next_sequence or 1):
+            before = replace(before, open_records={})  # they may have ended in what is missing
+        piece = self._piece(segment)
+        done = ahead(piece)
+        checked = (done and done.following(before)) or check(piece, before)
+        self._state = checked.after
+        self.segments += 1
+        self.records += checked.records
+        self.raw_bytes += checked.raw_bytes
+        found += checked.findings
+        wrong = any(each.level is Level.ERROR and each.path == segment.path for each in found)
+        return [each for each in found if not (wrong and each.level is Level.OK)]
+
+    def _follows(self, segment: Segment) -> Iterator[Finding]:
+        base, expected = segment.base_sequence, self._state.next_sequence or 1
+        if base > expected:
+            lost = self._lost(expected, base - 1)
+            for first, last in lost:
+                yield self._gap(self._root.segments, first, last, "are in no segment, and no ledger says why")
+            for first, last in _between(lost, expected, base - 1):
+                words = f"records {first} to {last} before it were reclaimed"
+                yield Finding(Level.INFO, segment.path, 0, words)
+        elif base < expected:
+            words = f"begins before record {expected}, where the one before it ends"
+            yield Finding(Level.ERROR, segment.path, 0, words)
+
+    def _lost(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The runs of which no ledger that can be believed says that they were reclaimed."""
+        try:
+            return list(self.history.unexplained(first, last))
+        except Damaged:  # told of with the ledgers
+            return [(first, last)] if first <= last else []
+
+    def _gap(self, path: Path, first: int, last: int, words: str) -> Finding:
+        return Finding(Level.ERROR, path, 0, f"records {first} to {last} {words}")
+
+    def _behind_head(self, segment: Segment) -> bool:
+        return self._head is not None and segment.base_sequence > self._head.segment
+
+    def _piece(self, segment: Segment) -> Piece:
+        """What of a segment only the rest of the root tells."""
+        head, log_id = self._head, self._log_id
+        if segment.kind is Kind.SEALED:
+            told = None
+            with contextlib.suppress(Damaged):  # told of with the ledgers
+                told = self.history.sealed(segment.base_sequence)
+            return Piece(segment, log_id, sha256=None if told is None else str(told.get("sha256")))
+        if head is None:
+            return Piece(segment, log_id, endless=segment is self._listing.segments[-1])
+        return Piece(segment, log_id, durable=head.position if head.segment == segment.base_sequence else None)
+
+    def _head_agrees(self) -> Iterator[Finding]:
+        head, last = self._head, max(self._state.next_sequence - 1, 0)
+        sealed = 0
+        with contextlib.suppress(Damaged):  # told of with the ledgers
+            sealed = self.history.last_sealed()
+        for begin, end in self._lost(last + 1, sealed):
+            yield self._gap(self._root.segments, begin, end, "were sealed and are in no segment")
+        if head is None:
+            return
+        lost = self._lost(last + 1, head.sequence)
+        for begin, end in lost:
+            yield self._gap(self._root.head, begin, end, "are durable by the head and in no segment")
+        if not lost:
+            yield Finding(Level.OK, self._root.head, 0, f"record {head.sequence}")
+
+    def _ledger(self, path: Path) -> Iterator[Finding]:
+        try:
+            decoded = read_ledger(path)
+        except Damaged as error:
+            yield Finding.of(Level.ERROR, path, error.message)
+            return
+        except OSError as error:
+            yield Finding(Level.ERROR, path, 0, f"cannot be read ({error.strerror})")
+            return
+        for number, reason in decoded.broken:
+            yield Finding(Level.ERROR, path, 0, f"line {number}: {reason}")
+        if path.exists() and not decoded.broken:
+            yield Finding(Level.OK, path, 0, f"{len(decoded.entries)} lines")
+        if path.exists() and path.stat().st_size > decoded.whole_bytes:
+            yield Finding(Level.INFO, path, decoded.whole_bytes, "an unfinished line; its owner cuts it")
+
+    def _cursors(self) -> Iterator[Finding]:
+        for route in self._root.route_names():
+            cursors = cursors_of(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
+            if any(cursor.state is CursorState.BEYOND for cursor in cursors):
+                # The head may have moved on since it was read, and a cursor after it.
+                cursors = cursors_of(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
+            for cursor in cursors:
+                if cursor.state is CursorState.VALID:
+                    yield Finding(Level.OK, cursor.path, 0, f"record {cursor.sequence}")
+                elif cursor.state is not CursorState.ABSENT:
+                    yield Finding.of(Level.ERROR, cursor.path, f"{cursor.message}; it counts as 0")
+
+    def _last(self) -> int:
+        """The last durable record by now."""
+        head = self._head
+        with contextlib.suppress(Damaged):  # told of at the beginning
+            head = read_head(self._root) or head
+        return head.sequence if head is not None else max(self._state.next_sequence - 1, 0)
+
+
+def _between(runs: list[tuple[int, int]], first: int, last: int) -> Iterator[tuple[int, int]]:
+    """What of ``first`` to ``last`` is in none of ``runs``."""
+    for begin, end in runs:
+        if first < begin:
+            yield first, begin - 1
+        first = end + 1
+    if first <= last:
+        yield first, last

@@ -1,0 +1,379 @@
+"""A root: where each file of a log lies, who the log is, and one immutable listing of its segments by state.
+
+A file's name is its state, so looking at the directory is all it takes to know what there is to do or to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, UnsupportedFormat, command_line
+from wald.format.names import (
+    CURSOR_SUFFIX,
+    Kind,
+    check_route,
+    cursor_name,
+    is_route,
+    parse_cursor_name,
+    parse_segment_name,
+    segment_name,
+)
+from wald.store.files.disk import Disk
+from wald.store.files.regular import read_regular
+
+FORMAT_VERSION = 1
+TEMPORARY = ".tmp"
+_RESTORE_IDENTITY = "restore the file: the log id is at offset 16 of every segment in segments/"
+_FOLDERS = ("segments", "routes", "ledger", "quarantine", "recovery")
+
+
+@dataclass(frozen=True)
+class Root:
+    """The paths of one log."""
+
+    path: Path
+
+    @property
+    def identity(self) -> Path:
+        return self.path / "log.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def head(self) -> Path:
+        return self.path / "head"
+
+    @property
+    def takes(self) -> Path:
+        return self.path / "takes"
+
+    @property
+    def socket(self) -> Path:
+        return self.path / "wald.sock"
+
+    @property
+    def segments(self) -> Path:
+        return self.path / "segments"
+
+    @property
+    def segment_directories(self) -> tuple[Path, ...]:
+        """Where readers look for segments: in the log's own directory; of a log in parts, in several."""
+        return (self.segments,)
+
+    @cached_property
+    def routes(self) -> Path:  # asked for several times for each of perhaps thousands of routes
+        return self.path / "routes"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger"
+
+    @property
+    def quarantine(self) -> Path:
+        return self.path / "quarantine"
+
+    @property
+    def recovery(self) -> Path:
+        return self.path / "recovery"
+
+    def segment(self, base_sequence: int, kind: Kind) -> Path:
+        return self.segments / segment_name(base_sequence, kind)
+
+    def route(self, name: str) -> Path:
+        return self.routes / check_route(name)
+
+    def fifo(self, route: str) -> Path:
+        return self.route(route) / "in"
+
+    def retired(self, route: str) -> Path:
+        return self.route(route) / "retired"
+
+    def cursor(self, route: str, group: str) -> Path:
+        return self.route(route) / cursor_name(group)
+
+    def route_names(self) -> list[str]:
+        """Every route, retired ones included, by name; a directory whose name cannot be a route's is none."""
+        if not self.routes.is_dir():
+            return []
+        return sorted(entry.name for entry in os.scandir(self.routes) if is_route(entry.name) and entry.is_dir())
+
+    def groups(self, route: str) -> list[str]:
+        """The groups that have a cursor on ``route``.
+
+        Raises:
+            NotFound: no such route.
+            OSError: it may not be looked into.
+        """
+        return self.cursors(route)[0]
+
+    def cursors(self, route: str) -> tuple[list[str], list[str]]:
+        """The groups that have a cursor on ``route``; and files named like a cursor of a group that none can be.
+
+        Raises:
+            NotFound: no such route.
+            OSError: it may not be looked into.
+        """
+        try:
+            names = os.listdir(self.route(route))
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._no_route(route) from None
+        found = {name: parse_cursor_name(name) for name in names if name.endswith(CURSOR_SUFFIX)}
+        groups = sorted(group for group in found.values() if group is not None)
+        return groups, sorted(name for name, group in found.items() if group is None)
+
+    def require_route(self, route: str) -> None:
+        """
+        Raises:
+            InvalidInput: an illegal name.
+            NotFound: no such route.
+        """
+        if not self.route(route).is_dir():
+            raise self._no_route(route)
+
+    def _no_route(self, route: str) -> NotFound:
+        adding = command_line(self.path, f"route add {route}")
+        return NotFound(
+            f"{self.routes}: there is no route {route!r}",
+            hint=f"{command_line(self.path, 'routes')} lists them; {adding} makes it",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What ``log.json`` says."""
+
+    log_id: bytes
+    created: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment in the form in which it is to be read."""
+
+    base_sequence: int
+    kind: Kind
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The segments in a directory, oldest first.
+
+    Attributes:
+        segments: the readable ones. A raw file beside its sealed twin is already replaced and not listed.
+        doomed: those that are reclaimed, as long as their files are there.
+    """
+
+    segments: tuple[Segment, ...]
+    doomed: tuple[Segment, ...] = ()
+
+    def with_doomed(self) -> Listing:
+        """The same, with what is reclaimed and still there among the readable ones: for who needs it."""
+        found = {segment.base_sequence: segment for segment in (*self.doomed, *self.segments)}
+        return Listing(tuple(found[base] for base in sorted(found)), self.doomed)
+
+    def ends(self) -> dict[int, int]:
+        """Of each segment, by base, the base of the one behind it; the newest is not in it."""
+        return dict(pairwise(sorted({segment.base_sequence for segment in (*self.doomed, *self.segments)})))
+
+    def covering(self, sequence: int) -> int:
+        """The position in ``segments`` of the one that ``sequence`` falls into; 0 if it is older than all."""
+        return max(0, bisect_right(self.segments, sequence, key=_base) - 1)
+
+    def before(self, segment: Segment) -> Segment | None:
+        """The readable one in front of ``segment``."""
+        number = bisect_left(self.segments, segment.base_sequence, key=_base)
+        return self.segments[number - 1] if number else None
+
+    def between(self, first: int, last: int) -> tuple[Segment, ...]:
+        """The readable ones with a base from ``first`` to ``last``."""
+        begin = bisect_left(self.segments, first, key=_base)
+        return self.segments[begin : bisect_right(self.segments, last, key=_base)]
+
+    def behind(self, sequence: int) -> Segment | None:
+        """The first readable one that begins behind ``sequence``."""
+        number = bisect_right(self.segments, sequence, key=_base)
+        return self.segments[number] if number < len(self.segments) else None
+
+
+def _base(segment: Segment) -> int:
+    return segment.base_sequence
+
+
+def list_segments(root: Root) -> Listing:
+    """Look at the directory.
+
+    Raises:
+        Damaged: it is not there.
+    """
+    best: dict[int, Segment] = {}
+    doomed: dict[int, Segment] = {}
+    for directory in root.segment_directories:
+        try:
+            entries = list(os.scandir(directory))
+        except (FileNotFoundError, NotADirectoryError):
+            raise Damaged(
+                f"{directory}: the directory of the segments is gone",
+                hint=f"ls -l {root.path}; restore it from a backup",
+            ) from None
+        for entry in entries:
+            name = parse_segment_name(entry.name)
+            if name is None or name.kind is Kind.INDEX:
+                continue
+            found = doomed if name.kind.reclaimed else best
+            if name.base_sequence not in found or name.kind is Kind.SEALED:
+                found[name.base_sequence] = Segment(name.base_sequence, name.kind, Path(entry.path))
+    return Listing(tuple(best[base] for base in sorted(best)), tuple(doomed[base] for base in sorted(doomed)))
+
+
+def being_sealed(root: Root) -> set[int]:
+    """The segments that the sealer is at work on, or that are sealed.
+
+    The sealer makes its temporary file before it opens the raw one by name. So who renames a raw segment first and
+    looks here then sees that it is being sealed, or the sealer finds that it is gone.
+    """
+    suffix = Kind.SEALED.value
+    names = (entry.name.partition(suffix) for entry in os.scandir(root.segments))
+    return {
+        int(base)
+        for base, found, rest in names
+        if found and base.isdecimal() and (not rest or rest.endswith(TEMPORARY))
+    }
+
+
+def look_again(root: Root, seen: Listing, gone: FileNotFoundError) -> Listing:
+    """The segments by now, after a file of ``seen`` turned out to be ``gone``: it was sealed or reclaimed meanwhile.
+
+    Raises:
+        Damaged: nothing has changed, so it is gone for good.
+    """
+    listing = list_segments(root)
+    if listing == seen:
+        raise Damaged(
+            f"{gone.filename}: its directory lists it, and there is no such file",
+            hint=f"ls -l {root.segments}; restore the file from an archive or a backup",
+        ) from gone
+    return listing
+
+
+class SecondLook:
+    """The directory once more, for what is missing from a listing; one look is enough for all that is.
+
+    A file that is renamed while its directory is read, as by the sealer, may be listed under neither name; so nothing
+    is missing that was looked for only once.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._seen: Listing | None = None
+        self._now = Listing(())
+
+    def look_for(self, seen: Listing, first: int, last: int) -> Listing:
+        """``seen``, with whatever there is by now with a base from ``first`` to ``last``, if it has nothing there."""
+        if seen is not self._seen:
+            self._seen, self._now = seen, list_segments(self._root)
+        known = {segment.base_sequence for segment in seen.between(first, last)}
+        found = self._now.between(first, last)
+        if not found or known & {segment.base_sequence for segment in found}:
+            return seen
+        self._seen = replace(seen, segments=tuple(sorted((*seen.segments, *found), key=_base)))
+        return self._seen
+
+
+def read_identity(root: Root) -> Identity:
+    """Who the log in ``root`` is.
+
+    Raises:
+        NotFound: there is no log.
+        NotPermitted: this user may not look.
+        UnsupportedFormat: it was written by a newer wald.
+        Damaged: ``log.json`` is not readable.
+    """
+    try:
+        text = read_regular(root.identity)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"{root.path}: there is no log here", hint=_where_else(root.path)) from None
+    except PermissionError as error:
+        raise NotPermitted.of(error) from error
+    except OSError as error:
+        raise Damaged(f"{root.identity}: {error.strerror}", hint=f"ls -l {root.path}") from error
+    try:
+        told = json.loads(text)
+        version = int(told["format"])
+        if version > FORMAT_VERSION:
+            raise UnsupportedFormat(
+                f"{root.identity}: format {version} is newer than the {FORMAT_VERSION} this program knows",
+                hint="pip install --upgrade wald",
+            )
+        return Identity(uuid.UUID(told["log"]).bytes, str(told["created"]))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise Damaged(
+            f"{root.identity}: not the identity of a log ({error})",
+            hint=_RESTORE_IDENTITY,
+        ) from error
+
+
+def _where_else(path: Path) -> str:
+    """What to do about a path at which there is no log."""
+    if not path.exists() or _may_become_a_log(path):
+        return f"{command_line(path, 'run')} makes one"
+    return f"--root takes the directory of a log, which has a log.json; to look for one: find {path} -name log.json"
+
+
+def create_root(path: Path, disk: Disk, *, now: str) -> Root:
+    """Make ``path`` a root if it is not one yet; what exists is left as it is.
+
+    Raises:
+        InvalidInput: the path is not a directory, or holds files that are not a log's.
+        Damaged: there are segments, and nothing says which log they belong to.
+    """
+    root = Root(path)
+    if path.exists() and not path.is_dir():
+        raise InvalidInput(f"{path}: not a directory", hint="name a directory, existing or not, with --root")
+    if path.is_dir() and not root.identity.exists() and not _may_become_a_log(path):
+        raise InvalidInput(f"{path}: not empty, and not a log", hint="name an empty or a new directory with --root")
+    disk.make_directory(path)
+    for folder in _FOLDERS:
+        disk.make_directory(path / folder)
+    if not root.identity.exists():
+        if list_segments(root).segments:
+            raise Damaged(f"{root.identity}: missing, though {root.segments} holds segments", hint=_RESTORE_IDENTITY)
+        disk.sync_names_above(path)
+        identity = {"log": str(uuid.uuid4()), "format": FORMAT_VERSION, "created": now}
+        # Last, and in one step: a root without it is one whose making was interrupted, and is made again.
+        with contextlib.suppress(FileExistsError):  # two daemons started at once: the log has one identity
+            disk.replace(root.identity, json.dumps(identity).encode() + b"\n", exclusive=True)
+    read_identity(root)
+    return root
+
+
+def require_root(path: Path) -> None:
+    """
+    Raises:
+        NotFound: there is no log at ``path``, nor what is left of one.
+    """
+    root = Root(path)
+    if not (root.identity.exists() or root.segments.exists()):
+        raise NotFound(
+            f'{path}: there is no log here, and on_missing_root = "refuse" says to make none',
+            hint=f"findmnt -T {path} shows whether its file system is mounted; {command_line(path, 'init')} makes one",
+        )
+
+
+def _may_become_a_log(path: Path) -> bool:
+    return path.is_dir() and not any(map(_foreign, os.listdir(path)))
+
+
+def _foreign(name: str) -> bool:
+    """Not ours, and not what a fresh file system or an interrupted making leaves behind."""
+    return name not in _FOLDERS and name != "lost+found" and not name.endswith(TEMPORARY)

@@ -1,0 +1,62 @@
+"""Opening a file of a log to read it: a regular file and nothing else, which is never waited for.
+
+Whoever may write to a root can plant a FIFO, a device or a link where a file belongs; to open a FIFO in the usual way
+waits for a writer that never comes. So nothing here is opened without this.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from wald.errors import Damaged
+from wald.store.files.inodes import is_regular
+
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_IS_LINK_OR_SOCKET = (errno.ELOOP, errno.ENXIO)
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor for reading, which the caller closes.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        Damaged: something else stands there.
+        OSError: it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError as error:
+        if error.errno in _IS_LINK_OR_SOCKET:
+            raise _not_regular(path) from error
+        raise
+    if not is_regular(descriptor):
+        os.close(descriptor)
+        raise _not_regular(path)
+    return descriptor
+
+
+def open_file(path: Path) -> BinaryIO:
+    """The same as a file object; errors as of :func:`open_regular`."""
+    return os.fdopen(open_regular(path), "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """All that is in it; errors as of :func:`open_regular`."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def read_start(path: Path, length: int) -> bytes:
+    """The first ``length`` bytes of it, or as many as there are; errors as of :func:`open_regular`."""
+    descriptor = open_regular(path)
+    try:
+        return os.read(descriptor, length)
+    finally:
+        os.close(descriptor)
+
+
+def _not_regular(path: Path) -> Damaged:
+    return Damaged(f"{path}: not a regular file", hint=f"ls -l {path}; move it away, and restore what belongs there")

@@ -1,0 +1,41 @@
+"""Routes as directories: made, retired, and listed with what an operator asked of them."""
+
+from __future__ import annotations
+
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.files.fifos import make_fifo
+
+
+def add_route(root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: int | None = None) -> None:
+    """Make a route, or take a retired one back; doing it twice changes nothing.
+
+    Args:
+        fifo: whether programs write to it through ``routes/<name>/in``; what stands in its place is kept beside it.
+        mode: permissions of that FIFO; None: those it has, or FIFO_MODE for a new one.
+
+    Raises:
+        InvalidInput: an illegal name.
+    """
+    route = root.route(name)
+    disk.make_directory(route)
+    disk.sync_directory(root.routes)  # even if it is there: whoever made it may have been killed before this
+    if root.retired(name).exists():
+        disk.unlink(root.retired(name))
+    if fifo:
+        make_fifo(root, name, mode)
+    disk.sync_directory(route)
+
+
+def retire_route(root: Root, disk: Disk, name: str, *, now: str) -> None:
+    """Let a route no longer gate RECLAIM; its records and cursors stay.
+
+    A daemon that is asked to do it (ROUTE RETIRE) also takes nothing more over the socket and closes the FIFO, ending
+    an unfinished record; what the FIFO still holds is not read. A stdin that feeds the route is read on.
+
+    Raises:
+        NotFound: no such route.
+    """
+    root.require_route(name)
+    if not root.retired(name).exists():
+        disk.replace(root.retired(name), f"{now}\n".encode())

@@ -1,0 +1,214 @@
+"""A batch as a reader gets it: only whole records, only those that were asked for, and no copy of them.
+
+What a record in several pieces needs is done here too: :class:`Joiner` holds the pieces until the last has come, and
+hands the record out as a batch of its own. So records come in the order in which they end; within a route that is the
+order of their sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from wald.format.batch import BatchHeader, Encoding, Flag, payload_of
+from wald.format.columns import decode as decode_columns
+from wald.format.record import Record, split_lines
+from wald.store.segments.opened import Whole
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_WINDOW_BYTES = 64 << 10  # looked at for newlines at once, so that cutting a batch up takes linear time
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive records of one route.
+
+    Attributes:
+        first_sequence, last_sequence: of the records in it that were asked for.
+        payload: ``lines``: exactly these records, each with its newline. ``columns``: the payload as it is stored,
+            whose first record is number ``header.base_sequence``.
+        terminated: False if the last line ended without a newline.
+        header: as stored; of a joined record the header of the batch in which it began.
+        segment, position: where that batch stands: base sequence, and bytes from the start of the raw segment.
+    """
+
+    route: str
+    first_sequence: int
+    last_sequence: int
+    payload: memoryview
+    terminated: bool
+    header: BatchHeader
+    segment: int
+    position: int
+
+    @property
+    def count(self) -> int:
+        return self.last_sequence - self.first_sequence + 1
+
+    @property
+    def append_time_ns(self) -> int:
+        """When the daemon took it, ns since 1970."""
+        return self.header.append_time_ns
+
+    @property
+    def is_columns(self) -> bool:
+        return self.header.encoding == Encoding.COLUMNS
+
+    def records(self) -> Iterator[Record]:
+        """One object per record; the slow way."""
+        time_ns = self.header.append_time_ns
+        if not self.is_columns:
+            lines = split_lines(self.payload)
+            for number, line in zip(range(self.first_sequence, self.last_sequence + 1), lines, strict=False):
+                ended = self.terminated or number < self.last_sequence
+                yield Record(self.route, number, line, time_ns, terminated=ended)
+            return
+        columns = decode_columns(self.payload)
+        values = columns.values.to_list()
+        keys = columns.keys.to_list() if columns.keys else None
+        headers = columns.headers.to_list() if columns.headers else None
+        times = columns.times.cast("q").tolist() if columns.times else None
+        base = self.header.base_sequence
+        for i in range(self.first_sequence - base, self.last_sequence - base + 1):
+            yield Record(
+                self.route,
+                base + i,
+                values[i] or b"",
+                time_ns,
+                keys[i] if keys else None,
+                times[i] if times else None,
+                headers[i] if headers else None,
+            )
+
+    def raw(self) -> bytes | memoryview:
+        """Every record with a newline behind it; ``lines`` as they are stored, without a copy."""
+        if self.is_columns:
+            start = self.first_sequence - self.header.base_sequence
+            values = decode_columns(self.payload).values.to_list()[start : start + self.count]
+            return b"\n".join([value or b"" for value in values] + [b""])
+        return self.payload if self.terminated else bytes(self.payload) + b"\n"
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """The batch as Arrow columns (:data:`schema`), made without a loop per record."""
+        from wald.store.reading.arrow import record_batch  # pyarrow and numpy take 100 ms and more to import
+
+        return record_batch([self])
+
+    def between(self, first: int, last: int) -> Batch | None:
+        """The records numbered ``first`` to ``last``, as far as they are in it; None if none is."""
+        first, last = max(first, self.first_sequence), min(last, self.last_sequence)
+        if first > last:
+            return None
+        if (first, last) == (self.first_sequence, self.last_sequence):
+            return self
+        payload, terminated = self.payload, self.terminated
+        if not self.is_columns:
+            if last < self.last_sequence:
+                payload, terminated = payload[: _behind_lines(payload, last - self.first_sequence + 1)], True
+            payload = payload[_behind_lines(payload, first - self.first_sequence) :]
+        return replace(self, first_sequence=first, last_sequence=last, payload=payload, terminated=terminated)
+
+
+def _behind_lines(payload: memoryview, count: int) -> int:
+    """The offset behind the ``count``-th newline; what lies behind it is hardly looked at."""
+    offset = 0
+    while True:
+        window = bytes(payload[offset : offset + _WINDOW_BYTES])
+        assert window or not count, "fewer lines than the header says"
+        newlines = window.count(b"\n")
+        if newlines >= count:
+            return offset + len(window) - len(window.split(b"\n", count)[-1])
+        count -= newlines
+        offset += len(window)
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A record that began and whose end will not come: its next piece is missing."""
+
+    sequence: int
+
+
+@dataclass(slots=True)
+class _Open:
+    """A record whose end has not come yet."""
+
+    sequence: int
+    pieces: list[bytes]
+    header: BatchHeader
+    segment: int
+    position: int
+
+
+class Joiner:
+    """Stored batches in, batches of whole records out."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Open] = {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether a record has begun and not ended."""
+        return bool(self._open)
+
+    def abandon(self) -> list[int]:
+        """Give up the records that have begun, as a piece of any of them may be missing; returns their sequences."""
+        sequences = [record.sequence for record in self._open.values()]
+        self._open.clear()
+        return sequences
+
+    def take(self, whole: Whole, segment: int, first: int, last: int) -> Iterator[Batch | Broken]:
+        """What becomes complete with ``whole``, numbers ``first`` to ``last`` only."""
+        header = whole.header
+        start, end = whole.at + header.payload_offset, whole.at + header.payload_offset + header.payload_bytes
+        begun = self._open.get(whole.route)
+        if begun is not None and begun.sequence != header.continues_sequence:
+            del self._open[whole.route]
+            yield Broken(begun.sequence)
+        if header.flags & Flag.CONTINUES:
+            newline = whole.data.find(b"\n", start, end)
+            stop = newline if newline >= 0 else end
+            if newline >= 0 or not header.flags & Flag.CONTINUED:
+                yield from self._finish(whole, start, stop, terminated=newline >= 0)
+            else:
+                self._extend(whole, start, stop)
+            start = newline + 1 if newline >= 0 else end
+        count = header.count
+        if header.flags & Flag.CONTINUED and count:
+            tail = max(whole.data.rfind(b"\n", start, end) + 1, start)
+            count -= 1
+            number = header.base_sequence + count
+            if first <= number <= last:
+                piece = whole.data[tail:end]
+                self._open[whole.route] = _Open(number, [piece], header, segment, whole.position)
+            end = tail
+        if count:
+            payload = payload_of(whole.data, whole.at, header)
+            if header.encoding == Encoding.LINES:
+                payload = memoryview(whole.data)[start:end]
+            terminated = not header.flags & Flag.UNTERMINATED
+            last_whole = header.base_sequence + count - 1
+            complete = Batch(
+                whole.route, header.base_sequence, last_whole, payload, terminated, header, segment, whole.position
+            )
+            trimmed = complete.between(first, last)
+            if trimmed is not None:
+                yield trimmed
+
+    def _extend(self, whole: Whole, start: int, stop: int) -> None:
+        record = self._open.get(whole.route)
+        if record is not None:
+            record.pieces.append(whole.data[start:stop])
+
+    def _finish(self, whole: Whole, start: int, stop: int, *, terminated: bool) -> Iterator[Batch]:
+        """Joined, if its beginning was seen and wanted."""
+        record = self._open.pop(whole.route, None)
+        if record is None:
+            return
+        pieces = [*record.pieces, whole.data[start:stop], b"\n" if terminated else b""]
+        payload = memoryview(b"".join(pieces))
+        number = record.sequence
+        yield Batch(whole.route, number, number, payload, terminated, record.header, record.segment, record.position)

@@ -1,0 +1,248 @@
+"""Where a record is: one answer for every number from 1 on, never just "not found"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import Enum
+
+from wald.errors import Damaged, InvalidInput
+from wald.format.names import Kind, segment_name
+from wald.store.files.directory import Listing, Root, Segment, look_again
+from wald.store.retention.cursors import cursors_of
+from wald.store.retention.history import Entry, History, part_of
+from wald.store.segments.head import Bound, look, lost_head
+from wald.store.segments.opened import Misplaced, Whole, open_segment
+from wald.store.segments.raw import Gap
+
+_LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which no calendar here knows
+
+
+class State(Enum):
+    """What has become of a record."""
+
+    ACTIVE = "active"
+    """In the segment that is being written."""
+    CUT = "cut"
+    """In a complete segment that waits to be sealed."""
+    SEALED = "sealed"
+    DOOMED = "doomed"
+    """Reclaimed; its file is still there, for the grace period."""
+    QUARANTINED = "quarantined"
+    """Its bytes are damaged, or were put aside because they were."""
+    RECLAIMED = "reclaimed"
+    ARCHIVED = "archived"
+    """Not in the log any more, but in a bundle."""
+    SKIPPED = "skipped"
+    """A start passed over its number."""
+    NEVER_ISSUED = "never-issued"
+    UNKNOWN = "unknown"
+    """It was issued; nothing that is left tells more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """The answer.
+
+    Attributes:
+        segment: file name of the segment that holds it, or held it last.
+        position: of its batch in the raw segment, bytes.
+        processed: per group of its route, whether the group has processed it.
+        bundle, member: the archive bundle that holds it (path or address), and the file in that tar; also of a record
+            that is still in the log.
+        reclaimed: when, by which rule and under which cursors its segment was, as the ledger has it.
+        words: the answer for a person.
+    """
+
+    sequence: int
+    state: State
+    words: str
+    durable: bool = False
+    segment: str | None = None
+    route: str | None = None
+    append_time_ns: int | None = None
+    position: int | None = None
+    processed: dict[str, bool] = field(default_factory=dict)
+    bundle: str | None = None
+    member: str | None = None
+    reclaimed: Entry | None = None
+
+
+def where(root: Root, sequence: int, *, log_id: bytes) -> Whereabouts:
+    """What has become of record ``sequence``.
+
+    Raises:
+        InvalidInput: below 1.
+        Damaged: it is in no segment, and the ledger that should tell of it is damaged.
+    """
+    if sequence < 1:
+        raise InvalidInput(f"{sequence} is not a sequence", hint="the first record is number 1")
+    history = History(root)
+    while True:
+        bound, listing = look(root)
+        try:
+            found = _where(root, sequence, log_id, bound, listing, history)
+            break
+        except FileNotFoundError as gone:
+            try:
+                look_again(root, listing, gone)
+            except Damaged as error:
+                found = _gone(sequence, error.message, history)
+                break
+    if found.state is State.NEVER_ISSUED:
+        return found
+    try:
+        bundled, reclaimed = history.archived(sequence), history.reclaimed(sequence)
+    except Damaged as error:  # where it is, is known without them
+        return replace(found, words=f"{found.words}; {error.message}")
+    if found.durable and found.state is not State.DOOMED:
+        reclaimed = None  # decided, and not carried out
+    if bundled is not None:
+        found = replace(found, bundle=_bundle(bundled), member=part_of(bundled, sequence))
+    return replace(found, reclaimed=reclaimed)
+
+
+def _where(root: Root, sequence: int, log_id: bytes, bound: Bound, listing: Listing, history: History) -> Whereabouts:
+    segments = [*listing.doomed, *listing.segments]
+    newest = max((segment.base_sequence for segment in segments), default=0)
+    if bound.lost and sequence > (bound.sequence or 0):
+        return Whereabouts(sequence, State.UNKNOWN, lost_head(root, bound).message)
+    if bound.sequence is not None and sequence > bound.sequence:
+        return _beyond(sequence, bound.sequence)
+    holding = [segment for segment in segments if segment.base_sequence <= sequence]
+    reason = ""
+    # The newest at or below it; of two forms of one segment the one that is not doomed.
+    holding.sort(key=lambda found: (found.base_sequence, not found.kind.reclaimed))
+    for segment in reversed(holding):
+        try:
+            found = _in_segment(root, sequence, segment, bound, newest, log_id)
+        except Misplaced as error:  # the one before it may hold the record
+            reason = reason or error.message
+            continue
+        if isinstance(found, Whereabouts):
+            return found
+        reason = found or reason
+        break
+    if bound.sequence is None and (not holding or holding[-1].base_sequence == newest):
+        return _beyond(sequence, None)
+    return _gone(sequence, reason, history)
+
+
+def _in_segment(
+    root: Root, sequence: int, segment: Segment, bound: Bound, newest: int, log_id: bytes
+) -> Whereabouts | str:
+    """Its place in the segment that should hold it; or what is found there instead, "" for nothing.
+
+    Raises:
+        Misplaced: it is not the segment that its name says.
+    """
+    limit = bound.limit(segment.base_sequence)
+    try:
+        opened = open_segment(segment, log_id)
+    except Misplaced:
+        raise
+    except Damaged as error:
+        return error.message
+    gap: Gap | None = None
+    try:
+        for met in opened.batches(opened.position_of_sequence(sequence, limit), limit):
+            if isinstance(met, Gap):
+                gap = met
+            elif isinstance(met, Whole) and met.header.count and met.header.base_sequence <= sequence:
+                gap = None
+                if sequence < met.header.end_sequence:
+                    return _placed(root, sequence, segment, met, newest, log_id, bound)
+            elif isinstance(met, Whole) and met.header.base_sequence > sequence:
+                break
+    finally:
+        opened.close()
+    tail = opened.tail
+    if gap is not None:
+        return f"{segment.path}: offset {opened.file_offset(gap.offset)}: damaged ({gap.reason})"
+    if tail is not None and tail.garbage_bytes:
+        return f"{segment.path}: offset {tail.offset}: damaged ({tail.reason})"
+    return ""
+
+
+def _placed(
+    root: Root, sequence: int, segment: Segment, met: Whole, newest: int, log_id: bytes, bound: Bound
+) -> Whereabouts:
+    if segment.kind.reclaimed:
+        state = State.DOOMED
+    elif segment.kind is Kind.SEALED:
+        state = State.SEALED
+    else:
+        state = State.ACTIVE if segment.base_sequence == newest else State.CUT
+    place = f"in {segment.path.name} at {met.position}, route {met.route}"
+    if state is State.DOOMED:
+        place = f"reclaimed; still {place}"
+    head_sequence = bound.sequence if bound.sequence is not None else met.header.end_sequence - 1
+    processed = {}
+    if (root.routes / met.route).is_dir():
+        cursors = cursors_of(root, met.route, log_id=log_id, head_sequence=head_sequence)
+        processed = {cursor.group: cursor.effective >= sequence for cursor in cursors}
+    return Whereabouts(
+        sequence,
+        state,
+        place,
+        durable=True,
+        segment=segment.path.name,
+        route=met.route,
+        append_time_ns=met.header.append_time_ns,
+        position=met.position,
+        processed=processed,
+    )
+
+
+def _beyond(sequence: int, last: int | None) -> Whereabouts:
+    known = f"the last durable record is {last}" if last is not None else "no head says that it was"
+    return Whereabouts(sequence, State.NEVER_ISSUED, f"never issued: {known}")
+
+
+def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
+    """Issued, and in no segment that can be read.
+
+    Raises:
+        Damaged: the ledger that should tell of it is.
+    """
+    sealed = history.sealed(sequence)
+    segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
+    archived, reclaimed = history.archived(sequence), history.reclaimed(sequence)
+    if reason:
+        return Whereabouts(sequence, State.QUARANTINED, reason, segment=segment)
+    if archived is not None:
+        words = f"in bundle {_bundle(archived)}, member {part_of(archived, sequence) or 'not told'}"
+        return Whereabouts(sequence, State.ARCHIVED, words, segment=segment, route=archived.get("route"))
+    if reclaimed is not None:
+        return Whereabouts(sequence, State.RECLAIMED, _reclaimed(reclaimed, sequence), segment=segment)
+    skipped = history.skipped(sequence)
+    if skipped is not None:
+        span = f"{skipped['base']} to {skipped['last']}"
+        words = f"a start passed over {span}, and no record of this log has such a number: {skipped.get('why')}"
+        return Whereabouts(sequence, State.SKIPPED, words)
+    words = "it was issued, no segment holds it, and no ledger says why"
+    return Whereabouts(sequence, State.UNKNOWN, words, segment=segment)
+
+
+def _bundle(entry: Entry) -> str:
+    """Where the bundle is, as its archivist has left it: destination, bag, payload directory, file."""
+    place = [entry.get("dest"), entry.get("bag"), "data" if entry.get("bag") else None, entry.get("bundle", "unnamed")]
+    return "/".join(str(part).rstrip("/") for part in place if part)
+
+
+def _reclaimed(entry: Entry, sequence: int) -> str:
+    """When, by which rule, and how far everybody was that has read it."""
+    at = entry.get("at")
+    when = "an unknown time"
+    if isinstance(at, int) and 0 <= at < _LATEST_NS:
+        when = datetime.fromtimestamp(at // 10**9, UTC).isoformat()
+    words = f"reclaimed at {when} by the rule {str(entry.get('rule', 'not told'))!r}"
+    cursors = []
+    routes = entry.get("routes")
+    for route in routes if isinstance(routes, list) else []:
+        match route:
+            case {"first": int(first), "last": int(last), "cursors": dict(told)} if first <= sequence <= last:
+                cursors += [f"{route.get('route')}/{group} at {at}" for group, at in told.items()]
+    if entry.get("lost"):
+        words += ", though not everybody had read all of its segment"
+    return f"{words}; cursors: {', '.join(cursors)}" if cursors else words

@@ -1,0 +1,219 @@
+"""The way through a log: every stored batch from a sequence on, across segments, as far as a bound.
+
+The way goes on where it ended when it is given a later bound. A raw segment is kept open until its end, so that it does
+not matter when it is sealed; a segment that is gone before it was opened is looked for again. Sequences have no gaps,
+so whatever is missing shows: as :class:`Lost` where bytes are damaged, as :class:`Hole` where a whole segment is not
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from wald.errors import Damaged
+from wald.store.files.directory import Listing, Root, SecondLook, Segment, list_segments, look_again
+from wald.store.segments.head import Bound
+from wald.store.segments.opened import Misplaced, OpenSegment, Passed, Whole, open_segment
+from wald.store.segments.raw import FIRST_BATCH, Gap
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Damage: records ``first`` to ``last`` cannot be read (none if last < first: a piece, or control state).
+
+    Attributes:
+        message: path, offset in the file, and what is wrong.
+        wholly: whether it is a whole segment, of which to tell even where nothing is missing.
+    """
+
+    message: str
+    first: int
+    last: int
+    wholly: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """No segment holds the records ``first`` to ``last``."""
+
+    first: int
+    last: int
+
+
+class Walk:
+    """
+    Args:
+        sequence: the way begins at this record; batches before it may be met too.
+        routes: what is not of these routes may be passed over.
+    """
+
+    def __init__(
+        self, root: Root, log_id: bytes, listing: Listing, *, sequence: int, routes: frozenset[str] | None
+    ) -> None:
+        self._root = root
+        self._log_id = log_id
+        self._second_look = SecondLook(root)
+        self._routes = routes
+        self._wanted = sequence
+        self._current: OpenSegment | None = None
+        self._position = 0
+        self._expected: int | None = None  # the next sequence; None until the first batch has been met
+        begin = listing.segments[listing.covering(sequence)].base_sequence if listing.segments else sequence
+        self._behind = begin - 1 if begin <= sequence else 0  # segments with a larger base are still to come
+        self._pending: Gap | None = None
+
+    @property
+    def segment(self) -> int:
+        """Base sequence of the segment that the last batch stands in."""
+        return self._behind
+
+    @property
+    def _due(self) -> int:
+        """The first record that would be missed if it were not there."""
+        return max(self._wanted, self._expected or 0)
+
+    def close(self) -> None:
+        if self._current is not None:
+            self._current.close()
+            self._current = None
+
+    def advance(self, bound: Bound, listing: Listing) -> Iterator[Whole | Passed | Lost | Hole]:
+        """Go on to ``bound``.
+
+        Args:
+            listing: the segments, looked at after the bound was read.
+        """
+        while True:
+            if self._current is None:
+                following = self._following(listing, bound)
+                if following is None:
+                    found = self._second_look.look_for(listing, self._behind + 1, bound.segment)
+                    if found is not listing and self._following(found, bound) is not None:
+                        listing = found
+                        continue
+                    yield from self._missing_until(bound)
+                    return
+                if self._due < following.base_sequence:
+                    found = self._second_look.look_for(listing, self._behind + 1, following.base_sequence - 1)
+                    if found is not listing:
+                        listing = found
+                        continue
+                    yield Hole(self._due, following.base_sequence - 1)
+                    self._expected = following.base_sequence
+                try:
+                    try:
+                        self._enter(following, bound)
+                    except FileNotFoundError as gone:
+                        listing = look_again(self._root, listing, gone)
+                        continue
+                except Damaged as error:
+                    before = listing.before(following)
+                    if isinstance(error, Misplaced) and self._expected is None and before is not None:
+                        self._behind = before.base_sequence - 1  # what is wanted may be in that one
+                    else:
+                        yield self._unreadable(following, error, listing, bound)
+                    continue
+            segment = self._current
+            assert segment is not None
+            yield from self._through(segment, bound, listing)
+            if segment.base_sequence >= bound.segment:
+                return
+            self.close()
+
+    def _following(self, listing: Listing, bound: Bound) -> Segment | None:
+        found = listing.behind(self._behind)
+        return found if found is not None and found.base_sequence <= bound.segment else None
+
+    def _enter(self, segment: Segment, bound: Bound) -> None:
+        opened = open_segment(segment, self._log_id)
+        limit = bound.limit(segment.base_sequence)
+        self._current = opened
+        self._behind = segment.base_sequence
+        if self._expected is not None:
+            self._position = FIRST_BATCH
+        elif limit is not None and bound.sequence is not None and self._wanted > bound.sequence:
+            self._position, self._expected = limit, bound.sequence + 1
+        else:
+            self._position = opened.position_of_sequence(self._wanted, limit)
+
+    def _through(self, segment: OpenSegment, bound: Bound, listing: Listing) -> Iterator[Whole | Passed | Lost]:
+        """The rest of one segment, or as much of it as may be read."""
+        limit = bound.limit(segment.base_sequence)
+        if limit is not None and segment.replaced():
+            segment = self._reopen(segment)
+        for found in segment.batches(self._position, limit, self._routes):
+            if isinstance(found, Gap):
+                self._pending = self._pending or found
+                self._position = found.offset + found.length
+            elif isinstance(found, Passed):
+                if found.next_sequence > self._due:
+                    yield from self._pass_gap(segment, found.first_sequence, self._position)
+                self._expected = max(found.next_sequence, self._expected or 0)
+                self._position = found.position
+                yield found
+            else:
+                header = found.header
+                if not header.is_control:
+                    yield from self._pass_gap(segment, header.base_sequence, found.position)
+                    self._expected = header.end_sequence
+                self._position = found.end
+                if not header.is_control:
+                    yield found
+        yield from self._at_end(segment, bound, listing)
+
+    def _pass_gap(self, segment: OpenSegment, resumed: int, position: int = 0) -> Iterator[Lost]:
+        """Tell of the damage that ends where ``resumed`` is met, or of a jump to it."""
+        gap, self._pending = self._pending, None
+        if gap is not None:
+            yield Lost(_told(segment, gap.offset, gap.reason), self._due, resumed - 1)
+        elif self._expected is not None and resumed > self._due:
+            yield Lost(_told(segment, position, "the sequence jumps"), self._due, resumed - 1)
+
+    def _at_end(self, segment: OpenSegment, bound: Bound, listing: Listing) -> Iterator[Lost]:
+        """Compare where the batches ended with where they should have."""
+        if segment.base_sequence == bound.segment:
+            due = None if bound.sequence is None or self._position >= bound.position else bound.sequence + 1
+        else:
+            behind = listing.behind(segment.base_sequence)
+            due = None if behind is None else behind.base_sequence
+        tail = segment.tail
+        if self._pending is not None:
+            yield from self._pass_gap(segment, due or 0)
+        elif tail is not None and (tail.garbage_bytes or (due and segment.base_sequence == bound.segment)):
+            message = _told(segment, tail.offset, tail.reason or "the file ends before the head")
+            yield Lost(message, self._due, (due or 0) - 1)
+        else:
+            return
+        if due is not None:
+            self._expected = max(due, self._expected or 0)
+        if segment.base_sequence == bound.segment:
+            self._position = bound.position
+
+    def _reopen(self, segment: OpenSegment) -> OpenSegment:
+        """After a failed write the writer carried the batches, at their places, into another file of the same name."""
+        found = [s for s in list_segments(self._root).segments if s.base_sequence == segment.base_sequence]
+        if not found:
+            return segment
+        self._current = open_segment(found[0], self._log_id)
+        segment.close()
+        return self._current
+
+    def _unreadable(self, segment: Segment, error: Damaged, listing: Listing, bound: Bound) -> Lost:
+        begin = max(self._due, segment.base_sequence)
+        self._behind = segment.base_sequence
+        following = self._following(listing, bound)
+        end = (bound.sequence or begin) + 1 if following is None else following.base_sequence
+        self._expected = max(end, begin)
+        return Lost(error.message, begin, end - 1, wholly=True)
+
+    def _missing_until(self, bound: Bound) -> Iterator[Hole]:
+        """The segment that the head stands in is not there, nor is any later one."""
+        if bound.sequence is not None and self._behind < bound.segment and self._due <= bound.sequence:
+            yield Hole(self._due, bound.sequence)
+            self._expected = bound.sequence + 1
+            self._behind = bound.segment - 1
+
+
+def _told(segment: OpenSegment, position: int, reason: str) -> str:
+    return f"{segment.path}: offset {segment.file_offset(position)}: {reason}"

@@ -1,0 +1,235 @@
+"""What the log holds, who still needs it, and how fast it grows: the facts behind ``wald explain`` and ``wald top``.
+
+Every sealed segment's index is read, and nothing is decompressed but one whose index is damaged; raw ones are read to
+their end. Memory does not grow with the number of segments: they come one by one, and what they add up to is kept per
+group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from wald.errors import Damaged
+from wald.format.names import Kind
+from wald.format.sealed import BadSealed, SealedIndex
+from wald.store.files.directory import Root, Segment, look_again
+from wald.store.files.disk import free_bytes
+from wald.store.retention.cursors import Cursor
+from wald.store.retention.growth import Gauge, Growth
+from wald.store.retention.history import History
+from wald.store.retention.lag import Lag, add_raw, add_sealed
+from wald.store.retention.pins import Claims, Pin, needs, read_claims, segment_index, ways_out, with_lost
+from wald.store.segments.head import Bound, look
+from wald.store.segments.opened import open_segment
+from wald.store.segments.raw import FIRST_BATCH
+
+
+class Form(Enum):
+    """How far a segment has come."""
+
+    ACTIVE = "active"
+    """The head is in it, or not yet."""
+    CUT = "cut"
+    SEALED = "sealed"
+    DOOMED = "doomed"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One segment.
+
+    Attributes:
+        last_sequence: of the records in it; None if it cannot be told.
+        stored_bytes: of its file.
+        pins: who holds it back; of a complete one, sealed or not.
+        newest: of all; RECLAIM leaves it, because it tells the next start where to go on.
+        problem: what is wrong with it; "" if nothing is.
+        readable: whether it can be told whose records are in it; a damaged index may leave that to the frames.
+        hint: what can be done about one that is not.
+    """
+
+    segment: Segment
+    form: Form
+    last_sequence: int | None
+    stored_bytes: int
+    pins: tuple[Pin, ...] = ()
+    problem: str = ""
+    readable: bool = True
+    hint: str = ""
+    newest: bool = False
+
+
+@dataclass(slots=True)
+class Hold:
+    """One group of one route, and what it holds back.
+
+    Attributes:
+        pinned_segments, pinned_bytes: complete ones that it holds back, alone or with others.
+        alone_bytes: of those, what nobody else holds back: it goes when this cursor reaches the head.
+        lag: what it has still to process.
+    """
+
+    cursor: Cursor
+    retired: bool
+    pinned_segments: int = 0
+    pinned_bytes: int = 0
+    alone_bytes: int = 0
+    lag: Lag = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lag = Lag(self.cursor.effective)
+
+
+class Backlog:
+    """One look at ``root``; :meth:`segments` is to be gone through first, the rest is known afterwards.
+
+    Args:
+        since: the last record of an earlier look, to learn what has come since; None: nobody asks.
+
+    Attributes:
+        holds: by (route, group).
+        free_bytes: left on the file system.
+
+    Raises:
+        Damaged: the directory or the end of the log cannot be read.
+    """
+
+    def __init__(self, root: Root, *, log_id: bytes, since: int | None = None) -> None:
+        self._root = root
+        self._log_id = log_id
+        self._since = since
+        self._observers: dict[str, Lag] = {}
+        self._of_route: dict[str, list[Lag]] = {}
+        self._claims: Claims = read_claims(root, log_id=log_id)
+        self._history = History(root)
+        self._gauge = Gauge()
+        self.free_bytes = free_bytes(root.path)
+        self.holds = {
+            (route, cursor.group): Hold(cursor, route in self._claims.retired)
+            for route, cursors in self._claims.cursors.items()
+            for cursor in cursors
+        }
+
+    def segments(self) -> Iterator[Standing]:
+        """Every segment, oldest first, the doomed ones before all others."""
+        bound, listing = look(self._root)
+        bases = {segment.base_sequence for segment in listing.segments}
+        for segment in listing.doomed:
+            with suppress(FileNotFoundError):  # its grace period has ended
+                yield self._doomed(segment, counts=segment.base_sequence not in bases)
+        done = -1
+        while True:
+            try:
+                ends = listing.ends()
+                for segment in listing.segments:
+                    if segment.base_sequence > done:
+                        yield self._stand(segment, bound, ends.get(segment.base_sequence))
+                        done = segment.base_sequence
+                return
+            except FileNotFoundError as gone:
+                bound, listing = look(self._root)[0], look_again(self._root, listing, gone)
+
+    def growth(self, *, now_ns: int) -> Growth | None:
+        """How fast the log grows, over its newest segments; None if it is too young to tell, or the clock is wrong."""
+        return self._gauge.growth(now_ns=now_ns)
+
+    def received(self) -> dict[str, int]:
+        """Records of each route above ``since``; a route that is not in it has received none."""
+        return {route: lag.records for route, lag in self._observers.items()}
+
+    def _doomed(self, segment: Segment, *, counts: bool) -> Standing:
+        """Only a cursor that was moved back needs it."""
+        stored_bytes = _stored_bytes(segment)
+        if counts:
+            with suppress(Damaged, BadSealed):
+                add_sealed(segment_index(segment, self._log_id), self._counting)
+        return Standing(segment, Form.DOOMED, None, stored_bytes)
+
+    def _stand(self, segment: Segment, bound: Bound, end: int | None) -> Standing:
+        """
+        Args:
+            end: the base of the segment behind it; None: it is the newest.
+        """
+        form = Form.SEALED
+        if segment.kind is Kind.RAW:
+            form = Form.ACTIVE if end is None or segment.base_sequence >= bound.segment else Form.CUT
+        told = Standing(segment, form, None, _stored_bytes(segment), newest=end is None)
+        if form is not Form.ACTIVE:
+            return self._complete(told, end, bound)
+        try:
+            return replace(told, last_sequence=self._raw(segment, bound))
+        except Damaged as error:
+            return replace(told, problem=error.message, readable=False, hint=error.hint)
+
+    def _complete(self, told: Standing, end: int | None, bound: Bound) -> Standing:
+        """One that RECLAIM judges, by what it judges by."""
+        segment, damage = told.segment, list[Damaged]()
+        try:
+            index = segment_index(segment, self._log_id, on_damage=damage.append)
+            self._add(index, told)
+            if damage:
+                index = with_lost(index, segment, end, self._history, damage[0])
+            pins = tuple(self._claims.pins(needs(index, end or index.next_sequence, self._history)))
+        except Damaged as error:
+            if told.form is Form.CUT:  # only the sealer may judge it, and its records wait all the same
+                with suppress(Damaged):
+                    self._raw(segment, bound)
+            return replace(told, problem=error.message, readable=False, hint=error.hint)
+        except BadSealed as error:
+            problem = f"{segment.path}: its batches cannot be told: {error}"
+            return replace(told, problem=problem, readable=False, hint=ways_out(segment))
+        for pin in pins:
+            hold = self.holds.get((pin.route, pin.group))
+            if hold is not None:
+                hold.pinned_segments += 1
+                hold.pinned_bytes += told.stored_bytes
+                hold.alone_bytes += told.stored_bytes if len(pins) == 1 else 0
+        problem = damage[0].message if damage else ""
+        return replace(told, last_sequence=index.next_sequence - 1, pins=pins, problem=problem)
+
+    def _add(self, index: SealedIndex, told: Standing) -> None:
+        """Add what a complete segment holds to the lags and the growth."""
+        earliest_ns = min((frame.earliest_ns for frame in index.frames), default=0)
+        payload_bytes = {entry.route: entry.payload_bytes for entry in index.routes}
+        grown = told.stored_bytes if told.form is Form.SEALED else sum(payload_bytes.values())
+        self._gauge.add(earliest_ns, grown, payload_bytes)
+        add_sealed(index, self._counting)
+
+    def _counting(self, route: str) -> list[Lag]:
+        """Every group of a route; and, as if it were one, who had processed everything up to ``since``."""
+        found = self._of_route.get(route)
+        if found is None:
+            cursors = self._claims.cursors.get(route, ())
+            found = self._of_route[route] = [self.holds[route, cursor.group].lag for cursor in cursors]
+            if self._since is not None:
+                self._observers[route] = Lag(self._since)
+                found.append(self._observers[route])
+        return found
+
+    def _raw(self, segment: Segment, bound: Bound) -> int:
+        """Add what a raw segment holds; returns its last sequence."""
+        last = segment.base_sequence - 1
+        earliest_ns: int | None = None
+        payload_bytes: dict[str, int] = {}
+        opened = open_segment(segment, self._log_id)
+        try:
+            batches = opened.batches(FIRST_BATCH, bound.limit(segment.base_sequence))
+            for met in add_raw(batches, self._counting):
+                header = met.header
+                earliest_ns = header.append_time_ns if earliest_ns is None else earliest_ns
+                last = max(last, header.end_sequence - 1)
+                payload_bytes[met.route] = payload_bytes.get(met.route, 0) + header.payload_bytes
+        finally:
+            opened.close()
+        if earliest_ns is not None:
+            self._gauge.add(earliest_ns, sum(payload_bytes.values()), payload_bytes)
+        return last
+
+
+def _stored_bytes(segment: Segment) -> int:
+    """On disk: a raw segment takes what is allocated for it."""
+    status = segment.path.stat()
+    return status.st_blocks * 512 if segment.kind.form is Kind.RAW else status.st_size

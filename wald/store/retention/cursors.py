@@ -1,0 +1,199 @@
+"""Cursors: how far each consumer group has processed each route.
+
+A cursor is replaced atomically and owned by its group. One that cannot be trusted (unreadable, of another log, beyond
+the head) counts as if nothing had been processed: it pins what RECLAIM might delete, and never frees it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line
+from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
+from wald.format.names import DEFAULT_GROUP, check_group, cursor_name
+from wald.store.files.directory import Root, read_identity
+from wald.store.files.disk import Disk
+from wald.store.files.regular import read_start
+
+
+class CursorState(Enum):
+    """What is to be thought of a cursor file."""
+
+    VALID = "valid"
+    ABSENT = "absent"
+    UNREADABLE = "unreadable"
+    FOREIGN = "foreign"
+    """Written for another log."""
+    BEYOND = "beyond"
+    """Says that records were processed that the log does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """One group's position on one route.
+
+    Attributes:
+        sequence: what the file says; 0 where it says nothing usable.
+        message: what is wrong with it, for a person; "" if valid. Of one just set: what it needs and is not there.
+    """
+
+    route: str
+    group: str
+    path: Path
+    state: CursorState
+    sequence: int
+    message: str = ""
+
+    @property
+    def effective(self) -> int:
+        """Up to where everything is certainly processed; 0 for a cursor that pins."""
+        return self.sequence if self.state is CursorState.VALID else 0
+
+
+def read_cursor(root: Root, route: str, group: str = DEFAULT_GROUP, *, log_id: bytes, head_sequence: int) -> Cursor:
+    """What ``group`` has processed of ``route``. Never raises for what the file holds.
+
+    Args:
+        head_sequence: the last durable record.
+
+    Raises:
+        InvalidInput: an illegal name.
+        NotFound: no such route.
+    """
+    root.require_route(route)
+    return _read(root.cursor(route, check_group(group)), route, group, log_id, head_sequence)
+
+
+def _read(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
+    def judged(state: CursorState, sequence: int = 0, message: str = "") -> Cursor:
+        return Cursor(route, group, path, state, sequence, message and f"{path}: {message}")
+
+    try:
+        lines = decode_cursor(read_start(path, CURSOR_MAX_BYTES + 1))
+    except FileNotFoundError:
+        return judged(CursorState.ABSENT, message="no cursor yet")
+    except Damaged:
+        return judged(CursorState.UNREADABLE, message="not a regular file")
+    except OSError as error:
+        return judged(CursorState.UNREADABLE, message=error.strerror or str(error))
+    except BadCursor as error:
+        return judged(CursorState.UNREADABLE, message=f"offset 0: {error}")
+    if lines.log_id is not None and lines.log_id != log_id:
+        return judged(CursorState.FOREIGN, lines.sequence, f"written for log {lines.log_id.hex()}, not for this one")
+    if lines.sequence > head_sequence:
+        return judged(CursorState.BEYOND, lines.sequence, f"{lines.sequence} is beyond the head, {head_sequence}")
+    return judged(CursorState.VALID, lines.sequence)
+
+
+def set_cursor(
+    root: Root,
+    route: str,
+    group: str,
+    sequence: int,
+    *,
+    disk: Disk,
+    head_sequence: int,
+    epoch: int,
+    now: str,
+    rewind: bool = False,
+) -> Cursor:
+    """Say that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
+
+    Args:
+        rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
+        head_sequence: the last durable record.
+        epoch, now: the daemon's life and the time, as they are to stand in the file.
+
+    Raises:
+        InvalidInput: an illegal name, or a negative sequence.
+        NotFound: no such route.
+        Refused: backwards without ``rewind``, or beyond the head.
+    """
+    log_id = read_identity(root).log_id
+    current = read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence)
+    if sequence < 0:
+        raise InvalidInput(f"{current.path}: {sequence} is not a sequence", hint="0 means: nothing processed yet")
+    if sequence > head_sequence:
+        raise Refused(
+            f"{current.path}: {sequence} is beyond the head, {head_sequence}: nobody can have processed it",
+            hint=f"{command_line(root.path, 'head')} shows the last durable record",
+        )
+    rewinding = command_line(root.path, f"cursor set {route} {sequence} --group {group} --rewind")
+    if not rewind and current.state in (CursorState.UNREADABLE, CursorState.FOREIGN, CursorState.BEYOND):
+        raise Refused(f"{current.message}; it is not replaced unasked", hint=rewinding)
+    if not rewind and sequence < current.sequence:
+        raise Refused(
+            f"{current.path}: {sequence} would move the cursor backwards from {current.sequence}", hint=rewinding
+        )
+    lines = CursorLines(sequence, log_id, epoch, group, now)
+    disk.replace(current.path, encode_cursor(lines))
+    return read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence)
+
+
+def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
+    """Take ``group`` away from ``route``: what it has not processed is not kept for it any more.
+
+    Returns:
+        where its cursor was; gone from the disk when this returns.
+
+    Raises:
+        InvalidInput: an illegal name.
+        NotFound: no such route, or the group has no cursor on it.
+    """
+    root.require_route(route)
+    path = root.cursor(route, check_group(group))
+    try:
+        disk.unlink(path)
+    except FileNotFoundError:
+        raise NotFound(
+            f"{path}: group {group} has no cursor", hint=command_line(root.path, f"cursor list {route}")
+        ) from None
+    disk.sync_directory(path.parent)
+    return path
+
+
+def newcomer(root: Root, route: str, group: str) -> str:
+    """What is to be told of a group that is about to get its first cursor on a route; "" if there is nothing to tell.
+
+    A misspelt name is a group like any other, which keeps for ever what nobody reads under it. The default group is
+    nobody's mistake, unless others are there already.
+
+    Raises:
+        InvalidInput: an illegal name.
+        NotFound: no such route.
+    """
+    others = root.groups(route)
+    if check_group(group) in others or (group == DEFAULT_GROUP and not others):
+        return ""
+    known = f" beside {', '.join(others)}" if others else ""
+    return (
+        f"group {group} is new on route {route}{known}: from now on what it has not read is kept for it; "
+        f"{command_line(root.path, f'cursor remove {route} --group {group}')} takes it away"
+    )
+
+
+def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> list[Cursor]:
+    """Every cursor of a route; the default group's, absent, if there is none at all.
+
+    What looks like a cursor and is none (no group has such a name), or cannot even be looked for, counts as one that
+    is unreadable: somebody may mean it.
+
+    Raises:
+        NotFound: no such route.
+    """
+    try:
+        groups, strange = root.cursors(route)
+    except OSError as error:
+        where = root.routes / route
+        message = f"{where}: {error.strerror or error}"
+        return [Cursor(route, DEFAULT_GROUP, where, CursorState.UNREADABLE, 0, message)]
+    if not groups and not strange:
+        groups = [DEFAULT_GROUP]
+    directory = root.route(route)
+    cursors = [_read(directory / cursor_name(group), route, group, log_id, head_sequence) for group in groups]
+    for path in map(directory.joinpath, strange):
+        message = f"{path}: no group can have this name; rename the file, or remove it"
+        cursors.append(Cursor(route, path.stem, path, CursorState.UNREADABLE, 0, message))
+    return cursors

@@ -1,0 +1,126 @@
+"""How many records each group has still to process: one definition of lag for every command.
+
+The lag of a group is the number of records of its route behind its cursor that the log holds, up to the durable head:
+sealed, cut, active, and doomed ones too, for a cursor that was moved back needs them again. What was reclaimed, expired
+or lost is not counted. A cursor that cannot be trusted stands at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from wald.errors import Damaged
+from wald.format.sealed import BadSealed, BatchTable, SealedIndex
+from wald.store.files.directory import Root, Segment, look_again
+from wald.store.retention.cursors import Cursor
+from wald.store.segments.head import Bound, look
+from wald.store.segments.opened import Passed, SealedSegment, Whole, open_segment
+from wald.store.segments.raw import FIRST_BATCH, Gap
+
+_NO_END = 1 << 64
+
+
+@dataclass(slots=True)
+class Lag:
+    """What is behind ``at``, the last sequence that a group has processed.
+
+    Attributes:
+        oldest_ns: append time of the first of the records; None if there is none.
+    """
+
+    at: int
+    records: int = 0
+    oldest_ns: int | None = None
+
+    def seconds(self, now_ns: int) -> float:
+        """How long the oldest of the records has been waiting."""
+        return 0.0 if self.oldest_ns is None else max(0.0, (now_ns - self.oldest_ns) / 1e9)
+
+    def add(self, base: int, count: int, time_ns: int) -> None:
+        """Count what is behind the cursor of the ``count`` records of one batch, of which ``base`` is the first."""
+        unread = min(count, base + count - 1 - self.at)
+        if unread > 0:
+            self.records += unread
+            if self.oldest_ns is None:
+                self.oldest_ns = time_ns
+
+
+LagsOf = Callable[[str], Iterable[Lag]]
+"""The lags that records of a route add to."""
+
+
+def add_sealed(index: SealedIndex, lags_of: LagsOf) -> None:
+    """Count the records of a sealed segment; its batches are looked at only where a cursor stands among them.
+
+    Raises:
+        BadSealed: they would have to be, and cannot.
+    """
+    table: BatchTable | None = None
+    for number, entry in enumerate(index.routes):
+        for lag in lags_of(entry.route):
+            if lag.at >= entry.last:
+                continue
+            if lag.oldest_ns is not None and lag.at < entry.first:
+                lag.records += entry.count
+                continue
+            table = table or index.batch_table()
+            for route, base, count, time_ns in zip(
+                table.routes, table.bases, table.counts, table.times_ns, strict=True
+            ):
+                if route == number:
+                    lag.add(base, count, time_ns)
+
+
+def add_raw(batches: Iterable[Whole | Gap | Passed], lags_of: LagsOf) -> Iterator[Whole]:
+    """Count the records of a raw segment, batch by batch; what comes out has been counted."""
+    for met in batches:
+        if isinstance(met, Whole) and not met.header.is_control:
+            for lag in lags_of(met.route):
+                lag.add(met.header.base_sequence, met.header.count, met.header.append_time_ns)
+            yield met
+
+
+def lags(root: Root, cursors: Iterable[Cursor], *, log_id: bytes) -> dict[tuple[str, str], Lag]:
+    """The lag of every group that has one of ``cursors``, by (route, group); what they all have read is not opened.
+
+    Raises:
+        Damaged: the directory of the segments cannot be read.
+    """
+    found = {(cursor.route, cursor.group): Lag(cursor.effective) for cursor in cursors}
+    of_route: dict[str, list[Lag]] = {}
+    for (route, _), lag in found.items():
+        of_route.setdefault(route, []).append(lag)
+    slowest = min((lag.at for lag in found.values()), default=_NO_END)
+    done = -1
+    bound, listing = look(root)
+    while True:
+        try:
+            for segment, following in pairwise((*listing.with_doomed().segments, None)):
+                assert segment is not None
+                if segment.base_sequence > done and (following is None or following.base_sequence - 1 > slowest):
+                    _add(segment, bound, log_id, slowest, lambda route: of_route.get(route, ()))
+                    done = segment.base_sequence
+            return found
+        except FileNotFoundError as gone:
+            bound, listing = look(root)[0], look_again(root, listing, gone)
+
+
+def _add(segment: Segment, bound: Bound, log_id: bytes, slowest: int, lags_of: LagsOf) -> None:
+    try:
+        opened = open_segment(segment, log_id)
+    except Damaged:
+        return
+    try:
+        if isinstance(opened, SealedSegment):
+            add_sealed(opened.index, lags_of)
+            return
+        limit = bound.limit(segment.base_sequence)
+        begin = opened.position_of_sequence(slowest + 1, limit) if slowest >= segment.base_sequence else FIRST_BATCH
+        for _ in add_raw(opened.batches(begin, limit), lags_of):
+            pass
+    except BadSealed:
+        return
+    finally:
+        opened.close()

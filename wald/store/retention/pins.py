@@ -1,0 +1,282 @@
+"""Who holds back which segment: the rule of RECLAIM, as facts.
+
+A segment may go when every cursor of every route that has records in it has reached the route's last record in it. So
+an idle route that has read all it got holds back nothing, and a stuck one holds back just the segments it still needs.
+
+    a retired route                        holds back nothing
+    a route without a cursor               holds back all it ever received: nobody has said to have read it
+    a cursor that cannot be trusted        the same (unreadable, of another log, beyond the head)
+    a route whose directory is gone        the same: its cursors are lost, not moved
+
+In a damaged segment nobody knows whose records are lost. So there each route is done when it has passed the last of
+them too, and one of which no record is left may not go at all. Where the index is lost and frames with it, the ledger's
+line about the sealing says whose records they were; without that line it may not go either.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from wald.errors import Damaged, NotFound
+from wald.format.names import DEFAULT_GROUP, Kind
+from wald.format.sealed import BadSealed, RouteEntry, SealedIndex
+from wald.format.segment import BadHeader
+from wald.store.files.directory import Root, Segment
+from wald.store.files.regular import open_file
+from wald.store.retention.cursors import Cursor, CursorState, cursors_of
+from wald.store.retention.history import History
+from wald.store.segments.compression import SealedFile, index_raw
+from wald.store.segments.opened import Misplaced, check_name
+from wald.store.segments.salvage import index_salvaged
+from wald.store.segments.seeking import end_sequence
+
+DIRECTORY_GONE = "the directory of the route is gone, and its cursors with it"
+
+
+class Pin(NamedTuple):
+    """One group that holds back one segment: it has processed ``route`` up to ``at``, and needs ``needs`` to let go.
+
+    Attributes:
+        message: what is wrong with its cursor, for a person; "" if it is just behind.
+    """
+
+    route: str
+    group: str
+    at: int
+    needs: int
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """How far every group of every route has got, as read at one moment.
+
+    Attributes:
+        cursors: of each route that has a directory; never empty.
+        retired: the routes that hold back nothing.
+    """
+
+    cursors: dict[str, tuple[Cursor, ...]] = field(default_factory=dict)
+    retired: frozenset[str] = frozenset()
+    _gating: dict[str, list[tuple[str, int, str]]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        gating = {
+            route: [] if route in self.retired else [(c.group, c.effective, c.message) for c in cursors]
+            for route, cursors in self.cursors.items()
+        }
+        object.__setattr__(self, "_gating", gating)
+
+    def pins(self, routes: Iterable[RouteEntry]) -> Iterator[Pin]:
+        """Who holds back a segment that has ``routes`` in it; nothing comes out if it may go."""
+        for route, _, _, last, _ in routes:
+            for group, at, message in self._gating.get(route, _LOST):
+                if at < last:
+                    yield Pin(route, group, at, last, message)
+
+    def still(self, pin: Pin) -> bool:
+        """Whether ``pin``, found under earlier claims, holds back its segment under these."""
+        return any(group == pin.group and at < pin.needs for group, at, _ in self._gating.get(pin.route, _LOST))
+
+    def lets_go(self, earlier: Claims) -> bool:
+        """Whether nobody holds back what nobody did under ``earlier`` claims."""
+        routes = self._gating.keys() | earlier._gating.keys()
+        return all(self._floor(route) >= earlier._floor(route) for route in routes)
+
+    def _floor(self, route: str) -> float:
+        """What everybody who gates has processed of ``route``."""
+        return min((at for _, at, _ in self._gating.get(route, _LOST)), default=math.inf)
+
+    def vector(self, route: str) -> dict[str, int]:
+        """The cursor of each group of ``route``, as far as it counts."""
+        return {group: at for group, at, _ in self._gating.get(route, [])}
+
+
+_LOST = [(DEFAULT_GROUP, 0, DIRECTORY_GONE)]
+
+
+def read_claims(root: Root, *, log_id: bytes) -> Claims:
+    """The claims as they are now.
+
+    Raises:
+        Damaged: the end of the log cannot be told, so neither can which cursors are beyond it.
+    """
+    head_sequence = end_sequence(root, log_id) - 1
+    cursors: dict[str, tuple[Cursor, ...]] = {}
+    retired = set()
+    for route in root.route_names():
+        if os.path.exists(root.retired(route)):  # False where it may not be looked for: the route is not retired then
+            retired.add(route)
+        try:
+            found = cursors_of(root, route, log_id=log_id, head_sequence=head_sequence)
+            if any(cursor.state is CursorState.BEYOND for cursor in found):
+                # The head may have moved on since it was read, and a cursor after it.
+                head_sequence = end_sequence(root, log_id) - 1
+                found = cursors_of(root, route, log_id=log_id, head_sequence=head_sequence)
+        except NotFound:
+            continue  # removed this moment: without a directory it holds back everything
+        cursors[route] = tuple(found)
+    return Claims(cursors, frozenset(retired))
+
+
+def _unsealed(segment: Segment) -> str:
+    return f"wald dump {segment.path} shows what is left; RECLAIM judges it once it is sealed"
+
+
+def segment_index(
+    segment: Segment, log_id: bytes, *, on_damage: Callable[[Damaged], None] | None = None
+) -> SealedIndex:
+    """What a complete segment holds, sealed or not; one without a whole index is read from its beginning to its end.
+
+    Args:
+        on_damage: called with what is wrong with the index of a sealed one; its frames tell then what they hold.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        Damaged: nothing of it can be read, it is not what its name says, or a raw one is not whole, which only the
+            sealer may judge.
+    """
+    if segment.kind.form is Kind.SEALED:
+        try:
+            return sealed_index(segment, log_id)
+        except Misplaced:
+            raise
+        except Damaged as error:
+            index = _salvaged(segment, log_id, error)
+            if on_damage is not None:
+                on_damage(error)
+            return index
+    with open_file(segment.path) as source:
+        try:
+            index = index_raw(source.fileno())
+        except BadHeader as error:
+            raise Damaged(f"{segment.path}: offset 0: {error}", hint=_unsealed(segment)) from error
+    check_name(segment, log_id, index)
+    for offset, length in index.damage:
+        raise Damaged(f"{segment.path}: offset {offset}: {length} bytes are damaged", hint=_unsealed(segment))
+    return index
+
+
+def _salvaged(segment: Segment, log_id: bytes, error: Damaged) -> SealedIndex:
+    """What the frames of a sealed segment tell whose index cannot be read."""
+    try:
+        return index_salvaged(segment, log_id, error)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        raise error from None
+    except Misplaced:
+        raise
+    except Damaged:
+        raise Damaged(error.message, hint=ways_out(segment)) from error
+
+
+def with_lost(index: SealedIndex, segment: Segment, end: int | None, history: History, error: Damaged) -> SealedIndex:
+    """What a sealed segment held, of which ``index`` says what its frames tell: of lost ones the ledger does.
+
+    Args:
+        end: the base of the next one that is there; None: it is the newest.
+        error: what is wrong with its own index.
+
+    Returns:
+        ``index`` if every frame is whole; else with the routes that it had when it was sealed, and without a digest.
+
+    Raises:
+        Damaged: no line about its sealing can be had, so nobody knows whose records are lost.
+    """
+    if not index.damage and end is not None and _end(index, end, history) == index.next_sequence:
+        return index
+    try:
+        held = history.held(segment.base_sequence)
+        sealed = history.sealed(segment.base_sequence)
+    except Damaged as unknown:
+        raise Damaged(f"{error.message}; {_FRAMES_LOST}: {unknown.message}", hint=ways_out(segment)) from error
+    if held is None or sealed is None:
+        words = f"{error.message}; {_FRAMES_LOST}: no line of segments.jsonl says whose records they held"
+        raise Damaged(words, hint=ways_out(segment)) from error
+    following = int(sealed["last"]) + 1
+    if not index.damage and index.next_sequence == following:
+        return index
+    whole = {entry.route: entry for entry in held}
+    # In this order, for the batches that are left tell their routes by number.
+    routes = [_joined(entry, whole.pop(entry.route, entry)) for entry in index.routes] + list(whole.values())
+    return replace(
+        index,
+        next_sequence=max(index.next_sequence, following),
+        routes=routes,
+        damage=index.damage or [(index.raw_bytes, 0)],
+        sha256=b"",
+    )
+
+
+_FRAMES_LOST = "not all of its frames are there"
+
+
+def _joined(left: RouteEntry, held: RouteEntry) -> RouteEntry:
+    return held._replace(first=min(left.first, held.first), last=max(left.last, held.last))
+
+
+def ways_out(segment: Segment) -> str:
+    """What can be done about a segment that stays because nobody can say whose records were in it."""
+    quarantine = Root(segment.path.parents[1]).quarantine
+    return f"put a whole copy in its place; or mv {segment.path} {quarantine}/ gives its records up"
+
+
+def needs(index: SealedIndex, end: int, history: History) -> list[RouteEntry]:
+    """The routes of a complete segment, each with the last record that its cursors have to reach.
+
+    Args:
+        end: the base of the next one that is there.
+
+    Raises:
+        BadSealed: what is lost in a damaged one cannot be told, or nothing but that is left of it.
+    """
+    if not index.damage or not (lost := _last_lost(index, _end(index, end, history))):
+        return index.routes
+    if not index.routes:
+        raise BadSealed("all of its records are lost, and whose they were")
+    return [entry._replace(last=max(entry.last, lost)) for entry in index.routes]
+
+
+def _end(index: SealedIndex, end: int, history: History) -> int:
+    """The base of the segment that came behind it; those between it and ``end`` may be reclaimed by now."""
+    with suppress(Damaged):
+        if not any(history.unexplained(index.next_sequence, end - 1)):
+            return index.next_sequence
+    return end
+
+
+def _last_lost(index: SealedIndex, end: int) -> int:
+    """The last record up to ``end`` of which nobody knows whose it was; 0 if there is none."""
+    if sum(entry.count for entry in index.routes) == end - index.base_sequence:
+        return 0  # whoever's batches are lost, each route's last record is known
+    table = index.batch_table()
+    due, lost = index.base_sequence, 0
+    for base, count in zip(table.bases, table.counts, strict=True):
+        if base > due:
+            lost = base - 1
+        due = max(due, base + count)
+    return end - 1 if due < end else lost
+
+
+def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
+    """What a sealed segment says to hold.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        Damaged: that cannot be read, or is not what the name says; either way nobody can say that it was read.
+    """
+    try:
+        with SealedFile(segment.path) as sealed:
+            index = sealed.index
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Damaged(f"{segment.path}: {error.strerror or error}", hint=f"ls -l {segment.path}") from error
+    check_name(segment, log_id, index)
+    return index

@@ -1,0 +1,106 @@
+"""What each route has received, and how far its groups have got."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+from wald.errors import Damaged
+from wald.format.batch import payload_of
+from wald.format.control import BadControl, decode
+from wald.store.files.directory import Root, look_again
+from wald.store.files.fifos import has_fifo
+from wald.store.retention.cursors import Cursor, cursors_of
+from wald.store.retention.lag import lags
+from wald.store.segments.head import look
+from wald.store.segments.opened import Whole, open_segment
+from wald.store.segments.raw import FIRST_BATCH, Gap
+from wald.store.segments.seeking import end_sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One route.
+
+    Attributes:
+        last_sequence: of its records; 0: none yet; None: not known, for the newest segment is damaged behind it.
+        cursors: one per group; an absent one of the default group if there is none.
+        lags: of each of them, records, in the same order.
+    """
+
+    route: str
+    last_sequence: int | None
+    fifo: bool
+    retired: bool
+    cursors: tuple[Cursor, ...]
+    lags: tuple[int, ...]
+
+
+def progress(root: Root, *, log_id: bytes) -> list[Progress]:
+    """Every route of ``root``, by name.
+
+    Raises:
+        Damaged: the end of the log cannot be told.
+    """
+    head_sequence = end_sequence(root, log_id) - 1
+    last = last_sequences(root, log_id)
+    cursors = {
+        route: tuple(cursors_of(root, route, log_id=log_id, head_sequence=head_sequence))
+        for route in root.route_names()
+    }
+    found = lags(root, chain.from_iterable(cursors.values()), log_id=log_id)
+    return [
+        Progress(
+            route,
+            last.get(route, 0),
+            has_fifo(root, route),
+            root.retired(route).exists(),
+            of_route,
+            tuple(found[route, cursor.group].records for cursor in of_route),
+        )
+        for route, of_route in cursors.items()
+    ]
+
+
+def last_sequences(root: Root, log_id: bytes) -> dict[str, int | None]:
+    """Of each route, from the newest segment alone, which opens with what the older ones led to; None: not known.
+
+    Whose records are lost where that is damaged nobody knows; what comes behind tells anew.
+    """
+    names = root.route_names()
+    unknown: dict[str, int | None] = dict.fromkeys(names)
+    while True:
+        bound, listing = look(root)
+        if bound.lost:
+            return unknown
+        readable = [
+            s for s in listing.segments if s.base_sequence <= bound.segment and bound.limit(s.base_sequence) != 0
+        ]
+        found: dict[str, int | None] = dict.fromkeys(names, 0)
+        if not readable:
+            return found
+        try:
+            try:
+                newest = open_segment(readable[-1], log_id)
+            except FileNotFoundError as gone:
+                look_again(root, listing, gone)
+                continue
+        except Damaged:
+            return unknown
+        try:
+            for batch in newest.batches(FIRST_BATCH, bound.limit(newest.base_sequence)):
+                if isinstance(batch, Gap):
+                    found |= unknown
+                elif not isinstance(batch, Whole):
+                    continue
+                elif batch.header.is_control:
+                    found |= decode(payload_of(batch.data, batch.at, batch.header)).routes
+                elif batch.header.count:
+                    found[batch.route] = batch.header.last_sequence
+            if newest.tail is not None and newest.tail.garbage_bytes:
+                found |= unknown
+        except BadControl:
+            return unknown
+        finally:
+            newest.close()
+        return found

@@ -1,0 +1,12 @@
+"""One segment, whatever its form, and how far a log may be read.
+
+compression the sealed form, written and read
+contents    what the batches of a segment hold
+head        how far the log may be read
+indexes     the sparse index beside a raw segment
+raw         a raw segment, scanned whatever its bytes
+resync      the next batch behind damage
+salvage     a sealed segment with a damaged index
+opened      one open segment, whatever its form
+seeking     the end and times, as sequences
+"""

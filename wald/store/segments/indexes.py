@@ -1,0 +1,66 @@
+"""Sparse indexes of raw segments: written beside the segment and read as a hint.
+
+An index saves a reader from scanning a raw segment from its start. It is not synced and may be missing, short, stale or
+damaged: whoever uses it checks the batch it lands on, may meet entries behind the durable end of the log, and scans the
+segment where it does not help.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from wald.errors import Damaged
+from wald.format.index import INTERVAL_BYTES, SparseIndex, decode_index, encode_entry, encode_index_header
+from wald.format.segment import SegmentHeader
+from wald.store.files.disk import FILE_MODE
+from wald.store.files.regular import read_regular
+from wald.store.segments.raw import FIRST_BATCH
+
+
+class SparseIndexWriter:
+    """Adds entries while the segment grows; at the first error it stops, and the index stays as short as it is.
+
+    Args:
+        path: of the index; an old file there is emptied.
+        header: of the segment.
+    """
+
+    def __init__(self, path: Path, header: SegmentHeader) -> None:
+        self._descriptor = -1
+        self._indexed = FIRST_BATCH
+        with contextlib.suppress(OSError):
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._descriptor = os.open(path, flags, FILE_MODE)
+            os.fchmod(self._descriptor, FILE_MODE)
+        self._write(encode_index_header(header))
+
+    def add(self, sequence: int, position: int, append_time_ns: int) -> None:
+        """Tell of the next batch; never raises OSError."""
+        if position - self._indexed >= INTERVAL_BYTES:
+            self._indexed = position
+            self._write(encode_entry(sequence, position, append_time_ns))
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write(self, data: bytes) -> None:
+        if self._descriptor < 0:
+            return
+        written = 0
+        with contextlib.suppress(OSError):
+            written = os.write(self._descriptor, data)
+        if written != len(data):  # what would follow half an entry could not be told apart
+            self.close()
+
+
+def read_index(path: Path, log_id: bytes, base_sequence: int) -> SparseIndex | None:
+    """The index at ``path``; None if there is none, or it is not that of the segment."""
+    try:
+        data = read_regular(path)
+    except (OSError, Damaged):
+        return None
+    return decode_index(data, log_id=log_id, base_sequence=base_sequence)

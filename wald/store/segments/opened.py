@@ -1,0 +1,357 @@
+"""One open segment as whole batches in order, from a position on, whichever form it is in.
+
+Positions are offsets in the raw segment; the sealed form has the same ones, so a place stays a place when a segment is
+sealed. Raw batches are checked against their checksums as they are read. Sealed ones are not checked again: the sealer
+has, and each frame has a checksum of its own that decompression holds it to.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Union
+
+from wald.errors import Damaged
+from wald.format.batch import HEADER, BatchHeader, Outcome, decode_header, look, route_of, seed
+from wald.format.index import SparseIndex
+from wald.format.names import Kind, segment_name
+from wald.format.sealed import SealedIndex
+from wald.format.segment import BadHeader, SegmentHeader
+from wald.store.files.directory import Segment
+from wald.store.files.regular import open_regular
+from wald.store.segments.compression import SealedFile
+from wald.store.segments.indexes import read_index
+from wald.store.segments.raw import FIRST_BATCH, WINDOW_BYTES, Gap, RawFile, Scanned, Tail
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from wald.store.segments.salvage import SalvagedSegment
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A batch in memory: it stands at ``at`` in ``data``, and at ``position`` in the raw segment."""
+
+    data: bytes
+    at: int
+    position: int
+    header: BatchHeader
+    route: str
+
+    @property
+    def end(self) -> int:
+        """The position behind it."""
+        return self.position + self.header.total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Batches up to ``position`` that the index says are not wanted: records first ≤ s < next begin in them."""
+
+    position: int
+    first_sequence: int
+    next_sequence: int
+
+
+class RawSegment:
+    """A raw segment. The descriptor keeps it readable after the sealer has replaced it.
+
+    Raises:
+        FileNotFoundError: it has been replaced or reclaimed already.
+        Misplaced: it is not the one that its name says.
+        Damaged: it is not a regular file.
+    """
+
+    def __init__(self, segment: Segment, log_id: bytes) -> None:
+        self.base_sequence = segment.base_sequence
+        self.path = segment.path
+        self.tail: Tail | None = None
+        self._log_id = log_id
+        self._descriptor = open_regular(segment.path)
+        try:
+            check_name(segment, log_id, self._told(log_id))
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def _told(self, log_id: bytes) -> SegmentHeader | None:
+        """The header; without a good one what the first batch says. Only wald verify tells of the header."""
+        try:
+            return RawFile(self._descriptor).header()
+        except BadHeader:
+            first = self._header_at(FIRST_BATCH)
+            if first is None or not first.is_control:
+                return None
+            return SegmentHeader(log_id, first.base_sequence, first.epoch, 0, RawFile(self._descriptor).salt)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def file_offset(self, position: int) -> int:
+        """Where in the file a position is found."""
+        return position
+
+    def replaced(self) -> bool:
+        """Whether the name stands for another file by now: the writer gave up on this one and carried it over."""
+        try:
+            return os.stat(self.path).st_ino != os.fstat(self._descriptor).st_ino
+        except FileNotFoundError:
+            return False
+
+    def position_of_sequence(self, sequence: int, limit: int | None) -> int:
+        """A position from which a scan meets the record numbered ``sequence``, if it begins in this segment."""
+        position = self._index(limit).position_of_sequence(sequence)
+        landed = self._header_at(position)
+        return position if landed and landed.base_sequence <= sequence else FIRST_BATCH
+
+    def position_of_time(self, time_ns: int, limit: int | None) -> int:
+        """A position from which a scan meets every record of this segment appended at ``time_ns`` or later."""
+        position = self._index(limit).position_of_time(time_ns)
+        landed = self._header_at(position)
+        return position if landed and landed.append_time_ns < time_ns else FIRST_BATCH
+
+    def first_time_ns(self, limit: int | None) -> int | None:
+        """Append time of the first batch; None if there is none."""
+        return first_time_ns(self.batches(FIRST_BATCH, limit))
+
+    def batches(
+        self, position: int, limit: int | None, _routes: frozenset[str] | None = None
+    ) -> Iterator[Whole | Gap | Passed]:
+        """Every batch from ``position`` to ``limit``; afterwards :attr:`tail` says where and how they ended.
+
+        Args:
+            limit: where the readable bytes end; None: where the batches do.
+        """
+        self.tail = None
+        file_bytes = os.fstat(self._descriptor).st_size
+        raw = RawFile(
+            self._descriptor,
+            limit=file_bytes if limit is None else min(limit, file_bytes),
+            index=lambda: self._index(limit),
+        )
+        salt = raw.salt
+        asked = WINDOW_BYTES
+        while True:
+            data = raw.read(position, asked)
+            view, at = memoryview(data), 0
+            while (
+                found := look(view, at, seed(salt, position + at))
+            ).outcome is Outcome.WHOLE and found.header is not None:
+                yield Whole(data, at, position + at, found.header, route_of(data, at, found.header))
+                at += found.header.total_bytes
+            position += at
+            left = len(data) - at
+            wanted = found.header.total_bytes if found.header else HEADER.size
+            if left < wanted <= raw.limit - position and (at or asked < wanted):
+                asked = max(WINDOW_BYTES, wanted)
+                continue
+            resumed = self._judge(raw, position)
+            if isinstance(resumed, Gap):
+                yield resumed
+                position = resumed.offset + resumed.length
+            elif isinstance(resumed, Tail):
+                self.tail = resumed
+                return
+            asked = WINDOW_BYTES
+
+    @staticmethod
+    def _judge(raw: RawFile, position: int) -> Scanned | Gap | Tail:
+        """What stands where no whole batch does."""
+        return next(raw.scan(start=position))
+
+    def _header_at(self, position: int) -> BatchHeader | None:
+        raw = RawFile(self._descriptor)
+        return decode_header(raw.read(position, HEADER.size), 0, seed(raw.salt, position))
+
+    def _index(self, limit: int | None) -> SparseIndex:
+        """What there is of the sparse index; it may be ahead of what may be read."""
+        path = self.path.with_name(segment_name(self.base_sequence, Kind.INDEX))
+        index = read_index(path, self._log_id, self.base_sequence) or SparseIndex()
+        if limit is not None:
+            readable = bisect_left(index.positions, limit)
+            for column in (index.sequences, index.positions, index.times_ns):
+                del column[readable:]
+        return index
+
+
+class SealedSegment:
+    """A sealed segment; a damaged frame is a gap, and the frames behind it stay readable.
+
+    Raises:
+        FileNotFoundError: it has been reclaimed.
+        Misplaced: it is not the one that its name says.
+        Damaged: its index cannot be read.
+    """
+
+    tail: Tail | None = None
+
+    def __init__(self, segment: Segment, log_id: bytes) -> None:
+        self.base_sequence = segment.base_sequence
+        self.path = segment.path
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead: tuple[int, Future[bytes]] | None = None
+        self._file = SealedFile(segment.path)
+        self.index = self._file.index
+        try:
+            check_name(segment, log_id, self.index)
+        except Misplaced:
+            self._file.close()
+            raise
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._file.close()
+
+    def file_offset(self, position: int) -> int:
+        """Where the frame begins that holds a position."""
+        frames = self.index.frames
+        number = bisect_right(frames, position, key=lambda frame: frame.raw_offset) - 1
+        return frames[number].offset if number >= 0 else 0
+
+    def replaced(self) -> bool:
+        return False
+
+    def position_of_sequence(self, sequence: int, _limit: int | None) -> int:
+        frames = self.index.frames
+        number = bisect_right(frames, sequence, key=lambda frame: frame.next_sequence)
+        return max(frames[number].raw_offset, FIRST_BATCH) if number < len(frames) else self.index.raw_bytes
+
+    def position_of_time(self, time_ns: int, _limit: int | None) -> int:
+        frames = [frame for frame in self.index.frames if frame.earliest_ns <= frame.latest_ns]
+        number = bisect_left(frames, time_ns, key=lambda frame: frame.latest_ns)
+        return max(frames[number].raw_offset, FIRST_BATCH) if number < len(frames) else self.index.raw_bytes
+
+    def first_time_ns(self, _limit: int | None) -> int | None:
+        return next((frame.earliest_ns for frame in self.index.frames if frame.earliest_ns <= frame.latest_ns), None)
+
+    def batches(
+        self, position: int, limit: int | None, routes: frozenset[str] | None = None
+    ) -> Iterator[Whole | Gap | Passed]:
+        """As :meth:`RawSegment.batches`; frames that hold none of ``routes`` are not decompressed."""
+        index = self.index
+        wanted = None if routes is None else {i for i, entry in enumerate(index.routes) if entry.route in routes}
+        first = max(0, bisect_right(index.frames, position, key=lambda frame: frame.raw_offset) - 1)
+        readable = [
+            number
+            for number in range(first, len(index.frames))
+            if index.frames[number].raw_offset + index.frames[number].raw_bytes > position
+            and (limit is None or index.frames[number].raw_offset < limit)
+        ]
+        needed = [
+            number
+            for number in readable
+            if not index.is_damage(index.frames[number])
+            and (wanted is None or not wanted.isdisjoint(index.frames[number].routes))
+        ]
+        following = dict(pairwise(needed))
+        for number in readable:
+            frame = index.frames[number]
+            if index.is_damage(frame):
+                yield Gap(frame.raw_offset, frame.raw_bytes, "damaged before it was sealed")
+            elif wanted is not None and wanted.isdisjoint(frame.routes):
+                yield Passed(frame.raw_offset + frame.raw_bytes, frame.first_sequence, frame.next_sequence)
+            else:
+                yield from self._frame(number, following.get(number), position, limit)
+        if limit is None or limit >= index.raw_bytes:
+            yield Passed(index.raw_bytes, index.next_sequence, index.next_sequence)
+
+    def _frame(self, number: int, following: int | None, position: int, limit: int | None) -> Iterator[Whole | Gap]:
+        frame = self.index.frames[number]
+        end = frame.raw_offset + frame.raw_bytes
+        try:
+            data = self._load(number, following)
+        except Damaged as error:
+            reason = error.message.removeprefix(f"{self.path}: offset {frame.offset}: ")
+            yield Gap(frame.raw_offset, frame.raw_bytes, reason)
+            return
+        at = max(position - frame.raw_offset, FIRST_BATCH if frame.raw_offset == 0 else 0)
+        while at < len(data) and (limit is None or frame.raw_offset + at < limit):
+            header = decode_header(data, at, seed(self.index.salt, frame.raw_offset + at))
+            if header is None or at + header.total_bytes > len(data):
+                yield Gap(frame.raw_offset + at, end - frame.raw_offset - at, "no valid batch header")
+                return
+            yield Whole(data, at, frame.raw_offset + at, header, route_of(data, at, header))
+            at += header.total_bytes
+
+    def _load(self, number: int, following: int | None) -> bytes:
+        """One frame; from the second on, the one that will be wanted next is decompressed meanwhile."""
+        if self._pool is None:
+            data = self._file.frame(number)
+            if following is not None:
+                from concurrent.futures import ThreadPoolExecutor  # 10 ms, which a look at one record need not take
+
+                self._pool = ThreadPoolExecutor(1, "wald-read-ahead")
+            return data
+        ahead, self._ahead = self._ahead, None
+        # Everything in the one thread: a SealedFile demands it.
+        known = ahead is not None and ahead[0] == number
+        loading = ahead[1] if ahead is not None and known else self._pool.submit(self._file.frame, number)
+        if following is not None:
+            self._ahead = (following, self._pool.submit(self._file.frame, following))
+        return loading.result()
+
+
+def first_time_ns(batches: Iterator[Whole | Gap | Passed]) -> int | None:
+    """Append time of the first of ``batches`` that holds records; None if none does."""
+    for found in batches:
+        if isinstance(found, Whole) and not found.header.is_control:
+            return found.header.append_time_ns
+    return None
+
+
+OpenSegment = Union[RawSegment, SealedSegment, "SalvagedSegment"]
+
+
+def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
+    """A segment in the form it has; a sealed one whose index cannot be trusted frame by frame.
+
+    Raises:
+        FileNotFoundError: the file has been replaced or reclaimed: look at the directory again.
+        Misplaced: it is not the one that its name says.
+        Damaged: nothing in it can be read.
+    """
+    if segment.kind.form is Kind.RAW:
+        try:
+            return RawSegment(segment, log_id)
+        except FileNotFoundError:
+            # Sealed since it was listed, most likely. To list everything anew takes longer than the next seal.
+            sealed = segment.path.with_name(segment_name(segment.base_sequence, Kind.SEALED))
+            if not sealed.exists():
+                raise
+            segment = Segment(segment.base_sequence, Kind.SEALED, sealed)
+    try:
+        return SealedSegment(segment, log_id)
+    except Misplaced:
+        raise
+    except Damaged as error:
+        from wald.store.segments.salvage import SalvagedSegment  # it needs this module
+
+        return SalvagedSegment(segment, log_id, error)
+
+
+class Misplaced(Damaged):
+    """A file has the name of a segment and is another one, of this log or of another."""
+
+
+def check_name(segment: Segment, log_id: bytes, told: SegmentHeader | SealedIndex | None) -> None:
+    """Hold a segment's name against what its header, or its index, says (None: nothing can be told).
+
+    Raises:
+        Misplaced: it is another log's, or another segment of this one. A copy is never read in its place.
+    """
+    if told is None or (told.log_id, told.base_sequence) == (log_id, segment.base_sequence):
+        return
+    if told.log_id != log_id:
+        raise Misplaced(
+            f"{segment.path}: offset 16: the segment belongs to log {told.log_id.hex()}",
+            hint=f"move it out of {segment.path.parent}",
+        )
+    raise Misplaced(
+        f"{segment.path}: offset 32: it is segment {told.base_sequence}, not what its name says",
+        hint=f"move it to where it belongs, or out of {segment.path.parent} if it is a copy",
+    )

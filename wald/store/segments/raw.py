@@ -1,0 +1,282 @@
+"""Raw segments, scanned batch by batch in constant memory, whatever the bytes.
+
+The scan tells three things apart: a batch that is whole; a gap, which is bytes that are no batch although good batches
+follow (damage); and the tail, which is where the good batches end (zeros, the end of the file, or what a crash left).
+Each byte is checksummed once in a batch, however much damage there is: what follows damage is found by lengths.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from wald.format.batch import (
+    BODY_DAMAGED,
+    HEADER,
+    TRAILER,
+    TRAILER_DAMAGED,
+    BatchHeader,
+    Found,
+    Outcome,
+    begin_of,
+    look_at_header,
+    mended_header,
+    padded,
+    salt_of,
+    seed,
+    trailer,
+)
+from wald.format.index import SparseIndex
+from wald.format.segment import HEADER as SEGMENT_HEADER
+from wald.format.segment import BadHeader, SegmentHeader
+from wald.format.segment import decode_header as decode_segment_header
+from wald.store.segments.resync import Resync
+
+WINDOW_BYTES = 1 << 20  # read at once; small enough for a small machine, large enough to be read at disk speed
+FIRST_BATCH = SEGMENT_HEADER.size
+_ZEROS = bytes(WINDOW_BYTES)
+
+
+class Scanned(NamedTuple):
+    """A whole batch: its place, its header and its route ("" for control)."""
+
+    offset: int
+    header: BatchHeader
+    route: str
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.header.total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Damaged bytes with good batches behind them."""
+
+    offset: int
+    length: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Where the good batches end, and what stands there.
+
+    Attributes:
+        garbage_bytes: bytes from ``offset`` to the last one that is not zero; 0 if nothing but zeros follows.
+    """
+
+    offset: int
+    outcome: Outcome
+    reason: str
+    garbage_bytes: int
+
+
+Scan = Iterator[Scanned | Gap | Tail]
+
+
+class RawFile:
+    """An open raw segment; the descriptor stays the caller's.
+
+    Args:
+        limit: the length to look at (bytes); what is behind it does not exist.
+        durable: where a batch is known to end, by the head; 0: nobody knows.
+        index: gives the sparse index; asked only behind damage.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        *,
+        limit: int | None = None,
+        durable: int = 0,
+        index: Callable[[], SparseIndex | None] = lambda: None,
+    ) -> None:
+        self._descriptor = descriptor
+        self.limit = os.fstat(descriptor).st_size if limit is None else limit
+        self._durable = durable
+        self._index = index
+        self._memory: memoryview | None = None
+        self._window = memoryview(b"")
+        self._window_offset = 0
+
+    def header(self) -> SegmentHeader:
+        """
+        Raises:
+            BadHeader: the first 64 bytes are not a segment header.
+        """
+        return decode_segment_header(self.read(0, SEGMENT_HEADER.size))
+
+    @cached_property
+    def salt(self) -> int:
+        """The segment's, also where its header is lost; if nothing else tells it, one that no batch will fit.
+
+        Two batches stand where no producer could have put them, the first and the last. Checksums can be calculated
+        backwards, so each tells a salt, and has a second checksum to show that it is the right one. The sparse index
+        has the salt as well.
+        """
+        try:
+            return self.header().salt
+        except BadHeader:
+            pass
+        opening = self.read(FIRST_BATCH, HEADER.size)
+        if len(opening) == HEADER.size:
+            salt = salt_of(opening, FIRST_BATCH)
+            found, _ = self._look(FIRST_BATCH, salt)
+            if found.outcome is Outcome.WHOLE and found.header is not None and found.header.is_control:
+                return salt
+        index = self._index()
+        if index is not None and index.salt is not None:
+            return index.salt
+        for end in self._ends:
+            closing = self.read(max(0, end - TRAILER.size), TRAILER.size)
+            begin = end - TRAILER.unpack(closing)[0] if len(closing) == TRAILER.size else 0
+            if FIRST_BATCH <= begin <= end - HEADER.size:
+                salt = salt_of(self.read(begin, HEADER.size), begin)
+                if begin_of(closing, end, salt) == begin:
+                    return salt
+        return secrets.randbits(32)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Up to ``length`` bytes at ``offset``; fewer only at the limit."""
+        parts = []
+        length = max(0, min(length, self.limit - offset))
+        while length:
+            part = os.pread(self._descriptor, length, offset)
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            length -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def payload(self, batch: Scanned) -> bytes:
+        """The payload of a scanned batch."""
+        return self.read(batch.offset + batch.header.payload_offset, batch.header.payload_bytes)
+
+    def scan(self, *, start: int = FIRST_BATCH) -> Scan:
+        """Every batch from ``start`` on, and every gap between them; the last item is the tail."""
+        offset = start
+        next_sequence = 0
+        damage: tuple[int, Found] | None = None  # which has begun, and of which the end is not known yet
+        while True:
+            found, route = self._look(offset, self.salt)
+            header = found.header
+            if found.outcome is Outcome.WHOLE and header is not None:
+                if header.base_sequence >= next_sequence:
+                    if damage is not None:
+                        yield Gap(damage[0], offset - damage[0], damage[1].reason or "zeros between batches")
+                        damage = None
+                    yield Scanned(offset, header, route)
+                    offset += header.total_bytes
+                    next_sequence = header.end_sequence
+                    continue
+                found = Found(Outcome.DAMAGED, header, "its sequences were given out before")
+            damage = damage or (offset, found)
+            behind = self._behind(offset, header)
+            if behind is None:
+                begun, found = damage
+                yield Tail(begun, found.outcome, found.reason, max(0, self._data_end - begun))
+                return
+            offset = behind
+
+    def _look(self, offset: int, salt: int) -> tuple[Found, str]:
+        """As :func:`wald.format.batch.look`, but the body passes through the window; and the batch's route."""
+        opening = self._peek(offset, HEADER.size)
+        place = seed(salt, offset)
+        found = look_at_header(opening, max(0, self.limit - offset), place)
+        header = found.header
+        if found.outcome is not Outcome.WHOLE or header is None:
+            return found, ""
+        position, end, checksum = offset + HEADER.size, offset + header.trailer_offset, 0
+        route = bytes(self._peek(position, header.route_bytes)).decode("ascii", "replace")
+        while position < end:
+            part = self._ahead(position, end - position)
+            if not part:
+                return Found(Outcome.TORN, header, "the file became shorter"), ""
+            checksum = crc32c(part, checksum)
+            position += len(part)
+        if checksum != header.body_checksum:
+            return Found(Outcome.DAMAGED, header, BODY_DAMAGED), ""
+        if self._peek(end, TRAILER.size) != trailer(header.total_bytes, place):
+            return Found(Outcome.DAMAGED, header, TRAILER_DAMAGED), ""
+        return found, route
+
+    def _behind(self, offset: int, header: BatchHeader | None) -> int | None:
+        """Where to go on behind damage at ``offset``; None: nowhere.
+
+        Args:
+            header: of the batch there, if it holds: it tells the length, so no payload is looked into.
+        """
+        if header is not None:
+            behind = offset + header.total_bytes
+            return behind if behind < self.limit else None
+        if offset >= self._data_end:
+            return None
+        place = seed(self.salt, offset)
+        mended = mended_header(self.read(offset, HEADER.size), place)
+        if mended is not None:
+            behind = offset + mended.total_bytes
+            if self.read(behind - TRAILER.size, TRAILER.size) == trailer(mended.total_bytes, place):
+                return behind
+        return self._resync.behind(offset)
+
+    @property
+    def _ends(self) -> tuple[int, int]:
+        """Where the last batch ends if it is whole."""
+        return self._durable, padded(self._data_end)
+
+    @cached_property
+    def _resync(self) -> Resync:
+        return Resync(self.read, self.salt, ends=self._ends, index=self._index())
+
+    @cached_property
+    def _data_end(self) -> int:
+        """Where nothing but zeros follows."""
+        position = self.limit
+        while position > 0:
+            start = max(0, position - WINDOW_BYTES)
+            part = self.read(start, position - start)
+            if _holds_more_than_zeros(part):
+                return start + len(part.rstrip(b"\0"))
+            position = start
+        return 0
+
+    def _peek(self, offset: int, length: int) -> memoryview:
+        """``length`` bytes at ``offset`` out of the window, which is moved where it has to be; fewer at the limit."""
+        inside = offset - self._window_offset
+        if inside < 0 or inside + length > len(self._window):
+            self._move(offset)
+            inside = 0
+        return self._window[inside : inside + length]
+
+    def _ahead(self, offset: int, length: int) -> memoryview:
+        """Up to ``length`` bytes at ``offset``: what the window has of them, at least one if the file has."""
+        inside = offset - self._window_offset
+        if not 0 <= inside < len(self._window):
+            self._move(offset)
+            inside = 0
+        return self._window[inside : inside + length]
+
+    def _move(self, offset: int) -> None:
+        """Fill the window from ``offset`` on; its memory is used again, which is faster than asking for new."""
+        if self._memory is None:
+            self._memory = memoryview(bytearray(WINDOW_BYTES))
+        length, filled = max(0, min(WINDOW_BYTES, self.limit - offset)), 0
+        while filled < length:
+            count = os.preadv(self._descriptor, [self._memory[filled:length]], offset + filled)
+            if count == 0:
+                break
+            filled += count
+        self._window, self._window_offset = self._memory[:filled], offset
+
+
+def _holds_more_than_zeros(part: bytes) -> bool:
+    """Preallocated files end in many megabytes of zeros; comparing is far faster than looking for something."""
+    return part != _ZEROS[: len(part)]

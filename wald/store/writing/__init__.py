@@ -1,0 +1,11 @@
+"""The active segment, its cut and sealing, and what a start repairs.
+
+blanks      files that segments are made in
+floor       above all sequences given out
+lives       how the lives of the daemon ended
+lock        one writer, and its epoch
+recovery    facts → verdict → repair, at a start
+room        how much of its disk a daemon may use
+sealer      raw → sealed, in repeatable steps
+writer      the active segment, and CUT
+"""
