@@ -1,8 +1,8 @@
 """Carrying a plan out, in steps of which each can be repeated.
 
-    complete    the ledger's line, synced; then the name ``.doomed``
-    doomed      after the grace period the name ``.deleting``; and before that, or after it, the cursors are read again,
-                in the same look and in each later one
+    complete    the ledger's line, synced; then the name ``.released``
+    released    after the grace period the name ``.deleting``; before that and after it the cursors are read again, in
+                the same run and in each later one
     deleting    unlinked
 
 Whoever sets a cursor writes it first and looks at the names then. So either the cursor is seen here after the name has
@@ -50,7 +50,7 @@ class Reclaim:
         for entry in entries:
             self.planner.heard(entry)
 
-    def doom(self, decisions: Iterable[Decision]) -> Iterator[Decision]:
+    def release(self, decisions: Iterable[Decision]) -> Iterator[Decision]:
         """Rename the segments that go; each decision comes back once it is carried out, or has turned out otherwise.
 
         What has been renamed has to be judged again, which :meth:`delete` does.
@@ -63,7 +63,7 @@ class Reclaim:
                     continue
                 segment = decision.segment
                 try:
-                    self._renamed(segment, segment.kind.doomed)
+                    self._renamed(segment, segment.kind.released)
                 except FileNotFoundError:
                     if segment.kind is not Kind.RAW:
                         raise
@@ -73,16 +73,16 @@ class Reclaim:
                 self.disk.sync_directory(self.root.segments)
             yield from group
 
-    def delete(self, doomed: Sequence[Segment], waited: Sequence[Segment], *, now_ns: int) -> Iterator[Decision]:
-        """Unlink what has ``waited`` out its grace period; what comes back is what has become of all the ``doomed``.
+    def delete(self, released: Sequence[Segment], waited: Sequence[Segment], *, now_ns: int) -> Iterator[Decision]:
+        """Unlink what has ``waited`` out its grace period; what comes back is what has become of all the ``released``.
 
         One that the ledger does not know of (it was lost, or somebody else has renamed the file) is told first.
         """
         over = {segment.base_sequence for segment in waited}
-        for begin in range(0, len(doomed), _DELETED_AT_ONCE):
+        for begin in range(0, len(released), _DELETED_AT_ONCE):
             there = [
                 self._renamed(segment, segment.kind.deleting) if segment.base_sequence in over else segment
-                for segment in doomed[begin : begin + _DELETED_AT_ONCE]
+                for segment in released[begin : begin + _DELETED_AT_ONCE]
             ]
             decisions = self.planner.again(there, now_ns=now_ns)
             decisions = self._take_back(decisions)

@@ -132,12 +132,12 @@ class Work:
         if (witness := planner.witness(now_ns=now_ns)) is not None:
             self.reclaim.tell(witness)
         decisions = takewhile(lambda _: not self.stop.is_set(), planner.decisions(now_ns=now_ns))
-        for decision in self.reclaim.doom(decisions):
+        for decision in self.reclaim.release(decisions):
             report.decision(decision)
-        doomed = planner.doomed()
-        waited = planner.waited(doomed, grace_ns=self.grace_ns)
-        for decision in self.reclaim.delete(doomed, waited, now_ns=now_ns):
-            report.doomed(decision, due=decision.segment.kind is decision.segment.kind.deleting)
+        released = planner.released()
+        waited = planner.waited(released, grace_ns=self.grace_ns)
+        for decision in self.reclaim.delete(released, waited, now_ns=now_ns):
+            report.released(decision, due=decision.segment.kind is decision.segment.kind.deleting)
         report.end(planner.troubles)
 
 
@@ -147,10 +147,10 @@ def _tell(log: Log, limits: Limits, report: Report, grace_ns: int, *, verify: bo
     now_ns = time.time_ns()
     for decision in planner.decisions(now_ns=now_ns):
         report.decision(decision)
-    doomed = planner.doomed()
-    waited = {segment.base_sequence for segment in planner.waited(doomed, grace_ns=grace_ns)}
-    for decision in planner.again(doomed, now_ns=now_ns):
-        report.doomed(decision, due=decision.segment.base_sequence in waited)
+    released = planner.released()
+    waited = {segment.base_sequence for segment in planner.waited(released, grace_ns=grace_ns)}
+    for decision in planner.again(released, now_ns=now_ns):
+        report.released(decision, due=decision.segment.base_sequence in waited)
     report.end(planner.troubles)
 
 

@@ -109,7 +109,7 @@ class Planner:
         self._passed: dict[int, Claims] = {}
         """Of segments that go: claims under which they do."""
         listing = self._list()
-        there = {segment.base_sequence for segment in (*listing.segments, *listing.doomed)}
+        there = {segment.base_sequence for segment in (*listing.segments, *listing.released)}
         for entry in entries_of(root.ledger / "reclaim.jsonl"):
             self.heard(entry)
         self._told = {base: entry for base, entry in self._told.items() if base in there}
@@ -136,15 +136,15 @@ class Planner:
         self._told.pop(segment.base_sequence, None)
         self._passed.pop(segment.base_sequence, None)
 
-    def doomed(self) -> tuple[Segment, ...]:
+    def released(self) -> tuple[Segment, ...]:
         """The segments that are reclaimed and still there, oldest first."""
-        return self._list().doomed
+        return self._list().released
 
-    def waited(self, doomed: Iterable[Segment], *, grace_ns: int) -> list[Segment]:
+    def waited(self, released: Iterable[Segment], *, grace_ns: int) -> list[Segment]:
         """Those that have waited long enough since the ledger was told; no reader outlives the boot it began in."""
         now = self._moment()
         waited = []
-        for segment in doomed:
+        for segment in released:
             since = moment_of(self._told.get(segment.base_sequence, {}))
             over = grace_ns == 0 or (
                 since is not None and (now.boot != since.boot or now.boottime_ns - since.boottime_ns >= grace_ns)
@@ -153,7 +153,7 @@ class Planner:
                 waited.append(segment)
         return waited
 
-    def again(self, doomed: Iterable[Segment], *, now_ns: int) -> list[Decision]:
+    def again(self, released: Iterable[Segment], *, now_ns: int) -> list[Decision]:
         """What is to become of segments whose names say that they are reclaimed; the cursors are read after that.
 
         Only what may have turned against it since is asked: whether somebody needs it, and whether it is archived.
@@ -161,7 +161,7 @@ class Planner:
         Raises:
             Damaged: the end of the log or the ledger of the archive cannot be read.
         """
-        renamed = list(doomed)
+        renamed = list(released)
         sealing = being_sealed(self._root) if any(s.kind.form is Kind.RAW for s in renamed) else set()
         claims, _ = self._read_claims()
         lets_go: dict[int, bool] = {}  # by the identity of earlier claims, of which there are few
@@ -239,7 +239,7 @@ class Planner:
         return segment.kind is Kind.SEALED and self._root.segment(segment.base_sequence, Kind.RAW).exists()
 
     def _unexplained(self, segment: Segment, now_ns: int) -> Entry:
-        """The ledger's line about a doomed segment of which it does not tell."""
+        """The ledger's line about a released segment of which it does not tell."""
         try:
             index = self._index(segment)
         except _Unreadable:
@@ -247,7 +247,13 @@ class Planner:
         else:
             last = index.next_sequence - 1
         base = segment.base_sequence
-        line = {"event": "reclaimed", "base": base, "last": last, "rule": "found doomed, not told why", "at": now_ns}
+        line = {
+            "event": "reclaimed",
+            "base": base,
+            "last": last,
+            "rule": "found released, reason unknown",
+            "at": now_ns,
+        }
         return line | self._moment().told()
 
     def _kept(self, segment: Segment, verdict: Verdict, now_ns: int) -> Entry:
@@ -280,7 +286,7 @@ class Planner:
         return Decision(segment, verdict, known.stored_bytes, pin, entry, told, message)
 
     def _decide_again(self, segment: Segment, claims: Claims | None, now_ns: int, *, sealing: bool) -> Decision:
-        """The verdict on a doomed segment under ``claims``; None: under these nobody holds it back."""
+        """The verdict on a released segment under ``claims``; None: under these nobody holds it back."""
         base = segment.base_sequence
         stored_bytes, told = segment.path.stat().st_size, self._told.get(base)
         pin, verdict, message = None, _EXPIRING.get(told["rule"] if told else "", Verdict.READ), ""

@@ -58,7 +58,7 @@ class Report:
             f"{', damaged' if entry.get('damaged') else ''}{words and f'; LOST: {words}'}"
         )
 
-    def doomed(self, decision: Decision, *, due: bool) -> None:
+    def released(self, decision: Decision, *, due: bool) -> None:
         """One segment that was reclaimed before: it is deleted if ``due``, waits, or comes back."""
         if decision.message:
             self.trouble(decision.message)
@@ -107,7 +107,7 @@ class Report:
         segments = f"{self._gone} segment{'' if self._gone == 1 else 's'}"
         words = [
             f"{segments} {done}, {bytes_in_words(self._gone_bytes)}",
-            f"{self._deleted} of those doomed {deleted}",
+            f"{self._deleted} of those released {deleted}",
         ]
         kept = ", ".join(f"{count} because {verdict.value}" for verdict, count in self._kept.items())
         words.append(f"{self._kept.total()} kept, {bytes_in_words(self._kept_bytes)}{kept and f': {kept}'}")

@@ -126,7 +126,7 @@ def test_every_segment_is_in_one_state(form: Form, pinned: bool, readable: bool)
         Form.ACTIVE: State.ACTIVE,
         Form.CUT: State.WAITING,
         Form.SEALED: State.FREE,
-        Form.DOOMED: State.DOOMED,
+        Form.RELEASED: State.RELEASED,
     }
 
     found = state_of(Standing(segment, form, 1, 10, pins, readable=readable))

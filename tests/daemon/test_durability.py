@@ -323,10 +323,10 @@ def test_a_takes_file_that_was_harmed_is_made_anew_at_the_next_take(
     holder = os.open(root / "routes/a/in", os.O_RDWR)
     os.write(holder, b"first\n")
     eventually(lambda: values(root) == [b"first"])
-    harmed(root / "takes", harm)
+    harmed(root / "transfers", harm)
     os.write(holder, b"tick\n")
     eventually(lambda: values(root) == [b"first", b"tick"])
-    harmed(root / "takes", harm)
+    harmed(root / "transfers", harm)
     with traced(daemon.process.pid, tmp_path / "trace", "trace=readv", "inject=readv:signal=SIGKILL:when=2"):
         os.write(holder, b"tick\n")
         assert daemon.wait() == -9
@@ -346,7 +346,7 @@ def test_a_takes_file_that_is_shortened_before_a_take_costs_nothing(start: Start
         with traced(daemon.process.pid, tmp_path / "trace", "inject=fdatasync:delay_enter=60000000") as trace:
             fifo.write(b"first\n")
             eventually(lambda: hangs_in(daemon.process.pid, FDATASYNC))
-            os.truncate(root / "takes", 0)
+            os.truncate(root / "transfers", 0)
             trace.release()
         eventually(lambda: values(root) == [b"first"])
         fifo.write(b"second\n")

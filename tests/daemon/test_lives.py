@@ -156,8 +156,8 @@ def test_a_second_daemon_is_told_of_the_first_and_not_of_its_port(start: Start, 
 def test_a_start_that_fails_later_is_no_crash(start: Start, root: Path) -> None:
     """What nobody could have foreseen: here the directory of the FIFOs' state is in the way."""
     start().stop()
-    (root / "takes").unlink()
-    (root / "takes").mkdir()
+    (root / "transfers").unlink()
+    (root / "transfers").mkdir()
     assert start(ready=False).wait() != 0
     assert str(report(root, 2)["ended"]) not in ("", "stopped")
     assert "(epoch 2) failed at " in said("head", root=root)

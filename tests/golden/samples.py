@@ -20,7 +20,7 @@ from wald.format.index import decode_index, encode_entry, encode_index_header
 from wald.format.ledger import GENESIS, decode_ledger, digest, encode_line
 from wald.format.offsets import Offsets, Position, decode_offsets, encode_offsets
 from wald.format.segment import SegmentHeader, decode_header, encode_header
-from wald.format.takes import Take, decode_take, encode_take
+from wald.format.transfers import Transfer, decode_transfer, encode_transfer
 
 VERSION = 1
 FOLDER = Path(__file__).parent / f"v{VERSION}"
@@ -49,7 +49,7 @@ SEGMENT_HEADER = SegmentHeader(LOG_ID, base_sequence=250, epoch=3, created_at_ns
 HEAD = Head(sequence=260, segment=250, position=4096, epoch=3, at_ns=TIME_NS)
 CURSOR = CursorLines(250, LOG_ID, 3, "processed", "2026-11-21T10:00:00Z")
 OFFSETS = Offsets({LOG_ID.hex(): Position(began=250, last=260), "ff" * 16: Position(0, 0)}, frozenset(["web", "db"]))
-TAKE = Take("web", 4711, 4096, 250, 128, 0x41)
+TAKE = Transfer("web", 4711, 4096, 250, 128, 0x41)
 LINES = b"plain\ncarriage\r\n\n\x00\xff\n"
 VALUES = [b"first", b"", b"\x00\xff\n"]
 KEYS = [b"key", None, b""]
@@ -200,6 +200,6 @@ SAMPLES = [
         lambda data: decode_offsets(json.loads(data)),
     ),
     Sample("ledger.jsonl", (LEDGER, [], True), _ledger, _ledger_value),
-    Sample("take.bin", (TAKE, False), lambda: encode_take(TAKE), decode_take),
+    Sample("transfer.bin", (TAKE, False), lambda: encode_transfer(TAKE), decode_transfer),
 ]
 SEALED_SEGMENT = FOLDER / "segment.wal.zst"  # of segment.wal

@@ -16,7 +16,7 @@ from wald.store.retention.growth import RECENT_SEGMENTS, Gauge
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """Doomed 1; sealed 2 (a: 2–4, b: 5), sealed 6 (a: 6), cut 7 (b: 7–8), active (a: 9–10)."""
+    """Released 1; sealed 2 (a: 2–4, b: 5), sealed 6 (a: 6), cut 7 (b: 7–8), active (a: 9–10)."""
     built = Built(tmp_path / "root")
     built.lines("b", [b"0"])
     built.cut()
@@ -53,7 +53,7 @@ def size(built: Built, *bases: int) -> int:
 def test_every_segment_is_told_with_its_state_and_who_holds_it_back(built: Built) -> None:
     built.log.set_cursor("b", 8)
     assert look(built)[1] == [
-        ("doomed", 1, []),
+        ("released", 1, []),
         ("sealed", 2, ["a/processed"]),
         ("sealed", 6, ["a/processed"]),
         ("cut", 7, []),

@@ -124,7 +124,7 @@ def test_segments_are_listed_once_each_oldest_first(root: Root) -> None:
         "00000000000000000020.wal",
         "00000000000000000020.wal.zst",
         "00000000000000000001.wal.zst",
-        "00000000000000000000.wal.zst.doomed",
+        "00000000000000000000.wal.zst.released",
         "00000000000000000020.wal.zst.tmp",
         "next.tmp",
         "notes.txt",
@@ -135,7 +135,7 @@ def test_segments_are_listed_once_each_oldest_first(root: Root) -> None:
 
     found = [(segment.base_sequence, segment.kind) for segment in listing.segments]
     assert found == [(1, Kind.SEALED), (20, Kind.SEALED), (300, Kind.RAW)]
-    assert [(segment.base_sequence, segment.kind) for segment in listing.doomed] == [(0, Kind.DOOMED)]
+    assert [(segment.base_sequence, segment.kind) for segment in listing.released] == [(0, Kind.RELEASED)]
     assert all(segment.path.exists() for segment in listing.segments)
     covering = {sequence: listing.covering(sequence) for sequence in (0, 1, 19, 20, 299, 300, 10**9)}
     assert covering == {0: 0, 1: 0, 19: 0, 20: 1, 299: 1, 300: 2, 10**9: 2}

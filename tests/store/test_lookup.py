@@ -19,7 +19,7 @@ from wald.store.segments.compression import SealedFile
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """Records 1–2 reclaimed, 3–4 doomed, 5–6 sealed, 7–8 cut, 9–10 active, 11 not durable."""
+    """Records 1–2 reclaimed, 3–4 released, 5–6 sealed, 7–8 cut, 9–10 active, 11 not durable."""
     built = Built(tmp_path / "root")
     for base in (1, 3, 5, 7, 9):
         built.lines("a", [b"x"])
@@ -38,7 +38,7 @@ def built(tmp_path: Path) -> Built:
     [
         (1, State.RECLAIMED),
         (2, State.RECLAIMED),
-        (3, State.DOOMED),
+        (3, State.RELEASED),
         (5, State.SEALED),
         (6, State.SEALED),
         (8, State.CUT),
@@ -179,7 +179,7 @@ def test_a_ledger_with_lines_that_make_no_sense_still_gives_an_answer(built: Bui
     ledger.append({"event": "reclaimed", "base": 1, "last": 2, "at": 10**30, "routes": 5})
     ledger.close()
 
-    assert [built.log.where(sequence).state for sequence in (1, 3)] == [State.ARCHIVED, State.DOOMED]
+    assert [built.log.where(sequence).state for sequence in (1, 3)] == [State.ARCHIVED, State.RELEASED]
 
 
 @pytest.mark.parametrize("name", ["reclaim.jsonl", "archive.jsonl", "segments.jsonl"])

@@ -43,10 +43,10 @@ def errors(built: Built) -> list[str]:
 def test_one_that_comes_back_while_it_is_passed_is_read(built: Built) -> None:
     """RECLAIM had renamed three, has given one its old name back, and the ledger has taken all of it back by now."""
     for base in (1, 3, 5):
-        built.path(base, Kind.SEALED).rename(built.path(base, Kind.DOOMED))
+        built.path(base, Kind.SEALED).rename(built.path(base, Kind.RELEASED))
     reading = built.log.read("a", 1)
     found = [next(reading).sequence]
-    built.path(3, Kind.DOOMED).rename(built.path(3, Kind.SEALED))
+    built.path(3, Kind.RELEASED).rename(built.path(3, Kind.SEALED))
     found += [record.sequence for record in reading]
     assert found == [1, 2, 3, 4, 5, 6, 7, 8]
 

@@ -45,7 +45,7 @@ def test_a_root_is_made_with_the_same_modes_under_every_umask(tmp_path: Path) ->
     add_route(root, disk, "a", fifo=True)
     disk.replace(root.cursor("a", "processed"), b"1\n")
     Ledger(root.ledger / "reclaim.jsonl", disk, owner="wald-reclaim").close()
-    InPlaceFile(root.takes, 4096, disk).close()
+    InPlaceFile(root.transfers, 4096, disk).close()
 
     assert modes(root.path) == {
         ".": 0o750,
@@ -61,7 +61,7 @@ def test_a_root_is_made_with_the_same_modes_under_every_umask(tmp_path: Path) ->
         "routes/a/in": 0o620,
         "routes/a/processed.cursor": 0o640,
         "segments": 0o750,
-        "takes": 0o640,
+        "transfers": 0o640,
     }
 
 

@@ -227,7 +227,7 @@ def test_leftovers_are_told_of(built: Built) -> None:
     built.reclaim(1, keep=True)
     (built.root.segments / "notes.txt").write_text("mine")
     told = {finding.path.name for finding in findings(built, Level.INFO)}
-    assert {"00000000000000000001.wal.zst.doomed", "notes.txt"} <= told
+    assert {"00000000000000000001.wal.zst.released", "notes.txt"} <= told
 
 
 def test_a_segment_sealed_while_it_runs_is_read_in_its_new_form(built: Built) -> None:
@@ -294,7 +294,7 @@ def test_a_deletion_that_is_taken_back_meanwhile_is_no_loss(tmp_path: Path) -> N
     built.reclaim(5, keep=True)
     findings = verify(built.root)
     found = [next(finding for finding in findings if finding.path == built.path(3, Kind.SEALED))]
-    built.path(5, Kind.DOOMED).rename(built.path(5, Kind.SEALED))
+    built.path(5, Kind.RELEASED).rename(built.path(5, Kind.SEALED))
     ledger = Ledger(built.root.ledger / "reclaim.jsonl", built.disk)
     ledger.append({"event": "kept", "base": 5})
     ledger.close()

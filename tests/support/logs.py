@@ -174,9 +174,9 @@ class Built:
         ledger = Ledger(self.root.ledger / "reclaim.jsonl", self.disk)
         ledger.append({"event": "reclaimed", "base": base, "last": following - 1, "at": self.now_ns})
         ledger.close()
-        self.path(base, Kind.SEALED).rename(self.path(base, Kind.DOOMED))
+        self.path(base, Kind.SEALED).rename(self.path(base, Kind.RELEASED))
         if not keep:
-            self.path(base, Kind.DOOMED).unlink()
+            self.path(base, Kind.RELEASED).unlink()
 
 
 def draft(payload: bytes, *, producer: tuple[int, int] = (0, 0), route: Route = WEB) -> Draft:

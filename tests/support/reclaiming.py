@@ -68,7 +68,7 @@ def reclaim(built: Built, limits: Limits = ANYTHING_READ, *, disk: Disk | None =
 def bases(root: Root, kind: Kind = Kind.SEALED) -> list[int]:
     """The segments there are of one kind."""
     listing = list_segments(root)
-    return [s.base_sequence for s in (*listing.segments, *listing.doomed) if s.kind is kind]
+    return [s.base_sequence for s in (*listing.segments, *listing.released) if s.kind is kind]
 
 
 def ledger(root: Path) -> list[dict[str, Any]]:

@@ -145,7 +145,7 @@ def _segments_line(run: _Run) -> str:
         return f"{place}: {first.problem}; wald-reclaim leaves it alone: {first.hint}"
     damaged = f"; its index is damaged, and what it held is known without it: {first.problem}" if first.problem else ""
     match first.form:
-        case Form.DOOMED:
+        case Form.RELEASED:
             return f"{place}: reclaimed, and deleted after the grace period"
         case Form.ACTIVE:
             return f"{place}: being written; CUT completes it"

@@ -22,7 +22,7 @@ from wald.store.files.directory import Root, read_identity
 @click.option("--records", is_flag=True, help="Show the records in each batch, too.")
 @json_option
 def dump(path: Path, records: bool, as_json: bool) -> int:
-    """Print what is in the file PATH, piece by piece: a segment, an index, a ledger, a cursor, head, takes or log.json.
+    """Print what is in the file PATH: a segment, an index, a ledger, a cursor, head, transfers or log.json.
 
     What does not fit is shown in its place; the exit code is 4 then. With --json, one object a line.
     """

@@ -99,7 +99,7 @@ class Pulses:
         listing = list_segments(self._log.root)  # after the head: what it calls complete is listed then
         if self._sealed_before is None:
             self._sealed_before = frozenset(
-                s.base_sequence for s in listing.with_doomed().segments if s.kind.form is not Kind.RAW
+                s.base_sequence for s in listing.with_released().segments if s.kind.form is not Kind.RAW
             )
         self._learn(listing, head.segment if head else 0)
         waiting = {segment.base_sequence for segment in listing.segments[:-1] if segment.kind is Kind.RAW}
@@ -120,7 +120,7 @@ class Pulses:
         done = self._raw_bytes.keys() | (self._sealed_before or frozenset())
         while True:
             try:
-                for segment in listing.with_doomed().segments:
+                for segment in listing.with_released().segments:
                     if segment.base_sequence < active and segment.base_sequence not in done:
                         self._raw_bytes[segment.base_sequence] = self._length(segment)
                 return

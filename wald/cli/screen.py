@@ -33,7 +33,7 @@ _NAME_CELLS_MIN = 12  # what a long name is shortened to before a column goes
 _OLD_SECONDS = 5.0  # younger numbers are now, to a person
 _DAY = 86400
 _TEXTURES = {
-    State.DOOMED: ("·", "bright_black"),
+    State.RELEASED: ("·", "bright_black"),
     State.FREE: ("░", "green"),
     State.HELD_BACK: ("█", "yellow"),
     State.UNREADABLE: ("X", "red"),

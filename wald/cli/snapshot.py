@@ -20,7 +20,7 @@ from wald.store.retention.growth import Growth
 class State(Enum):
     """What may become of a segment, from the oldest ones to the newest."""
 
-    DOOMED = "doomed"
+    RELEASED = "released"
     FREE = "free"
     HELD_BACK = "held back"
     UNREADABLE = "unreadable"
@@ -40,8 +40,8 @@ def state_of(standing: Standing) -> State:
             return State.ACTIVE
         case Form.CUT:
             return State.WAITING
-        case Form.DOOMED:
-            return State.DOOMED
+        case Form.RELEASED:
+            return State.RELEASED
     return State.FREE
 
 

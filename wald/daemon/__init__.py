@@ -8,7 +8,7 @@
     pipes       FIFOs and stdin                 intake      all pipes, in turn
     listening   the socket's path               sizing      settings that the disk can hold
     connections the socket                      connection  one producer's
-    takes       what leaves a pipe          unfinished  what the last life did not take
+    transfers   what leaves a pipe          unfinished  what the last life did not take
     admission   who finds a place               gate        what keeps a request waiting
     publishing  payloads, checked               spooling    payloads too large for memory
     turn        drafts and tickets              committer   write, sync, head; and when the disk fails

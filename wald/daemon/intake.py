@@ -1,8 +1,8 @@
 """All pipes of the daemon: opened at the start, given a slot each, looked at in turn.
 
-At a start the takes that the last life announced are finished first, pipe by pipe, in the slots in which they were
-announced; only then does every pipe get a slot of this life. So this start may be killed as well. The take of a pipe
-that is opened later keeps its slot until then.
+At a start the transfers that the last life announced are finished first, pipe by pipe, in the slots in which they were
+announced; only then does every pipe get a slot of this life. So this start may be killed as well. A pipe that is opened
+later has its transfer finished then, and the slot is kept until then.
 
 Every second each FIFO's path is looked at. One that was removed, or replaced by a file, is put back; the pipe that was
 open is read to its end, for its writers still have it. A FIFO that cannot be read is told, and tried again, and keeps
@@ -36,16 +36,16 @@ from wald.daemon.pipes import (
     open_fifo,
     open_stdin,
 )
-from wald.daemon.takes import Takes
+from wald.daemon.transfers import Transfers
 from wald.daemon.turn import Turn
-from wald.daemon.unfinished import Unfinished, unfinished_takes
+from wald.daemon.unfinished import Unfinished, unfinished_transfers
 from wald.errors import InvalidInput, WaldError, command_line
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import found_files, found_words, has_fifo, is_displaced, make_fifo, same_fifo_words
 from wald.store.writing.writer import Draft, Placed, Placement, Route
 
-PIPES_MAX = 1024  # slots in the takes file; the first is stdin's
+PIPES_MAX = 1024  # slots in the transfers file; the first is stdin's
 _STDIN_SLOT = 0
 _PAUSE_SECONDS = 0.001  # before the next look at an unfinished line; then twice as long, and so on
 _LOOK_AFTER_SECONDS = 1.0  # between looks at the paths of the FIFOs
@@ -107,7 +107,7 @@ class Intake:
         self._systemd = systemd
         self._config = config
         self._scratch = Scratch()
-        self._takes = Takes(root.takes, PIPES_MAX, disk)
+        self._transfers = Transfers(root.transfers, PIPES_MAX, disk)
         self._pipes: dict[int, Pipe] = {}
         # What a turn or a second asks of all pipes it asks of these: there may be a thousand, of which one is busy.
         self._current: dict[str, Pipe] = {}  # by route, the one that was last found at the path of its FIFO
@@ -178,7 +178,7 @@ class Intake:
             open_records: route → sequence of the record that recovery found unfinished.
 
         Returns:
-            what was finished of the last life's takes, in words, and the drafts that end records whose rest is lost.
+            what was finished of the last life's transfers, as text, and the drafts that end records whose rest is lost.
         """
         opened: list[Opened] = []
         if stdin is not None:
@@ -194,9 +194,9 @@ class Intake:
                     opened.append(self._open_fifo(name, files))
                     files[file_of(os.fstat(opened[-1].descriptor))] = name
         self._unread = {name: words for name, words in self._unread.items() if not self._root.retired(name).exists()}
-        self._unfinished = unfinished_takes(self._root, self._takes, PIPES_MAX, log_id=log_id)
+        self._unfinished = unfinished_transfers(self._root, self._transfers, PIPES_MAX, log_id=log_id)
         told = [words for each in opened if (words := self._finish_take(each))]
-        self._clear_takes()
+        self._clear_transfers()
         for each in opened:
             if self._root.retired(each.route).exists():
                 os.close(each.descriptor)
@@ -295,7 +295,7 @@ class Intake:
         """As :class:`wald.daemon.committer.Sources`."""
         ours = list(_from_pipes(placement))
         if ours:
-            self._takes.restore()
+            self._transfers.restore()
         for pipe, placed in ours:
             pipe.announce(placed, placement.segment)
 
@@ -327,7 +327,7 @@ class Intake:
         self._pipes.clear()
         self._leaving.clear()
         self._scratch.close()
-        self._takes.close()
+        self._transfers.close()
 
     def _is_in_place(self, route: str, pipe: Pipe) -> bool:
         """Whether ``pipe`` is what stands at the path of the route's FIFO."""
@@ -457,27 +457,29 @@ class Intake:
             self._inside.add(pipe)
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
 
-    def _clear_takes(self) -> None:
+    def _clear_transfers(self) -> None:
         """Empty the slots of the last life; those of pipes that could not be opened are finished later."""
-        self._unfinished = {inode: take for inode, take in self._unfinished.items() if take.slot != _STDIN_SLOT}
-        kept = {take.slot for take in self._unfinished.values()}
+        self._unfinished = {
+            inode: transfer for inode, transfer in self._unfinished.items() if transfer.slot != _STDIN_SLOT
+        }
+        kept = {transfer.slot for transfer in self._unfinished.values()}
         self._free_slots = [slot for slot in range(PIPES_MAX - 1, _STDIN_SLOT, -1) if slot not in kept]
         for slot in {*range(PIPES_MAX)} - kept:
-            self._takes.clear(slot)
+            self._transfers.clear(slot)
 
     def _finish_take(self, opened: Opened) -> str:
-        """Finish the take of an earlier life from this very pipe; returns what was done, in words."""
+        """Finish the transfer of an earlier life from this very pipe; returns what was done, in words."""
         _, inode = file_of(os.fstat(opened.descriptor))
-        take = self._unfinished.pop(inode, None)
-        if take is None:
+        transfer = self._unfinished.pop(inode, None)
+        if transfer is None:
             return ""
-        done = self._make(opened, take.slot, 0).resolve(take.payload) if opened.held else ""
-        self._free(take.slot)
+        done = self._make(opened, transfer.slot, 0).resolve(transfer.payload) if opened.held else ""
+        self._free(transfer.slot)
         return f"{opened.route}: {done}" if done else ""
 
     def _free(self, slot: int) -> None:
         with contextlib.suppress(OSError):  # shortened, on a full disk: then the slot says nothing either
-            self._takes.clear(slot)
+            self._transfers.clear(slot)
         self._free_slots.append(slot)
 
     def _make(self, opened: Opened, slot: int, open_sequence: int) -> Pipe:
@@ -485,7 +487,7 @@ class Intake:
             Route.named(opened.route),
             opened.descriptor,
             self._scratch,
-            self._takes,
+            self._transfers,
             slot,
             record_max_bytes=self._config.record_max_bytes,
             open_sequence=open_sequence,

@@ -3,8 +3,9 @@
 ``tee(2)`` copies what a pipe holds into a scratch pipe without consuming it; whole lines of that are committed; then
 one ``readv(2)`` consumes exactly those bytes. So there is no partial-line buffer, nothing to save at a stop, and a kill
 loses nothing as long as somebody else holds the pipe. It does not double anything either: before the write a slot of
-the takes file says which batch the bytes go to, and the ``readv`` puts their first byte into that slot (a mapped page,
-so it outlives the process) in the same uninterruptible step in which they leave the pipe. The next start compares.
+the transfers file says which batch the bytes go to, and the ``readv`` puts their first byte into that slot (a mapped
+page, so it outlives the process) in the same uninterruptible step in which they leave the pipe. The next start reads
+that slot.
 
 A line longer than a chunk is taken in pieces: batches that CONTINUE one record.
 """
@@ -26,10 +27,10 @@ from typing import TextIO
 from stringzilla import count as count_bytes
 
 from wald.daemon.arena import Arena
-from wald.daemon.takes import Takes
+from wald.daemon.transfers import Transfers
 from wald.errors import InvalidInput
 from wald.format.batch import Flag
-from wald.format.takes import Take
+from wald.format.transfers import Transfer
 from wald.store.writing.writer import Draft, Placed, Route
 
 _TRASH_BYTES = 16 << 10  # consumed bytes go over and over into this, so it stays in the first-level cache
@@ -105,7 +106,7 @@ class Scratch:
             how many were taken; fewer only if somebody else reads the pipe.
         """
         whole, rest = divmod(length - 1, _TRASH_BYTES)
-        # The mark is not there where somebody has shortened the takes file; what it belongs to is gone with it.
+        # The mark is not there where somebody has shortened the transfers file; what it belongs to is gone with it.
         for first in (mark, self._trash[:1]):
             try:
                 return os.readv(source, [first, *[self._trash] * whole, self._trash[:rest]])
@@ -130,7 +131,7 @@ class Pipe:
         waits: whether it holds an unfinished line that was looked at.
         hung_up: whether nobody can write to it any more.
         ended: hung up, and everything is in the log.
-        slot: the number of its slot in the takes file.
+        slot: the number of its slot in the transfers file.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Pipe:
         route: Route,
         descriptor: int,
         scratch: Scratch,
-        takes: Takes,
+        transfers: Transfers,
         slot: int,
         *,
         record_max_bytes: int,
@@ -155,7 +156,7 @@ class Pipe:
         self.hung_up = False
         self.ended = False
         self._scratch = scratch
-        self._takes = takes
+        self._transfers = transfers
         self._record_max_bytes = record_max_bytes
         self._open_sequence = open_sequence
         self._open_bytes = 0
@@ -226,10 +227,10 @@ class Pipe:
         """Before the write: leave word of where the bytes that are still in the pipe will stand."""
         payload = placed.draft.payload
         if payload:
-            take = Take(
+            transfer = Transfer(
                 self.route.name, self.file[1], placed.draft.payload_bytes, segment, placed.position, payload[0][0]
             )
-            self._takes.tell(self.slot, take)
+            self._transfers.tell(self.slot, transfer)
 
     def settle(self, placed: Placed) -> str:
         """After the sync: take the bytes out of the pipe; returns what went wrong, "" if nothing did."""
@@ -247,7 +248,7 @@ class Pipe:
         )
 
     def resolve(self, payload: bytes) -> str:
-        """Finish the take of an earlier life that the slot announces.
+        """Finish the transfer of an earlier life that the slot announces.
 
         Args:
             payload: what the log holds at the announced place.
@@ -255,19 +256,19 @@ class Pipe:
         Returns:
             What was done, in words; "" if there was nothing to do.
         """
-        told = self._takes.told(self.slot)
+        told = self._transfers.told(self.slot)
         if told is None or told[1]:
             return ""
-        take = told[0]
-        if len(payload) != take.taken_bytes:
-            return f"{take.taken_bytes} bytes were announced, {len(payload)} are in the log: left in the pipe"
+        transfer = told[0]
+        if len(payload) != transfer.taken_bytes:
+            return f"{transfer.taken_bytes} bytes were announced, {len(payload)} are in the log: left in the pipe"
         front = bytearray(len(payload))
         # The scratch pipe may have become smaller than it was, so this may see only the beginning.
         length = self._scratch.look(self.descriptor, memoryview(front)) or 0
         if length == 0 or front[:length] != payload[:length] or held_bytes(self.descriptor) < len(payload):
-            return f"{take.taken_bytes} bytes are in the log and the pipe was made anew: nothing to take"
-        self._consume(take.taken_bytes)
-        return f"{take.taken_bytes} bytes that are in the log were taken out of the pipe"
+            return f"{transfer.taken_bytes} bytes are in the log and the pipe was made anew: nothing to take"
+        self._consume(transfer.taken_bytes)
+        return f"{transfer.taken_bytes} bytes that are in the log were taken out of the pipe"
 
     def close_record(self) -> Draft | None:
         """End a record whose rest can never come."""
@@ -297,7 +298,7 @@ class Pipe:
             self.ready = False
 
     def _consume(self, length: int) -> int:
-        with self._takes.mark(self.slot) as mark:
+        with self._transfers.mark(self.slot) as mark:
             return self._scratch.consume(self.descriptor, length, mark)
 
     def _last_of_all(self) -> Draft | None:

@@ -1,4 +1,4 @@
-"""Takes that the last life of the daemon has announced, written and not carried out: their bytes are in both places.
+"""Transfers that the last life of the daemon announced and did not carry out: their bytes are in pipe and log.
 
 They are looked for before this life writes anything: what stands at an announced place then is what was announced. In
 the log they are found in whichever form their segment has, for a FIFO may be unreadable for more than one life.
@@ -9,27 +9,27 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 
-from wald.daemon.takes import Takes
+from wald.daemon.transfers import Transfers
 from wald.errors import Damaged
 from wald.format.batch import payload_of
-from wald.format.takes import Take
+from wald.format.transfers import Transfer
 from wald.store.files.directory import Listing, Root, list_segments, look_again
 from wald.store.segments.opened import Whole, open_segment
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """A take to be finished when its pipe is opened: the slot that tells of it, and what the log holds of it."""
+    """A transfer to be finished when its pipe is opened: the slot that tells of it, and what the log holds of it."""
 
     slot: int
     payload: bytes
 
 
-def unfinished_takes(root: Root, takes: Takes, slots: int, *, log_id: bytes) -> dict[int, Unfinished]:
+def unfinished_transfers(root: Root, transfers: Transfers, slots: int, *, log_id: bytes) -> dict[int, Unfinished]:
     """Those that the first ``slots`` slots tell of, by the inode of their pipe."""
     found = {}
     for slot in range(slots):
-        told = takes.told(slot)
+        told = transfers.told(slot)
         if told is not None and not told[1]:
             payload = _written(root, told[0], log_id)
             if payload is not None:
@@ -37,12 +37,12 @@ def unfinished_takes(root: Root, takes: Takes, slots: int, *, log_id: bytes) -> 
     return found
 
 
-def _written(root: Root, take: Take, log_id: bytes) -> bytes | None:
+def _written(root: Root, transfer: Transfer, log_id: bytes) -> bytes | None:
     """The payload at the place that was announced; None if no such batch was written, or it is gone."""
     listing = list_segments(root)
     while True:
         try:
-            return _payload(listing, take, log_id)
+            return _payload(listing, transfer, log_id)
         except FileNotFoundError as gone:
             try:
                 listing = look_again(root, listing, gone)
@@ -52,11 +52,11 @@ def _written(root: Root, take: Take, log_id: bytes) -> bytes | None:
             return None
 
 
-def _payload(listing: Listing, take: Take, log_id: bytes) -> bytes | None:
-    for segment in listing.with_doomed().segments:
-        if segment.base_sequence == take.segment:
+def _payload(listing: Listing, transfer: Transfer, log_id: bytes) -> bytes | None:
+    for segment in listing.with_released().segments:
+        if segment.base_sequence == transfer.segment:
             with closing(open_segment(segment, log_id)) as opened:
-                met = next(opened.batches(take.position, None), None)
-                if isinstance(met, Whole) and (met.position, met.route) == (take.position, take.route):
+                met = next(opened.batches(transfer.position, None), None)
+                if isinstance(met, Whole) and (met.position, met.route) == (transfer.position, transfer.route):
                     return bytes(payload_of(met.data, met.at, met.header))
     return None

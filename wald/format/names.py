@@ -15,7 +15,7 @@ from wald.errors import InvalidInput
 DIGITS = 20  # the largest u64 has 20 digits
 ROUTE_MAX_LENGTH = 127  # leaves room for suffixes within the 255 bytes of a file name
 _ROUTE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
-_SEGMENT = re.compile(r"([0-9]{20})\.wal(|\.idx|\.zst|(?:\.zst)?\.doomed|(?:\.zst)?\.deleting)")
+_SEGMENT = re.compile(r"([0-9]{20})\.wal(|\.idx|\.zst|(?:\.zst)?\.released|(?:\.zst)?\.deleting)")
 SEQUENCE_MAX = (1 << 64) - 1
 
 DEFAULT_GROUP = "processed"  # so that the default cursor file is processed.cursor
@@ -28,23 +28,23 @@ class Kind(Enum):
     RAW = ".wal"
     INDEX = ".wal.idx"
     SEALED = ".wal.zst"
-    DOOMED = ".wal.zst.doomed"
+    RELEASED = ".wal.zst.released"
     """Reclaimed; it stays for the grace period, and comes back if somebody needs it before that is over."""
     DELETING = ".wal.zst.deleting"
     """Its grace period is over: who needs it from now on may come too late."""
-    RAW_DOOMED = ".wal.doomed"
+    RAW_RELEASED = ".wal.released"
     RAW_DELETING = ".wal.deleting"
     """The same of a segment that was reclaimed before it was sealed."""
 
     @property
     def form(self) -> Kind:
         """What the bytes of a segment are: RAW or SEALED."""
-        return Kind.RAW if self in (Kind.RAW, Kind.RAW_DOOMED, Kind.RAW_DELETING) else Kind.SEALED
+        return Kind.RAW if self in (Kind.RAW, Kind.RAW_RELEASED, Kind.RAW_DELETING) else Kind.SEALED
 
     @property
-    def doomed(self) -> Kind:
+    def released(self) -> Kind:
         """The kind of the same bytes once they are reclaimed."""
-        return Kind(self.form.value + ".doomed")
+        return Kind(self.form.value + ".released")
 
     @property
     def deleting(self) -> Kind:
@@ -53,7 +53,7 @@ class Kind(Enum):
 
     @property
     def reclaimed(self) -> bool:
-        return self in (self.doomed, self.deleting)
+        return self in (self.released, self.deleting)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -146,11 +146,11 @@ def lose_all(built: Built) -> None:
 
 @pytest.mark.parametrize("spoilt", [lose_rest_unknown, lose_all])
 def test_what_to_type_names_the_file_that_is_there(built: Built, spoilt: Callable[[Built], None]) -> None:
-    """A segment that was doomed has its old name back by the time it is told of, but where nothing is carried out."""
+    """A segment that was released has its old name back by the time it is told of, but where nothing is carried out."""
     spoilt(built)
     built.reclaim(1, keep=True)
     put(built, a=7, b=7)
-    for arguments, kind in [(["--dry-run"], Kind.DOOMED), ([], Kind.SEALED)]:
+    for arguments, kind in [(["--dry-run"], Kind.RELEASED), ([], Kind.SEALED)]:
         done = run(sidecar("reclaim", "--root", built.root.path, "--grace", 0, *arguments))
         path = built.path(1, kind)
         assert path.exists()

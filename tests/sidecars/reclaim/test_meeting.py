@@ -101,16 +101,16 @@ def test_a_cursor_set_in_any_gap_has_its_records_or_was_told(
 
 
 def meet(root: Root, schedule: Schedule, *, now_ns: int) -> Cursor:
-    """Delete what is doomed while a cursor is set in front of it; returns that."""
+    """Delete what is released while a cursor is set in front of it; returns that."""
     found: list[Cursor] = []
 
     def delete() -> None:
-        for _ in reclaim.delete(doomed, doomed, now_ns=now_ns):
+        for _ in reclaim.delete(released, released, now_ns=now_ns):
             pass
 
     reclaimer = Reclaimer(root, PausingDisk(schedule, "rename", "unlink"))
     reclaim = Reclaim(root, reclaimer.disk, reclaimer.ledger, reclaimer.planner)
-    doomed = reclaimer.planner.doomed()
+    released = reclaimer.planner.released()
     schedule.run(delete, lambda: found.append(Log(root.path).set_cursor("a", 0, rewind=True)))
     reclaimer.ledger.close()
     return found[0]
@@ -132,7 +132,7 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who sets it looks at the names, at what the files hold and at the ledger; a file goes between any two of them."""
-    built = Built(tmp_path / "doomed")
+    built = Built(tmp_path / "released")
     built.lines("a", [b"x"])
     built.cut()
     built.seal()
@@ -166,12 +166,12 @@ def test_of_a_segment_that_is_about_to_go_and_cannot_be_read_the_ledger_tells(tm
     """It is deleted without being read again, by claims that were read before; or it comes back, if it is."""
     built = make(tmp_path / "root")
     Reclaimer(built.root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)
-    built.path(3, Kind.DOOMED).write_bytes(b"damaged")
-    assert "records 3 to 7 of a are doomed" in rewind(built).message
-    built.path(3, Kind.DOOMED).rename(built.path(3, Kind.DELETING))
+    built.path(3, Kind.RELEASED).write_bytes(b"damaged")
+    assert "records 3 to 7 of a are released" in rewind(built).message
+    built.path(3, Kind.RELEASED).rename(built.path(3, Kind.DELETING))
     told = rewind(built).message
 
-    assert "records 5 to 7 of a are doomed" in told
+    assert "records 5 to 7 of a are released" in told
     assert "record 3 of a are deleted" in told
 
 
@@ -179,7 +179,7 @@ def test_a_cursor_set_while_its_segments_wait_out_the_grace_period_gets_them_bac
     built = make(tmp_path / "root")
     reclaimer = Reclaimer(built.root, built.disk, grace_ns=10**18)
     reclaimer.look(now_ns=built.now_ns)
-    assert bases(built.root, Kind.DOOMED) == [1, 3, 5, 7]
+    assert bases(built.root, Kind.RELEASED) == [1, 3, 5, 7]
 
     cursor = rewind(built)
     assert "records 3 to 7 of a" in cursor.message
@@ -187,15 +187,15 @@ def test_a_cursor_set_while_its_segments_wait_out_the_grace_period_gets_them_bac
     assert [record.sequence for record in built.log.read("a", "cursor")] == [3, 5, 7]
     reclaimer.look(now_ns=built.now_ns)
 
-    assert bases(built.root, Kind.DOOMED) == [1]
+    assert bases(built.root, Kind.RELEASED) == [1]
     assert bases(built.root) == [3, 5, 7]
     kept = [(entry["event"], entry["base"]) for entry in ledger(built.root.path)][4:]
     assert kept == [("kept", 3), ("kept", 5), ("kept", 7)]
-    assert [built.log.where(sequence).state.value for sequence in (1, 3)] == ["doomed", "sealed"]
+    assert [built.log.where(sequence).state.value for sequence in (1, 3)] == ["released", "sealed"]
     reclaimer.grace_ns = 0
     built.log.set_cursor("a", 8)
     reclaimer.look(now_ns=built.now_ns)
-    assert bases(built.root) == bases(built.root, Kind.DOOMED) == []
+    assert bases(built.root) == bases(built.root, Kind.RELEASED) == []
 
 
 def test_what_a_killed_run_was_about_to_delete_is_judged_again(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ class Interleavings(RuleBasedStateMachine):
                 (b for b in bases(self.built.root) + bases(self.built.root, Kind.RAW) if b > base), default=1 << 64
             )
             assert base == newest or any(base <= n < following for n in needed)
-        assert bases(self.built.root, Kind.DOOMED) == []
+        assert bases(self.built.root, Kind.RELEASED) == []
 
     def passed(self, sequence: int) -> bool:
         """Whether everybody who gates has processed a record."""

@@ -14,7 +14,7 @@ from wald.format.names import Kind
 
 
 def story(base: Path, disk: RecordingDisk) -> None:
-    """Three segments are doomed; then the cursor is moved back, two come back, and the first is deleted."""
+    """Three segments are released; then the cursor is moved back, two come back, and the first is deleted."""
     built = Built(base / "log", disk=disk)
     for _ in range(3):
         built.lines("a", [b"x"])
@@ -23,7 +23,7 @@ def story(base: Path, disk: RecordingDisk) -> None:
     built.log.move_cursor("a", 3, "processed", disk=disk, now="")
     reclaimer = Reclaimer(built.root, disk, grace_ns=10**18)
     reclaimer.look(now_ns=built.now_ns)
-    assert bases(built.root, Kind.DOOMED) == [1, 2, 3]
+    assert bases(built.root, Kind.RELEASED) == [1, 2, 3]
     built.log.move_cursor("a", 1, "processed", disk=disk, now="", rewind=True)
     disk.acknowledged = 1
     reclaimer.grace_ns = 0
@@ -55,7 +55,7 @@ def test_what_a_cursor_needs_outlives_a_power_cut(tmp_path: Path) -> None:
         reclaimer.look(now_ns=built.now_ns)
         reclaimer.ledger.close()
         assert needed(built) == [2, 3][at - 1 :], state.after
-        assert bases(built.root, Kind.DOOMED) == bases(built.root, Kind.DELETING) == []
+        assert bases(built.root, Kind.RELEASED) == bases(built.root, Kind.DELETING) == []
         assert errors(built.root.path) == []
         ledger(built.root.path)
         shutil.rmtree(cut)

@@ -66,8 +66,8 @@ def test_a_raw_segment_waits_out_its_grace_and_comes_back_for_who_needs_it(built
     built.log.set_cursor("a", 4)
     built.log.set_cursor("b", 5)
     reclaim(built, grace_ns=10**18)
-    assert [segment.kind for segment in list_segments(built.root).doomed] == [Kind.RAW_DOOMED] * 2
-    assert built.log.where(2).state is State.DOOMED
+    assert [segment.kind for segment in list_segments(built.root).released] == [Kind.RAW_RELEASED] * 2
+    assert built.log.where(2).state is State.RELEASED
     built.log.set_cursor("a", 2, rewind=True)
     assert [record.sequence for record in built.log.read("a", start="cursor")] == [4]
     reclaim(built, grace_ns=10**18)
@@ -84,7 +84,7 @@ class _SealingMeanwhile(Unsynced):
         self._built = built
 
     def rename(self, source: Path, target: Path) -> None:
-        if target == self._built.path(1, Kind.RAW_DOOMED):
+        if target == self._built.path(1, Kind.RAW_RELEASED):
             self._built.seal()
         super().rename(source, target)
 
@@ -142,7 +142,7 @@ def test_a_sealer_that_begins_at_the_wrong_moment_is_noticed(built: Built) -> No
     rename = built.disk.rename
 
     def meet(source: Path, target: Path) -> None:
-        if target == built.path(1, Kind.RAW_DOOMED):
+        if target == built.path(1, Kind.RAW_RELEASED):
             temporary.touch()
         rename(source, target)
 

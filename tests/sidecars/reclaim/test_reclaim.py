@@ -194,16 +194,16 @@ def test_a_dry_run_beside_a_reclaim_at_work_passes_over_what_is_gone_meanwhile(b
 def test_a_doomed_segment_waits_out_its_grace_period(built: Built) -> None:
     read_all(built)
     reclaim(built, grace_ns=3600 * SECOND_NS)
-    assert bases(built.root, Kind.DOOMED) == [1, 3, 5, 7]
-    assert built.log.where(1).state is State.DOOMED
+    assert bases(built.root, Kind.RELEASED) == [1, 3, 5, 7]
+    assert built.log.where(1).state is State.RELEASED
 
     built.now_ns += 3599 * SECOND_NS
     reclaim(built, grace_ns=3600 * SECOND_NS)
-    assert bases(built.root, Kind.DOOMED) == [1, 3, 5, 7]
+    assert bases(built.root, Kind.RELEASED) == [1, 3, 5, 7]
 
     built.now_ns += 2 * SECOND_NS
     reclaim(built, grace_ns=3600 * SECOND_NS)
-    assert bases(built.root, Kind.DOOMED) == []
+    assert bases(built.root, Kind.RELEASED) == []
     assert built.log.where(1).state is State.RECLAIMED
 
 
@@ -216,11 +216,11 @@ def test_no_clock_on_a_wall_ends_a_grace_period_or_makes_it_last(built: Built, a
     reclaim(built, grace_ns=3600 * SECOND_NS)
     built.now_ns, built.ahead_ns = built.now_ns + ahead_ns, ahead_ns
     reclaim(built, grace_ns=3600 * SECOND_NS)
-    assert bases(built.root, Kind.DOOMED) == [1, 3, 5, 7]
+    assert bases(built.root, Kind.RELEASED) == [1, 3, 5, 7]
 
     built.now_ns += 3600 * SECOND_NS
     reclaim(built, grace_ns=3600 * SECOND_NS)
-    assert bases(built.root, Kind.DOOMED) == []
+    assert bases(built.root, Kind.RELEASED) == []
 
 
 def test_a_grace_period_ends_with_the_boot_for_no_reader_outlives_that(built: Built) -> None:
@@ -229,7 +229,7 @@ def test_a_grace_period_ends_with_the_boot_for_no_reader_outlives_that(built: Bu
     built.boot = "second boot"
     reclaim(built, grace_ns=3600 * SECOND_NS)
 
-    assert bases(built.root, Kind.DOOMED) == []
+    assert bases(built.root, Kind.RELEASED) == []
 
 
 def test_a_reader_that_holds_a_segment_reads_on_when_it_is_deleted(built: Built) -> None:
@@ -367,7 +367,7 @@ def test_the_ledger_is_durable_before_a_name_changes_and_the_name_before_a_file_
     assert [step for step in disk.steps if step[1] != "ledger"] == [
         ("write", "reclaim.jsonl"),
         ("sync", "reclaim.jsonl"),
-        ("rename", "00000000000000000001.wal.zst.doomed"),
+        ("rename", "00000000000000000001.wal.zst.released"),
         ("sync_directory", "segments"),
         ("rename", "00000000000000000001.wal.zst.deleting"),
         ("unlink", "00000000000000000001.wal.zst.deleting"),
@@ -389,7 +389,7 @@ def test_a_crash_at_any_step_is_finished_by_the_next_run(tmp_path: Path, part: f
         assert errors(built.root.path) == []
         reclaim(built)
         assert bases(built.root) == [7]
-        assert bases(built.root, Kind.DOOMED) == []
+        assert bases(built.root, Kind.RELEASED) == []
         assert [entry["base"] for entry in ledger(built.root.path)] == [1, 3, 5]
         assert errors(built.root.path) == []
         if survived:
@@ -436,7 +436,7 @@ def test_a_full_disk_at_any_step_loses_nothing_and_the_same_process_goes_on(tmp_
         reclaimer.look(now_ns=built.now_ns)
         reclaimer.ledger.close()
         assert bases(built.root) == []
-        assert bases(built.root, Kind.DOOMED) == []
+        assert bases(built.root, Kind.RELEASED) == []
         assert [entry["base"] for entry in ledger(built.root.path)] == [1, 3, 5, 7]
         if survived:
             break
@@ -446,16 +446,16 @@ def test_a_full_disk_at_any_step_loses_nothing_and_the_same_process_goes_on(tmp_
 def test_a_doomed_segment_that_the_ledger_does_not_know_is_told_before_it_goes(built: Built) -> None:
     """The ledger was lost, or somebody renamed the file by hand; either way there is an answer afterwards."""
     read_all(built, a=2, b=2)
-    os.rename(built.path(1, Kind.SEALED), built.path(1, Kind.DOOMED))
+    os.rename(built.path(1, Kind.SEALED), built.path(1, Kind.RELEASED))
     reclaim(built)
 
-    assert bases(built.root, Kind.DOOMED) == []
+    assert bases(built.root, Kind.RELEASED) == []
     assert [(entry["base"], entry["last"]) for entry in ledger(built.root.path)] == [(1, 2)]
     assert built.log.where(2).state is State.RECLAIMED
 
 
 def test_a_doomed_segment_that_somebody_needs_comes_back_whoever_has_renamed_it(built: Built) -> None:
-    os.rename(built.path(1, Kind.SEALED), built.path(1, Kind.DOOMED))
+    os.rename(built.path(1, Kind.SEALED), built.path(1, Kind.RELEASED))
     reclaim(built)
 
     assert bases(built.root) == [1, 3, 5, 7]

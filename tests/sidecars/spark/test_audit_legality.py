@@ -12,7 +12,7 @@ from wald_spark.audit.legality import EXPIRING, judge, overlaps
 Line = dict[str, Any]
 SHA256 = "ab" * 32
 HELD = {"route": "a", "count": 10, "first": 1, "last": 10}
-RULES = ("read", *EXPIRING, "found doomed, not told why")
+RULES = ("read", *EXPIRING, "found released, reason unknown")
 
 # What a line may say of route a, which has ten records in the segment, and whether by that everybody had read them.
 CLAIMS: dict[str, tuple[Line, bool]] = {
@@ -80,10 +80,10 @@ def test_what_was_sealed_has_to_be_what_was_deleted(was: Line, words: list[str])
 
 
 def test_a_line_without_cursors_proves_nothing() -> None:
-    """That is what wald-reclaim writes of a doomed segment of which no ledger told."""
-    bare = {"event": "reclaimed", "base": 1, "last": 20, "at": 1, "rule": "found doomed, not told why"}
+    """That is what wald-reclaim writes of a released segment of which no ledger told."""
+    bare = {"event": "reclaimed", "base": 1, "last": 20, "at": 1, "rule": "found released, reason unknown"}
     assert judge(bare, sealed()).errors == (
-        "no cursors are recorded (found doomed, not told why): nobody can prove that it was legal",
+        "no cursors are recorded (found released, reason unknown): nobody can prove that it was legal",
     )
 
 

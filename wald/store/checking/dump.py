@@ -22,7 +22,7 @@ from wald.format.names import Kind, parse_cursor_name, parse_segment_name
 from wald.format.record import split_lines
 from wald.format.segment import HEADER as FILE_HEADER
 from wald.format.segment import INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header
-from wald.format.takes import SLOT_BYTES, decode_take
+from wald.format.transfers import SLOT_BYTES, decode_transfer
 from wald.store.files.ledger import read_ledger
 from wald.store.files.regular import open_file, read_regular
 from wald.store.segments.compression import SealedFile
@@ -51,23 +51,23 @@ def dump(path: Path, *, records: bool = False) -> Iterator[Piece]:
     name = parse_segment_name(path.name)
     if name is not None:
         match name.kind:
-            case Kind.RAW | Kind.RAW_DOOMED | Kind.RAW_DELETING:
+            case Kind.RAW | Kind.RAW_RELEASED | Kind.RAW_DELETING:
                 return _raw(path, records=records)
             case Kind.INDEX:
                 return _sparse_index(path)
-            case Kind.SEALED | Kind.DOOMED | Kind.DELETING:
+            case Kind.SEALED | Kind.RELEASED | Kind.DELETING:
                 return _sealed(path, records=records)
     if parse_cursor_name(path.name) is not None:
         return _cursor(path)
     if path.suffix == ".jsonl":
         return _ledger(path)
-    if path.name in ("head", "takes", "log.json"):
-        return {"head": _head, "takes": _takes, "log.json": _identity}[path.name](path)
+    if path.name in ("head", "transfers", "log.json"):
+        return {"head": _head, "transfers": _transfers, "log.json": _identity}[path.name](path)
     if path.suffix == ".json" and path.stem.isdecimal():
         return _recovery(path)
     raise InvalidInput(
         f"{path}: not a file of a log by its name",
-        hint="dump reads segments, their indexes, head, takes, log.json, cursors, ledgers and recovery reports",
+        hint="dump reads segments, their indexes, head, transfers, log.json, cursors, ledgers and recovery reports",
     )
 
 
@@ -228,12 +228,12 @@ def _head(path: Path) -> Iterator[Piece]:
     yield {"kind": "head"} | (asdict(head) if head is not None else {"damage": "not a head line"})
 
 
-def _takes(path: Path) -> Iterator[Piece]:
+def _transfers(path: Path) -> Iterator[Piece]:
     data = read_regular(path)
     for number in range(len(data) // SLOT_BYTES):
-        found = decode_take(data[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
+        found = decode_transfer(data[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
         if found is not None:
-            yield {"kind": "take", "slot": number} | asdict(found[0]) | {"taken": found[1]}
+            yield {"kind": "transfer", "slot": number} | asdict(found[0]) | {"taken": found[1]}
 
 
 def _identity(path: Path) -> Iterator[Piece]:

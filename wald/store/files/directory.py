@@ -54,8 +54,8 @@ class Root:
         return self.path / "head"
 
     @property
-    def takes(self) -> Path:
-        return self.path / "takes"
+    def transfers(self) -> Path:
+        return self.path / "transfers"
 
     @property
     def socket(self) -> Path:
@@ -171,20 +171,20 @@ class Listing:
 
     Attributes:
         segments: the readable ones. A raw file beside its sealed twin is already replaced and not listed.
-        doomed: those that are reclaimed, as long as their files are there.
+        released: those that are reclaimed, as long as their files are there.
     """
 
     segments: tuple[Segment, ...]
-    doomed: tuple[Segment, ...] = ()
+    released: tuple[Segment, ...] = ()
 
-    def with_doomed(self) -> Listing:
+    def with_released(self) -> Listing:
         """The same, with what is reclaimed and still there among the readable ones: for who needs it."""
-        found = {segment.base_sequence: segment for segment in (*self.doomed, *self.segments)}
-        return Listing(tuple(found[base] for base in sorted(found)), self.doomed)
+        found = {segment.base_sequence: segment for segment in (*self.released, *self.segments)}
+        return Listing(tuple(found[base] for base in sorted(found)), self.released)
 
     def ends(self) -> dict[int, int]:
         """Of each segment, by base, the base of the one behind it; the newest is not in it."""
-        return dict(pairwise(sorted({segment.base_sequence for segment in (*self.doomed, *self.segments)})))
+        return dict(pairwise(sorted({segment.base_sequence for segment in (*self.released, *self.segments)})))
 
     def covering(self, sequence: int) -> int:
         """The position in ``segments`` of the one that ``sequence`` falls into; 0 if it is older than all."""
@@ -217,7 +217,7 @@ def list_segments(root: Root) -> Listing:
         Damaged: it is not there.
     """
     best: dict[int, Segment] = {}
-    doomed: dict[int, Segment] = {}
+    released: dict[int, Segment] = {}
     for directory in root.segment_directories:
         try:
             entries = list(os.scandir(directory))
@@ -230,10 +230,10 @@ def list_segments(root: Root) -> Listing:
             name = parse_segment_name(entry.name)
             if name is None or name.kind is Kind.INDEX:
                 continue
-            found = doomed if name.kind.reclaimed else best
+            found = released if name.kind.reclaimed else best
             if name.base_sequence not in found or name.kind is Kind.SEALED:
                 found[name.base_sequence] = Segment(name.base_sequence, name.kind, Path(entry.path))
-    return Listing(tuple(best[base] for base in sorted(best)), tuple(doomed[base] for base in sorted(doomed)))
+    return Listing(tuple(best[base] for base in sorted(best)), tuple(released[base] for base in sorted(released)))
 
 
 def being_sealed(root: Root) -> set[int]:

@@ -1,8 +1,8 @@
 """A small file that is written in place: seen at once by whoever reads it, never waited for.
 
-The head and the takes live in such files. What is written survives the death of the process (the pages belong to the
+The head and the transfers are such files. What is written survives the death of the process (the pages belong to the
 kernel) but, unless it is synced, not that of the machine: the head is told anew from the segments then, and the pipes
-that the takes are about are gone.
+that the transfers are about are gone.
 
 Others may shorten, remove or replace the file at any moment. Assigning to a map of it would be a SIGBUS then, so the
 bytes go through the kernel, which makes the file longer again, or answers with an error.

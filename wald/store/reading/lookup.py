@@ -26,7 +26,7 @@ class State(Enum):
     CUT = "cut"
     """In a complete segment that waits to be sealed."""
     SEALED = "sealed"
-    DOOMED = "doomed"
+    RELEASED = "released"
     """Reclaimed; its file is still there, for the grace period."""
     QUARANTINED = "quarantined"
     """Its bytes are damaged, or were put aside because they were."""
@@ -95,7 +95,7 @@ def where(root: Root, sequence: int, *, log_id: bytes) -> Whereabouts:
         bundled, reclaimed = history.archived(sequence), history.reclaimed(sequence)
     except Damaged as error:  # where it is, is known without them
         return replace(found, words=f"{found.words}; {error.message}")
-    if found.durable and found.state is not State.DOOMED:
+    if found.durable and found.state is not State.RELEASED:
         reclaimed = None  # decided, and not carried out
     if bundled is not None:
         found = replace(found, bundle=_bundle(bundled), member=part_of(bundled, sequence))
@@ -103,7 +103,7 @@ def where(root: Root, sequence: int, *, log_id: bytes) -> Whereabouts:
 
 
 def _where(root: Root, sequence: int, log_id: bytes, bound: Bound, listing: Listing, history: History) -> Whereabouts:
-    segments = [*listing.doomed, *listing.segments]
+    segments = [*listing.released, *listing.segments]
     newest = max((segment.base_sequence for segment in segments), default=0)
     if bound.lost and sequence > (bound.sequence or 0):
         return Whereabouts(sequence, State.UNKNOWN, lost_head(root, bound).message)
@@ -111,7 +111,7 @@ def _where(root: Root, sequence: int, log_id: bytes, bound: Bound, listing: List
         return _beyond(sequence, bound.sequence)
     holding = [segment for segment in segments if segment.base_sequence <= sequence]
     reason = ""
-    # The newest at or below it; of two forms of one segment the one that is not doomed.
+    # The newest at or below it; of two forms of one segment the one that is not released.
     holding.sort(key=lambda found: (found.base_sequence, not found.kind.reclaimed))
     for segment in reversed(holding):
         try:
@@ -168,13 +168,13 @@ def _placed(
     root: Root, sequence: int, segment: Segment, met: Whole, newest: int, log_id: bytes, bound: Bound
 ) -> Whereabouts:
     if segment.kind.reclaimed:
-        state = State.DOOMED
+        state = State.RELEASED
     elif segment.kind is Kind.SEALED:
         state = State.SEALED
     else:
         state = State.ACTIVE if segment.base_sequence == newest else State.CUT
     place = f"in {segment.path.name} at {met.position}, route {met.route}"
-    if state is State.DOOMED:
+    if state is State.RELEASED:
         place = f"reclaimed; still {place}"
     head_sequence = bound.sequence if bound.sequence is not None else met.header.end_sequence - 1
     processed = {}

@@ -146,8 +146,8 @@ class _Reading:
     def batches(self, *, follow: bool, cancel: threading.Event, bound: Bound | None = None) -> Generator[Batch]:
         selection = self._selection
         bound, listing = look(self._root) if bound is None else (bound, list_segments(self._root))
-        if not selection.earliest:  # what is doomed is still there for who needs it
-            listing = listing.with_doomed()
+        if not selection.earliest:  # what is released is still there for who needs it
+            listing = listing.with_released()
         lowest = min([selection.first, *selection.floors.values()])
         walk = Walk(self._root, self._log_id, listing, sequence=lowest, routes=selection.routes)
         try:
@@ -227,7 +227,7 @@ class _Reading:
         try:
             lost = list(self._history.unexplained(first, last))
             if lost:
-                listing = list_segments(self._root).with_doomed()
+                listing = list_segments(self._root).with_released()
                 if any(behind < segment.base_sequence <= hole.last for segment in listing.segments):
                     return listing
                 lost = list(self._history.unexplained(first, last))  # and deleted, maybe, since it was read

@@ -34,7 +34,7 @@ class Form(Enum):
     """The head is in it, or not yet."""
     CUT = "cut"
     SEALED = "sealed"
-    DOOMED = "doomed"
+    RELEASED = "released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,12 @@ class Backlog:
         }
 
     def segments(self) -> Iterator[Standing]:
-        """Every segment, oldest first, the doomed ones before all others."""
+        """Every segment, oldest first, the released ones before all others."""
         bound, listing = look(self._root)
         bases = {segment.base_sequence for segment in listing.segments}
-        for segment in listing.doomed:
+        for segment in listing.released:
             with suppress(FileNotFoundError):  # its grace period has ended
-                yield self._doomed(segment, counts=segment.base_sequence not in bases)
+                yield self._released(segment, counts=segment.base_sequence not in bases)
         done = -1
         while True:
             try:
@@ -140,13 +140,13 @@ class Backlog:
         """Records of each route above ``since``; a route that is not in it has received none."""
         return {route: lag.records for route, lag in self._observers.items()}
 
-    def _doomed(self, segment: Segment, *, counts: bool) -> Standing:
+    def _released(self, segment: Segment, *, counts: bool) -> Standing:
         """Only a cursor that was moved back needs it."""
         stored_bytes = _stored_bytes(segment)
         if counts:
             with suppress(Damaged, BadSealed):
                 add_sealed(segment_index(segment, self._log_id), self._counting)
-        return Standing(segment, Form.DOOMED, None, stored_bytes)
+        return Standing(segment, Form.RELEASED, None, stored_bytes)
 
     def _stand(self, segment: Segment, bound: Bound, end: int | None) -> Standing:
         """

@@ -1,7 +1,7 @@
 """How many records each group has still to process: one definition of lag for every command.
 
 The lag of a group is the number of records of its route behind its cursor that the log holds, up to the durable head:
-sealed, cut, active, and doomed ones too, for a cursor that was moved back needs them again. What was reclaimed, expired
+sealed, cut, active, and released ones too, for a cursor that was moved back needs them again. What was deleted, expired
 or lost is not counted. A cursor that cannot be trusted stands at 0.
 """
 
@@ -97,7 +97,7 @@ def lags(root: Root, cursors: Iterable[Cursor], *, log_id: bytes) -> dict[tuple[
     bound, listing = look(root)
     while True:
         try:
-            for segment, following in pairwise((*listing.with_doomed().segments, None)):
+            for segment, following in pairwise((*listing.with_released().segments, None)):
                 assert segment is not None
                 if segment.base_sequence > done and (following is None or following.base_sequence - 1 > slowest):
                     _add(segment, bound, log_id, slowest, lambda route: of_route.get(route, ()))

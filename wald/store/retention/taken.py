@@ -1,7 +1,7 @@
 """What a cursor that was just set needs and RECLAIM has taken: who sets one is to know what will never come.
 
 RECLAIM renames first and reads the cursors then, and who sets a cursor does it the other way round. So what stands here
-under the name ``.doomed`` comes back by itself; what stands under a later name, or under none, may not.
+under the name ``.released`` comes back by itself; what stands under a later name, or under none, may not.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
         cursor: as it stands on disk by now.
     """
     listing = _settled(root)
-    doomed: list[_Span] = []
+    released: list[_Span] = []
     deleted: list[_Span] = []
-    places = {s.base_sequence: doomed if s.kind is s.kind.doomed else deleted for s in listing.doomed}
+    places = {s.base_sequence: released if s.kind is s.kind.released else deleted for s in listing.released}
     known = {segment.base_sequence for segment in listing.segments}
-    for segment in listing.doomed:
+    for segment in listing.released:
         with suppress(Damaged, OSError):  # of what is gone by now, or cannot be read, the ledger tells
             routes = segment_index(segment, log_id).routes
             places[segment.base_sequence] += [(told.first, told.last) for told in routes if told.route == cursor.route]
@@ -41,9 +41,9 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
                 places.get(entry["base"], deleted).extend(_spans(entry, cursor.route))
     except Damaged as error:
         parts.append(error.message)
-    if needed := [span for span in doomed if span[1] > cursor.sequence]:
+    if needed := [span for span in released if span[1] > cursor.sequence]:
         taking_back = command_line(root.path, program="wald-reclaim")
-        parts.append(f"{_words(needed, cursor)} are doomed; {taking_back} takes them back")
+        parts.append(f"{_words(needed, cursor)} are released; {taking_back} takes them back")
     if needed := [span for span in deleted if span[1] > cursor.sequence]:
         telling = command_line(root.path, f"where {max(needed)[1]}")
         parts.append(f"{_words(needed, cursor)} are deleted; {telling} says why")
@@ -60,7 +60,7 @@ def _settled(root: Root) -> Listing:
         again = list_segments(root)
         bases = {segment.base_sequence for segment in listing.segments}
         newest = max(bases, default=0)
-        if again.doomed == listing.doomed and bases == {
+        if again.released == listing.released and bases == {
             segment.base_sequence for segment in again.segments if segment.base_sequence <= newest
         }:
             return again

@@ -1,6 +1,6 @@
-"""The takes file as the daemon writes it: a slot for each pipe, whose mark the kernel sets when the bytes leave it.
+"""The transfers file as the daemon writes it: a slot for each pipe, whose mark the kernel sets when the bytes leave it.
 
-``readv(2)`` puts the first byte of a take into the mark, which is a mapped page of the file. Nobody here reads or
+``readv(2)`` puts the first byte of a transfer into the mark, which is a mapped page of the file. Nobody here reads or
 writes that page: if somebody has shortened the file, the call fails with EFAULT and the bytes are still in their pipe,
 where a touch of ours would be a SIGBUS.
 """
@@ -11,12 +11,12 @@ import mmap
 import os
 from pathlib import Path
 
-from wald.format.takes import MARK_OFFSET, SLOT_BYTES, Take, decode_take, encode_take
+from wald.format.transfers import MARK_OFFSET, SLOT_BYTES, Transfer, decode_transfer, encode_transfer
 from wald.store.files.disk import Disk
 from wald.store.files.inplace import InPlaceFile
 
 
-class Takes:
+class Transfers:
     """``count`` slots in the file at ``path``, which is created if missing.
 
     Raises:
@@ -28,9 +28,9 @@ class Takes:
         self._file = InPlaceFile(path, count * SLOT_BYTES, disk)
         self._map = self._mapped()
 
-    def told(self, number: int) -> tuple[Take, bool] | None:
-        """What slot ``number`` says, as :func:`wald.format.takes.decode_take`."""
-        return decode_take(os.pread(self._file.descriptor, SLOT_BYTES, number * SLOT_BYTES))
+    def told(self, number: int) -> tuple[Transfer, bool] | None:
+        """What slot ``number`` says, as :func:`wald.format.transfers.decode_transfer`."""
+        return decode_transfer(os.pread(self._file.descriptor, SLOT_BYTES, number * SLOT_BYTES))
 
     def restore(self) -> None:
         """Make the file anew if somebody has removed or replaced it.
@@ -42,12 +42,12 @@ class Takes:
             self._map.close()
             self._map = self._mapped()
 
-    def tell(self, number: int, take: Take) -> None:
+    def tell(self, number: int, transfer: Transfer) -> None:
         """
         Raises:
             OSError: somebody has shortened the file, and there is no room to make it longer again.
         """
-        self._file.write(encode_take(take), number * SLOT_BYTES)
+        self._file.write(encode_transfer(transfer), number * SLOT_BYTES)
 
     def mark(self, number: int) -> memoryview:
         """The byte to hand to the kernel; to be released before :meth:`restore`."""

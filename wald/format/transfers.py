@@ -1,4 +1,4 @@
-"""The takes file: which bytes of which pipe are on their way out of it.
+"""The transfers file: which bytes of which pipe are on their way out of it.
 
 Bytes stay in their pipe until they are on disk, so there is a moment in which they are in both places. A slot is
 written before the batch is, and tells the next start of the daemon, exactly, whether they have left the pipe.
@@ -15,7 +15,7 @@ written before the batch is, and tells the next start of the daemon, exactly, wh
        156     4  zeros
        160     8  inode         of the pipe
        168    24  zeros
-       192     1  mark          anything but ``first`` before the take; the take reads the first byte into it
+       192     1  mark          anything but ``first`` before the transfer; the take reads the first byte into it
 
 A slot is 256 bytes; slot n is at n × 256. One readv(2) takes all the bytes and puts the first of them into ``mark``;
 Linux does not interrupt a read for which the bytes are there: so mark = first means "all gone" and anything else "none
@@ -36,7 +36,7 @@ assert _SLOT.size == MARK_OFFSET - 4
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class Transfer:
     """Bytes that a batch holds and a pipe may still hold.
 
     Attributes:
@@ -51,19 +51,21 @@ class Take:
     first: int
 
 
-def encode_take(take: Take) -> bytes:
+def encode_transfer(transfer: Transfer) -> bytes:
     """The slot up to and including the mark, the mark set to "not taken"."""
-    name = take.route.encode("ascii")
-    body = _SLOT.pack(take.taken_bytes, take.segment, take.position, take.first, len(name), name, take.inode)
-    return struct.pack("<I", crc32c(body)) + body + bytes([take.first ^ 0xFF])
+    name = transfer.route.encode("ascii")
+    body = _SLOT.pack(
+        transfer.taken_bytes, transfer.segment, transfer.position, transfer.first, len(name), name, transfer.inode
+    )
+    return struct.pack("<I", crc32c(body)) + body + bytes([transfer.first ^ 0xFF])
 
 
-def decode_take(slot: bytes) -> tuple[Take, bool] | None:
-    """The take in a slot and whether it has happened; None if the slot is empty or was being written."""
+def decode_transfer(slot: bytes) -> tuple[Transfer, bool] | None:
+    """The transfer in a slot and whether it has happened; None if the slot is empty or was being written."""
     if len(slot) <= MARK_OFFSET or struct.unpack_from("<I", slot)[0] != crc32c(slot[4:MARK_OFFSET]):
         return None
     taken_bytes, segment, position, first, length, name, inode = _SLOT.unpack_from(slot, 4)
     if taken_bytes == 0 or length > 127:
         return None
     route = name[:length].decode("ascii", "replace")
-    return Take(route, inode, taken_bytes, segment, position, first), slot[MARK_OFFSET] == first
+    return Transfer(route, inode, taken_bytes, segment, position, first), slot[MARK_OFFSET] == first
