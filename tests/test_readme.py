@@ -18,7 +18,7 @@ from wald import errors
 from wald.config import reference
 from wald.format.framing import Code
 from wald_archive.codecs import Codec
-from wald_archive.cutting import Records
+from wald_archive.sizes import Records
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

@@ -23,9 +23,9 @@ from typing import Any
 from wald.format.batch import Buffer
 from wald.store.reading.batches import Batch
 from wald_archive.codecs import FRAME_BYTES, Codec, in_order
-from wald_archive.cutting import content_bytes
 from wald_archive.layout import bundle_stem
 from wald_archive.parts import Part, PartFacts, parts
+from wald_archive.sizes import content_bytes
 from wald_archive.times import iso
 
 FORMAT_VERSION = 1

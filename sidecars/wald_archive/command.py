@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
@@ -25,22 +23,19 @@ from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger, entries_of, read_ledger
 from wald_archive.codecs import Codec
-from wald_archive.cutting import Bytes, Records, Size
-from wald_archive.destination import Destination
-from wald_archive.due import spark_pays
-from wald_archive.engine import Engine, EngineMaker, LocalEngine
-from wald_archive.finding import Finding
+from wald_archive.engine_choice import AUTO, LOCAL, SPARK, choose_engine
+from wald_archive.ledger import Recorded, recorded_at
 from wald_archive.objects import open_destination
-from wald_archive.pack import Archivist, Wish
+from wald_archive.pack import Packer, Request
+from wald_archive.proof import Finding
 from wald_archive.report import PackReport, ProofReport, progress
 from wald_archive.restore import restore as restored
 from wald_archive.restore import span
-from wald_archive.told import Told, told_of
+from wald_archive.sizes import Bytes, Records, Size
 from wald_archive.verify import bundle_bytes
 from wald_archive.verify import verify as findings_of
 
 BUNDLE_BYTES = 256 * MIB
-_AUTO, _LOCAL, _SPARK = "auto", "local", "spark"
 
 
 @click.group(
@@ -79,8 +74,8 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @click.option("--to", type=click.IntRange(min=1), metavar="SEQ", help="Leave the records behind this one for later.")
 @click.option(
     "--engine",
-    type=click.Choice([_AUTO, _LOCAL, _SPARK]),
-    default=_AUTO,
+    type=click.Choice([AUTO, LOCAL, SPARK]),
+    default=AUTO,
     show_default=True,
     help="What makes the bundles, which are the same either way. auto: Spark where --master says so, or where it is "
     "there, with its Java, on more than 4 cores, and there is more than about 8 GiB to pack; else this process.",
@@ -118,25 +113,27 @@ def pack(
     log = Log(root)
     size = _size(records_per_bundle, bytes_per_bundle)
     destination = open_destination(dest or str(log.root.path / "archive"), Disk())
-    wishes = [Wish(route, group, size, Codec(codec), f"wald {wald.__version__}", to) for route in dict.fromkeys(routes)]
+    requests = [
+        Request(route, group, size, Codec(codec), f"wald {wald.__version__}", to) for route in dict.fromkeys(routes)
+    ]
     try:
         ledger = Ledger(log.root.ledger / "archive.jsonl", Disk(), owner="wald-archive")
         try:
             with ExitStack() as stack, PackReport(as_json) as report:
-                archivist = Archivist(
+                packer = Packer(
                     log,
                     Disk(),
                     ledger,
                     destination,
-                    _engine(engine, master, log, destination, wishes, stack),
+                    choose_engine(engine, master, log, destination, requests, stack),
                     now_ns=time.time_ns,
                     moment=_moment,
                     on_begin=report.begin,
                     on_abandon=report.abandoned,
                     on_record=report.record,
                 )
-                for wish in wishes:
-                    report.route(wish, archivist.archive(wish))
+                for request in requests:
+                    report.route(request, packer.archive(request))
         finally:
             ledger.close()
     except PermissionError as error:
@@ -166,7 +163,7 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     """
     root = root or ctx.find_object(Path)
     places = [open_destination(place, Disk()) for place in destinations]
-    told = [Told() for _ in places]
+    recorded = [Recorded() for _ in places]
     report = ProofReport(as_json)
     if root is not None:
         read_identity(Root(root))
@@ -174,9 +171,9 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
         ledger = read_ledger(path)
         for number, reason in ledger.broken:
             report.finding(Finding(Level.ERROR, str(path), "", "", f"line {number}: {reason}"))
-        told = [told_of(ledger.entries, place.place) for place in places]
+        recorded = [recorded_at(ledger.entries, place.place) for place in places]
     with progress("verify", sum(map(bundle_bytes, places))) as advance:
-        for finding in findings_of(places, told, on_bytes=advance):
+        for finding in findings_of(places, recorded, on_bytes=advance):
             report.finding(finding)
     report.end()
     return Damaged.exit_code if report.counts[Level.ERROR] else 0
@@ -218,8 +215,8 @@ def restore(
     due = max(first, last or 0)
     if root is not None and last is None:
         read_identity(Root(root))
-        told = told_of(entries_of(Root(root).ledger / "archive.jsonl"), destination.place)
-        due = max(due, told.last_of(route))
+        recorded = recorded_at(entries_of(Root(root).ledger / "archive.jsonl"), destination.place)
+        due = max(due, recorded.last_of(route))
     at = max(begin, first) - 1
     with progress("restore", (end if last is None else min(end, last)) - at) as advance:
         for records in restored(destination, route, first, last, as_json=form == "json"):
@@ -247,33 +244,6 @@ def _size(records: int | None, size_bytes: int | None) -> Size:
     if size_bytes == 0:
         raise InvalidInput("a bundle of 0 bytes holds nothing", hint="--bytes-per-bundle 256MiB")
     return Records(records) if records is not None else Bytes(size_bytes or BUNDLE_BYTES)
-
-
-def _engine(
-    name: str, master: str | None, log: Log, destination: Destination, wishes: Sequence[Wish], stack: ExitStack
-) -> Engine:
-    """The engine asked for, or the quicker one; Spark is started when it is needed and ends with ``stack``.
-
-    Raises:
-        InvalidInput: a cluster for the engine that has none.
-        NotFound: Spark is asked for, and PySpark or its Java is not there.
-    """
-    if name == _LOCAL and master is not None:
-        raise InvalidInput("--engine local runs in this process, on no --master", hint="--engine spark")
-    if name == _LOCAL or (name == _AUTO and master is None and not spark_pays(log, wishes)):
-        return LocalEngine(log, destination)
-    spark = _installed(_SPARK)
-    if name == _AUTO and master is None and not (spark is not None and spark.is_there()):
-        return LocalEngine(log, destination)
-    if spark is None:
-        raise NotFound("the engine for Spark is not installed", hint="pip install 'wald[spark]'")
-    return spark.start(log, destination, master, stack)
-
-
-def _installed(name: str) -> EngineMaker | None:
-    """What another package offers as the engine ``name``."""
-    found = next(iter(entry_points(group="wald_archive.engines", name=name)), None)
-    return None if found is None else found.load()
 
 
 def _moment() -> str:

@@ -155,7 +155,7 @@ class _Growing:
         if self._found > self._end:
             raise differs(str(self._path), self._end)
         self._disk.sync(self._descriptor)
-        # Reading back is to ask the device, not the cache.
+        # BundleReader back is to ask the device, not the cache.
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:

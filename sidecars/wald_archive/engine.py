@@ -17,10 +17,10 @@ from wald.log import Log
 from wald.store.reading.batches import Batch
 from wald_archive.bundle import Bundle, bundle
 from wald_archive.codecs import BadStream, Codec, in_order
-from wald_archive.cutting import Portions
 from wald_archive.destination import Destination
 from wald_archive.layout import DIGEST_SUFFIX, PAYLOAD, bundle_stem
-from wald_archive.plan import Run
+from wald_archive.ledger import Run
+from wald_archive.sizes import BundleBatches
 from wald_archive.tags import digest_file
 
 
@@ -74,7 +74,7 @@ class LocalEngine:
                 yield batch
 
         after = run.after
-        for portion in Portions(watched(), run.size):
+        for portion in BundleBatches(watched(), run.size):
             made = write_bundle(self.destination, run, portion, after)
             yield made
             after = made.contents.last

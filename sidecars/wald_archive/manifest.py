@@ -43,7 +43,7 @@ class Previous:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BundleEntry:
     """A bundle and the one before it."""
 
     bundle: Bundle
@@ -67,7 +67,7 @@ class Manifest:
 
     origin: Origin
     codec: Codec
-    entries: tuple[Entry, ...]
+    entries: tuple[BundleEntry, ...]
 
     @property
     def bag(self) -> BagName:
@@ -120,7 +120,7 @@ def decode_manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def _entry(told: dict[str, Any], route: str, codec: Codec) -> Entry:
+def _entry(told: dict[str, Any], route: str, codec: Codec) -> BundleEntry:
     contents = Contents(
         first=_number(told, "first"),
         last=_number(told, "last"),
@@ -135,7 +135,7 @@ def _entry(told: dict[str, Any], route: str, codec: Codec) -> Entry:
     if name != bundle_stem(route, contents.first) + codec.suffix:
         raise BadManifest(f"{name!r} cannot be the name of a bundle from record {contents.first} on")
     previous = told["previous"]
-    return Entry(
+    return BundleEntry(
         Bundle(name, contents, _number(told, "bytes"), _digest(told, "sha256"), _digest(told, "tar_sha256")),
         None if previous is None else Previous(_text(previous, "bundle"), _digest(previous, "sha256")),
     )

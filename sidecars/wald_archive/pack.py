@@ -8,11 +8,12 @@ to the ledger or by the cursor, that was not read back from the destination.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from wald.errors import Damaged, NotFound, command_line
+from wald.errors import Damaged, NotFound, Refused, command_line
 from wald.log import Log
 from wald.store.files.directory import list_segments
 from wald.store.files.disk import Disk
@@ -23,17 +24,17 @@ from wald.store.retention.progress import last_sequences
 from wald.store.segments.seeking import end_sequence
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
-from wald_archive.cutting import Records, Size
 from wald_archive.destination import Destination
 from wald_archive.engine import Engine, NotGivenBack, write_file
 from wald_archive.layout import MANIFEST, PAYLOAD, BagName, parse_bag_name
-from wald_archive.manifest import BadManifest, Entry, Manifest, decode_manifest
-from wald_archive.plan import Run, check_lineage, last_told, past
+from wald_archive.ledger import Run, last_recorded, past
+from wald_archive.manifest import BadManifest, BundleEntry, Manifest, decode_manifest
+from wald_archive.sizes import Records, Size
 from wald_archive.tags import tag_files
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Request:
     """What a run is asked to do, unless an interrupted one says otherwise.
 
     Attributes:
@@ -67,7 +68,7 @@ def _ignore(*_: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Archivist:
+class Packer:
     """Packs routes of one log for one destination.
 
     Attributes:
@@ -88,7 +89,7 @@ class Archivist:
     on_abandon: Callable[[Run], None] = field(default=_ignore)
     on_record: Callable[[int], None] = field(default=_ignore)
 
-    def archive(self, wish: Wish) -> Iterator[Packed]:
+    def archive(self, request: Request) -> Iterator[Packed]:
         """Finish what was interrupted, then pack what has come since; nothing comes out if there is nothing.
 
         Raises:
@@ -100,47 +101,47 @@ class Archivist:
         """
         log_id = self.log.identity.log_id.hex()
         before = past(
-            self.ledger.entries(), log=log_id, route=wish.route, group=wish.group, dest=self.destination.place
+            self.ledger.entries(), log=log_id, route=request.route, group=request.group, dest=self.destination.place
         )
         if (run := before.unfinished) is not None:
-            if not before.complete and self.log.cursor(wish.route, wish.group).effective > run.after:
+            if not before.complete and self.log.cursor(request.route, request.group).effective > run.after:
                 # Somebody else has processed them: what is left of the run's records, nobody can tell.
                 self._abandon(run)
                 self.on_abandon(run)
             else:
                 self.on_begin(run, True)
                 yield self._carry_out(run, told=before.told, complete=before.complete, resumed=True)
-        begun = self._next(wish, log_id)
+        begun = self._next(request, log_id)
         if begun is not None:
             self.ledger.append(begun.begun(at_ns=self.now_ns()))
             self.on_begin(begun, False)
             yield self._carry_out(begun, told=frozenset(), complete=False, resumed=False)
 
-    def _next(self, wish: Wish, log_id: str) -> Run | None:
+    def _next(self, request: Request, log_id: str) -> Run | None:
         """The run from the cursor to the route's last complete record; None if there is no record between them."""
-        after, first = self._begin(wish)
+        after, first = self._begin(request)
         try:
-            last = None if first is None else self._last_complete(wish, first)
+            last = None if first is None else self._last_complete(request, first)
         except (NotFound, Damaged) as error:
-            raise self._told(error, wish, first) from error
+            raise self._told(error, request, first) from error
         if first is None or last is None:
             return None
-        manifests = list(self._manifests(wish.route, after, wish.group))
-        check_lineage(manifests, log=log_id, root=self.log.root.path, group=wish.group, first=first, last=last)
-        previous = last_told(self.ledger.entries(), route=wish.route, group=wish.group, after=after)
+        manifests = list(self._manifests(request.route, after, request.group))
+        check_lineage(manifests, log=log_id, root=self.log.root.path, group=request.group, first=first, last=last)
+        previous = last_recorded(self.ledger.entries(), route=request.route, group=request.group, after=after)
         if previous is None:  # the ledger may be lost; the bags tell too
-            behind = (m for _, m in manifests if m.origin.group == wish.group and m.last <= after)
+            behind = (m for _, m in manifests if m.origin.group == request.group and m.last <= after)
             previous = next((manifest.entries[-1].as_previous() for manifest in behind), None)
-        origin = Origin(log_id, wish.route, wish.group, wish.software, self.moment())
-        return Run(origin, self.destination.place, after, first, last, wish.size, wish.codec, previous)
+        origin = Origin(log_id, request.route, request.group, request.software, self.moment())
+        return Run(origin, self.destination.place, after, first, last, request.size, request.codec, previous)
 
-    def _begin(self, wish: Wish) -> tuple[int, int | None]:
+    def _begin(self, request: Request) -> tuple[int, int | None]:
         """Up to where the group has processed the route, and the first record behind that.
 
         Raises:
             Damaged: the cursor cannot be trusted; what it said is not guessed.
         """
-        cursor = self.log.cursor(wish.route, wish.group)
+        cursor = self.log.cursor(request.route, request.group)
         after = cursor.effective
         start: int | str = after + 1
         if cursor.state is CursorState.ABSENT:
@@ -150,60 +151,64 @@ class Archivist:
         elif cursor.state is not CursorState.VALID:
             raise Damaged(
                 f"{cursor.message}; what was processed is not known",
-                hint=self._setting_cursor(wish, "SEQUENCE --rewind"),
+                hint=self._setting_cursor(request, "SEQUENCE --rewind"),
             )
-        with closing(self._batches(wish.route, start, None)) as batches:
+        with closing(self._batches(request.route, start, None)) as batches:
             try:
                 batch = next(batches, None)
             except (NotFound, Damaged) as error:
-                raise type(error)(error.message, hint=self._passing(wish, start)) from error
+                raise type(error)(error.message, hint=self._passing(request, start)) from error
         return after, batch.first_sequence if batch else None
 
-    def _told(self, error: NotFound | Damaged, wish: Wish, first: int | None) -> NotFound | Damaged:
+    def _told(self, error: NotFound | Damaged, request: Request, first: int | None) -> NotFound | Damaged:
         """What has ended a run, with what to type for the records in front of it, or to pass over it."""
         last = 0
-        with suppress(NotFound, Damaged), closing(self._batches(wish.route, first or 1, wish.to)) as batches:
+        with suppress(NotFound, Damaged), closing(self._batches(request.route, first or 1, request.to)) as batches:
             for batch in batches:
                 last = batch.last_sequence
-        hint = f"{self._packing(wish, last)} packs what is in front of it" if last else self._passing(wish, first or 1)
+        hint = (
+            f"{self._packing(request, last)} packs what is in front of it"
+            if last
+            else self._passing(request, first or 1)
+        )
         return type(error)(f"{error.message}; nothing was acknowledged", hint=hint)
 
-    def _packing(self, wish: Wish, last: int) -> str:
+    def _packing(self, request: Request, last: int) -> str:
         """The command that makes the same bundles up to a record."""
-        size = "--records-per-bundle" if isinstance(wish.size, Records) else "--bytes-per-bundle"
+        size = "--records-per-bundle" if isinstance(request.size, Records) else "--bytes-per-bundle"
         root, place = (shlex.quote(str(path)) for path in (self.log.root.path, self.destination.place))
         return (
-            f"wald-archive pack {wish.route} --root {root} --dest {place} --group {wish.group} {size} "
-            f"{wish.size.limit} --codec {wish.codec.value} --to {last}"
+            f"wald-archive pack {request.route} --root {root} --dest {place} --group {request.group} {size} "
+            f"{request.size.limit} --codec {request.codec.value} --to {last}"
         )
 
-    def _passing(self, wish: Wish, start: int | str) -> str:
+    def _passing(self, request: Request, start: int | str) -> str:
         """The command that passes over what cannot be packed from ``start`` on, up to what can."""
-        behind = next(self.log.batches(wish.route, start, on_damage=_ignore, on_missing="skip"), None)
+        behind = next(self.log.batches(request.route, start, on_damage=_ignore, on_missing="skip"), None)
         sequence = "SEQUENCE" if behind is None else str(behind.first_sequence - 1)
-        return f"{self._setting_cursor(wish, sequence)} passes over it"
+        return f"{self._setting_cursor(request, sequence)} passes over it"
 
-    def _setting_cursor(self, wish: Wish, sequence: str) -> str:
-        return command_line(self.log.root.path, f"cursor set {wish.route} {sequence} --group {wish.group}")
+    def _setting_cursor(self, request: Request, sequence: str) -> str:
+        return command_line(self.log.root.path, f"cursor set {request.route} {sequence} --group {request.group}")
 
-    def _last_complete(self, wish: Wish, first: int) -> int | None:
+    def _last_complete(self, request: Request, first: int) -> int | None:
         """The last record wanted that has its end; of the last one that has begun, that may be still to come.
 
         Raises:
             Damaged: which record was the last cannot be told.
         """
-        begun = last_sequences(self.log.root, self.log.identity.log_id).get(wish.route)
-        if begun is None and wish.to is not None:  # it is for whoever says so to know that there is something
+        begun = last_sequences(self.log.root, self.log.identity.log_id).get(request.route)
+        if begun is None and request.to is not None:  # it is for whoever says so to know that there is something
             begun = end_sequence(self.log.root, self.log.identity.log_id) - 1
         if not begun:
             raise Damaged(
-                f"{self.log.root.path}: which record of {wish.route} is the last cannot be told",
+                f"{self.log.root.path}: which record of {request.route} is the last cannot be told",
                 hint=f"{command_line(self.log.root.path, 'verify')} lists it; --to SEQUENCE packs what is before it",
             )
-        end = begun if wish.to is None else min(begun, wish.to)
+        end = begun if request.to is None else min(begun, request.to)
         for start in (end, first) if first <= end else ():
             last = 0
-            for batch in self._batches(wish.route, start, end):
+            for batch in self._batches(request.route, start, end):
                 last = batch.last_sequence
             if last:
                 return last
@@ -243,11 +248,11 @@ class Archivist:
 
     def _write(self, run: Run) -> Manifest:
         """The whole bag, each file read back."""
-        entries: list[Entry] = []
+        entries: list[BundleEntry] = []
         previous, after = run.previous, run.after
         try:
             for made in self.engine.bundles(run, self.on_record):
-                entries.append(Entry(made, previous))
+                entries.append(BundleEntry(made, previous))
                 previous, after = entries[-1].as_previous(), made.contents.last
         except NotGivenBack:
             raise
@@ -255,8 +260,8 @@ class Archivist:
             # The next run would meet the same: it is to be free to do with less.
             self._abandon(run)
             origin = run.origin
-            wish = Wish(origin.route, origin.group, run.size, run.codec, origin.software)
-            raise self._told(error, wish, run.first) from error
+            request = Request(origin.route, origin.group, run.size, run.codec, origin.software)
+            raise self._told(error, request, run.first) from error
         if not entries or (entries[0].bundle.contents.first, after) != (run.first, run.last):
             self._abandon(run)
             raise Damaged(
@@ -272,3 +277,34 @@ class Archivist:
 
     def _abandon(self, run: Run) -> None:
         self.ledger.append(run.abandoned(at_ns=self.now_ns()))
+
+
+def check_lineage(
+    manifests: Sequence[tuple[str, Manifest]], *, log: str, root: Path, group: str, first: int, last: int
+) -> None:
+    """May records ``first`` to ``last`` go where these bags are?
+
+    Args:
+        manifests: of bags of the same route, each with its path or address.
+
+    Raises:
+        Refused: a bag belongs to another log, or holds some of these records already.
+    """
+    for place, manifest in manifests:
+        if manifest.origin.log != log:
+            raise Refused(
+                f"{place}: this bag belongs to log {manifest.origin.log}, not to {log}",
+                hint="archive to another place: --dest DIR",
+            )
+        if (manifest.first, manifest.last) == (first, last) and manifest.origin.group != group:
+            raise Refused(
+                f"{place}: a bag of the same records is here, of group {manifest.origin.group}",
+                hint="archive to another place: --dest DIR",
+            )
+        if manifest.origin.group == group and manifest.first <= last and first <= manifest.last:
+            setting = command_line(root, f"cursor set {manifest.origin.route} {manifest.last} --group {group}")
+            raise Refused(
+                f"{place}: this bag of the same group holds records {manifest.first} to {manifest.last} already, "
+                "though the ledger and the cursor do not say so",
+                hint=f"{setting}, or another --dest",
+            )

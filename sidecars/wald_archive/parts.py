@@ -20,11 +20,11 @@ from typing import Any
 
 from wald.format.batch import Buffer
 from wald.store.reading.batches import Batch
-from wald_archive.cutting import records_within, split
 from wald_archive.layout import part_name
+from wald_archive.sizes import records_within, split
 
 PART_BYTES = 4 << 20  # whoever reads or writes one holds it in memory
-RUN_MAX_BYTES = 256  # of a line of an index, with all of its numbers at their largest
+INDEX_LINE_MAX_BYTES = 256  # of a line of an index, with all of its numbers at their largest
 
 
 class Form(StrEnum):
@@ -35,11 +35,11 @@ class Form(StrEnum):
 
 
 class BadIndex(ValueError):
-    """A line of an index that is not what :func:`Run.to_line` writes."""
+    """A line of an index that is not what :func:`IndexEntry.to_line` writes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class IndexEntry:
     """Consecutive records from one stored batch, ``bytes`` of a part from ``offset`` on."""
 
     part: str
@@ -63,15 +63,15 @@ class Run:
         )
 
 
-def parse_run(line: bytes) -> Run:
-    """The inverse of :meth:`Run.to_line`.
+def parse_index_entry(line: bytes) -> IndexEntry:
+    """The inverse of :meth:`IndexEntry.to_line`.
 
     Raises:
         BadIndex: anything else.
     """
     try:
         told: dict[str, Any] = json.loads(line)  # Any: it is JSON
-        run = Run(**told)
+        run = IndexEntry(**told)
         if run.to_line().encode() != line + b"\n":
             raise BadIndex("not a line that wald writes")
     except (ValueError, TypeError, RecursionError) as error:
@@ -106,7 +106,7 @@ class Part:
     earliest_ns: int = 0
     latest_ns: int = 0
     data: list[Buffer] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
+    runs: list[IndexEntry] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -125,22 +125,24 @@ class Part:
     def index(self) -> bytes:
         return "".join(run.to_line() for run in self.runs).encode()
 
-    def add(self, piece: _Piece) -> None:
+    def add(self, chunk: _Chunk) -> None:
         if not self.runs:
-            self.earliest_ns = piece.append_time_ns
-        length = len(piece.data)
+            self.earliest_ns = chunk.append_time_ns
+        length = len(chunk.data)
         self.runs.append(
-            Run(self.name, self.data_bytes, length, piece.first, piece.count, piece.append_time_ns, piece.terminated)
+            IndexEntry(
+                self.name, self.data_bytes, length, chunk.first, chunk.count, chunk.append_time_ns, chunk.terminated
+            )
         )
-        self.data.append(piece.data)
+        self.data.append(chunk.data)
         self.data_bytes += length
-        self.count += piece.count
-        self.last = piece.first + piece.count - 1
-        self.latest_ns = piece.append_time_ns
+        self.count += chunk.count
+        self.last = chunk.first + chunk.count - 1
+        self.latest_ns = chunk.append_time_ns
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _Chunk:
     """Consecutive records of one batch, as a part holds them."""
 
     data: Buffer
@@ -154,34 +156,34 @@ def parts(batches: Iterable[Batch], *, limit_bytes: int = PART_BYTES) -> Iterato
     """Everything in ``batches``, in order; each part as soon as it is complete."""
     part: Part | None = None
     for batch in batches:
-        form, pieces = (Form.OBJECTS, _objects) if batch.is_columns else (Form.LINES, _lines)
-        for piece in pieces(batch, limit_bytes):
-            if part is not None and (part.form is not form or part.data_bytes + len(piece.data) > limit_bytes):
+        form, chunks = (Form.OBJECTS, _objects) if batch.is_columns else (Form.LINES, _lines)
+        for chunk in chunks(batch, limit_bytes):
+            if part is not None and (part.form is not form or part.data_bytes + len(chunk.data) > limit_bytes):
                 yield part
                 part = None
             if part is None:
-                part = Part(form, piece.first)
-            part.add(piece)
+                part = Part(form, chunk.first)
+            part.add(chunk)
     if part is not None:
         yield part
 
 
-def _lines(batch: Batch, limit_bytes: int) -> Iterator[_Piece]:
+def _lines(batch: Batch, limit_bytes: int) -> Iterator[_Chunk]:
     rest: Batch | None = batch
     while rest is not None:
         head, rest = split(rest, max(1, records_within(rest, limit_bytes)))
         assert head is not None
-        yield _Piece(head.raw(), head.first_sequence, head.count, head.append_time_ns, head.terminated)
+        yield _Chunk(head.raw(), head.first_sequence, head.count, head.append_time_ns, head.terminated)
 
 
-def _objects(batch: Batch, limit_bytes: int) -> Iterator[_Piece]:
+def _objects(batch: Batch, limit_bytes: int) -> Iterator[_Chunk]:
     lines: list[bytes] = []
     first, length = batch.first_sequence, 0
     for record in batch.records():
         line = record.to_json().encode() + b"\n"
         if lines and length + len(line) > limit_bytes:
-            yield _Piece(b"".join(lines), first, len(lines), batch.append_time_ns)
+            yield _Chunk(b"".join(lines), first, len(lines), batch.append_time_ns)
             lines, first, length = [], record.sequence, 0
         lines.append(line)
         length += len(line)
-    yield _Piece(b"".join(lines), first, len(lines), batch.append_time_ns)
+    yield _Chunk(b"".join(lines), first, len(lines), batch.append_time_ns)

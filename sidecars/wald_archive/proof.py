@@ -16,28 +16,48 @@ import hashlib
 import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from wald.format.batch import Buffer
 from wald.store.checking.finding import Level
 from wald_archive.bundle import Tally, about
+from wald_archive.bundle_reader import BadBundle, BundleReader
 from wald_archive.codecs import BadStream, Codec, ahead
-from wald_archive.contents import BadBundle, Reading
 from wald_archive.destination import Destination, Listing, first_difference
-from wald_archive.finding import Finding
 from wald_archive.layout import DIGEST_SUFFIX, MANIFEST, PAYLOAD, BagName, digest_line
-from wald_archive.manifest import BadManifest, Entry, Manifest, decode_manifest
+from wald_archive.ledger import Recorded
+from wald_archive.manifest import BadManifest, BundleEntry, Manifest, decode_manifest
 from wald_archive.tags import PAYLOAD_DIGESTS, TAG_DIGESTS, TAGS, digest_file, tag_files
-from wald_archive.told import Told
 
 _DIGEST_LINE = re.compile(rb"([0-9a-f]{64})  ([^\n]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """
+    Attributes:
+        place: the destination. bag: in it; "" for what is in none. file: in the bag, or else in the destination.
+        offset: the byte from which on it is wrong; None where that says nothing.
+    """
+
+    level: Level
+    place: str
+    bag: str
+    file: str
+    message: str
+    offset: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The whole path or address."""
+        return "/".join(part for part in (self.place, self.bag, self.file) if part)
 
 
 class Proof:
     """The proof of the bag ``name``.
 
     Args:
-        told: what the ledger says of it.
+        recorded: what the ledger says of it.
         on_bytes: told how many bytes of bundles have been read.
 
     Attributes:
@@ -45,11 +65,13 @@ class Proof:
         digests: of the bundles that are there.
     """
 
-    def __init__(self, destination: Destination, name: BagName, told: Told, on_bytes: Callable[[int], None]) -> None:
+    def __init__(
+        self, destination: Destination, name: BagName, recorded: Recorded, on_bytes: Callable[[int], None]
+    ) -> None:
         self._destination = destination
         self._name = name
         self._bag = str(name)
-        self._told = told
+        self._recorded = recorded
         self._on_bytes = on_bytes
         self.manifest: Manifest | None = None
         self.digests: dict[str, str] = {}
@@ -72,7 +94,7 @@ class Proof:
             yield from self._without_manifest(str(error), stored, payload)
             return
         tags = tag_files(manifest)
-        excuse = self._told.excuse(self._bag, manifest.origin.group)
+        excuse = self._recorded.excuse(self._bag, manifest.origin.group)
         begun = all(data.startswith(stored.get(file, b"")) for file, data in tags.items())
         if excuse and begun and stored != tags:
             yield self._finding(Level.INFO, "", excuse)
@@ -87,7 +109,7 @@ class Proof:
 
     def _without_manifest(self, words: str, stored: dict[str, bytes], payload: Listing) -> Iterator[Finding]:
         """A bag in which there is none, or one that cannot be read."""
-        excuse = self._told.excuse(self._bag, None)
+        excuse = self._recorded.excuse(self._bag, None)
         if excuse and stored.keys() <= {MANIFEST}:  # which is written before the others, so it may be cut short
             yield self._finding(Level.INFO, "", excuse)
         else:
@@ -98,7 +120,7 @@ class Proof:
         self, manifest: Manifest, stored: dict[str, bytes], listing: Listing, payload: Listing
     ) -> Iterator[Finding]:
         bag = self._bag
-        if bag in self._told.whole or (bag, manifest.origin.group) not in self._told.abandoned:
+        if bag in self._recorded.whole or (bag, manifest.origin.group) not in self._recorded.abandoned:
             self.manifest = manifest
         if manifest.bag != self._name:
             yield self._error(MANIFEST, f"the bag is {manifest.bag}, not what its name says")
@@ -124,14 +146,14 @@ class Proof:
         for file in foreign:
             yield self._error(file, "does not belong here")
 
-    def _bundle(self, manifest: Manifest, entry: Entry) -> Iterator[Finding]:
+    def _bundle(self, manifest: Manifest, entry: BundleEntry) -> Iterator[Finding]:
         """One bundle, read once."""
         bundle = entry.bundle
         file = f"{PAYLOAD}/{bundle.name}"
         stored, tar = hashlib.sha256(), hashlib.sha256()
         chunks = self._counted(self._destination.read(f"{self._bag}/{file}"), stored)
         content = _digested(manifest.codec, chunks, tar)
-        reading = Reading(bundle.name.removesuffix(manifest.codec.suffix), bundle.contents, content)
+        reading = BundleReader(bundle.name.removesuffix(manifest.codec.suffix), bundle.contents, content)
         tally = Tally(bundle.contents.after)
         problem = ""
         try:
@@ -148,7 +170,7 @@ class Proof:
         if digest != bundle.sha256:
             yield self._error(file, f"its sha256 is {digest}, not {bundle.sha256}")
             return
-        line = self._told.bundles.get((self._bag, bundle.name))
+        line = self._recorded.bundles.get((self._bag, bundle.name))
         if line is not None and line.get("sha256") != digest:
             problem = f"the ledger says that its sha256 is {line.get('sha256')}"
         if not problem and tar.hexdigest() != bundle.tar_sha256:

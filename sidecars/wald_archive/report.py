@@ -15,9 +15,9 @@ import click
 
 from wald.kinds import bytes_in_words
 from wald.store.checking.finding import Level
-from wald_archive.finding import Finding
-from wald_archive.pack import Packed, Wish
-from wald_archive.plan import Run
+from wald_archive.ledger import Run
+from wald_archive.pack import Packed, Request
+from wald_archive.proof import Finding
 
 
 class PackReport:
@@ -58,7 +58,7 @@ class PackReport:
         self._advance(sequence - self._at)
         self._at = sequence
 
-    def route(self, wish: Wish, runs: Iterator[Packed]) -> None:
+    def route(self, request: Request, runs: Iterator[Packed]) -> None:
         """Every run for one route, as it is finished; without one the group has processed everything."""
         done: Packed | None = None
         for done in runs:
@@ -69,7 +69,8 @@ class PackReport:
                 click.echo("\n".join(_lines(done)))
         if done is None and not self._as_json:
             click.echo(
-                f"nothing to archive: the log holds no record of {wish.route} that group {wish.group} has not processed"
+                f"nothing to archive: the log holds no record of {request.route} that group {request.group} has not "
+                "processed"
             )
 
 

@@ -15,12 +15,12 @@ from typing import Any
 from wald.errors import Damaged, NotFound
 from wald.format.record import Record
 from wald_archive.bundle import Bundle
+from wald_archive.bundle_reader import BadBundle, BundleReader
 from wald_archive.codecs import Codec, ahead
-from wald_archive.contents import BadBundle, Reading
 from wald_archive.destination import Destination
 from wald_archive.layout import MANIFEST, PAYLOAD, BagName, bundle_stem, parse_bag_name
-from wald_archive.manifest import BadManifest, Entry, Manifest, decode_manifest
-from wald_archive.parts import Form, Part, Run
+from wald_archive.manifest import BadManifest, BundleEntry, Manifest, decode_manifest
+from wald_archive.parts import Form, IndexEntry, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def span(destination: Destination, route: str) -> tuple[int, int]:
     return entries[0].first, max(contents.last for contents in entries)
 
 
-def bundles_of(destination: Destination, route: str) -> list[tuple[Manifest, Entry]]:
+def bundles_of(destination: Destination, route: str) -> list[tuple[Manifest, BundleEntry]]:
     """Every bundle of a route, by its first record; two groups may have archived the same ones.
 
     Raises:
@@ -97,7 +97,7 @@ def bundles_of(destination: Destination, route: str) -> list[tuple[Manifest, Ent
     return sorted(found, key=lambda each: (each[1].bundle.contents.first, -each[1].bundle.contents.last))
 
 
-def _require_bundles(destination: Destination, route: str) -> list[tuple[Manifest, Entry]]:
+def _require_bundles(destination: Destination, route: str) -> list[tuple[Manifest, BundleEntry]]:
     found = bundles_of(destination, route)
     if not found:
         raise NotFound(
@@ -121,14 +121,14 @@ def checked_parts(destination: Destination, bag: BagName, codec: Codec, bundle: 
         if digest.hexdigest() != bundle.sha256:
             raise _damaged(destination, name, f"its sha256 is not {bundle.sha256}")
         stem = bundle_stem(bag.route, bundle.contents.first)
-        yield from Reading(stem, bundle.contents, ahead(codec.decompress(destination.read(name)))).parts()
+        yield from BundleReader(stem, bundle.contents, ahead(codec.decompress(destination.read(name)))).parts()
     except FileNotFoundError:
         raise _damaged(destination, name, "missing") from None
     except BadBundle as error:
         raise _damaged(destination, name, str(error)) from error
 
 
-def _cut(part: Part, run: Run, first: int, last: int | None) -> tuple[bytes, Run] | None:
+def _cut(part: Part, run: IndexEntry, first: int, last: int | None) -> tuple[bytes, IndexEntry] | None:
     """The records of a run that are wanted; None if none is."""
     begin, end = max(first, run.first), run.last if last is None else min(last, run.last)
     if begin > end:
@@ -138,11 +138,11 @@ def _cut(part: Part, run: Run, first: int, last: int | None) -> tuple[bytes, Run
         return data, run
     lines = data.split(b"\n")[begin - run.first : end - run.first + 1]
     terminated = run.terminated or end < run.last
-    cut = Run(run.part, run.offset, run.bytes, begin, end - begin + 1, run.append_time_ns, terminated)
+    cut = IndexEntry(run.part, run.offset, run.bytes, begin, end - begin + 1, run.append_time_ns, terminated)
     return b"".join(line + b"\n" for line in lines), cut
 
 
-def _encode(route: str, form: Form, data: bytes, run: Run, *, as_json: bool) -> bytes:
+def _encode(route: str, form: Form, data: bytes, run: IndexEntry, *, as_json: bool) -> bytes:
     if as_json == (form is Form.OBJECTS):
         return data
     lines = data.removesuffix(b"\n").split(b"\n")

@@ -1,7 +1,7 @@
 """Proving an archive: every byte is read, nothing is changed, and all that is wrong is told of with its name.
 
     a bag                       by itself (wald_archive.proof)
-    the bundles of a route      each follows the one before (wald_archive.chain)
+    the bundles of a route      each follows the one before (wald_archive.verify)
     the ledger, if given        tells of no bundle that is not there
 
 Bags may be proven in any order, and in several places at once; what they are as a whole is judged in the end.
@@ -9,22 +9,22 @@ Bags may be proven in any order, and in several places at once; what they are as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from wald.errors import NotFound
 from wald.format.names import is_route
 from wald.store.checking.finding import Level
-from wald_archive.chain import Placed, broken_links
 from wald_archive.destination import Destination
-from wald_archive.finding import Finding
 from wald_archive.layout import DIGEST_SUFFIX, PAYLOAD, BagName, parse_bag_name
-from wald_archive.manifest import Manifest, Previous
-from wald_archive.proof import Proof
-from wald_archive.told import Told
+from wald_archive.ledger import Recorded
+from wald_archive.manifest import BundleEntry, Manifest, Previous
+from wald_archive.proof import Finding, Proof
 
 
 def verify(
-    destinations: Sequence[Destination], told: Sequence[Told], *, on_bytes: Callable[[int], None]
+    destinations: Sequence[Destination], told: Sequence[Recorded], *, on_bytes: Callable[[int], None]
 ) -> Iterator[Finding]:
     """Read everything at ``destinations``; no error finding means that all of it is good.
 
@@ -36,7 +36,7 @@ def verify(
         NotFound: there is nothing at all at a destination.
         OSError: it cannot be read.
     """
-    whole = Whole()
+    whole = Bags()
     for destination, lines in zip(destinations, told, strict=True):
         for found in survey(destination, lines):
             if isinstance(found, Finding):
@@ -49,7 +49,7 @@ def verify(
     yield from whole.broken_links()
 
 
-def survey(destination: Destination, told: Told) -> Iterator[Finding | BagName]:
+def survey(destination: Destination, told: Recorded) -> Iterator[Finding | BagName]:
     """The bags at a destination, and what is wrong around them.
 
     Raises:
@@ -78,7 +78,7 @@ def survey(destination: Destination, told: Told) -> Iterator[Finding | BagName]:
             yield bag or Finding(Level.ERROR, place, "", f"{route}/{folder}", "not the name of a bag")
 
 
-class Whole:
+class Bags:
     """What bags are together, wherever they are."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Whole:
         self._present |= {Previous(name, sha256) for name, sha256 in digests.items()}
         self._there |= {(place, str(bag), name) for name in digests}
 
-    def missing(self, place: str, told: Told) -> Iterator[Finding]:
+    def missing(self, place: str, told: Recorded) -> Iterator[Finding]:
         """What the ledger says is at a destination and is not, when all of its bags have been taken in."""
         for bag, name in told.bundles:
             if (place, bag, name) not in self._there:
@@ -103,6 +103,67 @@ class Whole:
     def broken_links(self) -> Iterator[Finding]:
         """What is wrong between bundles, when everything has been taken in."""
         return broken_links(self._bags, frozenset(self._present))
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A manifest, and the destination at which it was found."""
+
+    place: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A bundle of a chain."""
+
+    place: str
+    bag: str
+    entry: BundleEntry
+
+    def error(self, message: str) -> Finding:
+        return Finding(Level.ERROR, self.place, self.bag, f"{PAYLOAD}/{self.entry.bundle.name}", message)
+
+
+def broken_links(bags: Iterable[Placed], present: frozenset[Previous]) -> Iterator[Finding]:
+    """What is wrong between bundles of the same log, route and group.
+
+    Args:
+        present: every bundle there is, with its digest, also of bags whose manifest cannot be read.
+    """
+    chains: dict[tuple[str, str, str], dict[Previous, _Link]] = defaultdict(dict)
+    for bag in bags:
+        origin = bag.manifest.origin
+        chain = chains[origin.log, origin.route, origin.group]
+        for entry in bag.manifest.entries:  # a copy at another destination is the same link
+            chain.setdefault(entry.as_previous(), _Link(bag.place, str(bag.manifest.bag), entry))
+    names = {bundle.bundle for bundle in present}
+    for links in chains.values():
+        before: _Link | None = None
+        for link in sorted(links.values(), key=lambda each: each.entry.bundle.contents.first):
+            yield from _judge(link, before, links, present, names)
+            before = link
+
+
+def _judge(
+    link: _Link, before: _Link | None, links: dict[Previous, _Link], present: frozenset[Previous], names: set[str]
+) -> Iterator[Finding]:
+    previous, contents = link.entry.previous, link.entry.bundle.contents
+    if before is not None and contents.first <= before.entry.bundle.contents.last:
+        yield link.error(f"holds records that {before.entry.bundle.name} holds too")
+    elif previous is None:
+        if before is not None:
+            yield link.error(f"says that it is the first, and {before.entry.bundle.name} comes before it")
+    elif previous not in present:
+        other = f"; the {previous.bundle} here is another" if previous.bundle in names else ", which is not here"
+        yield link.error(f"follows {previous.bundle} with sha256 {previous.sha256}{other}")
+    elif previous in links:
+        end = links[previous].entry.bundle.contents.last
+        if end > contents.after:
+            yield link.error(f"begins behind record {contents.after}, and {previous.bundle} ends with {end}")
+        elif end < contents.after:
+            words = f"what the route got from record {end + 1} to {contents.after} was never archived by this group"
+            yield Finding(Level.INFO, link.place, link.bag, f"{PAYLOAD}/{link.entry.bundle.name}", words)
 
 
 def bundle_bytes(destination: Destination) -> int:

@@ -28,12 +28,12 @@ from wald.store.files.disk import Disk
 from wald.store.reading.batches import Batch
 from wald.store.segments.head import Bound
 from wald_archive.bundle import Bundle
-from wald_archive.cutting import Size
 from wald_archive.destination import Destination
 from wald_archive.engine import write_bundle
 from wald_archive.layout import PAYLOAD
+from wald_archive.ledger import Run
 from wald_archive.objects import open_destination
-from wald_archive.plan import Run
+from wald_archive.sizes import Size
 from wald_spark.blocks import Range
 from wald_spark.pieces import LogPiece, pieces_of
 from wald_spark.places import LogPlace

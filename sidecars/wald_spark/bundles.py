@@ -21,7 +21,7 @@ from wald_archive.bundle import Bundle
 from wald_archive.codecs import Codec
 from wald_archive.layout import BagName
 from wald_archive.objects import open_destination
-from wald_archive.parts import Form, Part, Run
+from wald_archive.parts import Form, IndexEntry, Part
 from wald_archive.restore import bundles_of, checked_parts
 from wald_spark.damage import STRICT, Told, Tolerance
 from wald_spark.places import ArchivePlace
@@ -71,10 +71,10 @@ class BundlePiece:
             except Damaged as error:
                 told(error)
 
-    def _wants(self, run: Run) -> bool:
+    def _wants(self, run: IndexEntry) -> bool:
         return run.first <= self.last and run.last >= self.first and self.from_ns <= run.append_time_ns < self.until_ns
 
-    def _batches(self, part: Part, runs: Sequence[Run]) -> Iterator[Batch]:
+    def _batches(self, part: Part, runs: Sequence[IndexEntry]) -> Iterator[Batch]:
         data = memoryview(part.data[0])
         for run in runs:
             header = BatchHeader(0, run.bytes, run.first, run.append_time_ns, 0, 0, run.count, 0, Encoding.LINES, 0, 0)
@@ -84,7 +84,7 @@ class BundlePiece:
             assert wanted is not None, "the run was asked before"
             yield wanted
 
-    def _objects(self, part: Part, runs: Sequence[Run], columns: Sequence[str]) -> pa.RecordBatch:
+    def _objects(self, part: Part, runs: Sequence[IndexEntry], columns: Sequence[str]) -> pa.RecordBatch:
         """Keyed, timed and binary records: JSON in a bundle, so one by one."""
         data = bytes(part.data[0])
         lines = (line for run in runs for line in data[run.offset : run.offset + run.bytes].splitlines())

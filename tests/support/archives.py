@@ -19,14 +19,14 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger, read_ledger
 from wald_archive.codecs import Codec
-from wald_archive.cutting import Bytes, Size
 from wald_archive.destination import Destination
 from wald_archive.engine import Engine, LocalEngine
-from wald_archive.finding import Finding
+from wald_archive.ledger import Recorded, recorded_at
 from wald_archive.objects import open_destination
-from wald_archive.pack import Archivist, Packed, Wish
+from wald_archive.pack import Packed, Packer, Request
+from wald_archive.proof import Finding
 from wald_archive.restore import restore
-from wald_archive.told import Told, told_of
+from wald_archive.sizes import Bytes, Size
 from wald_archive.verify import verify
 
 MOMENT = "2026-11-21T10:00:00Z"
@@ -54,8 +54,8 @@ def archive(
     destination = open_destination(str(place), disk)
     engine = engine or LocalEngine(log, destination)
     try:
-        archivist = Archivist(log, disk, ledger, destination, engine, now_ns=lambda: 1, moment=lambda: moment)
-        return list(archivist.archive(Wish(route, group, size or Bytes(1 << 20), codec, software, to)))
+        packer = Packer(log, disk, ledger, destination, engine, now_ns=lambda: 1, moment=lambda: moment)
+        return list(packer.archive(Request(route, group, size or Bytes(1 << 20), codec, software, to)))
     finally:
         ledger.close()
 
@@ -65,9 +65,9 @@ def findings(*places: Path | str | Destination, root: Root | None = None) -> lis
     destinations = [
         place if not isinstance(place, str | Path) else open_destination(str(place), Disk()) for place in places
     ]
-    told = [Told() for _ in destinations]
+    told = [Recorded() for _ in destinations]
     if root is not None:
-        told = [told_of(ledger_lines(root), destination.place) for destination in destinations]
+        told = [recorded_at(ledger_lines(root), destination.place) for destination in destinations]
     return list(verify(destinations, told, on_bytes=lambda _: None))
 
 

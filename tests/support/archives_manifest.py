@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wald_archive.bundle import Bundle, Contents, Origin
 from wald_archive.codecs import Codec
-from wald_archive.manifest import Entry, Manifest, Previous
+from wald_archive.manifest import BundleEntry, Manifest, Previous
 from wald_archive.parts import PartFacts
 
 
@@ -25,4 +25,4 @@ def manifest(
     sha256 = digest * 64 if digest else f"{first:064x}"
     origin = Origin(log, route, group, "wald test", "2026-11-21T10:00:00Z")
     bundle = Bundle(f"{route}-{first:020d}.tar", contents, 10240, sha256, sha256)
-    return Manifest(origin, Codec.NONE, (Entry(bundle, previous),))
+    return Manifest(origin, Codec.NONE, (BundleEntry(bundle, previous),))

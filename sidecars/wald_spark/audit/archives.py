@@ -12,11 +12,11 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import read_ledger
 from wald_archive.destination import Destination
-from wald_archive.finding import Finding
 from wald_archive.layout import BagName
+from wald_archive.ledger import Recorded, recorded_at
 from wald_archive.objects import open_destination
-from wald_archive.told import Told, told_of
-from wald_archive.verify import Whole, bag_bytes, survey
+from wald_archive.proof import Finding
+from wald_archive.verify import Bags, bag_bytes, survey
 from wald_spark.audit.pieces import BagWork, Outcomes, Proven
 from wald_spark.audit.result import ArchiveReport, Found
 
@@ -46,7 +46,7 @@ class ArchiveAudit:
             words = str(error).removeprefix(self.place).lstrip("/: ")
             self._findings.append(Finding(Level.ERROR, self.place, "", "", words))
 
-    def join(self, outcomes: Outcomes, whole: Whole) -> list[Finding]:
+    def join(self, outcomes: Outcomes, whole: Bags) -> list[Finding]:
         """What there is to find in this one; ``whole`` takes its bags in."""
         found = self._findings
         for work in self.work:
@@ -76,7 +76,7 @@ def archives_of(roots: Sequence[Root], destinations: Iterable[str]) -> list[Arch
 
 def reports(archives: Sequence[ArchiveAudit], outcomes: Outcomes) -> list[ArchiveReport]:
     """One for each; bundles may follow others elsewhere, so all of them are joined at once."""
-    whole = Whole()
+    whole = Bags()
     findings = {archive.place: archive.join(outcomes, whole) for archive in archives}
     for finding in whole.broken_links():
         findings[finding.place].append(finding)
@@ -94,11 +94,11 @@ def _report(archive: ArchiveAudit, findings: list[Finding]) -> ArchiveReport:
     )
 
 
-def _told(place: str, roots: Iterable[Root]) -> Told:
+def _told(place: str, roots: Iterable[Root]) -> Recorded:
     """What all ledgers tell of one destination together; one of which none of them tells is proven by itself."""
-    told = Told()
+    told = Recorded()
     for root in roots:
-        of_one = told_of(read_ledger(root.ledger / "archive.jsonl").entries, place)
+        of_one = recorded_at(read_ledger(root.ledger / "archive.jsonl").entries, place)
         told.bundles |= of_one.bundles
         told.whole |= of_one.whole
         told.unfinished |= of_one.unfinished

@@ -13,12 +13,11 @@ from wald.errors import Unavailable, WaldError
 from wald.store.checking.checker import Checked, Piece, check
 from wald.store.checking.finding import Level
 from wald.store.files.disk import Disk
-from wald_archive.finding import Finding
 from wald_archive.layout import BagName
+from wald_archive.ledger import Recorded
 from wald_archive.manifest import Manifest
 from wald_archive.objects import open_destination
-from wald_archive.proof import Proof
-from wald_archive.told import Told
+from wald_archive.proof import Finding, Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class SegmentWork:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What came of a bag: its findings, and what :class:`wald_archive.verify.Whole` wants to know of it."""
+    """What came of a bag: its findings, and what :class:`wald_archive.verify.Bags` wants to know of it."""
 
     findings: tuple[Finding, ...]
     manifest: Manifest | None
@@ -60,7 +59,7 @@ class BagWork:
 
     place: str
     bag: BagName
-    told: Told
+    told: Recorded
     stored_bytes: int
 
     @property

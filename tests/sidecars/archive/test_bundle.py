@@ -20,8 +20,8 @@ from logs import Built
 from wald.format.batch import Buffer
 from wald.format.names import ROUTE_MAX_LENGTH
 from wald_archive.bundle import Bundle, Origin, bundle
+from wald_archive.bundle_reader import BundleReader
 from wald_archive.codecs import Codec
-from wald_archive.contents import Reading
 
 MIB = 1 << 20
 
@@ -130,7 +130,7 @@ def test_the_longest_route_has_a_bundle(tmp_path: Path) -> None:
     listed = subprocess.run(["tar", "-tf", path], capture_output=True, text=True, check=True)
 
     assert listed.stdout.splitlines()[-1] == f"{route}-{1:020d}/bundle.json"
-    assert [part.count for part in Reading(f"{route}-{1:020d}", facts.contents, iter([tar])).parts()] == [1]
+    assert [part.count for part in BundleReader(f"{route}-{1:020d}", facts.contents, iter([tar])).parts()] == [1]
     assert len(facts.name) <= 255
 
 

@@ -22,7 +22,7 @@ from running import refused, run
 from wald.format.names import Kind
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
-from wald_archive.cutting import Records
+from wald_archive.sizes import Records
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ class TestRefusals:
     def test_spark_that_is_asked_for_and_not_there(
         self, root: Path, dest: Path, asking: tuple[str, str], without: str, words: str
     ) -> None:
-        """Told before anything is begun; whoever does not ask for it gets the other engine."""
+        """Recorded before anything is begun; whoever does not ask for it gets the other engine."""
         script = f"{without}; from wald_archive.command import main; main()"
         line = [sys.executable, "-c", script, "a", "--root", str(root), "--dest", str(dest)]
 

@@ -18,7 +18,7 @@ from running import eventually
 import wald
 from wald.store.files.directory import Root
 from wald_archive.codecs import Codec
-from wald_archive.cutting import Records
+from wald_archive.sizes import Records
 
 BAGIT = Path(sys.executable).with_name("bagit.py")
 

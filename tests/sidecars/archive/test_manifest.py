@@ -12,7 +12,7 @@ from damage import every_flip, every_truncation
 from wald_archive.bundle import Bundle, Contents, Origin
 from wald_archive.codecs import Codec
 from wald_archive.layout import BagName, parse_bag_name
-from wald_archive.manifest import BadManifest, Entry, Manifest, Previous, decode_manifest
+from wald_archive.manifest import BadManifest, BundleEntry, Manifest, Previous, decode_manifest
 from wald_archive.parts import PartFacts
 from wald_archive.tags import tag_files
 
@@ -27,8 +27,8 @@ def bundle(first: int, last: int, after: int, digest: str) -> Bundle:
     return Bundle(f"web-{first:020d}.tar.gz", contents, 60, digest * 64, "c" * 64, array("Q", [0, 1]))
 
 
-FIRST = Entry(bundle(1, 250, 0, "a"), None)
-SECOND = Entry(bundle(252, 300, 250, "b"), FIRST.as_previous())
+FIRST = BundleEntry(bundle(1, 250, 0, "a"), None)
+SECOND = BundleEntry(bundle(252, 300, 250, "b"), FIRST.as_previous())
 MANIFEST = Manifest(ORIGIN, Codec.GZ, (FIRST, SECOND))
 
 

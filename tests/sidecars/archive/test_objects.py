@@ -15,9 +15,9 @@ from logs import Built
 
 from wald.store.files.disk import Disk
 from wald_archive.codecs import Codec
-from wald_archive.cutting import Records
 from wald_archive.destination import Destination, Sink
 from wald_archive.objects import open_destination
+from wald_archive.sizes import Records
 
 SERVER = """
 import sys

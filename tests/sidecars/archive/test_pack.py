@@ -20,7 +20,7 @@ from wald.format.names import Kind
 from wald.store.files.ledger import Ledger
 from wald.store.retention.cursors import CursorState
 from wald_archive.codecs import Codec
-from wald_archive.cutting import Bytes, Records
+from wald_archive.sizes import Bytes, Records
 
 BAGIT = Path(sys.executable).with_name("bagit.py")
 
@@ -312,7 +312,7 @@ def test_a_record_that_is_missing_in_the_middle_is_an_error_whoever_has_processe
 
 
 def test_two_groups_do_not_write_the_same_bag(mixed: Built, dest: Path) -> None:
-    """Told before the run is begun, so that it does not stand in the way of the next."""
+    """Recorded before the run is begun, so that it does not stand in the way of the next."""
     archive(mixed, dest)
 
     with pytest.raises(Refused, match="a bag of the same records is here, of group processed"):

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from logs import START_NS, Built
 from some_logs import STEPS, Step, build
 
-from wald_archive.parts import BadIndex, Form, Part, Run, parse_run, parts
+from wald_archive.parts import BadIndex, Form, IndexEntry, Part, parse_index_entry, parts
 
-RUN = Run("00000000000000000001.txt", 0, 8, 1, 2, START_NS, terminated=False)
+RUN = IndexEntry("00000000000000000001.txt", 0, 8, 1, 2, START_NS, terminated=False)
 
 
-def lines_of(part: Part, run: Run) -> list[bytes]:
+def lines_of(part: Part, run: IndexEntry) -> list[bytes]:
     """The records of a run, found as its index says."""
     data = b"".join(part.data)[run.offset : run.offset + run.bytes]
     assert data.endswith(b"\n")
@@ -82,7 +82,7 @@ def test_a_line_of_an_index_is_json_and_comes_back() -> None:
         "append_time_ns": START_NS,
         "terminated": False,
     }
-    assert parse_run(line.rstrip("\n").encode()) == RUN
+    assert parse_index_entry(line.rstrip("\n").encode()) == RUN
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_a_line_of_an_index_is_json_and_comes_back() -> None:
 )
 def test_another_line_is_refused(line: bytes) -> None:
     with pytest.raises(BadIndex):
-        parse_run(line)
+        parse_index_entry(line)

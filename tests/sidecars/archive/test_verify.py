@@ -15,7 +15,7 @@ from wald.errors import NotFound
 from wald.store.checking.finding import Level
 from wald.store.files.ledger import Ledger
 from wald_archive.codecs import Codec
-from wald_archive.cutting import Records
+from wald_archive.sizes import Records
 
 SMALL_BYTES = 500  # of these files every byte is changed; of larger ones every STRIDE-th, and both ends
 STRIDE = 41

@@ -14,8 +14,8 @@ from logs import Built, Unsynced
 from wald.errors import Damaged, NotFound
 from wald.store.checking.finding import Level
 from wald.store.files.ledger import Ledger
-from wald_archive.cutting import Records
-from wald_archive.told import Told, told_of
+from wald_archive.ledger import Recorded, recorded_at
+from wald_archive.sizes import Records
 
 ENOUGH_STEPS = 100
 UNFINISHED = "unfinished: an interrupted run; wald-archive a --group processed goes on with it"
@@ -190,10 +190,10 @@ class TestSpelling:
         archive(mixed, tmp_path / "link")
 
         lines = ledger_lines(mixed.root)
-        assert set(told_of(lines, str(tmp_path / "real")).bundles) == set(
-            told_of(lines, str(tmp_path / "link")).bundles
+        assert set(recorded_at(lines, str(tmp_path / "real")).bundles) == set(
+            recorded_at(lines, str(tmp_path / "link")).bundles
         )
-        assert told_of(lines, str(tmp_path / "real")).bundles
+        assert recorded_at(lines, str(tmp_path / "real")).bundles
 
     def test_a_place_that_the_ledger_does_not_know_is_an_error(self, place: Path, mixed: Built, tmp_path: Path) -> None:
         """Else a proof of nothing would pass for a proof."""
@@ -214,13 +214,13 @@ class TestSpelling:
     def test_an_address_is_what_it_is(self) -> None:
         line: dict[str, object] = {"event": "archived", "dest": "s3://bucket/a", "bag": "a/1-2", "bundle": "x"}
 
-        assert told_of([line], "s3://bucket/a").bundles == {("a/1-2", "x"): line}
-        assert told_of([line], "s3://bucket/b") == Told(elsewhere=("s3://bucket/a",))
+        assert recorded_at([line], "s3://bucket/a").bundles == {("a/1-2", "x"): line}
+        assert recorded_at([line], "s3://bucket/b") == Recorded(elsewhere=("s3://bucket/a",))
 
     def test_a_ledger_without_bundles_says_nothing_of_places(self) -> None:
         """Nothing was archived yet, or the ledger was lost and began anew."""
         begun: dict[str, object] = {"event": "begun", "dest": "s3://bucket/a", "bag": "a/1-2", "group": "g"}
 
-        assert told_of([begun], "s3://bucket/b") == told_of([], "s3://bucket/b") == Told()
+        assert recorded_at([begun], "s3://bucket/b") == recorded_at([], "s3://bucket/b") == Recorded()
         archived = begun | {"event": "archived", "dest": "s3://bucket/b", "bundle": "x"}
-        assert told_of([begun, archived], "s3://bucket/a") == Told(unfinished={("a/1-2", "g")})
+        assert recorded_at([begun, archived], "s3://bucket/a") == Recorded(unfinished={("a/1-2", "g")})

@@ -27,9 +27,9 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import CursorState
 from wald_archive.codecs import Codec
-from wald_archive.cutting import Bytes, Records, Size
 from wald_archive.objects import open_destination
 from wald_archive.pack import Packed
+from wald_archive.sizes import Bytes, Records, Size
 from wald_spark import archiving
 from wald_spark.archiving import SparkEngine
 
@@ -243,7 +243,7 @@ class TestErrors:
         assert [line["event"] for line in ledger_lines(Root(tmp_path / "away"))] == ["begun"]
 
 
-def told_of(pid: int, name: str) -> bytes:
+def recorded_at(pid: int, name: str) -> bytes:
     """What the kernel tells of a process; nothing of one that has ended."""
     try:
         return Path("/proc", str(pid), name).read_bytes()
@@ -254,14 +254,14 @@ def told_of(pid: int, name: str) -> bytes:
 def descendants(pid: int) -> Iterator[int]:
     """Every process that ``pid`` has started, by way of others too."""
     for task in Path(f"/proc/{pid}/task").glob("*"):
-        for child in map(int, told_of(pid, f"task/{task.name}/children").split()):
+        for child in map(int, recorded_at(pid, f"task/{task.name}/children").split()):
             yield child
             yield from descendants(child)
 
 
 def executors() -> list[int]:
     """Of the cluster that this process has started."""
-    return [pid for pid in descendants(os.getpid()) if b"CoarseGrainedExecutorBackend" in told_of(pid, "cmdline")]
+    return [pid for pid in descendants(os.getpid()) if b"CoarseGrainedExecutorBackend" in recorded_at(pid, "cmdline")]
 
 
 def workers() -> list[int]:
@@ -271,7 +271,7 @@ def workers() -> list[int]:
         for executor in executors()
         for daemon in descendants(executor)
         for pid in descendants(daemon)
-        if b"pyspark.daemon" in told_of(pid, "cmdline")
+        if b"pyspark.daemon" in recorded_at(pid, "cmdline")
     ]
 
 

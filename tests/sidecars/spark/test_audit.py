@@ -21,7 +21,7 @@ from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
 from wald.store.files.directory import Root
 from wald.store.files.ledger import Ledger, read_ledger
-from wald_archive.cutting import Records
+from wald_archive.sizes import Records
 from wald_reclaim.policy import Limits
 from wald_spark.audit.job import audit
 from wald_spark.audit.plan import plan

@@ -18,7 +18,7 @@ from some_logs import STEPS, Step, build
 from wald.errors import Damaged
 from wald.store.reading.arrow import record_batches, schema
 from wald_archive.codecs import Codec
-from wald_archive.cutting import Records
+from wald_archive.sizes import Records
 from wald_spark.bundles import BundlePiece, bundle_pieces
 from wald_spark.damage import STRICT, Tolerance
 from wald_spark.places import ArchivePlace

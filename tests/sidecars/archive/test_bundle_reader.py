@@ -12,7 +12,7 @@ from damage import every_truncation
 from golden.archive import FOLDER
 
 from wald_archive.bundle import Contents
-from wald_archive.contents import BadBundle, Reading
+from wald_archive.bundle_reader import BadBundle, BundleReader
 from wald_archive.manifest import decode_manifest
 
 STEM = f"a-{1:020d}"
@@ -47,7 +47,7 @@ def packed(files: Files) -> bytes:
 
 def read(tar: bytes, contents: Contents = CONTENTS) -> list[tuple[int, int]]:
     """First and last record of each part."""
-    return [(part.first, part.last) for part in Reading(STEM, contents, iter([tar])).parts()]
+    return [(part.first, part.last) for part in BundleReader(STEM, contents, iter([tar])).parts()]
 
 
 def test_a_bundle_is_read_whoever_has_packed_it() -> None:

@@ -13,18 +13,19 @@ asked for now: so it makes the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
 
-from wald.errors import Damaged, Refused, command_line
+from wald.errors import Damaged
 from wald.store.retention.history import Entry
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
-from wald_archive.cutting import Bytes, Records, Size
 from wald_archive.layout import BagName
-from wald_archive.manifest import Entry as BundleEntry
-from wald_archive.manifest import Manifest, Previous
+from wald_archive.manifest import BundleEntry, Previous
+from wald_archive.sizes import Bytes, Records, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def past(entries: Iterable[Entry], *, log: str, route: str, group: str, dest: st
     return Past(run, names, complete=any(entry.get("last") == run.last for entry in told))
 
 
-def last_told(entries: Iterable[Entry], *, route: str, group: str, after: int) -> Previous | None:
+def last_recorded(entries: Iterable[Entry], *, route: str, group: str, after: int) -> Previous | None:
     """The bundle that a run behind ``after`` follows, wherever it was brought; None if the ledger knows of none."""
     found: Entry | None = None
     for entry in entries:
@@ -148,37 +149,6 @@ def last_told(entries: Iterable[Entry], *, route: str, group: str, after: int) -
         if ours and isinstance(last, int) and last <= after and (found is None or last >= found["last"]):
             found = entry
     return None if found is None else Previous(str(found.get("bundle")), str(found.get("sha256")))
-
-
-def check_lineage(
-    manifests: Sequence[tuple[str, Manifest]], *, log: str, root: Path, group: str, first: int, last: int
-) -> None:
-    """May records ``first`` to ``last`` go where these bags are?
-
-    Args:
-        manifests: of bags of the same route, each with its path or address.
-
-    Raises:
-        Refused: a bag belongs to another log, or holds some of these records already.
-    """
-    for place, manifest in manifests:
-        if manifest.origin.log != log:
-            raise Refused(
-                f"{place}: this bag belongs to log {manifest.origin.log}, not to {log}",
-                hint="archive to another place: --dest DIR",
-            )
-        if (manifest.first, manifest.last) == (first, last) and manifest.origin.group != group:
-            raise Refused(
-                f"{place}: a bag of the same records is here, of group {manifest.origin.group}",
-                hint="archive to another place: --dest DIR",
-            )
-        if manifest.origin.group == group and manifest.first <= last and first <= manifest.last:
-            setting = command_line(root, f"cursor set {manifest.origin.route} {manifest.last} --group {group}")
-            raise Refused(
-                f"{place}: this bag of the same group holds records {manifest.first} to {manifest.last} already, "
-                "though the ledger and the cursor do not say so",
-                hint=f"{setting}, or another --dest",
-            )
 
 
 def _parse(begun: Entry, log: str) -> Run:
@@ -200,3 +170,86 @@ def _parse(begun: Entry, log: str) -> Run:
             f"ledger/archive.jsonl: the line about bag {begun.get('bag')} cannot be used ({error!r})",
             hint="restore the ledger from a backup; archive to another --dest meanwhile",
         ) from error
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What the ledger says is at one destination.
+
+    Attributes:
+        bundles: the lines ``archived``, by bag and name of the bundle.
+        whole: the bags that these are about: such a line is written when the whole bag has been read back.
+        unfinished: bag and group of each run that was begun, and neither finished nor abandoned.
+        abandoned: bag and group of each run that was given up.
+        elsewhere: the destinations of all bundles it tells of, if it tells of nothing here.
+    """
+
+    bundles: dict[tuple[str, str], Entry] = field(default_factory=dict)
+    whole: set[str] = field(default_factory=set)
+    unfinished: set[tuple[str, str]] = field(default_factory=set)
+    abandoned: set[tuple[str, str]] = field(default_factory=set)
+    elsewhere: tuple[str, ...] = ()
+
+    def by_bag(self) -> defaultdict[str, Recorded]:
+        """The same, bag by bag; a bag of which it says nothing comes out empty."""
+        parts: defaultdict[str, Recorded] = defaultdict(Recorded)
+        for (bag, name), line in self.bundles.items():
+            parts[bag].bundles[bag, name] = line
+        for bag in self.whole:
+            parts[bag].whole.add(bag)
+        for run in self.unfinished:
+            parts[run[0]].unfinished.add(run)
+        for run in self.abandoned:
+            parts[run[0]].abandoned.add(run)
+        return parts
+
+    def last_of(self, route: str) -> int:
+        """The last record of a route that it says is in a bundle; 0: there is none."""
+        lasts = (line.get("last") for line in self.bundles.values() if line.get("route") == route)
+        return max((last for last in lasts if isinstance(last, int)), default=0)
+
+    def excuse(self, bag: str, group: str | None) -> str:
+        """Why a bag of ``group`` (None: whoever's) may be half-written; "" if it may not."""
+        if bag in self.whole:
+            return ""
+        for begun, whose in sorted(self.unfinished):
+            if begun == bag and group in (None, whose):
+                route = bag.partition("/")[0]
+                return f"unfinished: an interrupted run; wald-archive {route} --group {whose} goes on with it"
+        if any(begun == bag and group in (None, whose) for begun, whose in self.abandoned):
+            return "an abandoned run; it may be removed"
+        return ""
+
+
+def recorded_at(entries: Iterable[Entry], place: str) -> Recorded:
+    """The lines of a ledger about one destination, however its path is spelled there."""
+    told = Recorded()
+    real = cache(_real)
+    known, others = False, set()
+    for entry in entries:
+        dest, event = str(entry.get("dest")), entry.get("event")
+        if real(dest) != real(place):
+            if event == "archived":
+                others.add(dest)
+            continue
+        known = True
+        bag = str(entry.get("bag"))
+        run = bag, str(entry.get("group"))
+        if event == "archived":
+            told.bundles[bag, str(entry.get("bundle"))] = entry
+            told.whole.add(bag)
+        elif event == "begun":
+            told.unfinished.add(run)
+            told.abandoned.discard(run)
+        elif event == "finished":
+            told.unfinished.discard(run)
+        elif event == "abandoned":
+            told.unfinished.discard(run)
+            told.abandoned.add(run)
+    told.elsewhere = () if known else tuple(sorted(others))
+    return told
+
+
+def _real(place: str) -> str:
+    """One spelling of each directory; an address is what it is."""
+    return place if "://" in place else os.path.realpath(place)

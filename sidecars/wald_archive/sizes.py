@@ -54,7 +54,7 @@ class Bytes:
         return records_within(batch, room)
 
 
-class Portions:
+class BundleBatches:
     """Batches parted into what each bundle holds; a portion is read to its end before the next is asked for."""
 
     def __init__(self, batches: Iterable[Batch], size: Size) -> None:

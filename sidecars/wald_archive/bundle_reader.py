@@ -1,4 +1,4 @@
-"""Reading a bundle: from the tar back to parts, each checked against its index; no more than one part in memory.
+"""BundleReader a bundle: from the tar back to parts, each checked against its index; no more than one part in memory.
 
 A bundle may be anything, and claim anything. So a file in it is read only if its header says what the manifest says,
 and of the headers of pax, which may have any length, only the one is read that gives a file a longer name.
@@ -15,7 +15,7 @@ from wald.format.batch import Buffer
 from wald_archive.bundle import ABOUT, ABOUT_MAX_BYTES, BLOCK_BYTES, RECORD_BYTES, Contents
 from wald_archive.codecs import BadStream
 from wald_archive.layout import part_name
-from wald_archive.parts import RUN_MAX_BYTES, BadIndex, Form, Part, PartFacts, Run, parse_run
+from wald_archive.parts import INDEX_LINE_MAX_BYTES, BadIndex, Form, IndexEntry, Part, PartFacts, parse_index_entry
 
 _PAX_PATH = re.compile(rb"([0-9]{1,3}) path=([^\n]+)\n")
 _END_BYTES = 2 * BLOCK_BYTES
@@ -26,7 +26,7 @@ class BadBundle(ValueError):
 
 
 @dataclass(slots=True)
-class Reading:
+class BundleReader:
     """The parts of the bundle ``stem``, in order; afterwards :attr:`about` is the content of its ``bundle.json``.
 
     Args:
@@ -50,7 +50,7 @@ class Reading:
         try:
             for facts in self.contents.parts:
                 index = f"batches/{part_name(facts.first, '.jsonl')}"
-                runs = _runs(index, tar.file(index, most=RUN_MAX_BYTES * min(facts.count, facts.bytes)))
+                runs = _runs(index, tar.file(index, most=INDEX_LINE_MAX_BYTES * min(facts.count, facts.bytes)))
                 records = f"records/{facts.part}"
                 part = _part(records, facts, tar.file(records, most=facts.bytes), runs)
                 if part.first <= last:
@@ -63,14 +63,14 @@ class Reading:
             raise BadBundle(str(error)) from error
 
 
-def _runs(member: str, data: bytes) -> list[Run]:
+def _runs(member: str, data: bytes) -> list[IndexEntry]:
     try:
-        return [parse_run(line) for line in data.removesuffix(b"\n").split(b"\n")]
+        return [parse_index_entry(line) for line in data.removesuffix(b"\n").split(b"\n")]
     except BadIndex as error:
         raise BadBundle(f"{member}: {error}") from error
 
 
-def _part(member: str, facts: PartFacts, data: bytes, runs: list[Run]) -> Part:
+def _part(member: str, facts: PartFacts, data: bytes, runs: list[IndexEntry]) -> Part:
     name = facts.part
     form = Form.LINES if name.endswith(Form.LINES.value) else Form.OBJECTS
     offset, sequence = 0, runs[0].first

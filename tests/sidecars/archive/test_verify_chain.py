@@ -5,8 +5,8 @@ from __future__ import annotations
 from archives_manifest import manifest
 
 from wald.store.checking.finding import Level
-from wald_archive.chain import Placed, broken_links
 from wald_archive.manifest import Manifest, Previous
+from wald_archive.verify import Placed, broken_links
 
 LOG = "ab" * 16
 

@@ -13,7 +13,7 @@ from some_logs import STEPS, Step, build
 
 from wald.format.record import Record
 from wald.store.reading.batches import Batch
-from wald_archive.cutting import Bytes, Portions, Records, content_bytes
+from wald_archive.sizes import BundleBatches, Bytes, Records, content_bytes
 
 
 def counted(record: Record) -> int:
@@ -22,7 +22,7 @@ def counted(record: Record) -> int:
 
 
 def naive(records: list[Record], limit: int) -> list[list[int]]:
-    """Portions of at most ``limit`` bytes, one record after the other."""
+    """BundleBatches of at most ``limit`` bytes, one record after the other."""
     portions: list[list[int]] = []
     room = 0
     for record in records:
@@ -34,7 +34,7 @@ def naive(records: list[Record], limit: int) -> list[list[int]]:
     return portions
 
 
-def sequences(portions: Portions) -> list[list[int]]:
+def sequences(portions: BundleBatches) -> list[list[int]]:
     return [[record.sequence for batch in portion for record in batch.records()] for portion in portions]
 
 
@@ -46,11 +46,11 @@ def test_portions_are_those_of_one_record_after_the_other(steps: list[Step], lim
         log = build(Path(folder) / "root", steps).log
         records = list(log.read("a"))
 
-        by_bytes = sequences(Portions(log.batches("a"), Bytes(limit)))
-        by_records = sequences(Portions(log.batches("a"), Records(limit)))
+        by_bytes = sequences(BundleBatches(log.batches("a"), Bytes(limit)))
+        by_records = sequences(BundleBatches(log.batches("a"), Records(limit)))
         values = [
             record.value
-            for portion in Portions(log.batches("a"), Records(limit))
+            for portion in BundleBatches(log.batches("a"), Records(limit))
             for batch in portion
             for record in batch.records()
         ]
@@ -65,13 +65,13 @@ def test_portions_are_those_of_one_record_after_the_other(steps: list[Step], lim
 def test_exact_multiples_leave_no_empty_portion(built: Built, limit: int, portions: int) -> None:
     built.lines("a", [b"x"] * 1000)
 
-    assert len(sequences(Portions(built.log.batches("a"), Records(limit)))) == portions
+    assert len(sequences(BundleBatches(built.log.batches("a"), Records(limit)))) == portions
 
 
 def test_a_record_above_the_limit_is_a_portion_by_itself(built: Built) -> None:
     built.lines("a", [b"1", b"x" * 100, b"3", b"4"])
 
-    assert sequences(Portions(built.log.batches("a"), Bytes(4))) == [[1], [2], [3, 4]]
+    assert sequences(BundleBatches(built.log.batches("a"), Bytes(4))) == [[1], [2], [3, 4]]
 
 
 def test_a_line_without_newline_counts_with_one(built: Built) -> None:
@@ -80,8 +80,8 @@ def test_a_line_without_newline_counts_with_one(built: Built) -> None:
 
     batches: list[Batch] = list(built.log.batches("a"))
     assert [content_bytes(batch) for batch in batches] == [3]
-    assert sequences(Portions(built.log.batches("a"), Bytes(3))) == [[1]]
+    assert sequences(BundleBatches(built.log.batches("a"), Bytes(3))) == [[1]]
 
 
 def test_no_batch_is_no_portion() -> None:
-    assert sequences(Portions([], Records(1))) == []
+    assert sequences(BundleBatches([], Records(1))) == []

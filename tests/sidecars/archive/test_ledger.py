@@ -12,9 +12,10 @@ from archives_manifest import manifest
 from wald.errors import Damaged, Refused
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
-from wald_archive.cutting import Bytes, Records
+from wald_archive.ledger import Past, Run, last_recorded, past
 from wald_archive.manifest import Manifest, Previous
-from wald_archive.plan import Past, Run, check_lineage, last_told, past
+from wald_archive.pack import check_lineage
+from wald_archive.sizes import Bytes, Records
 
 LOG = "ab" * 16
 ORIGIN = Origin(LOG, "a", "processed", "wald 1", "2026-11-21T10:00:00Z")
@@ -87,9 +88,9 @@ def test_a_run_follows_the_latest_bundle_behind_which_it_begins() -> None:
         archived(RUN, 245, route="b"),
     ]
 
-    assert last_told(entries, route="a", group="processed", after=260) == Previous("a-250", "2" * 64)
-    assert last_told(entries, route="a", group="processed", after=99) is None
-    assert last_told(entries, route="a", group="other", after=250) == Previous("a-240", "e" * 64)
+    assert last_recorded(entries, route="a", group="processed", after=260) == Previous("a-250", "2" * 64)
+    assert last_recorded(entries, route="a", group="processed", after=99) is None
+    assert last_recorded(entries, route="a", group="other", after=250) == Previous("a-240", "e" * 64)
 
 
 def test_the_line_about_a_run_says_all_that_decides_its_bytes() -> None:

@@ -10,15 +10,15 @@ from archives import SOFTWARE
 from logs import Built
 
 from wald.format.names import Kind
-from wald_archive import due
+from wald_archive import engine_choice
 from wald_archive.codecs import Codec
-from wald_archive.cutting import Records
-from wald_archive.due import due_bytes, spark_pays
-from wald_archive.pack import Wish
+from wald_archive.engine_choice import due_bytes, spark_pays
+from wald_archive.pack import Request
+from wald_archive.sizes import Records
 
 
-def wish(route: str = "a", to: int | None = None) -> Wish:
-    return Wish(route, "processed", Records(10), Codec.ZST, SOFTWARE, to)
+def request(route: str = "a", to: int | None = None) -> Request:
+    return Request(route, "processed", Records(10), Codec.ZST, SOFTWARE, to)
 
 
 @pytest.fixture
@@ -39,39 +39,39 @@ def active_bytes(built: Built) -> int:
 
 def test_sealed_segments_tell_the_bytes_of_a_route(three: Built) -> None:
     """What is behind the cursor; of the segment that it is in, everything."""
-    assert due_bytes(three.log, wish()) == 2000 + active_bytes(three)
-    assert due_bytes(three.log, wish("b")) == 200 + active_bytes(three)
+    assert due_bytes(three.log, request()) == 2000 + active_bytes(three)
+    assert due_bytes(three.log, request("b")) == 200 + active_bytes(three)
     three.log.set_cursor("a", 5)
-    assert due_bytes(three.log, wish()) == 2000 + active_bytes(three)
+    assert due_bytes(three.log, request()) == 2000 + active_bytes(three)
     three.log.set_cursor("a", 10)
-    assert due_bytes(three.log, wish()) == 1000 + active_bytes(three)
+    assert due_bytes(three.log, request()) == 1000 + active_bytes(three)
     three.log.set_cursor("a", 41)
-    assert due_bytes(three.log, wish()) <= active_bytes(three)
+    assert due_bytes(three.log, request()) <= active_bytes(three)
 
 
 def test_what_is_left_for_later_does_not_count(three: Built) -> None:
-    assert due_bytes(three.log, wish(to=20)) == 1000
+    assert due_bytes(three.log, request(to=20)) == 1000
 
 
 def test_a_cut_segment_counts_with_its_file(built: Built) -> None:
     built.lines("a", [b"x" * 99] * 10)
     built.cut()
-    assert due_bytes(built.log, wish()) == built.path(1, Kind.RAW).stat().st_size + active_bytes(built)
+    assert due_bytes(built.log, request()) == built.path(1, Kind.RAW).stat().st_size + active_bytes(built)
 
 
 def test_what_is_wrong_counts_nothing(three: Built) -> None:
     """Whoever packs meets it, and tells."""
     three.path(1, Kind.SEALED).write_bytes(b"")
-    assert due_bytes(three.log, wish()) == 1000 + active_bytes(three)
-    assert due_bytes(three.log, wish("none")) == 0
+    assert due_bytes(three.log, request()) == 1000 + active_bytes(three)
+    assert due_bytes(three.log, request("none")) == 0
 
 
 def test_spark_pays_with_idle_cores_and_enough_to_do(
     three: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = due_bytes(three.log, wish()) + due_bytes(three.log, wish("b"))
+    there = due_bytes(three.log, request()) + due_bytes(three.log, request("b"))
     for cores in (2, 5):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
         for enough in (there - 1, there):
-            monkeypatch.setattr(due, "SPARK_PAYS_BYTES", enough)
-            assert spark_pays(three.log, [wish(), wish("b")]) == (cores > 4 and enough < there)
+            monkeypatch.setattr(engine_choice, "SPARK_PAYS_BYTES", enough)
+            assert spark_pays(three.log, [request(), request("b")]) == (cores > 4 and enough < there)
