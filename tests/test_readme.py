@@ -16,7 +16,7 @@ from logs import Built
 
 from wald import errors
 from wald.config import reference
-from wald.format.framing import Code
+from wald.format.protocol import Code
 from wald_archive.codecs import Codec
 from wald_archive.sizes import Records
 

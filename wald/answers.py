@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from wald.errors import InvalidInput, NotFound, NotPermitted, Refused, WaldError, command_line, user_name
-from wald.format.framing import Code, ProtocolError
+from wald.format.protocol import Code, ProtocolError
 
 
 def as_error(error: ProtocolError, request: bytes, *, root: Path | None, socket: Path) -> WaldError:

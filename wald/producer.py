@@ -29,7 +29,8 @@ from typing import NamedTuple, Self
 
 from wald.answers import as_error
 from wald.errors import DiskFailure, InvalidInput, NotPermitted, Refused, Unavailable, WaldError, command_line
-from wald.format.framing import (
+from wald.format.names import check_route
+from wald.format.protocol import (
     REQUEST_MAX_BYTES,
     Code,
     ProtocolError,
@@ -38,7 +39,6 @@ from wald.format.framing import (
     parse_reply,
     parse_request,
 )
-from wald.format.names import check_route
 
 WINDOW = 8  # requests under way; the daemon remembers 16 a producer, so all of them can be repeated
 FRAME_MAX_BYTES = 128 << 10  # of whole lines in one request; a unix socket holds about twice that

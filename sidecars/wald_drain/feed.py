@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 
 from wald.errors import DiskFailure
-from wald.format.framing import REQUEST_MAX_BYTES
+from wald.format.protocol import REQUEST_MAX_BYTES
 from wald_drain.attempt import Attempts
 from wald_drain.consumer import Consumer
 from wald_drain.handing import Handing

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from wald.errors import InvalidInput, NotFound, command_line
-from wald.format.framing import REQUEST_MAX_BYTES
+from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.format.record import Record
 from wald.store.retention.cursors import CursorState
 from wald_drain.consumer import Consumer

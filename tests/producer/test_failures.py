@@ -19,7 +19,7 @@ from running import TIMEOUT_SECONDS, Daemon, eventually, refusal_of
 import wald
 from wald.errors import DiskFailure, InvalidInput, NotFound, NotPermitted, Refused, Unavailable, WaldError
 from wald.format.columns import encode
-from wald.format.framing import Publish, parse_request
+from wald.format.protocol import Publish, parse_request
 from wald.producer import Durable, Producer
 
 

@@ -17,7 +17,7 @@ import wald
 from wald import producer as module
 from wald.errors import InvalidInput, Refused
 from wald.format.columns import encode
-from wald.format.framing import Publish
+from wald.format.protocol import Publish
 from wald.producer import FRAME_MAX_BYTES, WINDOW, Durable, Producer
 
 

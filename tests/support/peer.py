@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from wald.format.framing import Publish, parse_request
+from wald.format.protocol import Publish, parse_request
 
 Answer = Callable[[int, Publish], bytes | None]
 """The number of a request and the request → the reply; b"" hangs up, None waits."""

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from wald.cli.options import duration_option, root_option, route_argument, socket_option
 from wald.cli.producing import producer_at
 from wald.errors import DiskFailure, Interrupted, InvalidInput, Unavailable, WaldError, command_line
-from wald.format.framing import REQUEST_MAX_BYTES
+from wald.format.protocol import REQUEST_MAX_BYTES
 
 if TYPE_CHECKING:
     from wald.cli.keyed import Encode

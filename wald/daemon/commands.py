@@ -11,8 +11,8 @@ from wald.daemon.committer import Committer
 from wald.daemon.intake import Intake
 from wald.daemon.routes import Routes
 from wald.errors import InvalidInput, NotFound
-from wald.format.framing import Code, Command, encode_err, encode_ok
 from wald.format.head import encode_head
+from wald.format.protocol import Code, Command, encode_err, encode_ok
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import OWNERS_FIFO_MODE, has_fifo

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from wald.daemon.gate import Cause
 from wald.daemon.publishing import Answer
 from wald.daemon.spooling import Spooling
-from wald.format.framing import Command
+from wald.format.protocol import Command
 
 RECEIVE_BYTES = 256 << 10  # read from one connection in one turn; a unix socket holds about that much
 ASKING_RECEIVE_BYTES = 4 << 10  # from who asks instead of publishing: it is answered slowly, and what waits is kept

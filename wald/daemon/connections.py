@@ -32,7 +32,7 @@ from wald.daemon.routes import Routes
 from wald.daemon.spooling import Spooling
 from wald.daemon.turn import Ticket, Turn
 from wald.errors import InvalidInput
-from wald.format.framing import (
+from wald.format.protocol import (
     LINE_MAX_BYTES,
     Code,
     Command,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from wald.format.framing import Code, ProtocolError
+from wald.format.protocol import Code, ProtocolError
 from wald.store.writing.writer import Route
 
 

@@ -14,7 +14,7 @@ from wald.daemon.turn import Ticket, Turn
 from wald.format.columns import BadColumns
 from wald.format.columns import decode as decode_columns
 from wald.format.control import Written
-from wald.format.framing import Code, ProtocolError, Publish, encode_err
+from wald.format.protocol import Code, ProtocolError, Publish, encode_err
 from wald.store.writing.writer import Route
 
 Answer = bytes | Ticket

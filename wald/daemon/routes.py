@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from wald.format.framing import Code, ProtocolError
+from wald.format.protocol import Code, ProtocolError
 from wald.store.files.directory import Root
 from wald.store.writing.writer import Route
 

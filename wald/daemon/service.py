@@ -33,7 +33,7 @@ from wald.daemon.routes import Routes
 from wald.daemon.sizing import sizes_in_force
 from wald.daemon.turn import Turn
 from wald.errors import DiskFailure, NotPermitted, WaldError, command_line
-from wald.format.framing import Code
+from wald.format.protocol import Code
 from wald.metrics import Metrics
 from wald.store.files.directory import Root, create_root, read_identity, require_root
 from wald.store.files.disk import Disk

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.framing import (
+from wald.format.protocol import (
     REQUEST_MAX_BYTES,
     Code,
     Command,
