@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.daemon": (*PURE, "wald.store", "wald.config", "wald.metrics", "wald.daemon"),
     "wald.cli": ("wald",),
     **dict.fromkeys(PROGRAMS, SIDECARS),
-    "wald_spark": (*SIDECARS, "wald_archive", "wald.store.reading.arrow"),
+    "wald_spark": (*SIDECARS, "wald.cli.cursors", "wald_archive", "wald.store.reading.arrow"),
     "pyspark_wald": ("wald_spark.source",),
 }
 

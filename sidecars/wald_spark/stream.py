@@ -22,8 +22,8 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from wald.errors import Damaged, WaldError
-from wald.format.offsets import BadOffsets, Offsets, decode_offsets, encode_offsets
 from wald_spark.admission import Limits
+from wald_spark.offsets import BadOffsets, Offsets, decode_offsets, encode_offsets
 from wald_spark.options import Options
 from wald_spark.plan import shared
 from wald_spark.source import Task, hints, read_task

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
-from wald.format.offsets import Offsets, Position
 from wald.store.segments.head import lost_head
 from wald_spark.admission import Backlog, Limits, admit
 from wald_spark.blocks import Range
+from wald_spark.offsets import Offsets, Position
 from wald_spark.options import Options
 from wald_spark.pieces import LogPiece, pieces_of
 from wald_spark.query import require_routes

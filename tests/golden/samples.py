@@ -18,9 +18,9 @@ from wald.format.cursor import CursorLines, decode_cursor, encode_cursor
 from wald.format.head import Head, decode_head, encode_head
 from wald.format.index import decode_index, encode_entry, encode_index_header
 from wald.format.ledger import GENESIS, decode_ledger, digest, encode_line
-from wald.format.offsets import Offsets, Position, decode_offsets, encode_offsets
 from wald.format.segment import SegmentHeader, decode_header, encode_header
 from wald.format.transfers import Transfer, decode_transfer, encode_transfer
+from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
 
 VERSION = 1
 FOLDER = Path(__file__).parent / f"v{VERSION}"

@@ -13,11 +13,27 @@ from wald.cli.tables import aligned
 from wald.errors import Damaged, NotFound, command_line
 from wald.format.names import check_group, check_route
 from wald.store.files.disk import Disk
-from wald.store.retention.checkpoint import processed_by_stream
 from wald.store.retention.cursors import Cursor, CursorState, newcomer, remove_cursor
 
 
-@click.group()
+class CursorCommands(click.Group):
+    """The commands below, and those that other programs register as entry points of the group ``wald.cursor``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from importlib.metadata import entry_points
+
+        return [*super().list_commands(ctx), *sorted(entry_points(group="wald.cursor").names)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if (own := super().get_command(ctx, cmd_name)) is not None:
+            return own
+        from importlib.metadata import entry_points
+
+        registered = next(iter(entry_points(group="wald.cursor", name=cmd_name)), None)
+        return None if registered is None else registered.load()
+
+
+@click.group(cls=CursorCommands)
 def cursor() -> None:
     """Show, move or remove the cursor of a consumer group: the last sequence it has processed."""
 
@@ -52,7 +68,7 @@ def set_(root: Path, route: str, sequence: int, group: str, rewind: bool) -> Non
     """Say that the group has processed ROUTE up to and including SEQUENCE."""
     log = wald.open(root)
     news = newcomer(log.root, route, group)
-    _say(log.set_cursor(route, sequence, group, rewind=rewind), news)
+    print_moved(log.set_cursor(route, sequence, group, rewind=rewind), news)
 
 
 @cursor.command("list")
@@ -91,22 +107,8 @@ def remove(root: Path, route: str, group: str) -> None:
     click.echo(remove_cursor(wald.open(root).root, route, group, disk=Disk()))
 
 
-@cursor.command("from-checkpoint")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
-@route_argument
-@root_option
-@group_option
-def from_checkpoint(root: Path, checkpoint: Path, route: str, group: str) -> None:
-    """Move it to what a stream has committed of ROUTE, as told by the directory of its CHECKPOINT."""
-    log = wald.open(root)
-    current = log.cursor(route, group)
-    sequence = processed_by_stream(checkpoint, log.root, current, log_id=log.identity.log_id)
-    news = newcomer(log.root, route, group)
-    _say(log.set_cursor(route, sequence, group), news)
-
-
-def _say(cursor: Cursor, news: str) -> None:
-    """Where it stands now; and, on stderr, that it is new, or what it needs and RECLAIM has taken."""
+def print_moved(cursor: Cursor, news: str) -> None:
+    """Print where it stands now; and, on stderr, that it is new, or what it needs and RECLAIM has deleted."""
     click.echo(cursor.sequence)
     for message in filter(None, (news, cursor.message)):
         click.echo(f"wald: {message}", err=True)

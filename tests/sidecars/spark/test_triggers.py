@@ -19,8 +19,8 @@ from some_logs import STEPS, Step, build
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.names import Kind
-from wald.format.offsets import Offsets, Position, decode_offsets, encode_offsets
 from wald_spark.admission import Limits
+from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
 from wald_spark.options import parse_options
 from wald_spark.pieces import LogPiece
 from wald_spark.stream_options import OPTIONS, parse_stream_options

@@ -1,13 +1,12 @@
 """Who still needs what, and what is known of what is gone.
 
-backlog     what there is, and who still needs it
-checkpoint  what a stream has committed
-cursors     where consumers stand
-growth      how fast a log grows
-history     what the ledgers tell of missing segments
-lag         what each group has still to process
-missing     records asked for that are reclaimed
-pins        who holds back which segment
-progress    what routes got, how far groups are
-taken       what a new cursor needs and is gone
+backlog   what there is, and who still needs it
+cursors   where consumers stand
+growth    how fast a log grows
+history   what the ledgers tell of missing segments
+lag       what each group has still to process
+missing   records asked for that are reclaimed
+pins      who holds back which segment
+progress  what routes got, how far groups are
+taken     what a new cursor needs and is gone
 """

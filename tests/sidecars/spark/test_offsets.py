@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wald.format.names import SEQUENCE_MAX
-from wald.format.offsets import BadOffsets, Offsets, Position, decode_offsets, encode_offsets, is_offsets
+from wald_spark.offsets import BadOffsets, Offsets, Position, decode_offsets, encode_offsets, is_offsets
 
 LOG = "0123456789abcdef" * 2
 WHOLE = encode_offsets(Offsets({LOG: Position(3, 7)}, frozenset(["a"])))

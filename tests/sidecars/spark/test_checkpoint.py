@@ -10,8 +10,8 @@ import pytest
 from logs import Built
 
 from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat, WaldError
-from wald.format.offsets import Offsets, Position, encode_offsets
-from wald.store.retention.checkpoint import processed_by_stream
+from wald_spark.checkpoint import processed_by_stream
+from wald_spark.offsets import Offsets, Position, encode_offsets
 
 COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1795278068015,"conf":{}}'

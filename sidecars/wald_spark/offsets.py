@@ -2,12 +2,12 @@
 
     {"version": 1, "logs": {"<32 hex>": 700}, "began": {"<32 hex>": 250}, "routes": ["access"]}
 
-    logs     id of the log → the last sequence that was delivered; what comes next is the one behind it
-    began    id of the log → the sequence behind which the stream began; both the same: nothing was delivered yet
-    routes   those that are read; null: all
+    logs     id of the log → the last sequence that was delivered; the stream goes on with the next one
+    began    id of the log → the sequence behind which the stream began; equal to ``logs``: nothing was delivered yet
+    routes   the routes that are read; null: all
 
-``began`` is there because a stream may begin anywhere: what is in front of it has not been read by anybody. Equal
-offsets have equal bytes, as Spark compares them.
+A stream may begin at any record of a log. It has not read what is in front of that, so ``began`` is kept. Equal offsets
+have equal bytes, because Spark compares them as text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOG = re.compile(r"[0-9a-f]{32}")
 
 
 class BadOffsets(ValueError):
-    """Not the offsets of a stream of ours, or those of a newer version."""
+    """Not the offsets of a stream of wald, or those of a newer version."""
 
 
 class Position(NamedTuple):
@@ -36,7 +36,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Where a stream stands.
+    """How far a stream has read.
 
     Attributes:
         logs: by id, in hexadecimal; empty before the first trigger.
@@ -58,36 +58,43 @@ def encode_offsets(offsets: Offsets) -> dict[str, object]:
     }
 
 
-def is_offsets(told: object) -> bool:
-    """Whether JSON values are meant to be offsets of ours, of whatever version."""
-    return isinstance(told, dict) and {"version", "logs", "began", "routes"} <= told.keys()
+def is_offsets(decoded: object) -> bool:
+    """Whether decoded JSON is meant to be offsets of wald, of any version."""
+    return isinstance(decoded, dict) and {"version", "logs", "began", "routes"} <= decoded.keys()
 
 
-def decode_offsets(told: object) -> Offsets:
-    """What JSON values say.
+def decode_offsets(decoded: object) -> Offsets:
+    """The offsets in decoded JSON.
 
     Raises:
-        BadOffsets: they are not what :func:`encode_offsets` gives.
+        BadOffsets: it is not what :func:`encode_offsets` returns.
     """
-    if not isinstance(told, dict) or not is_offsets(told):
+    if not isinstance(decoded, dict) or not is_offsets(decoded):
         raise BadOffsets("not the offsets of a stream that reads logs")
-    if told["version"] != VERSION:
-        raise BadOffsets(f"version {told['version']!r}, and this program knows {VERSION}")
-    last, began, routes = told["logs"], told["began"], told["routes"]
+    if decoded["version"] != VERSION:
+        raise BadOffsets(f"version {decoded['version']!r}, and this program knows {VERSION}")
+    return Offsets(_positions(decoded["logs"], decoded["began"]), _routes(decoded["routes"]))
+
+
+def _positions(last: object, began: object) -> dict[str, Position]:
     if not isinstance(last, dict) or not isinstance(began, dict) or last.keys() != began.keys():
         raise BadOffsets("logs and began do not name the same logs")
     logs = {str(log): Position(_sequence(began[log]), _sequence(last[log])) for log in last}
     for log, position in logs.items():
         if not _LOG.fullmatch(log) or position.began > position.last:
             raise BadOffsets(f"log {log!r} cannot be at {position.last} after {position.began}")
+    return logs
+
+
+def _routes(routes: object) -> frozenset[str] | None:
     if routes is None:
-        return Offsets(logs)
+        return None
     if not isinstance(routes, list) or not all(isinstance(route, str) and is_route(route) for route in routes):
         raise BadOffsets(f"these are no routes: {routes!r}")
-    return Offsets(logs, frozenset(routes))
+    return frozenset(routes)
 
 
-def _sequence(told: object) -> int:
-    if not isinstance(told, int) or isinstance(told, bool) or not 0 <= told <= SEQUENCE_MAX:
-        raise BadOffsets(f"{told!r} is not a sequence")
-    return told
+def _sequence(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= SEQUENCE_MAX:
+        raise BadOffsets(f"{value!r} is not a sequence")
+    return value

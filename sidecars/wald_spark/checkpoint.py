@@ -1,14 +1,13 @@
-"""The checkpoint of a stream, as Spark keeps it in a directory: what of a log it has really processed.
+"""``wald cursor from-checkpoint``: a cursor follows a stream, as the directory of its checkpoint says.
 
     commits/N    batch N is in the sink
-    offsets/N    where batch N ends, one line for each source of the stream; written before anything of it is read
+    offsets/N    where batch N ends, a line for each source of the stream; written before the batch is read
 
-A batch with offsets and without a commit does not count: Spark was killed in it, and will do it again. Spark does not
-sync these files, so after a loss of power the last ones may be empty: then the last batch counts of which both are
-whole.
+A batch with offsets and without a commit does not count: Spark was stopped in it, and repeats it. Spark does not sync
+these files, so after a loss of power the last ones may be empty: the last batch counts that has both files complete.
 
-Both are text: the version, JSON of Spark's, and in offsets what each source has to say: JSON as in
-:mod:`wald.format.offsets`, or whatever others say. In ``v2``, the name of the source and a colon stand before that.
+Both are text: the version, Spark's own JSON, and in offsets one line of each source: JSON as in
+:mod:`wald_spark.offsets`, or what other sources write. In ``v2`` the name of the source and a colon precede it.
 """
 
 from __future__ import annotations
@@ -16,21 +15,40 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
+
+import wald
+from wald.cli.cursors import print_moved
+from wald.cli.options import group_option, root_option, route_argument
 from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat, command_line
-from wald.format.offsets import BadOffsets, Offsets, Position, decode_offsets, is_offsets
 from wald.store.files.directory import Root, list_segments
-from wald.store.retention.cursors import Cursor
+from wald.store.retention.cursors import Cursor, newcomer
+from wald_spark.offsets import BadOffsets, Offsets, Position, decode_offsets, is_offsets
 
 _VERSIONS = ("v1", "v2", "v3")  # the last one of commits only
 
 
+@click.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@route_argument
+@root_option
+@group_option
+def from_checkpoint(root: Path, checkpoint: Path, route: str, group: str) -> None:
+    """Move it to what a Spark stream has committed of ROUTE, by the directory of its CHECKPOINT."""
+    log = wald.open(root)
+    current = log.cursor(route, group)
+    sequence = processed_by_stream(checkpoint, log.root, current, log_id=log.identity.log_id)
+    news = newcomer(log.root, route, group)
+    print_moved(log.set_cursor(route, sequence, group), news)
+
+
 def processed_by_stream(checkpoint: Path, root: Root, cursor: Cursor, *, log_id: bytes) -> int:
-    """The sequence to which ``cursor`` may move, as the stream has processed everything behind it up to there.
+    """The sequence up to which the stream has processed every record behind ``cursor``, which may move there.
 
     Raises:
         NotFound: there is no checkpoint, nothing in it is committed, or no source of the stream reads this log.
         Refused: the stream does not read the cursor's route, or began behind records that the group has not processed.
-        Damaged, UnsupportedFormat: what is committed cannot be told.
+        Damaged, UnsupportedFormat: what is committed cannot be read.
     """
     path, sources = _last_commit(checkpoint)
     log = log_id.hex()
@@ -44,12 +62,12 @@ def processed_by_stream(checkpoint: Path, root: Root, cursor: Cursor, *, log_id:
             f"{path}: the stream does not read route {cursor.route} of this log", hint=f"it reads {', '.join(routes)}"
         )
     began, last = max(at.began for at in of_route), min(at.last for at in of_route)
-    _require_all_read(path, root, cursor, Position(began, last))
+    _require_nothing_skipped(path, root, cursor, Position(began, last))
     return last
 
 
-def _require_all_read(path: Path, root: Root, cursor: Cursor, position: Position) -> None:
-    """What the stream has not met, the group has processed, or nobody can any more."""
+def _require_nothing_skipped(path: Path, root: Root, cursor: Cursor, position: Position) -> None:
+    """Refuse if there are records in front of where the stream began that the group has not processed."""
     segments = list_segments(root).segments
     gone = segments[0].base_sequence - 1 if segments else position.began
     if max(cursor.effective, gone) < position.began:
@@ -62,7 +80,7 @@ def _require_all_read(path: Path, root: Root, cursor: Cursor, position: Position
 
 
 def _last_commit(checkpoint: Path) -> tuple[Path, list[Offsets]]:
-    """The offsets file of the last batch that is committed, and what it says of sources of ours."""
+    """The offsets file of the last batch that is committed, and the offsets in it of sources of wald."""
     commits, offsets = checkpoint / "commits", checkpoint / "offsets"
     if not offsets.is_dir():
         raise NotFound(f"{checkpoint}: not the checkpoint of a stream", hint=f"ls {checkpoint} shows what it is")
@@ -71,7 +89,7 @@ def _last_commit(checkpoint: Path) -> tuple[Path, list[Offsets]]:
         raise NotFound(f"{commits}: the stream has committed nothing yet", hint=f"ls {offsets} shows what it has begun")
     for number in numbers:
         path = offsets / str(number)
-        if _whole_lines(commits / str(number)) and (lines := _whole_lines(path)):
+        if _complete_lines(commits / str(number)) and (lines := _complete_lines(path)):
             return path, [_decoded(path, line) for line in lines if is_offsets(_json(line))]
     raise Damaged(
         f"{commits / str(numbers[0])}: neither of this batch nor of an older one there are whole offsets and a commit",
@@ -79,11 +97,11 @@ def _last_commit(checkpoint: Path) -> tuple[Path, list[Offsets]]:
     )
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file of Spark's behind its version; none if it is not there, or was cut short.
+def _complete_lines(path: Path) -> list[str]:
+    """The lines behind the version of a file that Spark has written; none if it is missing, or was cut short.
 
     Raises:
-        UnsupportedFormat: it is of a version that is not known.
+        UnsupportedFormat: it is of an unknown version.
     """
     try:
         version, *lines = path.read_text(errors="replace").split("\n")

@@ -10,7 +10,7 @@ from logs import Built
 from running import output_of, refusal_of, wald
 
 from wald.errors import NotFound, Refused
-from wald.format.offsets import Offsets, Position, encode_offsets
+from wald_spark.offsets import Offsets, Position, encode_offsets
 
 
 @pytest.fixture
