@@ -27,10 +27,10 @@ from pathlib import Path
 
 from wald.errors import InvalidInput, command_line
 from wald.format.columns import encode
-from wald.format.control import WINDOW
 from wald.format.names import is_route
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.format.record import Record
+from wald.format.state import WINDOW
 from wald.producer import FRAME_MAX_BYTES, Durable, Producer
 from wald.store.files.directory import Root
 from wald_drain.handover import Handover

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.batch import Flag, payload_of
-from wald.format.control import BadControl, decode
+from wald.format.state import BadControl, decode_state
 from wald.store.files.directory import Listing, Segment, look_again
 from wald.store.segments.head import Bound
 from wald.store.segments.opened import OpenSegment, Passed, RawSegment, Whole, open_segment
@@ -112,7 +112,7 @@ class Ends:
         if not isinstance(first, Whole) or not first.header.is_control:
             return
         try:
-            state = decode(payload_of(first.data, first.at, first.header))
+            state = decode_state(payload_of(first.data, first.at, first.header))
         except BadControl as error:
             raise UnsupportedFormat(
                 f"{segment.path}: offset {segment.file_offset(first.position)}: {error}",

@@ -17,7 +17,7 @@ from wald.daemon.arena import Arena
 from wald.daemon.intake import Intake
 from wald.daemon.lifecycle import Systemd
 from wald.daemon.turn import Turn
-from wald.format.control import State
+from wald.format.state import LogState
 from wald.store.files.directory import Root, create_root, read_identity
 from wald.store.files.routes import add_route
 
@@ -40,7 +40,7 @@ def reading(path: Path, fifos: int) -> Iterator[tuple[Root, Intake, select.epoll
 
 def turn(intake: Intake) -> int:
     """What the loop asks of the pipes; how many drafts came of it."""
-    collected = Turn(State(1).producers)
+    collected = Turn(LogState(1).producers)
     intake.look_again(0.0)
     intake.collect(collected, Arena())
     told = intake.ready, intake.has_input, intake.busy, intake.stdin_ended, intake.look_again_at()

@@ -12,13 +12,14 @@ from typing import Any
 
 from sample_segments import LOG_ID, SALT, TIME_NS, batch, control_batch, segment
 
-from wald.format import columns, control, sealed
+from wald.format import columns, sealed
 from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of, seed
 from wald.format.cursor import CursorLines, decode_cursor, encode_cursor
 from wald.format.head import Head, decode_head, encode_head
 from wald.format.index import decode_index, encode_entry, encode_index_header
 from wald.format.ledger import GENESIS, decode_ledger, digest, encode_line
 from wald.format.segment import SegmentHeader, decode_header, encode_header
+from wald.format.state import WINDOW, LogState, Producers, Written, decode_state
 from wald.format.transfers import Transfer, decode_transfer, encode_transfer
 from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
 
@@ -55,17 +56,15 @@ VALUES = [b"first", b"", b"\x00\xff\n"]
 KEYS = [b"key", None, b""]
 HEADERS = [None, b'{"a":"b"}', None]
 TIMES = [TIME_NS, -1, 0]
-STATE = control.State(
+STATE = LogState(
     next_sequence=250,
     append_time_ns=TIME_NS,
     routes={"web": 249, "empty": 0},
     open_records={"web": 249},
-    producers=control.Producers(
+    producers=Producers(
         {
-            0xFFFFFFFFFFFFFFFF: deque(
-                [control.Written(7, 100, 10, 0x1234), control.Written(8, 110, 0, 0)], control.WINDOW
-            ),
-            1: deque([control.Written(0, 1, 1, 0xFFFFFFFF)], control.WINDOW),
+            0xFFFFFFFFFFFFFFFF: deque([Written(7, 100, 10, 0x1234), Written(8, 110, 0, 0)], WINDOW),
+            1: deque([Written(0, 1, 1, 0xFFFFFFFF)], WINDOW),
         }
     ),
 )
@@ -178,7 +177,7 @@ SAMPLES = [
         "batch-control.bin",
         STATE,
         lambda: control_batch(STATE),
-        lambda data: control.decode(_batch_value(data)[2]),
+        lambda data: decode_state(_batch_value(data)[2]),
     ),
     Sample("sparse-index.bin", ENTRIES, _sparse_index, _sparse_index_value),
     Sample(

@@ -12,8 +12,8 @@ from logs import SECOND_NS, START_NS, Built
 
 import wald
 from wald.errors import Damaged
-from wald.format import control
 from wald.format.names import Kind
+from wald.format.state import decode_state
 from wald.store.files.directory import list_segments
 from wald.store.segments.raw import RawFile, Scanned
 
@@ -71,7 +71,7 @@ class TestClocks:
             with segment.path.open("rb") as file:
                 raw = RawFile(file.fileno())
                 first, *others = batches(segment.path)
-                told = control.decode(raw.payload(first)).append_time_ns
+                told = decode_state(raw.payload(first)).append_time_ns
             assert told == first.header.append_time_ns
             assert all(batch.header.append_time_ns >= told for batch in others)
 

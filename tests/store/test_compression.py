@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from sample_segments import SALT, TIME_NS, batch, control_batch, joined, moved, segment, segment_header
 
 from wald.errors import Damaged
-from wald.format import columns, control
+from wald.format import columns
 from wald.format.batch import Encoding, Flag, Outcome, look, seed
 from wald.format.sealed import BadSealed, SealedIndex, encode_index, encode_seek_table
 from wald.format.segment import BadHeader
+from wald.format.state import LogState
 from wald.store.files.disk import Disk
 from wald.store.segments.compression import FRAME_BYTES, Compressed, SealedFile, compress_segment
 from wald.store.segments.raw import FIRST_BATCH, Gap, RawFile, Scanned
@@ -51,7 +52,7 @@ def _compress_file(raw: Path, *, frame_bytes: int = FRAME_BYTES) -> tuple[Path, 
 
 def raw_segment(*batches: bytes, base: int = 1) -> bytes:
     """A raw segment of these batches behind its control batch."""
-    return segment_header(base) + joined([control_batch(control.State(base)), *batches])
+    return segment_header(base) + joined([control_batch(LogState(base)), *batches])
 
 
 def decompressed(path: Path) -> bytes:

@@ -11,9 +11,9 @@ from damage import peak_bytes
 from sample_segments import LOG_ID, TIME_NS, batch, control_batch, joined, segment, segment_header
 
 import wald.store.segments.raw as raw_module
-from wald.format import control
 from wald.format.batch import HEADER, Flag, Outcome
 from wald.format.segment import BadHeader
+from wald.format.state import LogState
 from wald.store.segments.raw import FIRST_BATCH, WINDOW_BYTES, Gap, RawFile, Scanned, Tail
 
 PAYLOADS = [b"one\ntwo\n", b"\n", b"three\n" * 9, b"four" * 30 + b"\n", b"WBAT" * 16 + b"\n", b"last\n"]
@@ -205,7 +205,7 @@ def test_batches_at_every_window_edge_are_found() -> None:
 
 def framed(*parts: bytes) -> bytes:
     """A raw segment of these batches."""
-    return segment_header() + joined([control_batch(control.State(1, TIME_NS)), *parts])
+    return segment_header() + joined([control_batch(LogState(1, TIME_NS)), *parts])
 
 
 def test_a_record_that_looks_like_a_batch_is_never_one() -> None:
@@ -236,7 +236,7 @@ def test_a_record_that_looks_like_a_batch_is_never_one() -> None:
     [
         batch(b"forged\n", base=1),
         batch(b"forged\n", base=500),
-        control_batch(control.State(4, TIME_NS + 9)),
+        control_batch(LogState(4, TIME_NS + 9)),
     ],
     ids=["old-sequence", "sequence-far-ahead", "control"],
 )

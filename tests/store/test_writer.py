@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from logs import START_NS, Built, commit, draft
 from writing import NEVER, assert_whole, batches, commit_more, in_memory, with_some_records
 
-from wald.format import control
 from wald.format.batch import HEADER, TRAILER, Flag, checksum_body, padding
 from wald.format.names import Kind
 from wald.format.segment import HEADER as SEGMENT_HEADER
+from wald.format.state import Written, decode_state
 from wald.store.files.directory import Root, list_segments
 from wald.store.segments.indexes import read_index
 from wald.store.segments.raw import RawFile
@@ -61,7 +61,7 @@ class TestPlaces:
     def test_a_control_batch_larger_than_a_segment_does_not_make_every_commit_a_cut(self, tmp_path: Path) -> None:
         built = Built(tmp_path / "log", segment_max_bytes=4096)
         for producer in range(1, 200):
-            built.writer.state.producers.add(producer, control.Written(1, 1, 1, 1))
+            built.writer.state.producers.add(producer, Written(1, 1, 1, 1))
         built.lines("web", [b"1"])
         built.cut()
         assert built.writer.position > 4096
@@ -351,7 +351,7 @@ def test_the_control_batch_carries_the_state(tmp_path: Path) -> None:
     assert first.offset == SEGMENT_HEADER.size
     assert (first.header.count, first.header.flags, first.route) == (0, Flag.CONTROL, "")
     with built.path(5, Kind.RAW).open("rb") as file:
-        assert control.decode(RawFile(file.fileno()).payload(first)) == built.writer.state
+        assert decode_state(RawFile(file.fileno()).payload(first)) == built.writer.state
 
 
 class SteppingAlong(SteppingDisk):

@@ -13,7 +13,7 @@ from faults import Died, DyingDisk, FailingDisk, TracingDisk, until_it_survives
 from logs import START_NS, Built, commit, draft
 from writing import MORE, NEVER, assert_whole, batches, commit_more, in_memory, with_some_records
 
-from wald.format import control
+from wald.format.state import LogState
 from wald.store.files.directory import create_root, list_segments
 from wald.store.files.disk import Disk
 from wald.store.writing.writer import Writer
@@ -275,7 +275,7 @@ def test_a_start_that_fails_at_any_step_leaves_a_whole_segment_or_none(tmp_path:
     for disk in until_it_survives(FailingDisk):
         assert isinstance(disk, FailingDisk)
         try:
-            Writer(root, disk, control.State(), log_id=bytes(16), epoch=1, segment_max_bytes=4096, now_ns=START_NS)
+            Writer(root, disk, LogState(), log_id=bytes(16), epoch=1, segment_max_bytes=4096, now_ns=START_NS)
             survived = True
         except OSError:
             survived = False

@@ -7,9 +7,9 @@ from typing import Any
 
 from crc32c import crc32c
 
-from wald.format import control
 from wald.format.batch import HEADER, TRAILER, Encoding, Flag, encode, padded, route_prefix, seed
 from wald.format.segment import SegmentHeader, encode_header
+from wald.format.state import LogState, encode_state
 
 LOG_ID = bytes(range(16))
 TIME_NS = 1_700_000_000_000_000_000
@@ -33,9 +33,9 @@ def batch(
     return b"".join(parts)
 
 
-def control_batch(state: control.State) -> bytes:
+def control_batch(state: LogState) -> bytes:
     """The first batch of a segment."""
-    payload = control.encode(state)
+    payload = encode_state(state)
     base = state.next_sequence
     return batch(payload, base=base, route=b"", count=0, encoding=Encoding.CONTROL, flags=Flag.CONTROL)
 
@@ -69,7 +69,7 @@ def moved(data: bytes, at: int, *, salt: int = SALT) -> bytes:
 
 def segment(payloads: Sequence[bytes], *, base: int = 1, route: bytes = b"web") -> tuple[bytes, list[int]]:
     """A raw segment with a batch for each of ``payloads`` behind its control batch, and where each batch begins."""
-    batches = [control_batch(control.State(base, TIME_NS, {route.decode(): base - 1}))]
+    batches = [control_batch(LogState(base, TIME_NS, {route.decode(): base - 1}))]
     opening = segment_header(base)
     for payload in payloads:
         batches.append(batch(payload, base=base, route=route))

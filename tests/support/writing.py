@@ -8,7 +8,7 @@ from pathlib import Path
 from contents import assert_sound, values
 from logs import Built, commit, draft
 
-from wald.format import control
+from wald.format.state import LogState
 from wald.store.files.disk import Disk
 from wald.store.segments.raw import RawFile, Scanned
 from wald.store.writing.writer import Writer
@@ -16,7 +16,7 @@ from wald.store.writing.writer import Writer
 NEVER = 1 << 30  # steps a disk survives
 
 
-def in_memory(writer: Writer) -> tuple[control.State, int, int]:
+def in_memory(writer: Writer) -> tuple[LogState, int, int]:
     """What must not change before the disk agreed."""
     return copy.deepcopy(writer.state), writer.base_sequence, writer.position
 

@@ -13,8 +13,8 @@ from wald.daemon.spooling import Spooling
 from wald.daemon.turn import Ticket, Turn
 from wald.format.columns import BadColumns
 from wald.format.columns import decode as decode_columns
-from wald.format.control import Written
 from wald.format.protocol import Code, ProtocolError, Publish, encode_err
+from wald.format.state import Written
 from wald.store.writing.writer import Route
 
 Answer = bytes | Ticket

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from wald.daemon.spooling import Spooling
 from wald.format.batch import Buffer, Encoding, Flag
-from wald.format.control import Producers, Written
 from wald.format.protocol import Code, ProtocolError, Publish
+from wald.format.state import Producers, Written
 from wald.store.writing.writer import Draft, Placed, Route
 
 

@@ -5,7 +5,7 @@ RFC 3720 appendix B.4). Each struct asserts its size beside its definition.
 
     names     file and route names            segment   segment header          sealed   index and seek table of a .zst
     batch     the unit of writing             columns   keyed and timed records  index   sparse index of a raw segment
-    control   state carried between segments  record    what a reader gets       head    the durable head line
+    state     what batches build up           record    what a reader gets       head    the durable head line
     cursor    a consumer's position           ledger    chained JSON lines       transfers  what leaves a pipe
     protocol  the text protocol of the socket
     zframes   where each Zstandard frame ends

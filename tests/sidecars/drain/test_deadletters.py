@@ -14,8 +14,8 @@ from running import Daemon, output_of
 
 from wald.errors import InvalidInput
 from wald.format.columns import decode
-from wald.format.control import WINDOW
 from wald.format.record import Record
+from wald.format.state import WINDOW
 from wald.producer import Producer
 from wald.store.files.directory import Root
 from wald_drain.deadletters import (

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from stringzilla import count as count_bytes
 
 from wald.errors import Damaged
-from wald.format import columns, control
+from wald.format import columns
 from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of, seed
-from wald.format.control import State
 from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
 from wald.format.sealed import BadSealed, BatchTable, SealedIndex
 from wald.format.segment import BadHeader
+from wald.format.state import BadControl, LogState, decode_state
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.opening import NOTHING, Opening
 from wald.store.files.directory import Segment
@@ -67,14 +67,14 @@ class Checked:
     findings: tuple[Finding, ...]
     records: int
     raw_bytes: int
-    after: State
+    after: LogState
     opening: Opening
 
-    def following(self, before: State) -> Checked | None:
+    def following(self, before: LogState) -> Checked | None:
         """The same, had it been checked against ``before`` and not against nothing; None if that may find more."""
         if not self.opening.agrees(before):
             return None
-        after = State(
+        after = LogState(
             self.after.next_sequence,
             max(before.append_time_ns, self.after.append_time_ns),
             before.routes | self.after.routes,
@@ -83,7 +83,7 @@ class Checked:
         return replace(self, after=after)
 
 
-def check(piece: Piece, before: State = NOTHING) -> Checked:
+def check(piece: Piece, before: LogState = NOTHING) -> Checked:
     """Read a segment to its end, and tell what is there; whatever the bytes, that is no error.
 
     Args:
@@ -125,7 +125,7 @@ class _Contents:
 class _Check:
     """One pass over a segment."""
 
-    def __init__(self, piece: Piece, before: State) -> None:
+    def __init__(self, piece: Piece, before: LogState) -> None:
         self._piece = piece
         self._base = piece.segment.base_sequence
         self._path = piece.segment.path
@@ -141,7 +141,7 @@ class _Check:
     def run(self) -> Checked:
         findings = tuple(self._findings())
         contents = self._contents
-        after = State(self._expected, self._time_ns, self._lasts | contents.lasts, self._open)
+        after = LogState(self._expected, self._time_ns, self._lasts | contents.lasts, self._open)
         return Checked(findings, contents.records, self._raw_bytes, after, self._opening)
 
     def _findings(self) -> Iterator[Finding]:
@@ -355,8 +355,8 @@ class _Check:
 
     def _control_wrong(self, header: BatchHeader, payload: memoryview) -> Iterator[str]:
         try:
-            state = control.decode(payload)
-        except control.BadControl as error:
+            state = decode_state(payload)
+        except BadControl as error:
             yield f"the control state does not decode: {error}"
             return
         self._opening.meet_control(state)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wald.errors import Damaged, InvalidInput, NotFound
-from wald.format import columns, control
+from wald.format import columns
 from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of, seed
 from wald.format.cursor import BadCursor, decode_cursor
 from wald.format.head import decode_head
@@ -22,6 +22,7 @@ from wald.format.names import Kind, parse_cursor_name, parse_segment_name
 from wald.format.record import split_lines
 from wald.format.segment import HEADER as FILE_HEADER
 from wald.format.segment import INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header
+from wald.format.state import BadControl, decode_state
 from wald.format.transfers import SLOT_BYTES, decode_transfer
 from wald.store.files.ledger import read_ledger
 from wald.store.files.regular import open_file, read_regular
@@ -149,9 +150,9 @@ def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, *,
     elif header.producer_id:
         piece |= {"producer_id": f"{header.producer_id:x}", "producer_sequence": header.producer_sequence}
     try:
-        state = control.decode(payload) if header.is_control else None
+        state = decode_state(payload) if header.is_control else None
         shown = list(_records(header, payload)) if records and state is None else []
-    except (control.BadControl, columns.BadColumns) as error:
+    except (BadControl, columns.BadColumns) as error:
         yield piece | {"damage": str(error)}
         return
     if state is not None:

@@ -1,7 +1,7 @@
 """What a segment itself tells of those before it, so that it can be checked before they are, or while they are.
 
 A check may go by nothing but the segment, as if it were the first one. Its opening says afterwards whether what really
-came before (a :class:`wald.format.control.State`) could have made it find something else.
+came before (a :class:`wald.format.state.LogState`) could have made it find something else.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from wald.format.batch import BatchHeader
-from wald.format.control import State
+from wald.format.state import LogState
 
-NOTHING = State(next_sequence=0, append_time_ns=-(1 << 63))
+NOTHING = LogState(next_sequence=0, append_time_ns=-(1 << 63))
 """What comes before the first segment."""
 
 
@@ -38,7 +38,7 @@ class Opening:
         if not header.is_control:
             self.continues.setdefault(route, header.continues_sequence)
 
-    def meet_control(self, state: State) -> None:
+    def meet_control(self, state: LogState) -> None:
         """Take in what the next control batch says; of several, what holds for each."""
         told, told_open = state.routes, state.open_records
         if self.lasts is not None:
@@ -47,7 +47,7 @@ class Opening:
             told_open = {route: at for route, at in self.open_records.items() if told_open.get(route) == at}
         self.lasts, self.open_records = told, told_open
 
-    def agrees(self, before: State) -> bool:
+    def agrees(self, before: LogState) -> bool:
         """Whether a check against ``before`` finds just what one against :data:`NOTHING` does."""
         if self.time_ns is not None and self.time_ns < before.append_time_ns:
             return False
@@ -61,6 +61,6 @@ class Opening:
         lasts = self.lasts
         return lasts is None or all(last <= lasts.get(route, 0) for route, last in before.routes.items())
 
-    def going_on(self, before: State) -> dict[str, int]:
+    def going_on(self, before: LogState) -> dict[str, int]:
         """The records of ``before`` that do not end in the segment, because it has nothing of their routes."""
         return {route: at for route, at in before.open_records.items() if route not in self.continues}

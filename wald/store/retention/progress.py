@@ -7,7 +7,7 @@ from itertools import chain
 
 from wald.errors import Damaged
 from wald.format.batch import payload_of
-from wald.format.control import BadControl, decode
+from wald.format.state import BadControl, decode_state
 from wald.store.files.directory import Root, look_again
 from wald.store.files.fifos import has_fifo
 from wald.store.retention.cursors import Cursor, cursors_of
@@ -94,7 +94,7 @@ def last_sequences(root: Root, log_id: bytes) -> dict[str, int | None]:
                 elif not isinstance(batch, Whole):
                     continue
                 elif batch.header.is_control:
-                    found |= decode(payload_of(batch.data, batch.at, batch.header)).routes
+                    found |= decode_state(payload_of(batch.data, batch.at, batch.header)).routes
                 elif batch.header.count:
                     found[batch.route] = batch.header.last_sequence
             if newest.tail is not None and newest.tail.garbage_bytes:

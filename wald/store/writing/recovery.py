@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from wald.errors import Damaged, UnsupportedFormat
-from wald.format import control
 from wald.format.batch import BatchHeader, Flag, Outcome, look, payload_of, route_of, seed
 from wald.format.head import Head, decode_head
 from wald.format.names import Kind, segment_name
 from wald.format.segment import HEADER as SEGMENT_HEADER
 from wald.format.segment import BadHeader, NewerVersion
+from wald.format.state import BadControl, LogState, Written, decode_state, fingerprint
 from wald.store.files.directory import TEMPORARY, Listing, Root, Segment, list_segments
 from wald.store.files.disk import Disk
 from wald.store.files.regular import open_file, read_regular
@@ -130,7 +130,7 @@ class Report:
 class Recovered:
     """What the writer starts from."""
 
-    state: control.State
+    state: LogState
     carry: tuple[Path, int] | None
     report: Report
 
@@ -174,7 +174,7 @@ class _Examined:
 
     segment: Segment
     header: Header
-    state: control.State
+    state: LogState
     content: Content
     gaps: list[Gap]
     tail: Tail
@@ -232,7 +232,7 @@ def _scan(
             index=lambda: read_index(root.segment(segment.base_sequence, Kind.INDEX), log_id, segment.base_sequence),
         )
         header, reason = _header_fact(raw, log_id, segment.base_sequence)
-        replay = _Replay(control.State(next_sequence=segment.base_sequence))
+        replay = _Replay(LogState(next_sequence=segment.base_sequence))
         gaps: list[Gap] = []
 
         tail: Tail | None = None
@@ -344,7 +344,7 @@ def _make_durable(disk: Disk, path: Path, length: int) -> None:
 class _Replay:
     """State, brought forward batch by batch: a control batch replaces it, the others add to it."""
 
-    def __init__(self, state: control.State) -> None:
+    def __init__(self, state: LogState) -> None:
         self.state = state
         self.batches = 0
         self.pieces = False
@@ -355,8 +355,8 @@ class _Replay:
         state.append_time_ns = max(state.append_time_ns, header.append_time_ns)
         if header.is_control:
             try:
-                self.state = control.decode(payload)
-            except control.BadControl:
+                self.state = decode_state(payload)
+            except BadControl:
                 return  # its checksum held, so a newer wald wrote it; what follows tells enough
             self.state.next_sequence = max(self.state.next_sequence, state.next_sequence)
             self.state.append_time_ns = max(self.state.append_time_ns, state.append_time_ns)
@@ -370,22 +370,22 @@ class _Replay:
         elif header.continues_sequence:
             state.open_records.pop(route, None)
         if header.producer_id:
-            fingerprint = control.fingerprint(
+            digest = fingerprint(
                 body_checksum=header.body_checksum,
                 payload_bytes=header.payload_bytes,
                 encoding=header.encoding,
                 route_bytes=header.route_bytes,
             )
-            written = control.Written(header.producer_sequence, header.base_sequence, header.count, fingerprint)
+            written = Written(header.producer_sequence, header.base_sequence, header.count, digest)
             state.producers.add(header.producer_id, written)
 
 
-def _replayed(listing: Listing, log_id: bytes, report: Report) -> control.State:
+def _replayed(listing: Listing, log_id: bytes, report: Report) -> LogState:
     """The state at the end of the newest segment, whatever its form, as far as it can be read; else a fresh one."""
     if not listing.segments:
-        return control.State()
+        return LogState()
     newest = listing.segments[-1]
-    replay = _Replay(control.State(next_sequence=newest.base_sequence))
+    replay = _Replay(LogState(next_sequence=newest.base_sequence))
     if newest.kind is Kind.RAW:
         _replay_raw(newest, replay)
         return replay.state
@@ -449,7 +449,7 @@ def _head(root: Root) -> Head | None:
         return None
 
 
-def _never_reuse(root: Root, state: control.State, newest: Segment | None, report: Report) -> None:
+def _never_reuse(root: Root, state: LogState, newest: Segment | None, report: Report) -> None:
     """Start above everything that was ever acknowledged, even if it cannot be found any more."""
     head = _head(root)
     floor = max(head.sequence if head else 0, last_sealed(root, next_sequence=state.next_sequence)) + 1
@@ -463,7 +463,7 @@ def _never_reuse(root: Root, state: control.State, newest: Segment | None, repor
         state.next_sequence = floor
 
 
-def _pass_over(root: Root, state: control.State, log_id: bytes, report: Report) -> None:
+def _pass_over(root: Root, state: LogState, log_id: bytes, report: Report) -> None:
     """Start above everything that cursors and ledgers name as well: what they are of was newer than the segments."""
     floor = find_floor(root, log_id=log_id, next_sequence=state.next_sequence)
     report.warnings += floor.doubts

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wald.format import control
 from wald.format.batch import (
     OUTSIDE_BYTES,
     Buffer,
@@ -36,6 +35,7 @@ from wald.format.batch import (
 )
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader, encode_header
+from wald.format.state import LogState, Written, encode_state, fingerprint
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.inodes import Name
@@ -92,8 +92,8 @@ class Draft:
 
     @property
     def fingerprint(self) -> int:
-        """By which a producer's batch is told from another; see :func:`wald.format.control.fingerprint`."""
-        return control.fingerprint(
+        """By which a producer's batch is told from another; see :func:`wald.format.state.fingerprint`."""
+        return fingerprint(
             body_checksum=self.checksum(),
             payload_bytes=self.payload_bytes,
             encoding=self.encoding,
@@ -147,7 +147,7 @@ class Writer:
         self,
         root: Root,
         disk: Disk,
-        state: control.State,
+        state: LogState,
         *,
         log_id: bytes,
         epoch: int,
@@ -355,7 +355,7 @@ class Writer:
                 elif draft.flags & Flag.CONTINUES:
                     state.open_records.pop(name, None)
             if draft.producer_id:
-                written = control.Written(draft.producer_sequence, placed.base_sequence, draft.count, draft.fingerprint)
+                written = Written(draft.producer_sequence, placed.base_sequence, draft.count, draft.fingerprint)
                 state.producers.add(draft.producer_id, written)
             state.next_sequence += draft.count
             if self._index is not None:
@@ -438,7 +438,7 @@ class Writer:
         return length
 
     def _control(self, salt: int) -> list[Buffer]:
-        payload = control.encode(self.state)
+        payload = encode_state(self.state)
         return encode(
             b"",
             [payload],

@@ -1,7 +1,23 @@
-"""The payload of a CONTROL batch: what recovery would otherwise have to read older segments for.
+"""The state of a log, which its batches build up, and the payload of a CONTROL batch, which carries the state.
 
-It is the first batch of every segment and takes no sequence. One line of JSON, a newline, then for each producer
-``u64 id, u64 n`` and n times ``u64 producer sequence, u64 first sequence, u32 count, u32 fingerprint``.
+A CONTROL batch is the first batch of every segment and takes no sequence. It holds what recovery would otherwise have
+to read older segments for. The payload, little-endian:
+
+    one line of JSON, terminated by a newline:
+        version    1
+        next       the sequence that the next record gets
+        at         append time of the last batch, ns since 1970
+        routes     object: route → its last sequence; 0: none yet
+        open       object: route → sequence of the record that has begun and not ended
+        producers  how many producers follow
+    for each producer, the least recently active first:
+        u64  producer id
+        u64  n, at most 16
+        n times, the oldest batch first:
+            u64  producer sequence
+            u64  sequence of the first record
+            u32  count of records
+            u32  fingerprint
 """
 
 from __future__ import annotations
@@ -76,7 +92,7 @@ class Producers:
 
 
 @dataclass(slots=True)
-class State:
+class LogState:
     """What one segment hands to the next.
 
     Attributes:
@@ -93,7 +109,7 @@ class State:
     producers: Producers = field(default_factory=Producers)
 
 
-def encode(state: State) -> bytes:
+def encode_state(state: LogState) -> bytes:
     """The payload that carries ``state``."""
     line = {
         "version": VERSION,
@@ -110,7 +126,7 @@ def encode(state: State) -> bytes:
     return b"".join(parts)
 
 
-def decode(payload: bytes | memoryview) -> State:
+def decode_state(payload: bytes | memoryview) -> LogState:
     """The state in ``payload``.
 
     Raises:
@@ -122,7 +138,7 @@ def decode(payload: bytes | memoryview) -> State:
         told = json.loads(line)
         if told["version"] != VERSION or not newline:
             raise BadControl(f"control state of version {told['version']}")
-        state = State(int(told["next"]), int(told["at"]), _numbers(told["routes"]), _numbers(told["open"]))
+        state = LogState(int(told["next"]), int(told["at"]), _numbers(told["routes"]), _numbers(told["open"]))
         position = 0
         for _ in range(int(told["producers"])):
             producer_id, count = _PAIR.unpack_from(rest, position)

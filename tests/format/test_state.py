@@ -10,21 +10,29 @@ from golden.samples import STATE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format import control
-from wald.format.control import PRODUCERS_MAX, WINDOW, BadControl, Producers, State, Written
+from wald.format.state import (
+    PRODUCERS_MAX,
+    WINDOW,
+    BadControl,
+    LogState,
+    Producers,
+    Written,
+    decode_state,
+    encode_state,
+)
 
 U64 = st.integers(0, (1 << 64) - 1)
 U32 = st.integers(0, (1 << 32) - 1)
 ROUTES = st.dictionaries(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True), U64, max_size=4)
 WINDOWS = st.lists(st.builds(Written, U64, U64, U32, U32), max_size=WINDOW).map(lambda w: deque(w, WINDOW))
-STATES = st.builds(State, U64, U64, ROUTES, ROUTES, st.dictionaries(U64, WINDOWS, max_size=4).map(Producers))
-ENCODED = control.encode(STATE)
+STATES = st.builds(LogState, U64, U64, ROUTES, ROUTES, st.dictionaries(U64, WINDOWS, max_size=4).map(Producers))
+ENCODED = encode_state(STATE)
 
 
 @settings(max_examples=100, deadline=None)
 @given(state=STATES)
-def test_state_comes_back(state: State) -> None:
-    decoded = control.decode(control.encode(state))
+def test_state_comes_back(state: LogState) -> None:
+    decoded = decode_state(encode_state(state))
 
     assert decoded == state
     assert list(decoded.producers.table) == list(state.producers.table)  # the order says who is forgotten first
@@ -33,14 +41,14 @@ def test_state_comes_back(state: State) -> None:
 def test_every_truncation_is_refused() -> None:
     for data in every_truncation(ENCODED):
         with pytest.raises(BadControl):
-            control.decode(data)
+            decode_state(data)
 
 
 def test_every_flipped_bit_decodes_or_is_bad_control() -> None:
     """The batch's checksum sees them; here it only matters that nothing else is raised."""
     for data in every_flip(ENCODED):
         try:
-            control.decode(data)
+            decode_state(data)
         except BadControl:
             continue
 
@@ -50,7 +58,7 @@ def test_every_flipped_bit_decodes_or_is_bad_control() -> None:
 def test_any_bytes_are_refused(data: bytes) -> None:
     for candidate in (data, ENCODED + data + b"x"):
         with pytest.raises(BadControl):
-            control.decode(candidate)
+            decode_state(candidate)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +76,7 @@ def test_any_bytes_are_refused(data: bytes) -> None:
 )
 def test_state_that_lies_is_refused(payload: bytes) -> None:
     with pytest.raises(BadControl):
-        control.decode(payload)
+        decode_state(payload)
 
 
 def test_a_retry_is_found_while_it_is_remembered() -> None:
@@ -97,4 +105,4 @@ def test_the_least_recently_active_producer_is_forgotten_first() -> None:
 
 def test_the_largest_state_stays_small() -> None:
     producers = Producers({n: deque([Written(n, n, 1, n)] * WINDOW, WINDOW) for n in range(PRODUCERS_MAX)})
-    assert len(control.encode(State(producers=producers))) <= 400 * 1024 + 1024
+    assert len(encode_state(LogState(producers=producers))) <= 400 * 1024 + 1024
