@@ -27,7 +27,7 @@ SEGMENTS_ROOM = (*FILES_ROOM, "wald.store.segments")
 RETENTION_ROOM = (*SEGMENTS_ROOM, "wald.store.retention")
 READING_ROOM = (*RETENTION_ROOM, "wald.store.reading")
 READING = (*READING_ROOM, "wald.store.checking")
-COMMAND_LINE = ("wald.cli.entry", "wald.cli.options", "wald.cli.tables", "wald.kinds")
+COMMAND_LINE = ("wald.cli.entry", "wald.cli.options", "wald.cli.progress", "wald.cli.tables", "wald.kinds")
 SIDECARS = (*PURE, *READING, *COMMAND_LINE, "wald.log", "wald.producer", "wald.loop")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald": ("wald.format.record", "wald.log"),
@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.daemon": (*PURE, "wald.store", "wald.config", "wald.metrics", "wald.daemon"),
     "wald.cli": ("wald",),
     **dict.fromkeys(PROGRAMS, SIDECARS),
-    "wald_spark": (*SIDECARS, "wald.cli.cursors", "wald_archive", "wald.store.reading.arrow"),
+    "wald_spark": (*SIDECARS, "wald.cli.cursors", "wald_archive.api", "wald.store.reading.arrow"),
     "pyspark_wald": ("wald_spark.source",),
 }
 

@@ -14,6 +14,7 @@ import click
 import wald
 from wald.cli.entry import run
 from wald.cli.options import DefaultGroup, group_option, json_option, root_option, route_argument, size_option
+from wald.cli.progress import progress
 from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, command_line
 from wald.format.names import check_route
 from wald.kinds import MIB
@@ -28,7 +29,7 @@ from wald_archive.ledger import Recorded, recorded_at
 from wald_archive.objects import open_destination
 from wald_archive.pack import Packer, Request
 from wald_archive.proof import Finding
-from wald_archive.report import PackReport, ProofReport, progress
+from wald_archive.report import PackReport, ProofReport
 from wald_archive.restore import restore as restored
 from wald_archive.restore import span
 from wald_archive.sizes import Bytes, Records, Size

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 import click
 
+from wald.cli.progress import progress
 from wald.kinds import bytes_in_words
 from wald.store.checking.finding import Level
 from wald_archive.ledger import Run
@@ -96,16 +96,6 @@ class ProofReport:
             good, errors, noted = self.counts[Level.OK], self.counts[Level.ERROR], self.counts[Level.INFO]
             judged = "damaged" if errors else "good"
             click.echo(f"{judged}: {_bundles(good)} proven, {noted} info, {errors} error")
-
-
-@contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr if people look at it; gives what is to be called with how much has been done since."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with click.progressbar(length=total, label=label, file=sys.stderr) as bar:
-        yield bar.update
 
 
 def _told(done: Packed) -> dict[str, Any]:

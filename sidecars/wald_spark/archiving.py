@@ -27,13 +27,7 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.reading.batches import Batch
 from wald.store.segments.head import Bound
-from wald_archive.bundle import Bundle
-from wald_archive.destination import Destination
-from wald_archive.engine import write_bundle
-from wald_archive.layout import PAYLOAD
-from wald_archive.ledger import Run
-from wald_archive.objects import open_destination
-from wald_archive.sizes import Size
+from wald_archive.api import PAYLOAD, Bundle, Destination, Run, Size, open_destination, write_bundle
 from wald_spark.blocks import Range
 from wald_spark.pieces import LogPiece, pieces_of
 from wald_spark.places import LogPlace
@@ -58,7 +52,7 @@ class SparkEngine:
         self._spark = spark
 
     def bundles(self, run: Run, on_record: Callable[[int], None]) -> Iterator[Bundle]:
-        """As of :class:`wald_archive.engine.Engine`.
+        """As of :class:`wald_archive.api.Engine`.
 
         Raises:
             Unavailable: Spark does not start or gives up, or the log or the destination is not on all machines; the

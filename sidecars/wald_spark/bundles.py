@@ -17,12 +17,7 @@ from wald.format.names import is_route
 from wald.store.files.disk import Disk
 from wald.store.reading.arrow import record_batches, schema_of
 from wald.store.reading.batches import Batch
-from wald_archive.bundle import Bundle
-from wald_archive.codecs import Codec
-from wald_archive.layout import BagName
-from wald_archive.objects import open_destination
-from wald_archive.parts import Form, IndexEntry, Part
-from wald_archive.restore import bundles_of, checked_parts
+from wald_archive.api import BagName, Bundle, Codec, Form, IndexEntry, Part, bundles_of, checked_parts, open_destination
 from wald_spark.damage import STRICT, Told, Tolerance
 from wald_spark.places import ArchivePlace
 

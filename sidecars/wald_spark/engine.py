@@ -8,8 +8,7 @@ from importlib.util import find_spec
 
 from wald.errors import NotFound
 from wald.log import Log
-from wald_archive.destination import Destination
-from wald_archive.engine import Engine
+from wald_archive.api import Destination, Engine
 from wald_spark.java import find_java, require_java
 
 

@@ -27,8 +27,7 @@ from wald.store.segments.compression import SealedFile
 from wald.store.segments.head import Bound, look
 from wald.store.segments.opened import SealedSegment, Whole, open_segment
 from wald.store.segments.raw import FIRST_BATCH, RawFile
-from wald_archive.layout import parse_bag_name
-from wald_archive.objects import open_destination
+from wald_archive.api import open_destination, parse_bag_name
 from wald_spark.urls import is_remote, local_path
 
 _ENDLESS = 1 << 63

@@ -8,7 +8,7 @@ from itertools import pairwise
 from wald.errors import InvalidInput, NotFound
 from wald.store.files.disk import Disk
 from wald.store.segments.seeking import sequence_at
-from wald_archive.objects import open_destination
+from wald_archive.api import open_destination
 from wald_spark.blocks import Range
 from wald_spark.bundles import BundlePiece, bundle_pieces
 from wald_spark.options import Options

@@ -1,7 +1,7 @@
 """The shares of a run: which records go into each of its bundles, found without all of them in one place.
 
 Whoever reads a piece tells how much there is in each stretch of it; where a bundle ends inside a stretch, just that is
-read again. The ends are those of :class:`wald_archive.sizes.BundleBatches`: how records are batched does not matter to
+read again. The ends are those of :class:`wald_archive.api.BundleBatches`: how records are batched does not matter to
 them, as each record adds the same wherever it stands.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from wald.store.reading.batches import Batch
-from wald_archive.sizes import Size, split
+from wald_archive.api import Size, split
 
 STRETCH_BYTES = 1 << 20  # of payload: what is read again for an end in it, and 24 bytes on the way to the driver
 

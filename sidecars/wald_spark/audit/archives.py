@@ -11,12 +11,17 @@ from wald.store.checking.finding import Level
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import read_ledger
-from wald_archive.destination import Destination
-from wald_archive.layout import BagName
-from wald_archive.ledger import Recorded, recorded_at
-from wald_archive.objects import open_destination
-from wald_archive.proof import Finding
-from wald_archive.verify import Bags, bag_bytes, survey
+from wald_archive.api import (
+    BagName,
+    Bags,
+    Destination,
+    Finding,
+    Recorded,
+    bag_bytes,
+    open_destination,
+    recorded_at,
+    survey,
+)
 from wald_spark.audit.pieces import BagWork, Outcomes, Proven
 from wald_spark.audit.result import ArchiveReport, Found
 

@@ -12,8 +12,8 @@ import click
 import wald
 from wald.cli.entry import run
 from wald.cli.options import json_option
+from wald.cli.progress import progress
 from wald.errors import Damaged, NotFound
-from wald_archive.report import progress
 from wald_spark.audit.plan import plan
 from wald_spark.audit.report import tell
 from wald_spark.session import session

@@ -13,11 +13,7 @@ from wald.errors import Unavailable, WaldError
 from wald.store.checking.checker import Checked, Piece, check
 from wald.store.checking.finding import Level
 from wald.store.files.disk import Disk
-from wald_archive.layout import BagName
-from wald_archive.ledger import Recorded
-from wald_archive.manifest import Manifest
-from wald_archive.objects import open_destination
-from wald_archive.proof import Finding, Proof
+from wald_archive.api import BagName, Finding, Manifest, Proof, Recorded, open_destination
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ class SegmentWork:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What came of a bag: its findings, and what :class:`wald_archive.verify.Bags` wants to know of it."""
+    """What came of a bag: its findings, and what :class:`wald_archive.api.Bags` wants to know of it."""
 
     findings: tuple[Finding, ...]
     manifest: Manifest | None

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
+from wald.cli.progress import progress
 from wald.kinds import bytes_in_words
-from wald_archive.report import progress
 from wald_spark.compact.job import Done
 from wald_spark.held import Held
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
+from wald.cli.progress import progress
 from wald.kinds import bytes_in_words
-from wald_archive.report import progress
 from wald_spark.export.book import Exported
 from wald_spark.export.job import Done
 from wald_spark.held import Held
