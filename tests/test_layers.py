@@ -27,7 +27,7 @@ SEGMENTS_ROOM = (*FILES_ROOM, "wald.store.segments")
 RETENTION_ROOM = (*SEGMENTS_ROOM, "wald.store.retention")
 READING_ROOM = (*RETENTION_ROOM, "wald.store.reading")
 READING = (*READING_ROOM, "wald.store.checking")
-COMMAND_LINE = ("wald.cli.entry", "wald.cli.options", "wald.cli.progress", "wald.cli.tables", "wald.kinds")
+COMMAND_LINE = ("wald.cli.entry", "wald.cli.options", "wald.cli.output", "wald.cli.progress", "wald.kinds")
 SIDECARS = (*PURE, *READING, *COMMAND_LINE, "wald.log", "wald.producer", "wald.loop")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald": ("wald.format.record", "wald.log"),
@@ -79,7 +79,7 @@ HEAVY: dict[str, tuple[str, ...]] = {
     "structlog": ("wald.daemon",),
     "prometheus_client": (),
     "watchfiles": (),
-    "rich": ("wald.cli.screen",),
+    "rich": ("wald.cli.top_screen",),
 }
 
 
@@ -164,7 +164,7 @@ def test_no_module_needs_itself_to_be_imported() -> None:
     graphlib.TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("command", ["append", "look", "routes", "cursors", "read"])
+@pytest.mark.parametrize("command", ["append", "positions", "routes", "cursors", "read"])
 def test_short_commands_load_nothing_heavy(command: str) -> None:
     """A command of clients loads no Arrow, no log, no metrics and no daemon."""
     script = f"import sys, wald.cli.{command}; print(*sys.modules)"

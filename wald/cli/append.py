@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from wald.cli.connect import producer_at
 from wald.cli.options import duration_option, root_option, route_argument, socket_option
-from wald.cli.producing import producer_at
 from wald.errors import DiskFailure, Interrupted, InvalidInput, Unavailable, WaldError, command_line
 from wald.format.protocol import REQUEST_MAX_BYTES
 
 if TYPE_CHECKING:
-    from wald.cli.keyed import Encode
+    from wald.cli.line_formats import Encode
     from wald.producer import Durable, Producer
 
 _READ_BYTES = 128 << 10  # one request's worth
@@ -128,7 +128,7 @@ def _is_given(option: str) -> bool:
 
 
 def _encoder(key_separator: str | None) -> Encode:
-    from wald.cli.keyed import json_lines, keyed_lines  # they load more than plain lines need
+    from wald.cli.line_formats import json_lines, keyed_lines  # they load more than plain lines need
 
     return json_lines if key_separator is None else keyed_lines(os.fsencode(key_separator))
 

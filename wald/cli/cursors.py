@@ -9,7 +9,7 @@ import click
 
 import wald
 from wald.cli.options import group_option, json_option, root_option, route_argument
-from wald.cli.tables import aligned
+from wald.cli.output import aligned
 from wald.errors import Damaged, NotFound, command_line
 from wald.format.names import check_group, check_route
 from wald.store.files.disk import Disk

@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 
 import wald
-from wald.cli.look import moment, warn_without_daemon
 from wald.cli.options import json_option, root_option
-from wald.cli.tables import aligned
+from wald.cli.output import aligned
+from wald.cli.positions import moment, warn_without_daemon
 from wald.errors import command_line
 from wald.format.names import is_route
 from wald.kinds import bytes_in_words, seconds_in_words

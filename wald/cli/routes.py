@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 import wald
-from wald.cli.look import warn_without_daemon
+from wald.cli.connect import daemon_at, runs
 from wald.cli.options import json_option, root_option, route_argument, socket_option
-from wald.cli.producing import daemon_at, runs
-from wald.cli.tables import aligned
+from wald.cli.output import aligned
+from wald.cli.positions import warn_without_daemon
 from wald.errors import InvalidInput, command_line
 from wald.kinds import Mode
 from wald.store.files.directory import Root, read_identity

@@ -67,7 +67,7 @@ def init(root: Path) -> None:
 @socket_option
 def cut(root: Path, socket: Path | None) -> None:
     """Cut the active segment now, so that it can be sealed. Needs the daemon."""
-    from wald.cli.producing import daemon_at
+    from wald.cli.connect import daemon_at
 
     with daemon_at(root, socket) as daemon:
         click.echo(daemon.command("CUT"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from wald.cli.tables import aligned
+from wald.cli.output import aligned
 from wald.kinds import bytes_in_words
 from wald.store.checking.finding import Level
 from wald_spark.audit.result import ArchiveReport, Audit, LogReport

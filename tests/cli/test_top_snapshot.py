@@ -1,4 +1,4 @@
-"""What ``wald top`` says follows from two looks and the time between them."""
+"""What ``wald top`` says follows from two samples and the time between them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from wald.cli.snapshot import Pulse, State, Survey, flow, state_of, stock
+from wald.cli.top_snapshot import HeadSample, LogSample, State, activity, inventory, state_of
 from wald.format.names import Kind
 from wald.store.files.directory import Segment
 from wald.store.retention.backlog import Form, Hold, Standing
@@ -18,7 +18,7 @@ from wald.store.retention.lag import Lag
 from wald.store.retention.pins import Pin
 
 NOW_NS = 1_700_000_000_000_000_000
-PULSE = Pulse(
+PULSE = HeadSample(
     taken=10.0,
     sequence=100,
     durable_ns=NOW_NS - 500_000_000,
@@ -37,13 +37,13 @@ def hold(route: str, group: str = "g", *, lag: int = 0, held: int = 0, oldest_ns
     return held_back
 
 
-def survey(taken: float, *holds: Hold, received: dict[str, int] | None = None) -> Survey:
-    return Survey(taken, {}, holds, {"a": 9}, received, Growth(10.0, {}), free_bytes=1000, total_bytes=4000)
+def log_sample(taken: float, *holds: Hold, received: dict[str, int] | None = None) -> LogSample:
+    return LogSample(taken, {}, holds, {"a": 9}, received, Growth(10.0, {}), free_bytes=1000, total_bytes=4000)
 
 
 def test_rates_are_differences_by_the_time_between_the_looks() -> None:
     later = replace(PULSE, taken=14.0, sequence=300, written_bytes=5400, sealed_segments=3, sealed_bytes=12000)
-    found = flow((PULSE, later), now_ns=NOW_NS)
+    found = activity((PULSE, later), now_ns=NOW_NS)
 
     assert found is not None
     assert (found.records_per_second, found.bytes_per_second, found.sealed_bytes_per_second) == (50.0, 100.0, 2000.0)
@@ -51,7 +51,10 @@ def test_rates_are_differences_by_the_time_between_the_looks() -> None:
 
 
 def test_a_single_look_has_no_rates() -> None:
-    alone, total = flow((PULSE,), now_ns=NOW_NS), stock((survey(1.0, hold("a", lag=3)),), now=1.0, now_ns=NOW_NS)
+    alone, total = (
+        activity((PULSE,), now_ns=NOW_NS),
+        inventory((log_sample(1.0, hold("a", lag=3)),), now=1.0, now_ns=NOW_NS),
+    )
 
     assert alone is not None
     assert (alone.records_per_second, alone.bytes_per_second, alone.sealed_bytes_per_second) == (None, None, None)
@@ -60,20 +63,20 @@ def test_a_single_look_has_no_rates() -> None:
 
 
 def test_before_the_first_look_there_is_nothing() -> None:
-    assert flow((), now_ns=NOW_NS) is None
-    assert stock((), now=1.0, now_ns=NOW_NS) is None
+    assert activity((), now_ns=NOW_NS) is None
+    assert inventory((), now=1.0, now_ns=NOW_NS) is None
 
 
 def test_a_log_that_goes_backwards_has_no_rate() -> None:
-    """Another log has taken the place of the one of the look before."""
-    found = flow((PULSE, replace(PULSE, taken=11.0, sequence=5, written_bytes=64)), now_ns=NOW_NS)
+    """Another log has taken the place of the one of the sample before."""
+    found = activity((PULSE, replace(PULSE, taken=11.0, sequence=5, written_bytes=64)), now_ns=NOW_NS)
 
     assert found is not None
     assert (found.records_per_second, found.bytes_per_second) == (None, None)
 
 
 def test_a_commit_has_an_age_and_none_in_the_future() -> None:
-    ages = [flow((replace(PULSE, durable_ns=at),), now_ns=NOW_NS) for at in (0, NOW_NS + 1)]
+    ages = [activity((replace(PULSE, durable_ns=at),), now_ns=NOW_NS) for at in (0, NOW_NS + 1)]
 
     assert [found and found.durable_seconds for found in ages] == [None, 0.0]
 
@@ -86,15 +89,18 @@ def test_a_commit_has_an_age_and_none_in_the_future() -> None:
 def test_what_a_group_processed_is_what_it_had_and_got_less_what_is_left(
     lag_before: int, received: int, lag: int, processed: float
 ) -> None:
-    before, after = survey(1.0, hold("a", lag=lag_before)), survey(3.0, hold("a", lag=lag), received={"a": received})
-    found = stock((before, after), now=3.0, now_ns=NOW_NS)
+    before, after = (
+        log_sample(1.0, hold("a", lag=lag_before)),
+        log_sample(3.0, hold("a", lag=lag), received={"a": received}),
+    )
+    found = inventory((before, after), now=3.0, now_ns=NOW_NS)
 
     assert found is not None
     assert (found.rows[0].processed_per_second, found.rows[0].received_per_second) == (processed, received / 2)
 
 
 def test_a_group_that_was_not_there_before_has_no_rate_of_its_own() -> None:
-    found = stock((survey(1.0), survey(2.0, hold("a", lag=1), received={"a": 5})), now=2.0, now_ns=NOW_NS)
+    found = inventory((log_sample(1.0), log_sample(2.0, hold("a", lag=1), received={"a": 5})), now=2.0, now_ns=NOW_NS)
 
     assert found is not None
     assert (found.rows[0].processed_per_second, found.rows[0].received_per_second) == (None, 5.0)
@@ -102,7 +108,7 @@ def test_a_group_that_was_not_there_before_has_no_rate_of_its_own() -> None:
 
 def test_rows_come_by_what_they_hold_back_then_by_lag_then_by_name() -> None:
     holds = [hold("c"), hold("b"), hold("late", lag=5), hold("pins", held=1), hold("pins most", held=9)]
-    found = stock((survey(1.0, *holds),), now=1.0, now_ns=NOW_NS)
+    found = inventory((log_sample(1.0, *holds),), now=1.0, now_ns=NOW_NS)
 
     assert found is not None
     assert [row.route for row in found.rows] == ["pins most", "pins", "late", "b", "c"]
@@ -110,7 +116,7 @@ def test_rows_come_by_what_they_hold_back_then_by_lag_then_by_name() -> None:
 
 def test_a_row_tells_how_long_the_oldest_record_waits_and_where_the_route_ends() -> None:
     waiting = hold("a", lag=1, oldest_ns=NOW_NS - 2_000_000_000)
-    found = stock((survey(1.0, waiting, hold("b")),), now=4.0, now_ns=NOW_NS)
+    found = inventory((log_sample(1.0, waiting, hold("b")),), now=4.0, now_ns=NOW_NS)
 
     assert found is not None
     assert [(row.oldest_seconds, row.last_sequence) for row in found.rows] == [(2.0, 9), (None, None)]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wald.cli.screen import cells, lines, plain
-from wald.cli.snapshot import Amount, Flow, Row, Snapshot, State, Stock
+from wald.cli.top_screen import cells, lines, plain
+from wald.cli.top_snapshot import Activity, Amount, Inventory, Row, Snapshot, State
 from wald.kinds import GIB, MIB
 from wald.store.retention.cursors import CursorState
 
@@ -26,8 +26,8 @@ ROW = Row(
     processed_per_second=2.5,
     held_bytes=0,
 )
-FLOW = Flow(1_234_567, 0.4, 1500.0, 1.5 * MIB, 2, 14, None, "pid 42 on host")
-STOCK = Stock(
+ACTIVITY = Activity(1_234_567, 0.4, 1500.0, 1.5 * MIB, 2, 14, None, "pid 42 on host")
+INVENTORY = Inventory(
     age_seconds=0.2,
     states={State.FREE: Amount(20, GIB), State.HELD_BACK: Amount(80, 4 * GIB), State.ACTIVE: Amount(1, 64 * MIB)},
     rows=(ROW,),
@@ -36,12 +36,12 @@ STOCK = Stock(
     growth_bytes_per_second=GIB / 86400,
     seconds_until_full=120 * 86400.0,
 )
-SNAPSHOT = Snapshot("logs/one", FLOW, STOCK)
+SNAPSHOT = Snapshot("logs/one", ACTIVITY, INVENTORY)
 HEADINGS = ["ROUTE", "LAST", "IN/S", "GROUP", "CURSOR", "LAG", "OLDEST", "OUT/S", "HOLDS", "BACK"]
 
 
 def with_rows(*rows: Row) -> Snapshot:
-    return replace(SNAPSHOT, stock=replace(STOCK, rows=rows))
+    return replace(SNAPSHOT, inventory=replace(INVENTORY, rows=rows))
 
 
 def table(snapshot: Snapshot, *, width: int, height: int) -> list[str]:
@@ -87,15 +87,15 @@ def test_what_is_not_known_is_not_zero() -> None:
 
 
 def test_without_a_daemon_before_the_first_record_the_screen_says_so() -> None:
-    empty = replace(STOCK, states={}, rows=(), growth_bytes_per_second=None, seconds_until_full=None)
-    fresh = Snapshot("logs/one", replace(FLOW, sequence=0, durable_seconds=None, daemon=""), empty)
+    empty = replace(INVENTORY, states={}, rows=(), growth_bytes_per_second=None, seconds_until_full=None)
+    fresh = Snapshot("logs/one", replace(ACTIVITY, sequence=0, durable_seconds=None, daemon=""), empty)
     shown = plain(fresh, width=120)
 
-    assert all(words in shown for words in ("none runs", "nothing is durable yet", "no routes yet", "told yet"))
+    assert all(words in shown for words in ("none runs", "nothing is durable yet", "no routes yet", "not known yet"))
 
 
 def test_numbers_that_took_long_tell_their_age() -> None:
-    ages = [plain(replace(SNAPSHOT, stock=replace(STOCK, age_seconds=age)), width=120) for age in (1.0, 30.0)]
+    ages = [plain(replace(SNAPSHOT, inventory=replace(INVENTORY, age_seconds=age)), width=120) for age in (1.0, 30.0)]
 
     assert ["as of 30 s ago" in shown for shown in ages] == [False, True]
 

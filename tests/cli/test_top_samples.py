@@ -1,4 +1,4 @@
-"""The looks of ``wald top`` at real logs: exact counts, through cuts, seals and damage, and no look that disturbs."""
+"""The samples of ``wald top`` from real logs: exact counts through cuts, seals and damage, and no disturbance."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logs import Built
 
-from wald.cli.looks import Pulses, Surveys, Watch, rest_seconds
-from wald.cli.snapshot import Amount, State, Survey, stock
+from wald.cli.top_samples import HeadSource, LogSource, Sampler, rest_seconds
+from wald.cli.top_snapshot import Amount, LogSample, State, inventory
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.log import Log
@@ -26,12 +26,12 @@ def built(tmp_path: Path) -> Built:
     return Built(tmp_path / "log")
 
 
-def counts(survey: Survey) -> dict[State, int]:
-    return {state: amount.segments for state, amount in survey.states.items()}
+def counts(log_sample: LogSample) -> dict[State, int]:
+    return {state: amount.segments for state, amount in log_sample.states.items()}
 
 
-def lags(survey: Survey) -> dict[str, int]:
-    return {hold.cursor.route: hold.lag.records for hold in survey.holds}
+def lags(log_sample: LogSample) -> dict[str, int]:
+    return {hold.cursor.route: hold.lag.records for hold in log_sample.holds}
 
 
 @given(took=st.floats(0, 1e6), interval=st.floats(0.1, 1e5))
@@ -43,10 +43,10 @@ def test_a_look_takes_a_tenth_of_a_core_at_most_and_comes_no_sooner_than_asked(t
 
 
 def test_what_each_route_received_is_counted_to_the_record(built: Built) -> None:
-    """Their sequences are mixed; that segments are cut and sealed between two looks makes no difference."""
-    surveys = Surveys(built.log)
+    """Their sequences are mixed; that segments are cut and sealed between two samples makes no difference."""
+    log_samples = LogSource(built.log)
     built.lines("a", [b"x"] * 10)
-    first = surveys.look(1.0)
+    first = log_samples.sample(1.0)
     built.lines("a", [b"x"] * 3)
     built.lines("b", [b"x"] * 500)
     built.cut()
@@ -54,7 +54,7 @@ def test_what_each_route_received_is_counted_to_the_record(built: Built) -> None
     built.cut()
     built.seal(keep=1)
     built.lines("b", [b"x"])
-    second, third = surveys.look(2.0), surveys.look(3.0)
+    second, third = log_samples.sample(2.0), log_samples.sample(3.0)
 
     assert first.received is None
     assert second.received == {"a": 7, "b": 501}
@@ -67,12 +67,12 @@ def test_what_a_group_processed_is_counted_to_the_record(built: Built) -> None:
     built.lines("a", [b"x"] * 10)
     built.lines("b", [b"x"] * 500)
     built.lines("a", [b"x"] * 10)
-    surveys = Surveys(built.log)
-    first = surveys.look(1.0)
+    log_samples = LogSource(built.log)
+    first = log_samples.sample(1.0)
     built.log.set_cursor("a", 515)
     built.lines("a", [b"x"] * 2)
-    second = surveys.look(2.0)
-    found = stock((first, second), now=2.0, now_ns=built.now_ns)
+    second = log_samples.sample(2.0)
+    found = inventory((first, second), now=2.0, now_ns=built.now_ns)
 
     assert (lags(first)["a"], lags(second)["a"]) == (20, 7)
     assert found is not None
@@ -90,11 +90,11 @@ def test_segments_are_counted_by_state(built: Built) -> None:
             built.log.set_cursor(route, sequence)
     built.reclaim(1, keep=True)
     built.lines("pinned", [b"x"])
-    survey = Surveys(built.log).look(1.0)
+    log_sample = LogSource(built.log).sample(1.0)
 
-    assert counts(survey) == {state: 1 for state in State if state is not State.UNREADABLE}
-    assert survey.states[State.FREE].stored_bytes == built.path(2, Kind.SEALED).stat().st_size
-    assert 0 < survey.free_bytes <= survey.total_bytes
+    assert counts(log_sample) == {state: 1 for state in State if state is not State.UNREADABLE}
+    assert log_sample.states[State.FREE].stored_bytes == built.path(2, Kind.SEALED).stat().st_size
+    assert 0 < log_sample.free_bytes <= log_sample.total_bytes
 
 
 def test_a_sealed_segment_that_does_not_tell_its_batches_is_unreadable(built: Built) -> None:
@@ -109,25 +109,25 @@ def test_a_sealed_segment_that_does_not_tell_its_batches_is_unreadable(built: Bu
     seen = set()
     for bit in range(0, 8 * len(data), 7):
         path.write_bytes(flipped(data, bit))
-        survey = Surveys(built.log).look(1.0)
-        state = next(state for state in survey.states if state is not State.ACTIVE)
-        assert survey.states[state] == Amount(1, len(data))
+        log_sample = LogSource(built.log).sample(1.0)
+        state = next(state for state in log_sample.states if state is not State.ACTIVE)
+        assert log_sample.states[state] == Amount(1, len(data))
         seen.add(state)
 
     assert seen == {State.HELD_BACK, State.UNREADABLE}
 
 
 def test_what_was_written_is_told_by_the_head_through_cuts_and_seals(built: Built) -> None:
-    pulses = Pulses(built.log)
-    assert pulses.look(0.0).written_bytes == built.writer.position
+    head_samples = HeadSource(built.log)
+    assert head_samples.sample(0.0).written_bytes == built.writer.position
     raw_bytes = 0
     for _ in range(3):
         built.lines("a", [b"x" * 1000] * 5)
         raw_bytes += built.writer.position
         built.cut()
-    before = pulses.look(1.0)
+    before = head_samples.sample(1.0)
     built.seal()
-    after = pulses.look(2.0)
+    after = head_samples.sample(2.0)
 
     assert before.written_bytes == after.written_bytes == raw_bytes + built.writer.position
     assert (before.sequence, before.durable_ns) == (15, built.now_ns)
@@ -140,13 +140,13 @@ def test_sealing_counts_from_the_first_look_on(built: Built) -> None:
         built.cut()
     built.seal(keep=2)
     lengths = [built.path(base, Kind.RAW).stat().st_size for base in (2, 3)]
-    pulses = Pulses(built.log)
-    first = pulses.look(0.0)
+    head_samples = HeadSource(built.log)
+    first = head_samples.sample(0.0)
     built.seal(keep=1)
-    second = pulses.look(1.0)
+    second = head_samples.sample(1.0)
     built.seal()
     built.reclaim(2)
-    third = pulses.look(2.0)
+    third = head_samples.sample(2.0)
 
     assert [(p.waiting_segments, p.sealed_segments, p.sealed_bytes) for p in (first, second, third)] == [
         (2, 0, 0),
@@ -157,44 +157,49 @@ def test_sealing_counts_from_the_first_look_on(built: Built) -> None:
 
 def test_a_fresh_root_has_nothing_to_tell(built: Built) -> None:
     built.root.head.unlink()
-    pulse, survey = Pulses(built.log).look(1.0), Surveys(built.log).look(1.0)
+    head_sample, log_sample = HeadSource(built.log).sample(1.0), LogSource(built.log).sample(1.0)
 
-    assert (pulse.sequence, pulse.durable_ns, pulse.waiting_segments, pulse.daemon) == (0, 0, 0, "")
-    assert (survey.holds, counts(survey)) == ((), {State.ACTIVE: 1})
+    assert (head_sample.sequence, head_sample.durable_ns, head_sample.waiting_segments, head_sample.daemon) == (
+        0,
+        0,
+        0,
+        "",
+    )
+    assert (log_sample.holds, counts(log_sample)) == ((), {State.ACTIVE: 1})
 
 
 def test_asking_for_the_daemon_does_not_get_in_its_way(built: Built) -> None:
     """A root without one is not asked again before its lock file changes: to ask is to hold the lock for a moment."""
     Lock(built.root, built.disk, now="before").release()
-    pulses = Pulses(built.log)
+    head_samples = HeadSource(built.log)
 
-    assert pulses.look(0.0).daemon == ""
+    assert head_samples.sample(0.0).daemon == ""
     descriptor = os.open(built.root.lock, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)  # held, and the file is as it was
-    assert pulses.look(1.0).daemon == ""
+    assert head_samples.sample(1.0).daemon == ""
     os.close(descriptor)
     lock = Lock(built.root, built.disk, now="again")
-    assert pulses.look(2.0).daemon.startswith(f"pid {os.getpid()} ")
+    assert head_samples.sample(2.0).daemon.startswith(f"pid {os.getpid()} ")
     lock.release()
-    assert pulses.look(3.0).daemon == ""
+    assert head_samples.sample(3.0).daemon == ""
 
 
 def test_a_look_that_fails_is_told_until_one_succeeds(built: Built) -> None:
     """What was seen before is not shown as if it were still so."""
     built.lines("a", [b"x"])
     told = built.root.head.read_bytes()
-    watch = Watch(Pulses(built.log).look)
+    watch = Sampler(HeadSource(built.log).sample)
     watch.take()
     watch.take()
-    assert (len(watch.seen), watch.trouble) == (2, "")
+    assert (len(watch.samples), watch.trouble) == (2, "")
 
     built.root.head.write_bytes(b"nonsense" * 20)
     watch.take()
-    assert (watch.seen, watch.trouble) == ((), f"{built.root.head}: offset 0: not a head line")
+    assert (watch.samples, watch.trouble) == ((), f"{built.root.head}: offset 0: not a head line")
 
     built.root.head.write_bytes(told)
     watch.take()
-    assert ([pulse.sequence for pulse in watch.seen], watch.trouble) == ([1], "")
+    assert ([head_sample.sequence for head_sample in watch.samples], watch.trouble) == ([1], "")
 
 
 def test_a_survey_goes_on_without_a_head(built: Built) -> None:
@@ -203,13 +208,13 @@ def test_a_survey_goes_on_without_a_head(built: Built) -> None:
     built.seal()
     built.root.head.write_bytes(b"nonsense" * 20)
 
-    assert counts(Surveys(built.log).look(1.0))[State.HELD_BACK] == 1
+    assert counts(LogSource(built.log).sample(1.0))[State.HELD_BACK] == 1
 
 
 def test_a_root_that_vanishes_is_trouble(built: Built) -> None:
     built.lines("a", [b"x"])
     log = Log(built.root.path)
-    watches = (Watch(Pulses(log).look), Watch(Surveys(log).look))
+    watches = (Sampler(HeadSource(log).sample), Sampler(LogSource(log).sample))
     shutil.rmtree(built.root.path)
     for watch in watches:
         watch.take()
@@ -218,10 +223,10 @@ def test_a_root_that_vanishes_is_trouble(built: Built) -> None:
 
 
 def test_what_the_operating_system_says_is_trouble() -> None:
-    def look(_now: float) -> object:
+    def sample(_now: float) -> object:
         raise PermissionError(13, "Permission denied", "the/head")
 
-    watch = Watch(look)
+    watch = Sampler(sample)
     watch.take()
 
     assert watch.trouble == "the/head: Permission denied"
@@ -229,12 +234,12 @@ def test_what_the_operating_system_says_is_trouble() -> None:
 
 def test_rates_begin_anew_after_a_look_that_failed(built: Built) -> None:
     built.lines("a", [b"x"])
-    surveys = Surveys(built.log)
-    surveys.look(1.0)
+    log_samples = LogSource(built.log)
+    log_samples.sample(1.0)
     hidden = built.root.segments.rename(built.root.path / "hidden")
     with pytest.raises(Damaged):
-        surveys.look(2.0)
+        log_samples.sample(2.0)
     hidden.rename(built.root.segments)
 
-    assert surveys.look(3.0).received is None
-    assert surveys.look(4.0).received == {"a": 0}
+    assert log_samples.sample(3.0).received is None
+    assert log_samples.sample(4.0).received == {"a": 0}

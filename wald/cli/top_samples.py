@@ -1,7 +1,7 @@
-"""Taking the looks that ``wald top`` shows, each kind in a thread of its own, so that the screen never waits for one.
+"""The samples that ``wald top`` shows, each kind taken in a thread of its own, so that the screen never waits for one.
 
-A look that took long is not repeated soon: a thread rests nine times as long as it worked, and so takes a tenth of a
-core at most. What keeps a look from succeeding is shown until one succeeds; it is never the end of the screen.
+A slow sample is not repeated soon: a thread rests nine times as long as it worked, and so uses a tenth of a core at
+most. The error of a failed sample is shown until one succeeds; it never ends the screen.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from wald.cli.producing import runs
-from wald.cli.snapshot import Amount, Pulse, State, Survey, state_of
+from wald.cli.connect import runs
+from wald.cli.top_snapshot import Amount, HeadSample, LogSample, State, state_of
 from wald.errors import Damaged, WaldError
 from wald.format.names import Kind
 from wald.log import Log
@@ -28,60 +28,60 @@ from wald.store.writing.lock import holder
 
 T = TypeVar("T")
 
-_REST = 9  # a tenth of one core
+_REST = 9  # times the work: a tenth of one core
 
 
 def rest_seconds(took_seconds: float, interval_seconds: float) -> float:
-    """How long to wait after a look before the next one."""
+    """How long to wait after a sample before the next one."""
     return max(interval_seconds - took_seconds, _REST * took_seconds)
 
 
-class Watch(Generic[T]):
-    """The last two looks of one kind.
+class Sampler(Generic[T]):
+    """Takes samples of one kind, and keeps the last two.
 
     Args:
-        look: is given the seconds of a clock that only moves forward.
+        sample: called with the seconds of a clock that only moves forward.
 
     Attributes:
-        seen: oldest first; empty after a look that failed, because what it would have shown may be gone.
-        trouble: why the last look failed; "" if it did not.
-        bug: what nobody expected of a look in the thread, and ended it; None as long as it goes on.
+        samples: oldest first; empty after one that failed, because the last numbers may no longer hold.
+        trouble: why the last sample failed; "" if it did not.
+        bug: the unexpected error that ended the thread; None as long as it runs.
     """
 
-    def __init__(self, look: Callable[[float], T]) -> None:
-        self._look = look
-        self.seen: tuple[T, ...] = ()
+    def __init__(self, sample: Callable[[float], T]) -> None:
+        self._sample = sample
+        self.samples: tuple[T, ...] = ()
         self.trouble = ""
         self.bug: Exception | None = None
 
     def take(self) -> None:
-        """Look once, now."""
+        """Take one sample, now."""
         try:
-            self.seen = (*self.seen[-1:], self._look(time.monotonic()))
+            self.samples = (*self.samples[-1:], self._sample(time.monotonic()))
             self.trouble = ""
         except WaldError as error:
-            self.seen, self.trouble = (), error.message
+            self.samples, self.trouble = (), error.message
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            self.seen, self.trouble = (), f"{where}{error.strerror or error}"
+            self.samples, self.trouble = (), f"{where}{error.strerror or error}"
 
-    def start(self, interval_seconds: float, tell: Callable[[], None]) -> None:
-        """Look again and again, until the process ends, and ``tell`` after each time."""
-        threading.Thread(target=self._run, args=(interval_seconds, tell), daemon=True).start()
+    def start(self, interval_seconds: float, after: Callable[[], None]) -> None:
+        """Take samples until the process ends, and call ``after`` after each."""
+        threading.Thread(target=self._run, args=(interval_seconds, after), daemon=True).start()
 
-    def _run(self, interval_seconds: float, tell: Callable[[], None]) -> None:
+    def _run(self, interval_seconds: float, after: Callable[[], None]) -> None:
         while self.bug is None:
             began = time.monotonic()
             try:
                 self.take()
-            except Exception as error:  # noqa: BLE001 - a bug; whoever draws the screen leaves it and raises this
+            except Exception as error:  # noqa: BLE001 - a bug; the thread of the screen raises it
                 self.bug = error
-            tell()
+            after()
             time.sleep(rest_seconds(time.monotonic() - began, interval_seconds))
 
 
-class Pulses:
-    """Quick looks at one log; what has been sealed is counted from the first of them on."""
+class HeadSource:
+    """Samples what moves every second; sealed segments are counted from the first sample on."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -89,22 +89,22 @@ class Pulses:
         self._raw_bytes: dict[int, int] = {}
         self._idle_since_ns: int | None = None
 
-    def look(self, now: float) -> Pulse:
+    def sample(self, now: float) -> HeadSample:
         """
         Raises:
             Damaged: the head or the directory cannot be read.
-            OSError: so says the operating system.
+            OSError: the operating system refuses.
         """
         head = self._log.head()
-        listing = list_segments(self._log.root)  # after the head: what it calls complete is listed then
+        listing = list_segments(self._log.root)  # after the head, so that every segment before the head's is listed
         if self._sealed_before is None:
             self._sealed_before = frozenset(
                 s.base_sequence for s in listing.with_released().segments if s.kind.form is not Kind.RAW
             )
-        self._learn(listing, head.segment if head else 0)
+        self._measure(listing, head.segment if head else 0)
         waiting = {segment.base_sequence for segment in listing.segments[:-1] if segment.kind is Kind.RAW}
         sealed = [length for base, length in self._raw_bytes.items() if base not in waiting]
-        return Pulse(
+        return HeadSample(
             now,
             head.sequence if head else 0,
             head.at_ns if head else 0,
@@ -115,8 +115,8 @@ class Pulses:
             self._daemon(),
         )
 
-    def _learn(self, listing: Listing, active: int) -> None:
-        """The lengths of segments that were completed meanwhile."""
+    def _measure(self, listing: Listing, active: int) -> None:
+        """Note the lengths of segments that were completed since the last sample."""
         done = self._raw_bytes.keys() | (self._sealed_before or frozenset())
         while True:
             try:
@@ -128,7 +128,7 @@ class Pulses:
                 listing = look_again(self._log.root, listing, gone)
 
     def _length(self, segment: Segment) -> int:
-        """Raw bytes; 0 if a sealed one does not tell."""
+        """Raw bytes; 0 if the index of a sealed segment is damaged."""
         if segment.kind.form is Kind.RAW:
             return segment.path.stat().st_size
         try:
@@ -137,10 +137,10 @@ class Pulses:
             return 0
 
     def _daemon(self) -> str:
-        """Who runs, in words; "" if nobody does.
+        """Which daemon runs, as text; "" if none does.
 
-        To ask takes the lock for a moment, and a daemon that starts in it would find the root taken. So a root without
-        a daemon is asked again only when its lock file has changed, which is after a daemon has got the lock.
+        The test takes the lock for a moment, and a daemon that starts in that moment would find the root locked. So a
+        root without a daemon is tested again only when its lock file has changed, which a daemon does on taking it.
         """
         root = self._log.root
         try:
@@ -152,22 +152,22 @@ class Pulses:
         return holder(root) if self._idle_since_ns is None else ""
 
 
-class Surveys:
-    """Looks at everything in one log."""
+class LogSource:
+    """Samples what takes a walk through every segment."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._end: int | None = None
 
-    def look(self, now: float) -> Survey:
+    def sample(self, now: float) -> LogSample:
         """
         Raises:
             Damaged: the directory or the end of the log cannot be read.
-            OSError: so says the operating system.
+            OSError: the operating system refuses.
         """
         root, log_id = self._log.root, self._log.identity.log_id
         since = self._end
-        self._end = None  # after a look that failed there is nothing to compare the next one with
+        self._end = None  # after a failed sample there is nothing to compare the next one with
         backlog = Backlog(root, log_id=log_id, since=since)
         counts: Counter[State] = Counter()
         sizes: Counter[State] = Counter()
@@ -177,7 +177,7 @@ class Surveys:
             counts[state] += 1
             sizes[state] += standing.stored_bytes
             end = max(end, standing.last_sequence or 0)
-        survey = Survey(
+        log_sample = LogSample(
             now,
             {state: Amount(counts[state], sizes[state]) for state in State if counts[state]},
             tuple(backlog.holds.values()),
@@ -189,4 +189,4 @@ class Surveys:
             tuple(words for _, words in troubles(root)),
         )
         self._end = end
-        return survey
+        return log_sample

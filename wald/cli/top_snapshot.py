@@ -1,9 +1,9 @@
-"""What ``wald top`` says, as plain numbers: the last two looks of either kind in, one snapshot out.
+"""The numbers of ``wald top``: the last two samples of each kind in, one snapshot out.
 
-    Pulse     what moves every second: the head, the sealer, the daemon         quick, whatever the size of the log
-    Survey    what takes a walk through every segment: states, routes, disk     seconds at 10,000 segments
+    HeadSample    what moves every second: the head, the sealer, the daemon         quick, whatever the size of the log
+    LogSample     what takes a walk through every segment: states, routes, disk     seconds at 10,000 segments
 
-A rate is the difference of two looks by the time between them; None while there is only one.
+A rate is the difference of two samples divided by the time between them; None while there is only one.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from wald.store.retention.growth import Growth
 
 
 class State(Enum):
-    """What may become of a segment, from the oldest ones to the newest."""
+    """States of segments, from those of the oldest to that of the newest."""
 
     RELEASED = "released"
     FREE = "free"
     HELD_BACK = "held back"
     UNREADABLE = "unreadable"
     WAITING = "not sealed yet"
-    """Cut, and nobody holds it back."""
+    """Cut, and no cursor holds it back."""
     ACTIVE = "active"
 
 
 def state_of(standing: Standing) -> State:
-    """How the screen counts a segment."""
+    """The state under which the screen counts a segment."""
     if not standing.readable:
         return State.UNREADABLE
     if standing.pins:
@@ -46,16 +46,16 @@ def state_of(standing: Standing) -> State:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
-    """One quick look.
+class HeadSample:
+    """One quick sample.
 
     Attributes:
         taken: when, in seconds of a clock that only moves forward.
         durable_ns: append time of the last commit, ns since 1970; 0 before the first one.
         written_bytes: raw bytes of the log up to the head, from a point on that stays the same.
         waiting_segments: cut, and not sealed yet.
-        sealed_segments, sealed_bytes: since the first look; raw bytes.
-        daemon: who runs, in words; "" if nobody does.
+        sealed_segments, sealed_bytes: since the first sample; raw bytes.
+        daemon: which one runs, as text; "" if none does.
     """
 
     taken: float
@@ -70,21 +70,21 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """So many segments, and what they take on disk."""
+    """A number of segments, and their bytes on disk."""
 
     segments: int = 0
     stored_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """One look at everything.
+class LogSample:
+    """One sample of the whole log.
 
     Attributes:
-        taken: when it began, by the clock of :class:`Pulse`.
-        last_sequences: of each route; None where it is not known.
-        received: records of each route since the survey before; None in the first one.
-        fifo_troubles: what keeps lines that were written to a FIFO from the log, in words.
+        taken: when it began, by the clock of :class:`HeadSample`.
+        last_sequences: of each route; None if it is not known.
+        received: records of each route since the sample before; None in the first one.
+        fifo_troubles: what keeps lines that were written to a FIFO from the log.
     """
 
     taken: float
@@ -99,8 +99,8 @@ class Survey:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
-    """What the last pulses add up to; ``durable_seconds`` is the age of the last commit, None before the first."""
+class Activity:
+    """What the last head samples show; ``durable_seconds`` is the age of the last commit, None before the first."""
 
     sequence: int
     durable_seconds: float | None
@@ -119,8 +119,8 @@ class Row:
     Attributes:
         last_sequence: of the route; None if it is not known.
         received_per_second: records of the route; ``processed_per_second``: by the group.
-        oldest_seconds: how long the first record it has not processed has been waiting; None if there is none.
-        held_bytes: complete segments that it keeps from being reclaimed, alone or with others.
+        oldest_seconds: how long its first unprocessed record has been waiting; None if there is none.
+        held_bytes: of the complete segments that it keeps from being reclaimed, alone or with other groups.
     """
 
     route: str
@@ -137,13 +137,13 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
-    """What the last surveys add up to.
+class Inventory:
+    """What the last log samples show.
 
     Attributes:
         age_seconds: since the newest of them began.
-        rows: those that hold back most first.
-        seconds_until_full: if nothing is reclaimed; None if nothing grows, or nobody can tell.
+        rows: those that hold back the most come first.
+        seconds_until_full: if nothing is reclaimed; None if the log does not grow, or its growth is not known.
     """
 
     age_seconds: float
@@ -157,21 +157,21 @@ class Stock:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything on the screen; a part is None before its first look, and when that has failed."""
+    """Everything on the screen; a part is None before its first sample, and after one that failed."""
 
     root: str
-    flow: Flow | None
-    stock: Stock | None
+    activity: Activity | None
+    inventory: Inventory | None
     troubles: tuple[str, ...] = ()
 
 
-def flow(pulses: Sequence[Pulse], *, now_ns: int) -> Flow | None:
-    """What the last two pulses, or the only one, say."""
-    if not pulses:
+def activity(head_samples: Sequence[HeadSample], *, now_ns: int) -> Activity | None:
+    """What the last two head samples, or the only one, show."""
+    if not head_samples:
         return None
-    before, after = pulses[0], pulses[-1]
+    before, after = head_samples[0], head_samples[-1]
     seconds = after.taken - before.taken
-    return Flow(
+    return Activity(
         after.sequence,
         max(0.0, (now_ns - after.durable_ns) / 1e9) if after.durable_ns else None,
         _rate(after.sequence - before.sequence, seconds),
@@ -183,21 +183,21 @@ def flow(pulses: Sequence[Pulse], *, now_ns: int) -> Flow | None:
     )
 
 
-def stock(surveys: Sequence[Survey], *, now: float, now_ns: int) -> Stock | None:
-    """What the last two surveys, or the only one, say.
+def inventory(log_samples: Sequence[LogSample], *, now: float, now_ns: int) -> Inventory | None:
+    """What the last two log samples, or the only one, show.
 
     Args:
-        now: seconds, by the clock of the surveys.
+        now: seconds, by the clock of the log_samples.
     """
-    if not surveys:
+    if not log_samples:
         return None
-    before, after = surveys[0], surveys[-1]
+    before, after = log_samples[0], log_samples[-1]
     seconds = after.taken - before.taken
     lags = {(hold.cursor.route, hold.cursor.group): hold.lag.records for hold in before.holds}
     rows = [_row(hold, after, lags, seconds, now_ns) for hold in after.holds]
     rows.sort(key=lambda row: (-row.held_bytes, -row.lag_records, row.route, row.group))
     growth = after.growth
-    return Stock(
+    return Inventory(
         now - after.taken,
         after.states,
         tuple(rows),
@@ -208,18 +208,18 @@ def stock(surveys: Sequence[Survey], *, now: float, now_ns: int) -> Stock | None
     )
 
 
-def _row(hold: Hold, survey: Survey, lags: Mapping[tuple[str, str], int], seconds: float, now_ns: int) -> Row:
+def _row(hold: Hold, log_sample: LogSample, lags: Mapping[tuple[str, str], int], seconds: float, now_ns: int) -> Row:
     cursor = hold.cursor
     received = processed = None
-    if survey.received is not None:
-        count = survey.received.get(cursor.route, 0)
+    if log_sample.received is not None:
+        count = log_sample.received.get(cursor.route, 0)
         received = _rate(count, seconds)
         lag_before = lags.get((cursor.route, cursor.group))
         if lag_before is not None:  # a cursor that moved back has processed nothing
             processed = _rate(max(0, lag_before + count - hold.lag.records), seconds)
     return Row(
         cursor.route,
-        survey.last_sequences.get(cursor.route),
+        log_sample.last_sequences.get(cursor.route),
         received,
         cursor.group,
         cursor.sequence,
@@ -233,5 +233,5 @@ def _row(hold: Hold, survey: Survey, lags: Mapping[tuple[str, str], int], second
 
 
 def _rate(difference: int, seconds: float) -> float | None:
-    """None where it cannot be told: no time has passed, or the log is not the one of the look before."""
+    """None if it is not known: no time has passed, or another log has taken the place of the one sampled before."""
     return difference / seconds if seconds > 0 and difference >= 0 else None

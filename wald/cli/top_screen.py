@@ -1,15 +1,15 @@
 """A snapshot as lines of a given width, coloured and cut to the height there is; it knows no terminal.
 
     wald top  /var/spool/wald                                      q leaves
-    daemon    who writes
+    daemon    which one writes
     head      how far, how fast
     segments  a bar from the oldest to the newest, and its legend
-    sealing   what waits, what is done
+    sealing   how many segments wait, how many are done
     disk      a bar, how much is free, and for how long
 
-    ROUTE … GROUP … HOLDS BACK      most first; a line in the end sums up what does not fit
+    ROUTE … GROUP … HOLDS BACK      most first; the last line sums up the rows that do not fit
 
-Every state has a texture of its own beside its colour: a bar can be read where there are no colours.
+Every state has a texture besides its colour, so that a bar can be read without colours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from itertools import accumulate
 from rich.console import Console, Group
 from rich.text import Text
 
-from wald.cli.snapshot import Flow, Row, Snapshot, State, Stock
+from wald.cli.top_snapshot import Activity, Inventory, Row, Snapshot, State
 from wald.kinds import bytes_in_words, seconds_in_words
 from wald.store.retention.cursors import CursorState
 
@@ -30,7 +30,7 @@ _LABEL_CELLS = 10
 _BAR_CELLS_MAX = 60
 _GAP = "   "  # between the pieces of a line
 _NAME_CELLS_MIN = 12  # what a long name is shortened to before a column goes
-_OLD_SECONDS = 5.0  # younger numbers are now, to a person
+_OLD_SECONDS = 5.0  # younger numbers are shown as current
 _DAY = 86400
 _TEXTURES = {
     State.RELEASED: ("·", "bright_black"),
@@ -51,7 +51,7 @@ _NAMES = (0, 3)
 _LEAST_FIRST = (1, 6, 4, 7, 2, 3, 5)  # columns, in the order in which they go where the screen is narrow
 
 Cell = tuple[str, str]
-"""Words, and their style."""
+"""A text and its style."""
 
 
 def drawn(snapshot: Snapshot, *, width: int, height: int) -> Group:
@@ -68,24 +68,24 @@ def plain(snapshot: Snapshot, *, width: int) -> str:
 
 
 def lines(snapshot: Snapshot, *, width: int, height: int | None) -> list[Text]:
-    """What is below the title; at most ``height`` lines where it is not None."""
+    """What is below the title, in at most ``height`` lines; None: as many as it takes."""
     shown: list[Text] = []
     for trouble in snapshot.troubles:
         shown += [Text(line, "bold red") for line in textwrap.wrap(_printable(trouble), width)]
-    shown += _flow(snapshot.flow, width)
-    shown += _stock(snapshot.stock, width)
-    if snapshot.flow is not None:
-        shown += _packed("sealing", _sealing(snapshot.flow), width)
-    if snapshot.stock is not None:
-        shown += _disk(snapshot.stock, width)
+    shown += _activity(snapshot.activity, width)
+    shown += _inventory(snapshot.inventory, width)
+    if snapshot.activity is not None:
+        shown += _packed("sealing", _sealing(snapshot.activity), width)
+    if snapshot.inventory is not None:
+        shown += _disk(snapshot.inventory, width)
         shown.append(Text())
         room = None if height is None else max(1, height - len(shown))
-        shown += _table(snapshot.stock.rows, width, room)
+        shown += _table(snapshot.inventory.rows, width, room)
     return shown if height is None else shown[: max(0, height)]
 
 
 def cells(amounts: Sequence[int], width: int) -> list[int]:
-    """How many of ``width`` cells each amount gets: its share, and one at least, if there is anything of it."""
+    """How many of ``width`` cells each amount gets: its share, and at least one unless it is 0."""
     total = sum(amounts)
     if not total:
         return [0] * len(amounts)
@@ -101,38 +101,38 @@ def _title(root: str, width: int) -> Text:
     return _line(Text.assemble(left, ("  q leaves", "bright_black")))
 
 
-def _flow(flow: Flow | None, width: int) -> Iterator[Text]:
-    if flow is None:
+def _activity(activity: Activity | None, width: int) -> Iterator[Text]:
+    if activity is None:
         yield from _packed("head", [("-", "")], width)
         return
-    daemon = (_printable(flow.daemon), "") if flow.daemon else ("none runs", "bold yellow")
+    daemon = (_printable(activity.daemon), "") if activity.daemon else ("none runs", "bold yellow")
     yield from _packed("daemon", [daemon], width)
-    if flow.durable_seconds is None:
+    if activity.durable_seconds is None:
         yield from _packed("head", [("nothing is durable yet", "")], width)
         return
     pieces = [
-        (f"{flow.sequence:,}", "bold"),
-        (f"{_rate(flow.records_per_second)} records/s", ""),
-        (_bytes_rate(flow.bytes_per_second), ""),
-        (f"last commit {seconds_in_words(flow.durable_seconds)} ago", "bright_black"),
+        (f"{activity.sequence:,}", "bold"),
+        (f"{_rate(activity.records_per_second)} records/s", ""),
+        (_bytes_rate(activity.bytes_per_second), ""),
+        (f"last commit {seconds_in_words(activity.durable_seconds)} ago", "bright_black"),
     ]
     yield from _packed("head", pieces, width)
 
 
-def _stock(stock: Stock | None, width: int) -> Iterator[Text]:
-    if stock is None:
+def _inventory(inventory: Inventory | None, width: int) -> Iterator[Text]:
+    if inventory is None:
         yield from _packed("segments", [("-", "")], width)
         return
-    states = [state for state in State if state in stock.states]
-    amounts = [stock.states[state] for state in states]
+    states = [state for state in State if state in inventory.states]
+    amounts = [inventory.states[state] for state in states]
     bar = Text()
     for state, count in zip(states, cells([a.stored_bytes for a in amounts], _bar_cells(width)), strict=True):
         glyph, style = _TEXTURES[state]
         bar.append(glyph * count, style)
     total = bytes_in_words(sum(amount.stored_bytes for amount in amounts))
     pieces = [(f"{sum(amount.segments for amount in amounts):,} segments, {total}", "bold")]
-    if stock.age_seconds >= _OLD_SECONDS:
-        pieces.append((f"as of {seconds_in_words(stock.age_seconds)} ago", "bright_black"))
+    if inventory.age_seconds >= _OLD_SECONDS:
+        pieces.append((f"as of {seconds_in_words(inventory.age_seconds)} ago", "bright_black"))
     yield from _packed("segments", pieces, width)
     yield _labelled("", bar)
     legend: list[Cell] = []
@@ -142,39 +142,39 @@ def _stock(stock: Stock | None, width: int) -> Iterator[Text]:
     yield from _packed("", legend, width)
 
 
-def _sealing(flow: Flow) -> list[Cell]:
+def _sealing(activity: Activity) -> list[Cell]:
     return [
-        (f"{flow.waiting_segments:,} waiting", "blue" if flow.waiting_segments else ""),
-        (f"{flow.sealed_segments:,} sealed since this began", ""),
-        (_bytes_rate(flow.sealed_bytes_per_second), ""),
+        (f"{activity.waiting_segments:,} waiting", "blue" if activity.waiting_segments else ""),
+        (f"{activity.sealed_segments:,} sealed since this began", ""),
+        (_bytes_rate(activity.sealed_bytes_per_second), ""),
     ]
 
 
-def _disk(stock: Stock, width: int) -> Iterator[Text]:
-    used, free = cells([stock.total_bytes - stock.free_bytes, stock.free_bytes], _bar_cells(width))
-    style = _urgency(stock)
+def _disk(inventory: Inventory, width: int) -> Iterator[Text]:
+    used, free = cells([inventory.total_bytes - inventory.free_bytes, inventory.free_bytes], _bar_cells(width))
+    style = _urgency(inventory)
     yield _labelled("disk", Text.assemble(("█" * used, style), ("░" * free, "bright_black")))
-    pieces = [(f"{bytes_in_words(stock.free_bytes)} free of {bytes_in_words(stock.total_bytes)}", "bold")]
-    if stock.growth_bytes_per_second is None:
-        pieces.append(("how fast it fills cannot be told yet", "bright_black"))
+    pieces = [(f"{bytes_in_words(inventory.free_bytes)} free of {bytes_in_words(inventory.total_bytes)}", "bold")]
+    if inventory.growth_bytes_per_second is None:
+        pieces.append(("how fast it fills is not known yet", "bright_black"))
     else:
-        pieces.append((f"grows {bytes_in_words(stock.growth_bytes_per_second * _DAY)} a day", ""))
-        if stock.seconds_until_full is not None:
-            pieces.append((f"full in {seconds_in_words(stock.seconds_until_full)} if nothing is reclaimed", style))
+        pieces.append((f"grows {bytes_in_words(inventory.growth_bytes_per_second * _DAY)} a day", ""))
+        if inventory.seconds_until_full is not None:
+            pieces.append((f"full in {seconds_in_words(inventory.seconds_until_full)} if nothing is reclaimed", style))
     yield from _packed("", pieces, width)
 
 
-def _urgency(stock: Stock) -> str:
+def _urgency(inventory: Inventory) -> str:
     """The colour of a disk: red with a tenth left or a day, yellow with a quarter or a week."""
-    share = stock.free_bytes / stock.total_bytes if stock.total_bytes else 0.0
-    days = float("inf") if stock.seconds_until_full is None else stock.seconds_until_full / _DAY
+    share = inventory.free_bytes / inventory.total_bytes if inventory.total_bytes else 0.0
+    days = float("inf") if inventory.seconds_until_full is None else inventory.seconds_until_full / _DAY
     if share < 0.1 or days < 1:
         return "red"
     return "yellow" if share < 0.25 or days < 7 else "green"
 
 
 def _table(rows: Sequence[Row], width: int, room: int | None) -> Iterator[Text]:
-    """The headings and as many rows as there is room for; the last line tells of the others."""
+    """The headings and as many rows as there is room for; the last line sums up the others."""
     if not rows:
         yield _line(Text("no routes yet", "bright_black"))
         return
@@ -189,7 +189,7 @@ def _table(rows: Sequence[Row], width: int, room: int | None) -> Iterator[Text]:
 
 
 def _fitted(cell: Cell, width: int, is_name: bool) -> Text:
-    """Names to the left, cut where they are too long; numbers to the right."""
+    """Names aligned to the left and cut if they are too long; numbers aligned to the right."""
     text = Text(*cell)
     if is_name:
         text.truncate(width, overflow="ellipsis", pad=True)
@@ -216,7 +216,7 @@ def _cells_of(row: Row) -> list[Cell]:
 
 
 def _widths(grid: Sequence[Sequence[Cell]], width: int) -> dict[int, int]:
-    """The columns that fit, and how wide: long names are shortened first, then the least important columns go."""
+    """The widths of the columns that fit: long names are shortened first, then the least important columns go."""
     widths = {number: max(Text(row[number][0]).cell_len for row in grid) for number in range(len(_HEADINGS))}
     least = widths | {name: min(_NAME_CELLS_MIN, widths[name]) for name in _NAMES}
     for column in _LEAST_FIRST:
@@ -242,7 +242,7 @@ def _summed_up(rows: Sequence[Row]) -> str:
 
 
 def _packed(label: str, pieces: Sequence[Cell], width: int) -> Iterator[Text]:
-    """Pieces behind a label, in as many lines as they need; none is broken."""
+    """Pieces after a label, in as many lines as they need; no piece is broken."""
     room = max(1, width - _LABEL_CELLS)
     line = Text()
     for words, style in pieces:
@@ -259,7 +259,7 @@ def _labelled(label: str, line: Text) -> Text:
 
 
 def _line(line: Text) -> Text:
-    """Never more than one."""
+    """The text as one line: cut at the edge, never wrapped."""
     line.no_wrap, line.overflow = True, "ellipsis"
     return line
 
@@ -279,5 +279,5 @@ def _bytes_rate(per_second: float | None) -> str:
 
 
 def _printable(words: str) -> str:
-    """What a file name may hold can move the cursor of a terminal, or not be text at all."""
+    """A text without control characters: those of a file name could move the cursor of the terminal."""
     return "".join(character if character.isprintable() else "?" for character in words)
