@@ -28,7 +28,7 @@ RETENTION_ROOM = (*SEGMENTS_ROOM, "wald.store.retention")
 READING_ROOM = (*RETENTION_ROOM, "wald.store.reading")
 READING = (*READING_ROOM, "wald.store.checking")
 COMMAND_LINE = ("wald.cli.entry", "wald.cli.options", "wald.cli.output", "wald.cli.progress", "wald.kinds")
-SIDECARS = (*PURE, *READING, *COMMAND_LINE, "wald.log", "wald.producer", "wald.loop")
+SIDECARS = (*PURE, *READING, *COMMAND_LINE, "wald.log", "wald.payloads", "wald.producer", "wald.loop")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald": ("wald.format.record", "wald.log"),
     "wald.__main__": ("wald.cli",),
@@ -36,8 +36,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.kinds": (),
     "wald.metrics": (),
     "wald.config": ("wald.errors", "wald.format.names", "wald.kinds"),
-    "wald.answers": PURE,
-    "wald.producer": (*PURE, "wald.answers"),
+    "wald.connection": PURE,
+    "wald.payloads": PURE,
+    "wald.refusals": (*PURE, "wald.connection"),
+    "wald.session": (*PURE, "wald.connection", "wald.payloads", "wald.refusals"),
+    "wald.producer": (*PURE, "wald.payloads", "wald.session"),
     "wald.log": (*PURE, "wald.store"),
     "wald.loop": (),
     "wald.format": PURE,

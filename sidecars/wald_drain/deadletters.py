@@ -31,7 +31,8 @@ from wald.format.names import is_route
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.format.record import Record
 from wald.format.state import WINDOW
-from wald.producer import FRAME_MAX_BYTES, Durable, Producer
+from wald.payloads import FRAME_MAX_BYTES
+from wald.producer import Durable, Producer
 from wald.store.files.directory import Root
 from wald_drain.handover import Handover
 

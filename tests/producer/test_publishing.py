@@ -14,11 +14,13 @@ from peer import Answering, ok
 from running import Daemon, eventually
 
 import wald
-from wald import producer as module
+from wald import payloads as module
 from wald.errors import InvalidInput, Refused
 from wald.format.columns import encode
 from wald.format.protocol import Publish
-from wald.producer import FRAME_MAX_BYTES, WINDOW, Durable, Producer
+from wald.payloads import FRAME_MAX_BYTES
+from wald.producer import Durable, Producer
+from wald.session import WINDOW
 
 
 def test_what_is_published_is_in_the_log(daemon: Daemon) -> None:
@@ -48,7 +50,7 @@ def test_frames_are_whole_lines_and_lose_nothing(lines: list[bytes]) -> None:
     """Each is within the limit, or one line alone that is longer."""
     limit, module.FRAME_MAX_BYTES = module.FRAME_MAX_BYTES, 16
     try:
-        frames = [bytes(frame) for frame in module._frames(b"".join(lines))]
+        frames = [bytes(frame) for frame in module.frames(b"".join(lines))]
     finally:
         module.FRAME_MAX_BYTES = limit
 
@@ -176,6 +178,7 @@ def test_what_is_answered_is_told_without_waiting_for_more(answering: Answering)
         producer.publish("a", b"x\n")
 
         assert (told, producer.acknowledged()) == ([Durable(1, 1)], [])
+        producer.close()  # else the end of the block would wait for the second answer
 
 
 def test_a_window_of_requests_is_under_way_at_once(answering: Answering) -> None:

@@ -1,0 +1,131 @@
+"""Sending values: with keys, times and headers as a program has them, and leaving a ``with`` block."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from peer import Answering, ok
+from running import Daemon
+
+import wald
+from wald.errors import InvalidInput, Unavailable
+from wald.format.columns import decode
+from wald.payloads import FRAME_MAX_BYTES, encode_values
+from wald.producer import Durable, Producer
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+NOON_NS = 1_795_262_400 * 10**9
+
+
+def test_values_are_stored_with_their_keys_times_and_headers(daemon: Daemon) -> None:
+    with Producer(daemon.root) as producer:
+        producer.send(
+            "a",
+            ["grüß dich", b"\n\xff"],
+            keys=["k", None],
+            times=[NOON.astimezone(timezone(timedelta(hours=2))), NOON_NS + 1],
+            headers=[{"from": "web", "é": "ü"}, None],
+        )
+        assert producer.flush() == [Durable(1, 2)]
+
+    first, second = wald.open(daemon.root).read("a")
+    assert (first.value, first.key, first.event_time_ns) == ("grüß dich".encode(), b"k", NOON_NS)
+    assert first.headers == '{"from":"web","é":"ü"}'.encode()
+    assert (second.value, second.key, second.event_time_ns, second.headers) == (b"\n\xff", None, NOON_NS + 1, None)
+
+
+def test_a_block_ends_once_everything_is_durable(daemon: Daemon) -> None:
+    """Its sequences can still be asked for."""
+    with Producer(daemon.root) as producer:
+        for number in range(100):
+            producer.send("a", [str(number)])
+
+    assert len(list(wald.open(daemon.root).read("a"))) == 100
+    assert [first for first, _ in producer.acknowledged()] == list(range(1, 101))
+
+
+def test_a_block_that_raises_waits_for_nothing(answering: Answering) -> None:
+    producer = Producer(answering(lambda _, __: None))
+    with pytest.raises(KeyError), producer:
+        raise KeyError(producer.send("a", ["x"]))  # type: ignore[func-returns-value]
+
+
+def test_a_block_whose_records_stay_unanswered_raises(answering: Answering) -> None:
+    with pytest.raises(Unavailable), Producer(answering(lambda _, __: None), retry_for=0.1) as producer:
+        producer.send("a", ["x"])
+
+
+def test_nothing_to_send_is_sent_as_nothing(answering: Answering) -> None:
+    with Producer(answering(lambda _, request: ok(request))) as producer:
+        producer.send("a", [])
+        assert producer.flush() == []
+
+
+@pytest.mark.parametrize(
+    ("values", "columns"),
+    [
+        ("abc", {}),
+        (b"abc", {}),
+        ([1], {}),
+        (["\ud800"], {}),
+        (["a"], {"keys": []}),
+        (["a"], {"times": [0, 1]}),
+        (["a"], {"keys": [7]}),
+        (["a"], {"times": ["2026-11-21"]}),
+        (["a"], {"times": [1 << 63]}),
+        (["a"], {"times": [True]}),
+        (["a"], {"times": [None]}),
+        (["a"], {"headers": [{"a": 1}]}),
+        (["a"], {"headers": ["a"]}),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_before_anything_is_sent(
+    answering: Answering, values: Any, columns: dict[str, Any]
+) -> None:
+    with Producer(answering(lambda _, request: ok(request))) as producer:
+        with pytest.raises(InvalidInput) as caught:
+            producer.send("a", values, **columns)
+        assert caught.value.hint
+        assert producer.flush() == []
+
+
+@given(st.lists(st.binary(max_size=FRAME_MAX_BYTES // 3), max_size=12), st.integers(1, 400))
+def test_requests_hold_whole_records_in_order_and_stay_small(values: list[bytes], times: int) -> None:
+    values = values * times
+    keys = [value[:2] if len(value) % 2 else None for value in values]
+    payloads = encode_values(values, keys=keys, times=None, headers=None)
+    found = [decode(payload) for payload in payloads]
+
+    assert [value for columns in found for value in columns.values.to_list()] == values
+    assert [key for columns in found if columns.keys for key in columns.keys.to_list()] == keys
+    assert all(len(payload) <= FRAME_MAX_BYTES for payload in payloads)
+
+
+def test_threads_may_send_through_one_producer(daemon: Daemon) -> None:
+    with Producer(daemon.root) as producer:
+
+        def send(thread: int) -> None:
+            for number in range(50):
+                producer.send("a", [f"{thread} {number}"])
+
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    found = [record.value.decode().split() for record in wald.open(daemon.root).read("a")]
+    for name in "0123":
+        assert [number for thread, number in found if thread == name] == [str(number) for number in range(50)]
+
+
+def test_a_path_may_be_text(daemon: Daemon) -> None:
+    for at in (str(daemon.root), Path(daemon.root), daemon.socket_path):
+        with Producer(at) as producer:
+            producer.send("a", ["x"])

@@ -1,0 +1,135 @@
+"""A connection to the daemon's socket: connect, send whole requests, read answers line by line.
+
+Errors are those of the operating system; what they mean is decided by :mod:`wald.producer`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from wald.format.protocol import ProtocolError, parse_reply
+
+_PATH_MAX_BYTES = 107  # what fits into a socket address
+_RECEIVE_BYTES = 64 << 10
+_LEAST_SECONDS = 0.001  # an answer that has arrived is read even when the deadline has passed
+_STATUS_SECONDS = 1.0  # for a daemon to say why it has not answered
+
+
+class Connection:
+    """One connection at a time to the socket at ``path``; it begins closed.
+
+    Attributes:
+        received: bytes read and not taken yet. They outlive the connection.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.received = b""
+        self._socket: socket.socket | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
+
+    def fileno(self) -> int:
+        return self._require().fileno()
+
+    def open(self) -> None:
+        self._socket = connect(self.path)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def send(self, line: bytes, payload: bytes | memoryview, deadline: float) -> None:
+        """Send one request.
+
+        Raises:
+            OSError: the connection is closed or broken, or the deadline has passed.
+        """
+        connection = self._require()
+        connection.settimeout(seconds_until(deadline))
+        try:
+            sent = connection.sendmsg([line, payload])
+            if sent < len(line):
+                connection.sendall(line[sent:])
+                sent = len(line)
+            if sent < len(line) + len(payload):
+                connection.sendall(memoryview(payload)[sent - len(line) :])
+        except OSError:
+            raise
+        except BaseException:  # raised by a signal handler: the next request would be read as the rest of this one
+            self.read_available()
+            self.close()
+            raise
+
+    def read_line(self, deadline: float) -> bytes:
+        """Wait for the next line of an answer.
+
+        Raises:
+            OSError: the connection is closed or broken, or the deadline has passed.
+        """
+        while b"\n" not in self.received:
+            connection = self._require()
+            connection.settimeout(seconds_until(deadline))
+            part = connection.recv(_RECEIVE_BYTES)
+            if not part:
+                raise ConnectionResetError("the daemon hung up")
+            self.received += part
+        line, _, self.received = self.received.partition(b"\n")
+        return line
+
+    def read_available(self) -> None:
+        """Read what has arrived, without waiting for more."""
+        if self._socket is None:
+            return
+        self._socket.setblocking(False)  # with a timeout recv would wait, in spite of MSG_DONTWAIT
+        with suppress(OSError):
+            while part := self._socket.recv(_RECEIVE_BYTES):
+                self.received += part
+
+    def _require(self) -> socket.socket:
+        if self._socket is None:
+            raise ConnectionResetError("the connection was closed")
+        return self._socket
+
+
+def connect(path: Path) -> socket.socket:
+    """A socket connected to ``path``, which may be longer than a socket address can hold."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if len(os.fsencode(path)) <= _PATH_MAX_BYTES:
+            connection.connect(os.fspath(path))
+            return connection
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            connection.connect(f"/proc/self/fd/{directory}/{path.name}")
+        finally:
+            os.close(directory)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def status(path: Path) -> dict[str, object]:
+    """The daemon's answer to STAT on another connection; empty if it does not answer."""
+    try:
+        with connect(path) as connection, connection.makefile("rb") as replies:
+            connection.settimeout(_STATUS_SECONDS)
+            connection.sendall(b"STAT\n")
+            answer = json.loads(parse_reply(replies.readline()))
+    except (OSError, ValueError, ProtocolError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def seconds_until(deadline: float) -> float:
+    """Seconds until ``deadline`` on the monotonic clock, and at least a millisecond."""
+    return max(_LEAST_SECONDS, deadline - time.monotonic())

@@ -1,0 +1,123 @@
+"""Which error a refusal by the daemon, or its silence, is for the caller, and what to type next."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from wald.connection import status
+from wald.errors import (
+    DiskFailure,
+    InvalidInput,
+    NotFound,
+    NotPermitted,
+    Refused,
+    Unavailable,
+    WaldError,
+    command_line,
+    user_name,
+)
+from wald.format.protocol import Code, ProtocolError
+
+
+def refused(error: ProtocolError, request: bytes, *, root: Path | None, socket: Path) -> WaldError:
+    """The error for an ERR that does not pass.
+
+    Args:
+        error: the answer of the daemon.
+        request: the request line that got this answer.
+        root: root of the log; None if it is not known.
+        socket: its owner is the user that the daemon runs as.
+    """
+    words = request.decode(errors="replace").split()
+    route = words[2] if words[:1] == ["ROUTE"] else words[1] if len(words) > 1 else ""
+    match error.code:
+        case Code.NO_ROUTE:
+            return NotFound(error.words, hint=_how_to_make(route, root, socket, retired="retired" in error.words))
+        case Code.DENIED:
+            return NotPermitted(error.words, hint=_how_to_permit(words, route, socket))
+        case Code.GAP | Code.FORGOTTEN | Code.CONFLICT:
+            reading = f"{_command(root, f'read {route}')} shows what has arrived"
+            return Refused(error.words, hint=f"use another producer id; {reading}")
+        case Code.TOO_LARGE:
+            return InvalidInput(error.words, hint="raise request_max_bytes, or write the record to the route's FIFO")
+        case _:
+            return InvalidInput(f"{error.code}: {error.words}", hint="wald append --help")
+
+
+def unreachable(reason: OSError | ProtocolError, *, root: Path | None, socket: Path) -> WaldError:
+    """The error for a daemon that was waited for in vain.
+
+    Args:
+        reason: how the last attempt failed.
+        root: root of the log; None if it is not known.
+        socket: where the daemon should listen.
+    """
+    if isinstance(reason, ProtocolError):
+        kind = DiskFailure if reason.code is Code.FULL else Unavailable
+        return kind(f"{socket}: {reason.code}: {reason.words}", hint=_inspect(root, socket, "head"))
+    if isinstance(reason, PermissionError):
+        return NotPermitted.of(reason, socket)
+    if isinstance(reason, TimeoutError):
+        return _silent(root, socket)
+    hint = f"ls -l {socket}; start the daemon that listens there" if root is None else command_line(root, "run")
+    return Unavailable(f"{socket}: no daemon answers ({reason.strerror or reason})", hint=hint)
+
+
+def _silent(root: Path | None, socket: Path) -> WaldError:
+    """The error for a daemon that is connected and does not answer: its STAT may say why."""
+    hint = _inspect(root, socket, "explain")
+    state = status(socket)
+    if state.get("degraded"):
+        numbers = f"{state.get('free_bytes')} bytes are free of {state.get('needed_bytes')} that are needed"
+        return DiskFailure(f"{socket}: the disk is full: {numbers}; the daemon waits for room", hint=hint)
+    if state.get("held_requests"):
+        return DiskFailure(f"{socket}: the disk has no room for a request as large as this", hint=hint)
+    return Unavailable(f"{socket}: the daemon does not answer", hint=hint)
+
+
+def _inspect(root: Path | None, socket: Path, command: str) -> str:
+    """The commands that show the state of the disk and of the log."""
+    free = f"df -h {socket.parent}"
+    return free if root is None else f"{free}; {command_line(root, command)}"
+
+
+def _how_to_make(route: str, root: Path | None, socket: Path, *, retired: bool) -> str:
+    adding = _command(root, f"route add {route}")
+    if not retired:
+        return f"{adding} makes it; {_command(root, 'routes')} lists them"
+    if _is_owner(socket):
+        return f"{adding} takes it back"
+    return f"{adding} takes it back; that is for user {_owner(socket)}, and for writers in [routes.{route}]"
+
+
+def _how_to_permit(words: list[str], route: str, socket: Path) -> str:
+    """What a denied request needs: another user, other settings, or other options."""
+    settings = f"writers in [routes.{route}] of the daemon's config"
+    match words:
+        case "PUB", *_:
+            return f"add the user to {settings}, and kill -HUP the daemon"
+        case "ROUTE", "ADD", _, *options if any(option.startswith("mode=") for option in options):
+            return "--mode 0600, or none" if _is_owner(socket) else f"leave out --mode, or be user {_owner(socket)}"
+        case "ROUTE", "ADD", _, *options if "fifo" in options:
+            return f"be user {_owner(socket)}"
+        case _:
+            return f"be user {_owner(socket)}, or one of the {settings}"
+
+
+def _command(root: Path | None, arguments: str) -> str:
+    return f"wald {arguments}" if root is None else command_line(root, arguments)
+
+
+def _owner(socket: Path) -> str:
+    try:
+        return user_name(socket.stat().st_uid)
+    except OSError:
+        return "that the daemon runs as"
+
+
+def _is_owner(socket: Path) -> bool:
+    try:
+        return os.geteuid() in (0, socket.stat().st_uid)
+    except OSError:
+        return False
