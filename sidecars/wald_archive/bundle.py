@@ -23,7 +23,7 @@ from typing import Any
 from wald.format.batch import Buffer
 from wald.store.reading.batches import Batch
 from wald_archive.codecs import FRAME_BYTES, Codec, in_order
-from wald_archive.layout import bundle_stem
+from wald_archive.layout import bundle_stem, records_name
 from wald_archive.parts import Part, PartFacts, parts
 from wald_archive.sizes import content_bytes
 from wald_archive.times import iso
@@ -163,7 +163,7 @@ class _Tar:
             seconds = part.earliest_ns // _SECOND_NS
             yield from self._frames(
                 *_member(f"{folder}/batches/{part.index_name}", seconds, [part.index()]),
-                *_member(f"{folder}/records/{part.name}", seconds, part.data),
+                *_member(records_name(folder, part.name), seconds, part.data),
             )
         contents = self.tally.contents(self._after)
         seconds = contents.latest_ns // _SECOND_NS

@@ -53,6 +53,15 @@ def part_name(first: int, suffix: str) -> str:
     return f"{first:0{DIGITS}d}{suffix}"
 
 
+def records_name(stem: str, part: str) -> str:
+    """The name in the tar of the file that holds the records of ``part``.
+
+    >>> records_name("web-00000000000000000001", "00000000000000000001.txt")
+    'web-00000000000000000001/records/00000000000000000001.txt'
+    """
+    return f"{stem}/records/{part}"
+
+
 def digest_line(sha256: str, name: str) -> bytes:
     """A line as ``sha256sum`` writes and reads it."""
     return f"{sha256}  {name}\n".encode()

@@ -2,10 +2,13 @@
 
     {"event": "begun", "route", "group", "dest", "bag", "after", "first", "last", "records_per_bundle",
      "bytes_per_bundle", "codec", "software", "archived_at", "previous", "at"}          before anything else
-    {"event": "archived", "route", "group", "dest", "bag", "bundle", "first", "last", "after", "count",
-     "runs", "parts", "sha256", "at"}                                                   when a bag is whole, per bundle
+    {"event": "archived", "route", "group", "dest", "bag", "bundle", "path", "first", "last", "after",
+     "count", "runs", "parts", "sha256", "at"}                                          when a bag is whole, per bundle
     {"event": "finished", "route", "group", "dest", "bag", "first", "last", "at"}       when the cursor has moved
     {"event": "abandoned", …the same}                                                   when it cannot be carried out
+
+The core reads ``archived`` lines and does not know what a bundle is: ``path`` is its file below the destination, and
+``parts`` are the first record and the name of each file of records in it.
 
 A run whose ``begun`` has neither of the last two behind it is done again, with what that line says and not with what is
 asked for now: so it makes the same bytes.
@@ -23,7 +26,7 @@ from wald.errors import Damaged
 from wald.store.retention.history import Entry
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
-from wald_archive.layout import BagName
+from wald_archive.layout import PAYLOAD, BagName, bundle_stem, records_name
 from wald_archive.manifest import BundleEntry, Previous
 from wald_archive.sizes import Bytes, Records, Size
 
@@ -69,14 +72,16 @@ class Run:
     def archived(self, entry: BundleEntry, *, at_ns: int) -> Entry:
         """The line about a bundle that was read back."""
         contents = entry.bundle.contents
+        stem = bundle_stem(self.origin.route, contents.first)
         return self._line("archived") | {
             "bundle": entry.bundle.name,
+            "path": f"{self.bag}/{PAYLOAD}/{entry.bundle.name}",
             "first": contents.first,
             "last": contents.last,
             "after": contents.after,
             "count": contents.count,
             "runs": entry.bundle.runs.tolist(),
-            "parts": [part.part for part in contents.parts],
+            "parts": [[part.first, records_name(stem, part.part)] for part in contents.parts],
             "sha256": entry.bundle.sha256,
             "at": at_ns,
         }

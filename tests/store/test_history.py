@@ -13,7 +13,7 @@ from logs import Unsynced
 from wald.errors import Damaged
 from wald.store.files.directory import Root
 from wald.store.files.ledger import Ledger
-from wald.store.retention.history import History, part_of, runs_of
+from wald.store.retention.history import History, member_of, runs_of
 
 
 @pytest.fixture
@@ -171,15 +171,15 @@ def test_runs_count_from_where_the_bundle_before_ended() -> None:
 
 @pytest.mark.parametrize(("sequence", "part"), [(1, "1.txt"), (5, "1.txt"), (6, "6.jsonl"), (99, "6.jsonl"), (0, None)])
 def test_the_part_of_a_record_is_the_last_that_begins_before_it(sequence: int, part: str | None) -> None:
-    parts = [f"{1:020d}.txt", f"{6:020d}.jsonl"]
-    found = part_of({"bundle": "a-1.tar.gz", "parts": parts}, sequence)
+    parts = [[1, "a-1/records/1.txt"], [6, "a-1/records/6.jsonl"]]
+    found = member_of({"path": "a/1-9/data/a-1.tar.gz", "parts": parts}, sequence)
 
-    assert found == (part and f"a-1/records/{part.rjust(len(part) + 19, '0')}")
+    assert found == (part and f"a-1/records/{part}")
 
 
-@pytest.mark.parametrize("parts", [None, 7, [], [1], ["x"], [None]])
+@pytest.mark.parametrize("parts", [None, 7, [], [1], ["x"], [None], [[1]], [["1", "x"]], [[1, 2]]])
 def test_parts_that_are_none_are_not_believed(parts: object) -> None:
-    assert part_of({"bundle": "a-1.tar.gz", "parts": parts}, 6) is None
+    assert member_of({"path": "a-1.tar.gz", "parts": parts}, 6) is None
 
 
 @pytest.mark.parametrize("runs", [[0, "x"], "much", [None], [0]])

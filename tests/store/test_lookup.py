@@ -130,24 +130,41 @@ def test_a_bundle_and_the_member_in_it_are_told_when_the_segment_is_gone(built: 
             "route": "a",
             "first": 1,
             "last": 3,
-            "bundle": "a.tar",
+            "path": "x/1-4/data/a.tar",
             "runs": [0, 1, 1, 1],
-            "parts": [f"{1:020d}.txt", f"{3:020d}.txt"],
+            "parts": [[1, "a/records/1.txt"], [3, "a/records/3.txt"]],
         },
-        {"route": "b", "first": 2, "last": 4, "bundle": "b.tar", "runs": [1, 1, 1, 1], "parts": [f"{2:020d}.txt"]},
+        {
+            "route": "b",
+            "first": 2,
+            "last": 4,
+            "path": "x/1-4/data/b.tar",
+            "runs": [1, 1, 1, 1],
+            "parts": [[2, "b/records/2.txt"]],
+        },
     )
     found = [built.log.where(sequence) for sequence in (1, 2)]
 
     assert [each.state for each in found] == [State.ARCHIVED] * 2
     assert [each.route for each in found] == ["a", "b"]
     assert found[1].bundle == "/tape/7/x/1-4/data/b.tar"
-    assert found[1].member == "b/records/00000000000000000002.txt"
+    assert found[1].member == "b/records/2.txt"
     assert "/tape/7/x/1-4/data/b.tar" in found[1].words
     assert found[0].reclaimed is not None
 
 
 def test_a_record_that_is_still_in_the_log_says_in_which_bundle_it_is_too(built: Built) -> None:
-    archive(built, {"route": "b", "first": 6, "last": 6, "bundle": "b.tar", "after": 5, "parts": [f"{6:020d}.txt"]})
+    archive(
+        built,
+        {
+            "route": "b",
+            "first": 6,
+            "last": 6,
+            "path": "x/1-4/data/b.tar",
+            "after": 5,
+            "parts": [[6, "b/records/6.txt"]],
+        },
+    )
     found = built.log.where(6)
 
     assert (found.state, found.bundle, found.reclaimed) == (State.SEALED, "/tape/7/x/1-4/data/b.tar", None)
@@ -172,7 +189,7 @@ def test_a_reclaimed_record_says_when_by_which_rule_and_under_which_cursors(buil
 
 
 def test_a_ledger_with_lines_that_make_no_sense_still_gives_an_answer(built: Built) -> None:
-    archive(built, {"route": 7, "first": 1, "last": 2, "bundle": None, "runs": 3, "parts": "x"})
+    archive(built, {"route": 7, "first": 1, "last": 2, "path": None, "runs": 3, "parts": "x"})
     ledger = Ledger(built.root.ledger / "reclaim.jsonl", built.disk)
     ledger.append({"event": "reclaimed", "base": 3, "last": 4, "at": "soon", "routes": [7, {"route": "a"}], "rule": []})
     ledger.append({"event": "reclaimed", "base": [1], "last": 2}, {"event": "kept", "base": {}})

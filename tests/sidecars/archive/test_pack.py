@@ -95,9 +95,11 @@ def test_the_ledger_tells_of_everything_and_the_cursor_moves(mixed: Built, dest:
     ]
     assert [line["runs"] for line in lines[1:3]] == [[0, 7], [0, 3, 1, 2, 2, 2]]
     assert [line["parts"] for line in lines[1:3]] == [
-        ["00000000000000000001.txt"],
-        ["00000000000000000008.txt", "00000000000000000012.jsonl", "00000000000000000016.txt"],
+        [[1, f"a-{1:020d}/records/{1:020d}.txt"]],
+        [[at, f"a-{8:020d}/records/{at:020d}.{form}"] for at, form in ((8, "txt"), (12, "jsonl"), (16, "txt"))],
     ]
+    bag = f"a/{1:020d}-{17:020d}"
+    assert [line["path"] for line in lines[1:3]] == [f"{bag}/data/a-{first:020d}.tar" for first in (1, 8)]
     assert {line["dest"] for line in lines} == {str(dest)}
     assert mixed.log.cursor("a").sequence == 17
 

@@ -10,7 +10,7 @@ from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind, segment_name
 from wald.store.files.directory import Listing, Root, Segment, look_again
 from wald.store.retention.cursors import cursors_of
-from wald.store.retention.history import Entry, History, part_of
+from wald.store.retention.history import Entry, History, member_of
 from wald.store.segments.head import Bound, look, lost_head
 from wald.store.segments.opened import Misplaced, Whole, open_segment
 from wald.store.segments.raw import Gap
@@ -98,7 +98,7 @@ def where(root: Root, sequence: int, *, log_id: bytes) -> Whereabouts:
     if found.durable and found.state is not State.RELEASED:
         reclaimed = None  # decided, and not carried out
     if bundled is not None:
-        found = replace(found, bundle=_bundle(bundled), member=part_of(bundled, sequence))
+        found = replace(found, bundle=_bundle(bundled), member=member_of(bundled, sequence))
     return replace(found, reclaimed=reclaimed)
 
 
@@ -211,7 +211,7 @@ def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
     if reason:
         return Whereabouts(sequence, State.QUARANTINED, reason, segment=segment)
     if archived is not None:
-        words = f"in bundle {_bundle(archived)}, member {part_of(archived, sequence) or 'not told'}"
+        words = f"in bundle {_bundle(archived)}, member {member_of(archived, sequence) or 'not told'}"
         return Whereabouts(sequence, State.ARCHIVED, words, segment=segment, route=archived.get("route"))
     if reclaimed is not None:
         return Whereabouts(sequence, State.RECLAIMED, _reclaimed(reclaimed, sequence), segment=segment)
@@ -225,9 +225,8 @@ def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
 
 
 def _bundle(entry: Entry) -> str:
-    """Where the bundle is, as its archivist has left it: destination, bag, payload directory, file."""
-    place = [entry.get("dest"), entry.get("bag"), "data" if entry.get("bag") else None, entry.get("bundle", "unnamed")]
-    return "/".join(str(part).rstrip("/") for part in place if part)
+    """The path or address of a bundle: its destination, and its file below that."""
+    return "/".join(str(part).rstrip("/") for part in (entry.get("dest"), entry.get("path", "unnamed")) if part)
 
 
 def _reclaimed(entry: Entry, sequence: int) -> str:

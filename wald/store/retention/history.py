@@ -12,7 +12,6 @@ damaged nothing is believed: every question to it raises Damaged.
 
 from __future__ import annotations
 
-import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -23,14 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from wald.errors import Damaged
-from wald.format.names import DIGITS
 from wald.format.sealed import RouteEntry
 from wald.store.files.directory import Root
 from wald.store.files.ledger import Bookmark, entries_behind
 from wald.store.files.regular import open_file
 from wald.store.retention.missing import Gone, Held
 
-_PART = re.compile(rf"\d{{{DIGITS}}}\.")
 Entry = dict[str, Any]
 """A line of a ledger; ``Any``: it is JSON."""
 
@@ -169,15 +166,18 @@ def runs_of(entry: Entry) -> Iterator[tuple[int, int]]:
         at += gap + count
 
 
-def part_of(entry: Entry, sequence: int) -> str | None:
-    """The file in the bundle's tar that holds ``sequence``; None if the entry does not tell.
+def member_of(entry: Entry, sequence: int) -> str | None:
+    """The file in the bundle of an "archived" entry that holds ``sequence``; None if the entry does not say.
 
-    A part is named by its first record: "00000000000000000001.txt", or ".jsonl".
+    ``parts`` are the first record and the name of each such file.
     """
     parts = entry.get("parts")
-    names = [part for part in parts if _PART.match(str(part))] if isinstance(parts, list) else []
-    name = max((name for name in names if int(name[:DIGITS]) <= sequence), default=None)
-    return name and f"{str(entry.get('bundle')).partition('.tar')[0]}/records/{name}"
+    found: tuple[int, str] | None = None
+    for part in parts if isinstance(parts, list) else []:
+        match part:
+            case [int(first), str(member)] if first <= sequence and (found is None or found[0] < first):
+                found = first, member
+    return found and found[1]
 
 
 @dataclass(slots=True)
