@@ -9,9 +9,10 @@ for record in log.read("orders", start="cursor"):
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from wald.errors import Damaged
 from wald.format.head import Head
 from wald.format.names import DEFAULT_GROUP
 from wald.format.record import Record
+from wald.format.times import utc
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
 from wald.store.reading.batches import Batch
@@ -181,7 +183,7 @@ class Log:
             NotFound: no such route.
             Refused: backwards without ``rewind``, or beyond the head.
         """
-        now = datetime.now(UTC).isoformat(timespec="seconds")
+        now = utc(time.time_ns())
         return self.move_cursor(route, sequence, group, disk=Disk(), now=now, rewind=rewind)
 
     def move_cursor(

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wald.format.batch import Buffer
+from wald.format.times import utc
 from wald.store.reading.batches import Batch
 from wald_archive.codecs import FRAME_BYTES, Codec, in_order
 from wald_archive.layout import bundle_stem, records_name
 from wald_archive.parts import Part, PartFacts, parts
 from wald_archive.sizes import content_bytes
-from wald_archive.times import iso
 
 FORMAT_VERSION = 1
 ABOUT = "bundle.json"
@@ -88,9 +88,9 @@ class Contents:
             "after": self.after,
             "count": self.count,
             "record_bytes": self.record_bytes,
-            "earliest": iso(self.earliest_ns),
+            "earliest": utc(self.earliest_ns, 9),
             "earliest_ns": self.earliest_ns,
-            "latest": iso(self.latest_ns),
+            "latest": utc(self.latest_ns, 9),
             "latest_ns": self.latest_ns,
             "parts": [part.told() for part in self.parts],
         }

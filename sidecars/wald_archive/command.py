@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -17,6 +16,7 @@ from wald.cli.options import DefaultGroup, group_option, json_option, root_optio
 from wald.cli.progress import progress
 from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, command_line
 from wald.format.names import check_route
+from wald.format.times import utc
 from wald.kinds import MIB
 from wald.log import Log
 from wald.store.checking.finding import Level
@@ -248,7 +248,7 @@ def _size(records: int | None, size_bytes: int | None) -> Size:
 
 
 def _moment() -> str:
-    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return utc(time.time_ns())
 
 
 def _write(data: bytes) -> None:

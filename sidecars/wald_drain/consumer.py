@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from wald.format.record import Record
+from wald.format.times import utc
 from wald.log import Log
 from wald.store.files.directory import list_segments
 from wald.store.files.disk import Disk
@@ -49,8 +49,7 @@ class Consumer:
 
     def commit(self, sequence: int) -> None:
         """Say that everything up to ``sequence`` is processed; on disk when this returns."""
-        now = datetime.fromtimestamp(self.now_ns() / 1e9, UTC).isoformat(timespec="seconds")
-        self.log.move_cursor(self.route, sequence, self.group, disk=self.disk, now=now)
+        self.log.move_cursor(self.route, sequence, self.group, disk=self.disk, now=utc(self.now_ns()))
 
     def unprocessed(self) -> Iterator[Record]:
         """What is there now behind the cursor.

@@ -29,8 +29,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from wald.errors import InvalidInput
 from wald.format.names import check_route
+from wald.format.times import nanoseconds
 from wald.kinds import GIB, KIB, MIB, TIB, Choice, Count, Kind, Size
-from wald.store.reading.reader import nanoseconds
 from wald_spark.damage import STRICT, Tolerance
 
 PARTITION_BYTES = 64 * MIB

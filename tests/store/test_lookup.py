@@ -182,7 +182,7 @@ def test_a_reclaimed_record_says_when_by_which_rule_and_under_which_cursors(buil
 
     assert found.state is State.RECLAIMED
     assert found.words == (
-        "reclaimed at 2023-11-14T22:13:20+00:00 by the rule 'max_age'; cursors: b/processed at 3, b/audit at 2"
+        "reclaimed at 2023-11-14T22:13:20Z by the rule 'max_age'; cursors: b/processed at 3, b/audit at 2"
     )
     assert found.reclaimed is not None
     assert found.reclaimed["rule"] == "max_age"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from wald.errors import InvalidInput
 from wald.format.columns import encode
+from wald.format.times import nanoseconds
 
 Encode = Callable[[bytes, str, int], Iterator[bytes]]
 """Whole lines, the name of their source and the number of the first of them in it → payloads, in order."""
@@ -19,7 +20,6 @@ _ASSIGNED = frozenset(
     {"sequence", "route", "append_time_ns", "terminated"}
 )  # wald read writes them; the log assigns them
 _TIME_LIMIT = 1 << 63
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Fields(NamedTuple):
@@ -113,10 +113,9 @@ def _time(told: dict[str, Any]) -> int | None:
         return None
     if isinstance(given, str):
         try:
-            since = datetime.fromisoformat(given).astimezone(UTC) - _EPOCH
+            given = nanoseconds(datetime.fromisoformat(given))
         except (ValueError, OverflowError):
             raise ValueError(f"time {given!r} is not like 2026-11-21T10:00:00Z") from None
-        given = ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1000
     if isinstance(given, bool) or not isinstance(given, int) or not -_TIME_LIMIT <= given < _TIME_LIMIT:
         raise ValueError(f"time {given!r} is not ns since 1970, within 64 bits")
     return given

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -11,6 +10,7 @@ import click
 import wald
 from wald.cli.options import json_option, root_option
 from wald.errors import Damaged, NotFound, command_line
+from wald.format.times import utc
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.reading.lookup import State
@@ -91,8 +91,5 @@ def warn_without_daemon(root: Root) -> None:
 
 
 def moment(time_ns: int) -> str:
-    """A time as people and ``--from`` read it, in UTC; "-" for none."""
-    if time_ns == 0:
-        return "-"
-    seconds, nanoseconds = divmod(time_ns, 1_000_000_000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{nanoseconds // 1000:06d}Z"
+    """A time in UTC, as ``--from`` takes it; "-" if there is none."""
+    return utc(time_ns, 6) if time_ns else "-"

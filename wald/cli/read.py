@@ -17,7 +17,7 @@ import wald
 from wald.cli.options import GROUP_HELP, root_option
 from wald.errors import Damaged, InvalidInput, Partial, WaldError, command_line
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
-from wald.store.reading.reader import nanoseconds
+from wald.format.times import nanoseconds
 from wald.store.retention.cursors import newcomer
 from wald.store.retention.missing import POLICIES
 

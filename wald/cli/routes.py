@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+import time
 from pathlib import Path
 
 import click
@@ -14,6 +14,7 @@ from wald.cli.options import json_option, root_option, route_argument, socket_op
 from wald.cli.output import aligned
 from wald.cli.positions import warn_without_daemon
 from wald.errors import InvalidInput, command_line
+from wald.format.times import utc
 from wald.kinds import Mode
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
@@ -82,7 +83,7 @@ def retire(root: Path, socket: Path | None, route: str) -> None:
         with daemon_at(root, socket) as daemon:
             daemon.command("ROUTE", "RETIRE", route)
     else:
-        retire_route(here, Disk(), route, now=datetime.now(UTC).isoformat(timespec="seconds"))
+        retire_route(here, Disk(), route, now=utc(time.time_ns()))
 
 
 def _bits(mode: str) -> int:

@@ -54,12 +54,13 @@ def init(root: Path) -> None:
 
     The daemon does the same, unless it is told not to: on_missing_root = "refuse".
     """
-    from datetime import UTC, datetime
+    import time
 
+    from wald.format.times import utc
     from wald.store.files.directory import create_root
     from wald.store.files.disk import Disk
 
-    create_root(root, Disk(), now=datetime.now(UTC).isoformat(timespec="milliseconds"))
+    create_root(root, Disk(), now=utc(time.time_ns(), 3))
 
 
 @click.command()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from wald.daemon.committer import Committer
 from wald.daemon.intake import Intake
@@ -13,6 +12,7 @@ from wald.daemon.routes import Routes
 from wald.errors import InvalidInput, NotFound
 from wald.format.head import encode_head
 from wald.format.protocol import Code, Command, encode_err, encode_ok
+from wald.format.times import utc
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import OWNERS_FIFO_MODE, has_fifo
@@ -121,7 +121,7 @@ class Commands:
     def _retire_route(self, name: str, user_id: int) -> bytes:
         if not self._routes.lets_retire(name, user_id):
             return _not_retiring(user_id, f"retire {name}")
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        now = utc(time.time_ns(), 3)
         retire_route(self._root, self._disk, name, now=now)
         self._routes.forget(name)
         self._intake.drop(name)

@@ -13,7 +13,6 @@ import select
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from wald.config import Config, RouteConfig
@@ -34,6 +33,7 @@ from wald.daemon.sizing import sizes_in_force
 from wald.daemon.turn import Turn
 from wald.errors import DiskFailure, NotPermitted, WaldError, command_line
 from wald.format.protocol import Code
+from wald.format.times import utc
 from wald.metrics import Metrics
 from wald.store.files.directory import Root, create_root, read_identity, require_root
 from wald.store.files.disk import Disk
@@ -484,4 +484,4 @@ def _wants_fifo(root: Root, name: str, route: RouteConfig) -> bool:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+    return utc(time.time_ns(), 3)

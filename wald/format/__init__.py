@@ -8,5 +8,5 @@ RFC 3720 appendix B.4). Each struct asserts its size beside its definition.
     state     what batches build up           record    what a reader gets       head    the durable head line
     cursor    a consumer's position           ledger    chained JSON lines       transfers  what leaves a pipe
     protocol  the text protocol of the socket
-    zframes   where each Zstandard frame ends
+    zframes   where each Zstandard frame ends    times   times as text
 """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import closing
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import click
 import wald
 from wald.cli.entry import run
 from wald.cli.options import json_option
+from wald.format.times import utc
 from wald.store.files.disk import Disk
 from wald_spark.alone import alone_in
 from wald_spark.compact.generations import Generations
@@ -42,7 +43,7 @@ def command(
     from wald_spark.since import find_logs
 
     places = find_logs(roots, routes)
-    disk, at = Disk(), datetime.now(UTC).isoformat(timespec="seconds")
+    disk, at = Disk(), utc(time.time_ns())
     with alone_in(out / "_wald", disk, "wald-compact"), closing(Report(as_json)) as report:
         compactor = Compactor(
             Generations(out, disk),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import closing
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import wald
 from wald.cli.entry import run
 from wald.cli.options import json_option, size_option
 from wald.errors import InvalidInput
+from wald.format.times import utc
 from wald.store.files.disk import Disk
 from wald_spark.alone import alone_in
 from wald_spark.export.book import Shape
@@ -59,7 +60,7 @@ def command(
 
     names = tuple(dict.fromkeys(name.strip() for name in columns.split(",") if name.strip()))
     places = find_logs(roots, routes)
-    disk, at = Disk(), datetime.now(UTC).isoformat(timespec="seconds")
+    disk, at = Disk(), utc(time.time_ns())
     with alone_in(private(out), disk, "wald-export"), closing(Report(out, as_json)) as report:
         target = Target(out, disk)
         report.finished(target.recover())

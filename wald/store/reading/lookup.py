@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from enum import Enum
 
 from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind, segment_name
+from wald.format.times import utc
 from wald.store.files.directory import Listing, Root, Segment, look_again
 from wald.store.retention.cursors import cursors_of
 from wald.store.retention.history import Entry, History, member_of
@@ -234,7 +234,7 @@ def _reclaimed(entry: Entry, sequence: int) -> str:
     at = entry.get("at")
     when = "an unknown time"
     if isinstance(at, int) and 0 <= at < _LATEST_NS:
-        when = datetime.fromtimestamp(at // 10**9, UTC).isoformat()
+        when = utc(at)
     words = f"reclaimed at {when} by the rule {str(entry.get('rule', 'not told'))!r}"
     cursors = []
     routes = entry.get("routes")

@@ -21,11 +21,12 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.head import Head
 from wald.format.names import DEFAULT_GROUP
+from wald.format.times import nanoseconds
 from wald.store.files.directory import Listing, Root, list_segments
 from wald.store.reading.batches import Batch, Broken, Joiner
 from wald.store.reading.walk import Hole, Lost, Walk
@@ -41,7 +42,6 @@ Place = int | str | datetime
 POLL_FIRST_SECONDS = 0.001
 POLL_LAST_SECONDS = 0.050  # 20 polls a second of some 10 µs each: nothing on the CPU
 _NO_SEQUENCE = (1 << 64) - 1
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,12 +366,6 @@ def _after_cursors(root: Root, log_id: bytes, routes: frozenset[str] | None, gro
                 hint=command_line(root.path, f"cursor set {name} SEQUENCE --group {group} --rewind"),
             )
     return Selection(routes, min(floors.values(), default=end), floors, fresh=frozenset(fresh), group=group)
-
-
-def nanoseconds(moment: datetime) -> int:
-    """Since 1970; a moment without a time zone is local time."""
-    since = moment.astimezone(UTC) - _EPOCH
-    return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1000
 
 
 def _positive(sequence: int) -> int:

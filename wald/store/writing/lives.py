@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from wald.errors import Damaged
+from wald.format.times import utc
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.regular import open_file
@@ -62,9 +62,8 @@ def _words(told: dict[str, Any]) -> str:
     who = f"the last one (epoch {told.get('epoch')})"
     how, at_ns = told.get("ended"), told.get("ended_at_ns")
     if how and isinstance(at_ns, int):
-        at = datetime.fromtimestamp(at_ns // 1_000_000_000, UTC)
         what = "was stopped" if how == STOPPED else "failed"
-        return f"{who} {what} at {at:%Y-%m-%dT%H:%M:%SZ}" + ("" if how == STOPPED else f": {how}")
+        return f"{who} {what} at {utc(at_ns)}" + ("" if how == STOPPED else f": {how}")
     if told.get("boot") != boot_id():
         return f"{who} was not stopped: its machine went down under it, or it was killed before that"
     return f"{who} was not stopped: it was killed, or crashed"
