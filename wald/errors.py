@@ -6,10 +6,13 @@ Exit codes are part of the interface (README, "Exit codes"): 0 done, 1 a bug or 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 from typing import Self
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # of a disk that is full or fails
 
 
 class WaldError(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ import click
 import wald
 from wald.cli.entry import run
 from wald.cli.options import DefaultGroup, group_option, json_option, root_option, route_argument, size_option
+from wald.cli.output import write_stdout
 from wald.cli.progress import progress
 from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, command_line
 from wald.format.names import check_route
@@ -221,7 +221,7 @@ def restore(
     at = max(begin, first) - 1
     with progress("restore", (end if last is None else min(end, last)) - at) as advance:
         for records in restored(destination, route, first, last, as_json=form == "json"):
-            _write(records.data)
+            write_stdout(records.data)
             advance(records.last - at)
             at = records.last
     if end < due:
@@ -249,10 +249,3 @@ def _size(records: int | None, size_bytes: int | None) -> Size:
 
 def _moment() -> str:
     return utc(time.time_ns())
-
-
-def _write(data: bytes) -> None:
-    """All of it, past the buffers of Python: when this returns stdout has it."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(1, view) :]

@@ -13,7 +13,6 @@ or what was being handed over is handed over, wholly. A command that outlives it
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from wald.errors import DiskFailure
+from wald.errors import DISK_ERRORS, DiskFailure
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald_drain.attempt import Attempts
 from wald_drain.consumer import Consumer
@@ -29,8 +28,6 @@ from wald_drain.handing import Handing
 from wald_drain.handover import HandoverFile
 from wald_drain.portions import Form, Portion, portions
 from wald_drain.verdict import Verdict, ending, judge, pause_seconds, reason, tries_of
-
-_DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ class Drain:
         try:
             self._run()
         except OSError as error:
-            if error.errno not in _DISK_FAILS:
+            if error.errno not in DISK_ERRORS:
                 raise
             raise DiskFailure(
                 f"{error.filename or root.routes}: {error.strerror}; nothing is lost",

@@ -8,18 +8,16 @@ as the rest was reclaimed; 130 interrupted; 141 whoever read the output has left
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 
 import click
 
-from wald.errors import DiskFailure, NotPermitted, WaldError, command_line
+from wald.errors import DISK_ERRORS, DiskFailure, NotPermitted, WaldError, command_line
 
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
 ROOT = "wald.root"  # in the context: which log the command was about
-_DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
 def run(command: click.Command, program: str, arguments: list[str]) -> int:
@@ -56,7 +54,7 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
         return _fail(program, refused.message, refused.hint, refused.exit_code)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        failing = error.errno in _DISK_FAILS
+        failing = error.errno in DISK_ERRORS
         hint = f"df -h; {_reclaim(context)} frees what everybody has read" if failing else ""
         return _fail(program, f"{where}{error.strerror or error}", hint, DiskFailure.exit_code if failing else 1)
     return code if isinstance(code, int) else 0

@@ -1,12 +1,13 @@
-"""Rows of text as a table: columns as wide as they need to be, numbers to the right."""
+"""What commands write to stdout: tables of text, and bytes past the buffers of Python."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], numeric: Collection[int]) -> Iterator[str]:
-    """A line for each row.
+    """The rows as lines of a table: columns as wide as they need to be, numbers aligned to the right.
 
     Args:
         numeric: the columns, from 0, that are aligned to the right.
@@ -18,3 +19,10 @@ def aligned(rows: Sequence[Sequence[str]], numeric: Collection[int]) -> Iterator
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         yield "  ".join(cells).rstrip()
+
+
+def write_stdout(data: bytes | memoryview) -> None:
+    """Write all of ``data``, past the buffers of Python: when this returns, stdout has it."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]

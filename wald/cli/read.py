@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import click
 
 import wald
 from wald.cli.options import GROUP_HELP, root_option
+from wald.cli.output import write_stdout
 from wald.errors import Damaged, InvalidInput, Partial, WaldError, command_line
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
 from wald.format.times import nanoseconds
@@ -195,7 +195,7 @@ class _Commits:
 
 
 def _write_raw(batch: Batch) -> None:
-    _write(batch.raw())
+    write_stdout(batch.raw())
 
 
 def _write_json(batch: Batch) -> None:
@@ -205,17 +205,10 @@ def _write_json(batch: Batch) -> None:
         lines.append(record.to_json())
         size += len(lines[-1])
         if size > _JSON_BYTES:
-            _write(("\n".join(lines) + "\n").encode())
+            write_stdout(("\n".join(lines) + "\n").encode())
             lines, size = [], 0
     if lines:
-        _write(("\n".join(lines) + "\n").encode())
-
-
-def _write(data: bytes | memoryview) -> None:
-    """All of it, past the buffers of Python: when this returns stdout has it."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(1, view) :]
+        write_stdout(("\n".join(lines) + "\n").encode())
 
 
 def _require_order(begin: int | str | datetime, end: int | datetime | None, words: tuple[str, str]) -> None:

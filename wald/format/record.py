@@ -36,12 +36,12 @@ class Record:
         if self.event_time_ns is not None:
             shown["event_time_ns"] = self.event_time_ns
         if self.key is not None:
-            shown |= _text("key", self.key)
+            shown |= text_or_hex("key", self.key)
         if self.headers is not None:
             shown |= _headers(self.headers)
         if not self.terminated:
             shown["terminated"] = False
-        return json.dumps(shown | _text("value", self.value), ensure_ascii=False)
+        return json.dumps(shown | text_or_hex("value", self.value), ensure_ascii=False)
 
 
 def split_lines(payload: bytes | memoryview) -> list[bytes]:
@@ -61,10 +61,11 @@ def _headers(raw: bytes) -> dict[str, Any]:
             return {"headers": told}
     except (ValueError, RecursionError):
         pass
-    return _text("headers", raw)
+    return text_or_hex("headers", raw)
 
 
-def _text(name: str, value: bytes) -> dict[str, str]:
+def text_or_hex(name: str, value: bytes) -> dict[str, str]:
+    """A field of JSON: text if the bytes are UTF-8, else hexadecimal under ``<name>_hex``."""
     try:
         return {name: value.decode()}
     except UnicodeDecodeError:

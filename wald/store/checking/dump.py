@@ -19,7 +19,7 @@ from wald.format.cursor import BadCursor, decode_cursor
 from wald.format.head import decode_head
 from wald.format.index import ENTRY, decode_entries
 from wald.format.names import Kind, parse_cursor_name, parse_segment_name
-from wald.format.record import split_lines
+from wald.format.record import split_lines, text_or_hex
 from wald.format.segment import HEADER as FILE_HEADER
 from wald.format.segment import INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header
 from wald.format.state import BadControl, decode_state
@@ -168,8 +168,8 @@ def _records(header: BatchHeader, payload: memoryview) -> Iterator[Piece]:
         stored = columns.decode(payload)
         keys = stored.keys.to_list() if stored.keys else [None] * stored.count
         for i, (value, key) in enumerate(zip(stored.values.to_list(), keys, strict=True)):
-            piece = {"kind": "record", "sequence": header.base_sequence + i} | _text("value", value or b"")
-            yield piece | (_text("key", key) if key is not None else {})
+            piece = {"kind": "record", "sequence": header.base_sequence + i} | text_or_hex("value", value or b"")
+            yield piece | (text_or_hex("key", key) if key is not None else {})
         return
     pieces = split_lines(payload)
     if not header.flags & (Flag.CONTINUED | Flag.UNTERMINATED):
@@ -177,7 +177,7 @@ def _records(header: BatchHeader, payload: memoryview) -> Iterator[Piece]:
     number = header.base_sequence - bool(header.continues_sequence)
     for i, value in enumerate(pieces):
         sequence = header.continues_sequence if number + i < header.base_sequence else number + i
-        yield {"kind": "record", "sequence": sequence} | _text("value", value)
+        yield {"kind": "record", "sequence": sequence} | text_or_hex("value", value)
 
 
 def _segment_header(data: bytes, magic: bytes) -> Piece:
@@ -266,10 +266,3 @@ def _ledger(path: Path) -> Iterator[Piece]:
         yield {"kind": "broken", "line": number, "damage": reason}
     if decoded.whole_bytes < path.stat().st_size:
         yield {"kind": "end", "offset": decoded.whole_bytes, "damage": "an unfinished line"}
-
-
-def _text(name: str, value: bytes) -> Piece:
-    try:
-        return {name: value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_hex": value.hex()}
