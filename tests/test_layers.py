@@ -30,7 +30,15 @@ READING = (*READING_ROOM, "wald.store.checking")
 COMMAND_LINE = ("wald.cli.entry", "wald.cli.options", "wald.cli.output", "wald.cli.progress", "wald.kinds")
 SIDECARS = (*PURE, *READING, *COMMAND_LINE, "wald.log", "wald.payloads", "wald.producer", "wald.loop")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "wald": ("wald.format.record", "wald.log"),
+    "wald": (
+        "wald.consumer",
+        "wald.errors",
+        "wald.format.record",
+        "wald.log",
+        "wald.producer",
+        "wald.store.reading.batches",
+        "wald.store.retention.cursors",
+    ),
     "wald.__main__": ("wald.cli",),
     "wald.errors": (),
     "wald.kinds": (),
@@ -42,6 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.session": (*PURE, "wald.connection", "wald.payloads", "wald.refusals"),
     "wald.producer": (*PURE, "wald.payloads", "wald.session"),
     "wald.log": (*PURE, "wald.store"),
+    "wald.consumer": (*PURE, *READING, "wald.log"),
     "wald.loop": (),
     "wald.format": PURE,
     "wald.store": (),

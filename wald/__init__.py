@@ -1,44 +1,91 @@
 """wald: a durable spool for one machine, read at leisure.
 
-    format < store < daemon < cli       what is to the left knows nothing of what is to the right
+    format < store < daemon < cli       a layer knows nothing of the layers to its right
 
-``format`` is bytes, ``store`` is files, ``daemon`` is the process, ``cli`` is the commands. A program that reads a log
-needs :func:`open` only; nothing is imported before it is used, so that short commands start at once.
+``format`` is bytes, ``store`` is files, ``daemon`` is the process, ``cli`` is the commands. A program imports the names
+below; each is loaded when it is first used, so that short commands start at once.
+
+    import wald
+
+    with wald.Producer("/var/spool/wald") as producer:            # writes, and reports what is durable
+        producer.send("orders", ["4 apples", "1 pear"])
+
+    with wald.Consumer("/var/spool/wald", "orders") as consumer:  # reads for a group, and moves its cursor
+        for record in consumer:
+            print(record.sequence, record.value)
+
+    log = wald.open("/var/spool/wald")                            # reads from any place
+    for batch in log.batches("orders", start="earliest"):
+        print(batch.first_sequence, batch.last_sequence)
+
+:mod:`wald.aio` has Producer and Consumer for asyncio, :mod:`wald.logging` a handler for the standard library's logging.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from os import PathLike
 
+    from wald import errors
+    from wald.consumer import Consumer
     from wald.format.record import Record
     from wald.log import Log
+    from wald.producer import Producer
+    from wald.store.reading.batches import Batch
+    from wald.store.retention.cursors import Cursor
 
 __version__ = "0.1.0"
-__all__ = ["Log", "Record", "__version__", "open"]
+__all__ = ["Batch", "Consumer", "Cursor", "Log", "Producer", "Record", "__version__", "errors", "open"]
+
+_HOMES = {
+    "Batch": "wald.store.reading.batches",
+    "Consumer": "wald.consumer",
+    "Cursor": "wald.store.retention.cursors",
+    "Log": "wald.log",
+    "Producer": "wald.producer",
+    "Record": "wald.format.record",
+}
 
 
-def open(root: str | PathLike[str]) -> Log:  # noqa: A001 - wald.open is what it is called by
-    """The log in the directory ``root``.
+def open(root: str | PathLike[str]) -> Log:  # noqa: A001 - a program calls it wald.open
+    """Open the log in the directory ``root`` for reading.
+
+    Args:
+        root: the root of the log.
+
+    Returns:
+        the log; it holds no file open, so there is nothing to close.
 
     Raises:
-        NotFound: there is none.
+        NotFound: there is no log.
+        NotPermitted: this user may not read it.
         UnsupportedFormat: it was written by a newer wald.
+        Damaged: its identity cannot be read.
+
+    Example:
+        ```python
+        log = wald.open("/var/spool/wald")
+        for record in log.read("orders", start="earliest"):
+            print(record.sequence, record.value)
+        ```
     """
     from wald.log import Log
 
     return Log(root)
 
 
-def __getattr__(name: str) -> Any:  # the attributes below are a class each
-    if name == "Log":
-        from wald.log import Log
+if not TYPE_CHECKING:  # a type checker sees the imports above, and reports a name that is not there
 
-        return Log
-    if name == "Record":
-        from wald.format.record import Record
+    def __getattr__(name: str) -> object:
+        if name == "errors":
+            return importlib.import_module("wald.errors")
+        if name in _HOMES:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-        return Record
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
 from wald.store.reading.batches import Batch
 from wald.store.reading.lookup import Whereabouts, where
-from wald.store.reading.reader import Place, read_batches
+from wald.store.reading.reader import Start, Stop, read_batches
 from wald.store.retention.cursors import Cursor, read_cursor, set_cursor
 from wald.store.retention.missing import OnMissing
 from wald.store.retention.taken import taken_above
@@ -66,8 +65,8 @@ class Log:
     def read(
         self,
         route: str | None = None,
-        start: Place = "earliest",
-        stop: int | datetime | None = None,
+        start: Start = "earliest",
+        stop: Stop | None = None,
         *,
         group: str = DEFAULT_GROUP,
         limit: int | None = None,
@@ -75,6 +74,7 @@ class Log:
         cancel: threading.Event | None = None,
         on_damage: Callable[[Damaged], None] | None = None,
         on_missing: OnMissing = None,
+        on_wait: Callable[[], None] | None = None,
     ) -> Iterator[Record]:
         """Records, one by one; arguments and errors are those of :meth:`batches`."""
         batches = self.batches(
@@ -87,14 +87,15 @@ class Log:
             cancel=cancel,
             on_damage=on_damage,
             on_missing=on_missing,
+            on_wait=on_wait,
         )
         return (record for batch in batches for record in batch.records())
 
     def batches(
         self,
         route: str | None = None,
-        start: Place = "earliest",
-        stop: int | datetime | None = None,
+        start: Start = "earliest",
+        stop: Stop | None = None,
         *,
         group: str = DEFAULT_GROUP,
         limit: int | None = None,
@@ -102,6 +103,7 @@ class Log:
         cancel: threading.Event | None = None,
         on_damage: Callable[[Damaged], None] | None = None,
         on_missing: OnMissing = None,
+        on_wait: Callable[[], None] | None = None,
     ) -> Iterator[Batch]:
         """Batches of whole records, durable ones only, each record once and in the order of the log.
 
@@ -109,14 +111,18 @@ class Log:
             route: None: every route; a record in several pieces then comes when it is complete.
             start: "earliest", "end", "cursor" (after what ``group`` has processed), a sequence, or a datetime: the
                 first record appended then or later, which may be none yet.
-            stop: the last sequence, or the time from which on records are not wanted any more.
-            group: whose cursor "cursor" means.
-            limit: how many records.
+            stop: the last sequence wanted, or a datetime: records appended before it are wanted. Sequences include the
+                end, as all ranges of sequences in wald do; a time is a moment between records.
+            group: the group whose cursor "cursor" means.
+            limit: at most so many records.
             follow: whether to wait for more at the end, until ``cancel`` is set.
-            on_damage: called with what cannot be read, and reading goes on behind it; without it that is raised.
-            on_missing: what about wanted records that were reclaimed: "error", "skip", or what to call with each
-                :class:`Missing`, which may raise. Without it they are an error if they were asked
-                for: ``start`` is a sequence, a time, or a cursor in front of them.
+            cancel: ends the wait for more records; a thread or a signal handler may set it.
+            on_damage: called with each error about what cannot be read; reading then goes on behind it. Without it the
+                error is raised.
+            on_missing: what to do about wanted records that were reclaimed: "error", "skip", or a function that is
+                called with each :class:`Missing` and may raise. Without it they are an error if they were asked for:
+                ``start`` is a sequence, a time, or a cursor in front of them.
+            on_wait: called while waiting for more records, at most every 50 ms.
 
         Raises:
             InvalidInput: a start or stop that can never be right.
@@ -135,13 +141,14 @@ class Log:
             cancel=cancel,
             on_damage=on_damage,
             on_missing=on_missing,
+            on_wait=on_wait,
         )
 
     def to_arrow_reader(
         self,
         route: str | None = None,
-        start: Place = "earliest",
-        stop: int | datetime | None = None,
+        start: Start = "earliest",
+        stop: Stop | None = None,
         *,
         group: str = DEFAULT_GROUP,
         limit: int | None = None,

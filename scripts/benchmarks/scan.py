@@ -26,7 +26,7 @@ from wald.log import Log
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
-from wald.store.reading.reader import Place
+from wald.store.reading.reader import Start
 from wald.store.writing.recovery import recover
 from wald.store.writing.sealer import pending, seal
 
@@ -48,7 +48,7 @@ def arrow_seconds(log: Log) -> float:
     return _seconds(batch.num_rows for batch in log.to_arrow_reader(ROUTE))
 
 
-def first_ms(log: Log, places: Iterator[Place]) -> float:
+def first_ms(log: Log, places: Iterator[Start]) -> float:
     taken = []
     for place in places:
         began = time.perf_counter()
@@ -57,14 +57,14 @@ def first_ms(log: Log, places: Iterator[Place]) -> float:
     return statistics.median(taken)
 
 
-def sequences(log: Log) -> Iterator[Place]:
+def sequences(log: Log) -> Iterator[Start]:
     chance = random.Random(2)
     head = log.head()
     assert head is not None
     yield from (chance.randint(1, head.sequence) for _ in range(_LOOKS))
 
 
-def times(log: Log) -> Iterator[Place]:
+def times(log: Log) -> Iterator[Start]:
     chance = random.Random(3)
     head = log.head()
     assert head is not None

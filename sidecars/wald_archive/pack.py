@@ -19,6 +19,7 @@ from wald.store.files.directory import list_segments
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.reading.batches import Batch
+from wald.store.reading.reader import Start
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.progress import last_sequences
 from wald.store.segments.seeking import end_sequence
@@ -143,7 +144,7 @@ class Packer:
         """
         cursor = self.log.cursor(request.route, request.group)
         after = cursor.effective
-        start: int | str = after + 1
+        start: Start = after + 1
         if cursor.state is CursorState.ABSENT:
             segments = list_segments(self.log.root).segments
             # What was reclaimed under other groups is nobody's loss.
@@ -182,7 +183,7 @@ class Packer:
             f"{request.size.limit} --codec {request.codec.value} --to {last}"
         )
 
-    def _passing(self, request: Request, start: int | str) -> str:
+    def _passing(self, request: Request, start: Start) -> str:
         """The command that passes over what cannot be packed from ``start`` on, up to what can."""
         behind = next(self.log.batches(request.route, start, on_damage=_ignore, on_missing="skip"), None)
         sequence = "SEQUENCE" if behind is None else str(behind.first_sequence - 1)
@@ -214,7 +215,7 @@ class Packer:
                 return last
         return None
 
-    def _batches(self, route: str, start: int | str, stop: int | None) -> Generator[Batch]:
+    def _batches(self, route: str, start: Start, stop: int | None) -> Generator[Batch]:
         yield from self.log.batches(route, start, stop)
 
     def _manifests(self, route: str, after: int, group: str) -> Iterator[tuple[str, Manifest]]:

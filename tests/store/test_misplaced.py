@@ -14,6 +14,7 @@ from wald.format.names import Kind
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
 from wald.store.reading.lookup import State
+from wald.store.reading.reader import Start
 
 
 def fill(built: Built, *, sealed: int, value: bytes = b"") -> None:
@@ -139,7 +140,7 @@ def test_a_raw_copy_whose_header_is_spoilt_is_known_by_its_first_batch(built: Bu
 
 @FORMS
 @pytest.mark.parametrize("start", [1, 2, "earliest"])
-def test_without_somebody_to_tell_it_is_an_error(built: Built, sealed: int, start: int | str) -> None:
+def test_without_somebody_to_tell_it_is_an_error(built: Built, sealed: int, start: Start) -> None:
     fill(built, sealed=sealed)
     shutil.copy(path_of(built, 5), path_of(built, 1))
     with pytest.raises(Damaged, match="segment 5"):

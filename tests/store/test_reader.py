@@ -92,7 +92,7 @@ class TestPlaces:
 
     def test_an_unknown_start_route_or_root_is_an_error(self, built: Built, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput):
-            built.log.read(start="yesterday")
+            built.log.read(start="yesterday")  # type: ignore[arg-type]
         with pytest.raises(NotFound):
             built.log.read("nothing")
         with pytest.raises(InvalidInput):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, get_args
 
 import click
 
@@ -18,6 +18,7 @@ from wald.cli.output import write_stdout
 from wald.errors import Damaged, InvalidInput, Partial, WaldError, command_line
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
 from wald.format.times import nanoseconds
+from wald.store.reading.reader import Named, Start
 from wald.store.retention.cursors import newcomer
 from wald.store.retention.missing import POLICIES
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 COMMIT_SECONDS = 0.2  # how far a cursor may lag behind what stdout took: each commit is two syncs
 _JSON_BYTES = 256 << 10  # written at once
-_WORDS = ("earliest", "end", "cursor")
+_NAMED: dict[str, Named] = {name: name for name in get_args(Named)}
 
 
 @click.command()
@@ -230,9 +231,9 @@ def _require_order(begin: int | str | datetime, end: int | datetime | None, word
         )
 
 
-def _place(option: str, words: str) -> int | str | datetime:
-    if words in _WORDS:
-        return words
+def _place(option: str, words: str) -> Start:
+    if words in _NAMED:
+        return _NAMED[words]
     if words.isdecimal() and words.isascii():
         return int(words)
     try:

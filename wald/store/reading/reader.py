@@ -5,6 +5,9 @@
             a datetime  the first record appended then or later; none yet if there is none
     stop    a number: the last record wanted                a datetime: records appended before it are wanted
 
+A range of sequences includes both of its ends wherever wald reports, stores or takes one (``first`` and ``last``), so
+that a range that was printed can be typed back. A time is a moment between records; no record is the last one at it.
+
 Records that were reclaimed are an error where a start was named, a sequence or a time, and where a cursor is in front
 of them; from "earliest" on, or for a group without a cursor, they are passed over. ``on_missing`` decides otherwise.
 Damage is an error too, or told to ``on_damage``, and what follows it is read; so is what is in no segment although no
@@ -22,6 +25,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Literal
 
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.head import Head
@@ -37,7 +41,12 @@ from wald.store.segments.head import Bound, look, lost_head, read_head
 from wald.store.segments.opened import Passed, Whole
 from wald.store.segments.seeking import end_sequence, sequence_since
 
-Place = int | str | datetime
+Named = Literal["earliest", "end", "cursor"]
+Start = Named | int | datetime
+"""Where reading begins: the oldest record, behind the head, behind what a group has processed, a sequence, a time."""
+
+Stop = int | datetime
+"""Where reading ends: with this sequence, or in front of the first record appended at this time or later."""
 
 POLL_FIRST_SECONDS = 0.001
 POLL_LAST_SECONDS = 0.050  # 20 polls a second of some 10 µs each: nothing on the CPU
@@ -76,14 +85,15 @@ def read_batches(
     *,
     log_id: bytes,
     route: str | None,
-    start: Place,
-    stop: int | datetime | None,
+    start: Start,
+    stop: Stop | None,
     group: str,
     limit: int | None,
     follow: bool,
     cancel: threading.Event | None,
     on_damage: Callable[[Damaged], None] | None,
     on_missing: OnMissing,
+    on_wait: Callable[[], None] | None,
 ) -> Iterator[Batch]:
     """Batches of whole records, from ``start`` on; without ``follow`` up to the head as it is now.
 
@@ -93,7 +103,7 @@ def read_batches(
     if limit is not None and limit < 0:
         raise InvalidInput(f"a limit of {limit} records", hint="--limit takes 0 or more")
     reading = _Reading(root, log_id, selection, on_damage, policy(on_missing))
-    found = reading.batches(follow=follow, cancel=cancel or threading.Event())
+    found = reading.batches(follow=follow, cancel=cancel or threading.Event(), on_wait=on_wait)
     return found if limit is None else _limited(found, limit)
 
 
@@ -143,7 +153,14 @@ class _Reading:
         self._history = History(root)
         self._joiner = Joiner()
 
-    def batches(self, *, follow: bool, cancel: threading.Event, bound: Bound | None = None) -> Generator[Batch]:
+    def batches(
+        self,
+        *,
+        follow: bool,
+        cancel: threading.Event,
+        on_wait: Callable[[], None] | None = None,
+        bound: Bound | None = None,
+    ) -> Generator[Batch]:
         selection = self._selection
         bound, listing = look(self._root) if bound is None else (bound, list_segments(self._root))
         if not selection.earliest:  # what is released is still there for who needs it
@@ -173,7 +190,7 @@ class _Reading:
                     continue
                 if not follow and bound.lost and selection.last > (bound.sequence or 0):
                     self._report(lost_head(self._root, bound))
-                if not follow or not self._await_change(bound, cancel):
+                if not follow or not self._await_change(bound, cancel, on_wait):
                     return
                 bound, listing = look(self._root)
         finally:
@@ -196,10 +213,12 @@ class _Reading:
             elif done.append_time_ns >= selection.from_ns:
                 yield done
 
-    def _await_change(self, seen: Bound, cancel: threading.Event) -> bool:
+    def _await_change(self, seen: Bound, cancel: threading.Event, on_wait: Callable[[], None] | None) -> bool:
         """Return when the head has moved; False if ``cancel`` was set instead."""
         delay = POLL_FIRST_SECONDS
         while not _moved(self._root, seen):
+            if on_wait is not None:
+                on_wait()
             if cancel.wait(delay):
                 return False
             delay = min(2 * delay, POLL_LAST_SECONDS)
@@ -315,9 +334,7 @@ def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
             yield trimmed
 
 
-def _select(
-    root: Root, log_id: bytes, route: str | None, start: Place, stop: int | datetime | None, group: str
-) -> Selection:
+def _select(root: Root, log_id: bytes, route: str | None, start: Start, stop: Stop | None, group: str) -> Selection:
     if route is not None:
         root.require_route(route)
     routes = None if route is None else frozenset([route])
@@ -326,7 +343,7 @@ def _select(
     return replace(selection, until_ns=nanoseconds(stop)) if isinstance(stop, datetime) else selection
 
 
-def _begin(root: Root, log_id: bytes, routes: frozenset[str] | None, start: Place, group: str) -> Selection:
+def _begin(root: Root, log_id: bytes, routes: frozenset[str] | None, start: Start, group: str) -> Selection:
     """A selection without an end."""
     if isinstance(start, datetime):
         time_ns = nanoseconds(start)
@@ -337,7 +354,7 @@ def _begin(root: Root, log_id: bytes, routes: frozenset[str] | None, start: Plac
         return Selection(routes, end_sequence(root, log_id))
     if start == "cursor":
         return _after_cursors(root, log_id, routes, group)
-    if isinstance(start, str):
+    if not isinstance(start, int):
         raise InvalidInput(f"no such start: {start!r}", hint="earliest, end, cursor, a sequence or a time")
     end = end_sequence(root, log_id)
     if _positive(start) > end:

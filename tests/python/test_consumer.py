@@ -1,0 +1,203 @@
+"""A consumer hands out each record at least once, moves its cursor in groups, and never past what was handed back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from damage import flipped
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from logs import Built
+from running import eventually
+
+import wald
+from wald.errors import Damaged, InvalidInput, NotFound, Refused
+from wald.format.names import Kind
+from wald.store.retention.cursors import CursorState
+
+NEVER = 1 << 40
+
+
+def consumer(built: Built, **options: object) -> wald.Consumer:
+    """One that commits at the end only, unless ``options`` say otherwise."""
+    limits = {"commit_records": NEVER, "commit_bytes": NEVER, "commit_seconds": float(NEVER)}
+    return wald.Consumer(built.root.path, "a", "g", **(limits | options))  # type: ignore[arg-type]
+
+
+def committed(built: Built) -> int:
+    return built.log.cursor("a", "g").sequence
+
+
+def values(records: Iterator[wald.Record]) -> list[bytes]:
+    return [record.value for record in records]
+
+
+def test_a_new_consumer_goes_on_behind_the_last_one(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    with consumer(built) as first:
+        assert values(iter(first)) == [b"1", b"2"]
+    built.lines("a", [b"3"])
+    with consumer(built) as second:
+        assert values(iter(second)) == [b"3"]
+    assert committed(built) == 3
+
+
+def test_a_record_is_processed_once_the_next_is_asked_for(built: Built) -> None:
+    built.lines("a", [b"1", b"2", b"3"])
+    with consumer(built, commit_records=1) as records:
+        seen = [committed(built) for _ in records]
+
+    assert seen == [0, 1, 2]
+    assert committed(built) == 3
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ({"commit_records": 3}, [0, 0, 0, 3, 3, 3, 6, 6]),
+        ({"commit_bytes": 25}, [0, 0, 0, 3, 3, 3, 6, 6]),
+        ({"commit_seconds": 0.0}, [0, 0, 2, 2, 4, 4, 6, 6]),
+        ({}, [0] * 8),
+    ],
+)
+def test_the_cursor_is_moved_in_groups(built: Built, limit: dict[str, object], expected: list[int]) -> None:
+    """By records, bytes or seconds; without the time between two records nothing is due at the first of a group."""
+    built.lines("a", [b"ten bytes."] * 8)
+    with consumer(built, **limit) as records:
+        assert [committed(built) for _ in records] == expected
+    assert committed(built) == 8
+
+
+def test_leaving_a_loop_leaves_its_record_unprocessed(built: Built) -> None:
+    built.lines("a", [b"1", b"2", b"3"])
+    with consumer(built) as records:
+        for record in records:
+            if record.value == b"2":
+                break
+        assert values(iter(records)) == [b"2", b"3"]
+    built.lines("a", [b"4", b"x"])
+    with pytest.raises(ValueError, match="x"), consumer(built) as records:
+        [int(record.value) for record in records]
+    assert committed(built) == 4
+
+
+def test_commit_declares_the_record_in_hand_processed(built: Built) -> None:
+    built.lines("a", [b"1", b"2", b"3"])
+    with consumer(built) as records:
+        for record in records:
+            if record.value == b"2":
+                records.commit()
+                break
+        assert committed(built) == 2
+        assert values(iter(records)) == [b"3"]
+
+
+def test_batches_are_processed_whole(built: Built) -> None:
+    for values_ in ([b"1", b"2"], [b"3"]):
+        built.lines("a", values_)
+    with consumer(built, commit_records=1) as records:
+        seen = [(batch.last_sequence, committed(built)) for batch in records.batches()]
+
+    assert seen == [(2, 0), (3, 2)]
+
+
+def test_what_waits_is_committed_when_its_time_has_come(built: Built) -> None:
+    """Nothing more comes, and the record before is not declared processed later than asked."""
+    built.lines("a", [b"1", b"2"])
+    stop = threading.Event()
+    with consumer(built, follow=True, cancel=stop, commit_seconds=0.05) as records:
+        thread = threading.Thread(target=lambda: list(records))
+        thread.start()
+        eventually(lambda: committed(built) == 2)
+        built.lines("a", [b"3"])
+        eventually(lambda: committed(built) == 3)
+        stop.set()
+        thread.join()
+
+
+def test_a_new_group_keeps_what_is_there_from_the_start(built: Built) -> None:
+    """Behind what was reclaimed before it came; nothing later may be reclaimed unread."""
+    built.lines("a", [b"1"])
+    built.cut()
+    built.lines("a", [b"2"])
+    built.cut()
+    built.seal()
+    built.reclaim(1)
+    assert built.log.cursor("a", "g").state is CursorState.ABSENT
+    with consumer(built) as records:
+        assert next(iter(records)).value == b"2"
+        cursor = built.log.cursor("a", "g")
+        assert (cursor.state, cursor.sequence) == (CursorState.VALID, 1)
+
+
+def test_damage_stops_it_and_the_cursor_stays_in_front(built: Built) -> None:
+    built.lines("a", [b"1"])
+    built.lines("a", [b"2"])
+    path = built.path(1, Kind.RAW)
+    data = path.read_bytes()
+    path.write_bytes(flipped(data, 8 * data.rindex(b"2\n")))
+    with pytest.raises(Damaged), consumer(built) as records:
+        list(records)
+    assert committed(built) == 1
+
+
+def test_what_was_reclaimed_unread_is_an_error(built: Built) -> None:
+    built.lines("a", [b"1"])
+    built.cut()
+    built.seal()
+    built.log.set_cursor("a", 0, "g")
+    built.reclaim(1)
+    built.lines("a", [b"2"])
+    with pytest.raises(NotFound, match="RECLAIM"):
+        list(consumer(built))
+    assert values(iter(consumer(built, on_missing="skip"))) == [b"2"]
+
+
+def test_a_slower_consumer_of_the_same_group_does_not_move_the_cursor_back(built: Built) -> None:
+    built.lines("a", [b"1", b"2", b"3"])
+    slow = consumer(built, commit_records=2)
+    records = iter(slow)
+    next(records)
+    with consumer(built) as fast:
+        list(fast)
+    with pytest.raises(Refused, match="backwards"):
+        list(records)
+    assert committed(built) == 3
+
+
+@pytest.mark.parametrize(("route", "group", "error"), [("nothing", "g", NotFound), ("a", "../g", InvalidInput)])
+def test_a_name_that_cannot_be_is_refused_at_once(built: Built, route: str, group: str, error: type) -> None:
+    built.lines("a", [b"1"])
+    with pytest.raises(error):
+        wald.Consumer(built.root.path, route, group)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    leaves=st.lists(st.integers(0, 12), max_size=4),
+    records_limit=st.integers(1, 5),
+)
+def test_whatever_ends_it_nothing_is_left_out(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], leaves: list[int], records_limit: int
+) -> None:
+    """Killed anywhere (no commit at the end), the next consumer begins no later than behind the last one processed."""
+    built = Built(tmp_path_factory.mktemp("log") / "root")
+    number = 0
+    for size in sizes:
+        built.lines("a", [b"%d" % (number + i) for i in range(size)])
+        number += size
+    handed: list[bytes] = []
+    for leave in leaves:
+        killed = consumer(built, commit_records=records_limit)
+        for count, record in enumerate(killed):
+            if count == leave:
+                break
+            handed.append(record.value)
+    with consumer(built) as last:
+        handed += values(iter(last))
+
+    assert set(handed) == {b"%d" % i for i in range(number)}
+    built.crash()
