@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import NamedTuple
 
 from wald.errors import InvalidInput
 from wald.format.columns import decode, encode
 from wald.format.protocol import Publish, parse_request
+from wald.format.times import nanoseconds
 
 FRAME_MAX_BYTES = 128 << 10  # of whole records in one request; a unix socket holds about twice that
 _RECORD_BYTES = 64  # what a record takes in a request besides its bytes, at most
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_LIMIT_NS = 1 << 63
 
 Value = bytes | str
@@ -60,7 +60,7 @@ def encode_values(
         if column is not None and len(column) != len(values):
             raise InvalidInput(f"{len(values)} values and {len(column)} {name}", hint=f"{name}: one for each value")
     nothing = [None] * len(values)
-    times_ns = [0] * len(values) if times is None else list(map(_nanoseconds, times))
+    times_ns = [0] * len(values) if times is None else list(map(_time_ns, times))
     records = list(map(_record, values, keys or nothing, times_ns, headers or nothing))
 
     def payload(part: list[_Record]) -> bytes:
@@ -114,10 +114,9 @@ def _as_bytes(value: object) -> bytes:
         raise InvalidInput(f"text that UTF-8 cannot hold: {error.reason}", hint="give bytes") from None
 
 
-def _nanoseconds(time: object) -> int:
+def _time_ns(time: object) -> int:
     if isinstance(time, datetime):
-        passed = time.astimezone(UTC) - _EPOCH
-        return ((passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds) * 1000
+        return nanoseconds(time)
     if isinstance(time, bool) or not isinstance(time, int) or not -_TIME_LIMIT_NS <= time < _TIME_LIMIT_NS:
         raise InvalidInput(f"time {time!r} is not a datetime or nanoseconds within 64 bits", hint="time.time_ns()")
     return time
