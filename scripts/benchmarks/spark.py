@@ -24,15 +24,15 @@ from benchmarks.report import Goal, Row, Samples
 from benchmarks.sparkdata import QUIET, log_of_keys, log_of_lines, log_of_routes, text_of_lines, write_lines
 from benchmarks.stage import Stage
 from wald.store.files.disk import Disk
-from wald_spark.alone import alone_in
 from wald_spark.audit.job import audit
 from wald_spark.audit.plan import plan
+from wald_spark.commands import alone_in
 from wald_spark.compact.generations import Generations
 from wald_spark.compact.job import Compactor
 from wald_spark.export.book import Shape
 from wald_spark.export.job import Exporter
 from wald_spark.export.target import Target, private
-from wald_spark.places import LogPlace
+from wald_spark.locations import LogPlace
 from wald_spark.session import session
 from wald_spark.source import WaldDataSource
 

@@ -11,7 +11,7 @@ from demonstration.text import ROUTES, Text
 
 sys.path.insert(0, str(REPOSITORY))
 
-from wald_spark.java import find_java
+from wald_spark.session import find_java
 
 _WORDS = """
     SELECT word, {counts}, count(*) AS lines, CAST(round(avg(length(line))) AS INT) AS length

@@ -1,13 +1,8 @@
-"""Bundles made on executors: first all measure what there is, then each bundle of the run is made by one of them.
+"""The shares of a run: which records go into each of its bundles, found without all of them in one place.
 
-The driver reads no more of the log than the indexes and the places at which bundles end. An executor reads the records
-of a bundle from the log, writes the bundle to the destination, and reads it back; the driver looks that it is there.
-Both the log and the destination have to be where they are under the same path on every machine, unless the destination
-is a URL.
-
-A task that is tried again makes the same bytes and meets what the first attempt has left, as a run does that was
-interrupted. In a directory, even two attempts at once do each other no harm: what both write is the same. Into an
-object store only one of them can, and the other fails; Spark makes such attempts only where spark.speculation is set.
+Whoever reads a piece tells how much there is in each stretch of it; where a bundle ends inside a stretch, just that is
+read again. The ends are those of :class:`wald_archive.api.BundleBatches`: how records are batched does not matter to
+them, as each record adds the same wherever it stands.
 """
 
 from __future__ import annotations
@@ -15,7 +10,8 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,15 +23,95 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.reading.batches import Batch
 from wald.store.segments.head import Bound
-from wald_archive.api import PAYLOAD, Bundle, Destination, Run, Size, open_destination, write_bundle
+from wald_archive.api import PAYLOAD, Bundle, Destination, Run, Size, open_destination, split, write_bundle
 from wald_spark.blocks import Range
+from wald_spark.locations import LogPlace
 from wald_spark.pieces import LogPiece, pieces_of
-from wald_spark.places import LogPlace
-from wald_spark.shares import Share, Stretch, decode, encode, shares, stretches
 from wald_spark.tasks import run as run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+STRETCH_BYTES = 1 << 20  # of payload: what is read again for an end in it, and 24 bytes on the way to the driver
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive records ``first`` to ``last`` of a route, and what they add to a bundle."""
+
+    first: int
+    last: int
+    adds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Records of one bundle: those of the route from ``first`` to ``last``; ``after``: the last of the one before."""
+
+    after: int
+    first: int
+    last: int
+
+
+def stretches(batches: Iterable[Batch], size: Size, *, limit_bytes: int = STRETCH_BYTES) -> Iterator[Stretch]:
+    """All of ``batches``, in stretches of up to ``limit_bytes``; a larger batch is one by itself."""
+    stretch: Stretch | None = None
+    room = 0
+    for batch in batches:
+        adds = size.of(batch)
+        if stretch is not None and len(batch.payload) <= room:
+            stretch = Stretch(stretch.first, batch.last_sequence, stretch.adds + adds)
+        else:
+            if stretch is not None:
+                yield stretch
+            stretch, room = Stretch(batch.first_sequence, batch.last_sequence, adds), limit_bytes
+        room -= len(batch.payload)
+    if stretch is not None:
+        yield stretch
+
+
+def encode(measured: Iterable[Stretch]) -> bytes:
+    """24 bytes for each."""
+    return array("Q", [number for each in measured for number in (each.first, each.last, each.adds)]).tobytes()
+
+
+def decode(data: bytes) -> Iterator[Stretch]:
+    """The inverse of :func:`encode`."""
+    numbers = iter(memoryview(data).cast("Q"))
+    return (Stretch(first, last, adds) for first, last, adds in zip(numbers, numbers, numbers, strict=True))
+
+
+def shares(
+    measured: Iterable[Stretch], size: Size, *, after: int, read: Callable[[Stretch], Iterable[Batch]]
+) -> Iterator[Share]:
+    """What each bundle holds.
+
+    Args:
+        measured: the whole run, in order.
+        after: the last record that was packed before it.
+        read: gives the records of a stretch.
+    """
+    first = last = 0  # of the bundle so far; 0: it is empty
+    room = size.limit
+    for stretch in measured:
+        if stretch.adds <= room:
+            first, last = first or stretch.first, stretch.last
+            room -= stretch.adds
+            continue
+        for batch in read(stretch):
+            rest: Batch | None = batch
+            while rest is not None:
+                count = size.fitting(rest, room) if first else max(1, size.fitting(rest, room))
+                head, rest = split(rest, count)
+                if head is not None:
+                    first, last = first or head.first_sequence, head.last_sequence
+                    room -= size.of(head)
+                if rest is not None:
+                    yield Share(after, first, last)
+                    after, first, room = last, 0, size.limit
+    if first:
+        yield Share(after, first, last)
+
 
 PIECE_BYTES = 64 << 20  # measured by one task, in less than a second
 

@@ -19,7 +19,7 @@ from wald.store.reading.arrow import record_batches, schema_of
 from wald.store.reading.batches import Batch
 from wald_archive.api import BagName, Bundle, Codec, Form, IndexEntry, Part, bundles_of, checked_parts, open_destination
 from wald_spark.damage import STRICT, Told, Tolerance
-from wald_spark.places import ArchivePlace
+from wald_spark.locations import ArchivePlace
 
 _ALWAYS = (-(1 << 63), (1 << 63) - 1)
 

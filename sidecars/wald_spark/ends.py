@@ -19,7 +19,7 @@ from wald.store.files.directory import Listing, Segment, look_again
 from wald.store.segments.head import Bound
 from wald.store.segments.opened import OpenSegment, Passed, RawSegment, Whole, open_segment
 from wald.store.segments.raw import FIRST_BATCH, Gap
-from wald_spark.places import LogPlace
+from wald_spark.locations import LogPlace
 
 
 @dataclass(frozen=True, slots=True)

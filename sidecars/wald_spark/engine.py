@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from wald.errors import NotFound
 from wald.log import Log
 from wald_archive.api import Destination, Engine
-from wald_spark.java import find_java, require_java
+from wald_spark.session import find_java, require_java
 
 
 def is_there() -> bool:

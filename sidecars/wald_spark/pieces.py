@@ -13,15 +13,13 @@ from zlib import crc32
 
 from wald.errors import Damaged, NotFound, command_line
 from wald.store.files.directory import Listing
-from wald.store.reading.arrow import record_batches
 from wald.store.reading.batches import Batch
 from wald.store.reading.reader import read_span
 from wald.store.retention.history import History
 from wald.store.segments.head import Bound, lost_head
-from wald_spark.blocks import Block, Range, Unreadable, blocks_of
+from wald_spark.blocks import Block, Range, Unreadable, blocks_of, fair_share, spans
 from wald_spark.damage import STRICT, Told, Tolerance
-from wald_spark.places import LogPlace
-from wald_spark.plan import fair_share, spans
+from wald_spark.locations import LogPlace
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,6 +76,8 @@ class LogPiece:
 
     def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The records as :func:`record_batches` gives them; errors as of :meth:`batches`."""
+        from wald.store.reading.arrow import record_batches
+
         return record_batches(self.batches(), columns)
 
 

@@ -11,9 +11,9 @@ from wald.store.segments.seeking import sequence_at
 from wald_archive.api import open_destination
 from wald_spark.blocks import Range
 from wald_spark.bundles import BundlePiece, bundle_pieces
+from wald_spark.locations import ArchivePlace, LogPlace, Place, Shipped, find_places
 from wald_spark.options import Options
 from wald_spark.pieces import LogPiece, pieces_of
-from wald_spark.places import ArchivePlace, LogPlace, Place, Shipped, find_places
 
 Piece = LogPiece | BundlePiece
 

@@ -13,13 +13,12 @@ from collections.abc import Mapping
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.store.segments.head import lost_head
-from wald_spark.admission import Backlog, Limits, admit
+from wald_spark.admission import Backlog, admit
 from wald_spark.blocks import Range
 from wald_spark.offsets import Offsets, Position
-from wald_spark.options import Options
+from wald_spark.options import Limits, Options, StreamOptions
 from wald_spark.pieces import LogPiece, pieces_of
 from wald_spark.query import require_routes
-from wald_spark.stream_options import StreamOptions
 from wald_spark.watched import WatchedLog, WatchedLogs
 
 

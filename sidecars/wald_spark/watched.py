@@ -15,10 +15,9 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.head import Head
 from wald.store.files.directory import Listing, read_identity
 from wald.store.segments.head import Bound, read_head
+from wald_spark.admission import Runs
 from wald_spark.ends import Ends
-from wald_spark.places import LogPlace, Place, Shipped, find_places
-from wald_spark.runs import Runs
-from wald_spark.urls import is_remote, local_path
+from wald_spark.locations import LogPlace, Place, Shipped, find_places, is_remote, local_path
 
 LOOK_SECONDS = 5.0
 

@@ -16,8 +16,8 @@ from wald.cli.progress import progress
 from wald.errors import Damaged, NotFound
 from wald_spark.audit.plan import plan
 from wald_spark.audit.report import tell
+from wald_spark.commands import master_option, roots_option
 from wald_spark.session import session
-from wald_spark.switches import master_option, roots_option
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

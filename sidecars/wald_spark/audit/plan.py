@@ -13,7 +13,7 @@ from wald.store.files.directory import Root
 from wald_spark.audit.archives import ArchiveAudit, archives_of
 from wald_spark.audit.logs import LogAudit
 from wald_spark.audit.pieces import Work
-from wald_spark.places import require_bags
+from wald_spark.locations import require_bags
 
 
 @dataclass(frozen=True, slots=True)

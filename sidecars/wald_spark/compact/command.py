@@ -15,10 +15,9 @@ from wald.cli.entry import run
 from wald.cli.options import json_option
 from wald.format.times import utc
 from wald.store.files.disk import Disk
-from wald_spark.alone import alone_in
+from wald_spark.commands import alone_in, master_option, out_option, permissive_hint, roots_option, routes_option
 from wald_spark.compact.generations import Generations
 from wald_spark.session import require_spark, session
-from wald_spark.switches import master_option, out_option, permissive_hint, roots_option, routes_option
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,7 +39,7 @@ def command(
     require_spark()  # and not before that what needs it
     from wald_spark.compact.job import Compactor
     from wald_spark.compact.report import Report
-    from wald_spark.since import find_logs
+    from wald_spark.progress import find_logs
 
     places = find_logs(roots, routes)
     disk, at = Disk(), utc(time.time_ns())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from wald.errors import Damaged, Refused
 from wald.store.files.disk import Disk
-from wald_spark.reached import Reached
+from wald_spark.progress import Reached
 
 FORMAT = 1
 _LINK, _STATE = "latest", "_wald.json"

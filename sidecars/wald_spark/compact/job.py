@@ -13,8 +13,8 @@ from wald.errors import Refused
 from wald_spark.compact.generations import Generation, Generations
 from wald_spark.compact.partial import Counts, Reducing, counted
 from wald_spark.damage import Tolerance
-from wald_spark.places import LogPlace
-from wald_spark.since import Chunk, Portion, passed_over, since
+from wald_spark.locations import LogPlace
+from wald_spark.progress import Chunk, Portion, passed_over, since
 from wald_spark.tasks import run
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute, parquet
 
+from wald_spark.progress import Chunk
 from wald_spark.rows import Rows
-from wald_spark.since import Chunk
 
 REDUCE_BYTES = 32 << 20  # so much is gathered before it is reduced again
 _TIME = pa.timestamp("us", "UTC")

@@ -13,8 +13,8 @@ import click
 
 from wald.cli.progress import progress
 from wald.kinds import bytes_in_words
+from wald_spark.commands import Held
 from wald_spark.compact.job import Done
-from wald_spark.held import Held
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from wald.errors import Damaged, Refused
 from wald.store.files.disk import Disk
-from wald_spark.reached import Reached
+from wald_spark.progress import Reached
 
 FORMAT = 1
 

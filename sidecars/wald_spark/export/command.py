@@ -16,11 +16,10 @@ from wald.cli.options import json_option, size_option
 from wald.errors import InvalidInput
 from wald.format.times import utc
 from wald.store.files.disk import Disk
-from wald_spark.alone import alone_in
+from wald_spark.commands import alone_in, master_option, out_option, permissive_hint, roots_option, routes_option
 from wald_spark.export.book import Shape
 from wald_spark.export.target import Target, private
 from wald_spark.session import require_spark, session
-from wald_spark.switches import master_option, out_option, permissive_hint, roots_option, routes_option
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -56,7 +55,7 @@ def command(
     require_spark()  # and not before that what needs it
     from wald_spark.export.job import Exporter
     from wald_spark.export.report import Report
-    from wald_spark.since import find_logs
+    from wald_spark.progress import find_logs
 
     names = tuple(dict.fromkeys(name.strip() for name in columns.split(",") if name.strip()))
     places = find_logs(roots, routes)

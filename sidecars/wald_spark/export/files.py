@@ -20,8 +20,8 @@ from pyarrow import parquet
 
 from wald_spark.export.book import Made
 from wald_spark.export.target import staged_name
+from wald_spark.progress import Chunk
 from wald_spark.rows import CORRUPT, Rows
-from wald_spark.since import Chunk
 
 ROW_GROUP_BYTES = 32 << 20
 BUFFERED_BYTES = 128 << 20  # of all files that are being made, together

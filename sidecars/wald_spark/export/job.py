@@ -17,9 +17,9 @@ from wald_spark.export.fields import ddl_of, values_of
 from wald_spark.export.files import Exporting, made_by
 from wald_spark.export.plan import Due, look, settled
 from wald_spark.export.target import Target
-from wald_spark.places import LogPlace
+from wald_spark.locations import LogPlace
+from wald_spark.progress import Chunk, Portion, passed_over
 from wald_spark.rows import Rows, schema_ddl
-from wald_spark.since import Chunk, Portion, passed_over
 from wald_spark.tasks import run
 
 if TYPE_CHECKING:

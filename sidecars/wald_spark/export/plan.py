@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from wald.errors import Refused
 from wald_spark.damage import Tolerance
 from wald_spark.export.book import Exported, Shape
-from wald_spark.places import LogPlace
-from wald_spark.since import Chunk, Portion, since
+from wald_spark.locations import LogPlace
+from wald_spark.progress import Chunk, Portion, since
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def look(places: Sequence[LogPlace], entries: Mapping[str, Exported], shape: Sha
     """What has come of each log, which may be nothing.
 
     Raises:
-        Damaged, NotFound: as :func:`wald_spark.since.since` does.
+        Damaged, NotFound: as :func:`wald_spark.progress.since` does.
     """
     found = []
     for place in places:

@@ -249,7 +249,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("without", "words"),
         [
-            ("import wald_spark.java as java; java._homes = lambda: iter(())", "Spark needs Java 17 or newer"),
+            ("import wald_spark.session as java; java._homes = lambda: iter(())", "Spark needs Java 17 or newer"),
             ("import sys; sys.modules['pyspark'] = None", "which --engine spark needs"),
         ],
     )

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from wald_spark.java import find_java
-from wald_spark.session import session
+from wald_spark.session import find_java, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

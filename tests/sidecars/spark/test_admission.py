@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald_spark.admission import Backlog, Limits, Run, admit
+from wald_spark.admission import Backlog, Run, admit
+from wald_spark.options import Limits
 
 RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 50)), max_size=6)
 LIMITS = st.builds(Limits, st.none() | st.integers(1, 12), st.none() | st.integers(1, 120))

@@ -21,7 +21,7 @@ from wald_archive.codecs import Codec
 from wald_archive.sizes import Records
 from wald_spark.bundles import BundlePiece, bundle_pieces
 from wald_spark.damage import STRICT, Tolerance
-from wald_spark.places import ArchivePlace
+from wald_spark.locations import ArchivePlace
 
 NAMES = [name for name in schema.names if name != "headers"]  # JSON in a bundle: the same strings, spelt anew
 

@@ -27,8 +27,7 @@ from wald_spark.compact.generations import Generation, Generations
 from wald_spark.compact.job import Compactor, Done
 from wald_spark.compact.partial import SCHEMA, Counts, Reducing, counted, last_of
 from wald_spark.damage import STRICT
-from wald_spark.reached import Reached
-from wald_spark.since import Chunk, find_logs, since
+from wald_spark.progress import Chunk, Reached, find_logs, since
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,7 +16,7 @@ from wald.format.names import Kind
 from wald.store.files.directory import Listing, Root
 from wald.store.segments.head import Bound
 from wald_spark.ends import Ends, end_of
-from wald_spark.places import LogPlace, Shipped
+from wald_spark.locations import LogPlace, Shipped
 
 
 @pytest.fixture

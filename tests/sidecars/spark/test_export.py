@@ -22,7 +22,7 @@ from wald.format.names import Kind
 from wald_spark.export.book import Shape
 from wald_spark.export.job import Done, Exporter
 from wald_spark.export.target import Target, private
-from wald_spark.since import find_logs
+from wald_spark.progress import find_logs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

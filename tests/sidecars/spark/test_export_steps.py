@@ -16,7 +16,7 @@ from pyarrow import parquet
 from wald.errors import Damaged, InvalidInput, Locked, Refused
 from wald.format.names import Kind
 from wald.store.files.disk import Disk
-from wald_spark.alone import alone_in
+from wald_spark.commands import alone_in
 from wald_spark.damage import STRICT
 from wald_spark.export import files
 from wald_spark.export.book import Exported, Made, Shape
@@ -24,9 +24,8 @@ from wald_spark.export.fields import ddl_of
 from wald_spark.export.files import Exporting, made_by, portions
 from wald_spark.export.plan import look, settled
 from wald_spark.export.target import Target, private, staged_name
-from wald_spark.reached import Reached
+from wald_spark.progress import Chunk, Reached, find_logs, since
 from wald_spark.rows import Rows
-from wald_spark.since import Chunk, find_logs, since
 
 TIME = pa.timestamp("us", "UTC")
 ROUTE = pa.dictionary(pa.int32(), pa.string())
@@ -321,7 +320,7 @@ def test_a_chunk_that_cannot_be_read_leaves_no_file(tmp_path: Path) -> None:
 def test_chunks_grow_with_the_routes_and_keep_all_cores_at_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wald_spark.since.PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr("wald_spark.progress.PIECE_BYTES", 1 << 20)
     built = Built(tmp_path / "root", segment_max_bytes=64 << 20)
     for number in range(32):
         built.lines(f"r{number % 4}", [b"x" * (1 << 19)])

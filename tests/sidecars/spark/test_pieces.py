@@ -19,8 +19,8 @@ from wald.format.names import Kind
 from wald.format.record import Record
 from wald_spark.blocks import Range
 from wald_spark.damage import STRICT, Tolerance
+from wald_spark.locations import LogPlace, Shipped
 from wald_spark.pieces import LogPiece, pieces_of
-from wald_spark.places import LogPlace, Shipped
 
 EVERYTHING = Range(None, 1, 10**9)
 FORGIVING = Tolerance(damage=True, loss=True)

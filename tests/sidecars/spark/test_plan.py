@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wald_spark.blocks import Block
-from wald_spark.plan import Span, fair_share, packed, spans
+from wald_spark.blocks import Block, Span, fair_share, packed, spans
 
 SIZES = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 100), st.integers(0, 3)), max_size=30)
 

@@ -15,8 +15,8 @@ from pyspark.sql.types import StructField, StructType
 from wald.errors import InvalidInput, Refused
 from wald_spark.blocks import Range
 from wald_spark.damage import STRICT, Tolerance
+from wald_spark.locations import LogPlace
 from wald_spark.pieces import LogPiece, pieces_of
-from wald_spark.places import LogPlace
 from wald_spark.rows import BATCH_BYTES, Rows, schema_ddl
 
 DEFAULT = {

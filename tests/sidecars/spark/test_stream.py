@@ -19,11 +19,10 @@ from running import Daemon, eventually, output_of, sidecar
 
 from wald.errors import Damaged
 from wald.store.files.ledger import read_ledger
-from wald_spark.options import parse_options
+from wald_spark.options import STREAM_OPTIONS, parse_options
+from wald_spark.readers import StreamReader
 from wald_spark.rows import Rows
 from wald_spark.source import WaldDataSource
-from wald_spark.stream import WaldStreamReader
-from wald_spark.stream_options import OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,10 +58,12 @@ def write(spark: SparkSession, tmp_path: Path) -> Write:
     return writer
 
 
-def reader(path: Path, **given: str) -> WaldStreamReader:
+def reader(path: Path, **given: str) -> StreamReader:
     """As Spark makes it, for a stream of no columns."""
-    options = parse_options({"path": str(path)} | {name.lower(): value for name, value in given.items()}, also=OPTIONS)
-    return WaldStreamReader(options, Rows(pa.schema([]), None, options.value_bytes))
+    options = parse_options(
+        {"path": str(path)} | {name.lower(): value for name, value in given.items()}, also=STREAM_OPTIONS
+    )
+    return StreamReader(options, Rows(pa.schema([]), None, options.value_bytes))
 
 
 def finish(writer: DataStreamWriter) -> list[int]:

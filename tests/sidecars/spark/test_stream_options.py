@@ -6,8 +6,7 @@ import pytest
 
 from wald.errors import InvalidInput
 from wald.kinds import MIB
-from wald_spark.admission import Limits
-from wald_spark.stream_options import OPTIONS, StreamOptions, parse_stream_options
+from wald_spark.options import STREAM_OPTIONS, Limits, StreamOptions, parse_stream_options
 
 LOG = "0123456789abcdef" * 2
 AS_UUID = "01234567-89ab-cdef-0123-456789abcdef"
@@ -52,7 +51,7 @@ def test_what_cannot_be_is_refused(name: str, value: str) -> None:
     with pytest.raises(InvalidInput, match=name) as caught:
         parse(**{name: value})
     assert name in caught.value.hint
-    assert name in OPTIONS
+    assert name in STREAM_OPTIONS
 
 
 @pytest.mark.parametrize("name", ["startingSequence", "endingTimestamp", "includeActive"])

@@ -19,18 +19,16 @@ from some_logs import STEPS, Step, build
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.format.names import Kind
-from wald_spark.admission import Limits
 from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
-from wald_spark.options import parse_options
+from wald_spark.options import STREAM_OPTIONS, Limits, parse_options, parse_stream_options
 from wald_spark.pieces import LogPiece
-from wald_spark.stream_options import OPTIONS, parse_stream_options
 from wald_spark.triggers import Triggers
 
 NO_LIMITS = Limits()
 
 
 def triggers(*paths: Path | str, **given: str) -> Triggers:
-    options = parse_options({"paths": json.dumps(list(map(str, paths)))} | given, also=OPTIONS)
+    options = parse_options({"paths": json.dumps(list(map(str, paths)))} | given, also=STREAM_OPTIONS)
     return Triggers(options, parse_stream_options(options.given))
 
 

@@ -1,19 +1,24 @@
-"""Options that the commands on Spark share: which logs, which master, where the output goes."""
+"""What the commands on Spark share: options, the lock of the output, what a run leaves for the next one."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from wald.errors import Damaged, InvalidInput, NotFound
+from wald.errors import Damaged, InvalidInput, Locked, NotFound, Refused
 from wald.format.names import check_route
+from wald.store.files.disk import Disk
+from wald_spark.locations import local_path
 from wald_spark.session import LOCAL
-from wald_spark.urls import local_path
+
+if TYPE_CHECKING:
+    from wald_spark.progress import Portion
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -92,3 +97,57 @@ def _roots(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tup
 
 def _routes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...] | None:
     return tuple(sorted({check_route(route) for route in given})) or None
+
+
+@contextmanager
+def alone_in(directory: Path, disk: Disk, program: str) -> Iterator[None]:
+    """Hold ``directory/lock``, which says whose it is; the directory is made if it is missing.
+
+    Raises:
+        Locked: another process has it.
+        Refused: another program's files are there.
+    """
+    disk.make_directory(directory)
+    path = directory / "lock"
+    descriptor = disk.open_lock(path)
+    try:
+        if not disk.lock(descriptor):
+            raise Locked(
+                f"{directory.parent}: another {program} writes there",
+                hint="wait until it has ended, or choose another --out",
+            )
+        owner = path.read_text().strip()
+        if not owner:
+            disk.write(descriptor, [f"{program}\n".encode()], 0)
+        elif owner != program:
+            raise Refused(
+                f"{directory.parent}: made by {owner}; {program} needs a place of its own", hint="another --out"
+            )
+        yield
+    finally:
+        disk.close(descriptor)
+
+
+@dataclass(slots=True)
+class Held:
+    """Of all logs of one run.
+
+    Attributes:
+        routes: as JSON has them, a dict for each.
+    """
+
+    routes: list[dict[str, str | int]] = field(default_factory=list)
+
+    def add(self, portion: Portion) -> None:
+        self.routes += [
+            {"root": str(portion.place.root.path), "route": route, "record": last + 1}
+            for route, last in sorted(portion.after.held.items())
+        ]
+
+    def lines(self) -> Iterator[str]:
+        """A line for each route."""
+        for each in self.routes:
+            yield (
+                f"{each['root']}: route {each['route']} waits: record {each['record']} has begun and not ended; "
+                "other routes go on"
+            )

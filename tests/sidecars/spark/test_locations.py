@@ -14,8 +14,8 @@ from logs import Built
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind, parse_segment_name
 from wald_spark.blocks import Range
+from wald_spark.locations import ArchivePlace, LogPlace, Place, Shipped, find_places
 from wald_spark.pieces import pieces_of
-from wald_spark.places import ArchivePlace, LogPlace, Place, Shipped, find_places
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from logs import Built
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind
 from wald_spark.damage import STRICT, Tolerance
-from wald_spark.places import LogPlace
-from wald_spark.reached import Reached
-from wald_spark.since import Portion, find_logs, since
+from wald_spark.locations import LogPlace
+from wald_spark.progress import Portion, Reached, find_logs, since
 
 
 def place_of(built: Built) -> LogPlace:

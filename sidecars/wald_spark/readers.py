@@ -1,0 +1,153 @@
+"""The readers of the data source: for a query, and for a stream.
+
+Spark writes the end of a trigger into ``offsets/N`` of the checkpoint before it reads anything, and ``commits/N`` once
+the sink has it. After a crash it plans a trigger again that has the one and not the other, and never one that has both.
+So a stream needs no ``commit()``, which Spark calls one trigger late, and for the last one never. For a cursor that
+follows a stream there is ``wald cursor from-checkpoint``.
+
+Readers are pickled and sent to executors, which read with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from wald.errors import Damaged, WaldError
+from wald_spark.offsets import BadOffsets, Offsets, decode_offsets, encode_offsets
+from wald_spark.options import Limits, Options, parse_stream_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from wald_spark.query import Piece
+    from wald_spark.rows import Rows
+
+
+class Task(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__(pieces)
+        self.pieces = pieces
+
+
+@dataclass(frozen=True)
+class QueryReader(DataSourceReader):
+    """Reads what there is when the query is planned; what is appended later is not part of it."""
+
+    options: Options
+    rows: Rows
+
+    def partitions(self) -> list[InputPartition]:
+        from wald_spark.query import plan_query
+
+        with with_hint():
+            return _tasks(plan_query(self.options), self.options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self.rows, partition)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans the triggers of a stream in one process, as long as the query runs; copies of it read on executors.
+
+    Raises:
+        InvalidInput: an option that streams do not have, or a value that is not allowed.
+    """
+
+    def __init__(self, options: Options, rows: Rows) -> None:
+        from wald_spark.triggers import Triggers
+
+        self._options = options
+        self._rows = rows
+        stream = parse_stream_options(options.given)
+        self._limits = stream.limits
+        self._triggers = Triggers(options, stream)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's names
+        if self._limits.records is not None:
+            return ReadMaxRows(self._limits.records)
+        return ReadAllAvailable() if self._limits.raw_bytes is None else ReadMaxBytes(self._limits.raw_bytes)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        with with_hint():
+            self._triggers.close()
+
+    def initialOffset(self) -> dict[str, object]:  # noqa: N802
+        return encode_offsets(self._triggers.start())
+
+    def latestOffset(self, start: Mapping[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
+        with with_hint():
+            return encode_offsets(self._triggers.end(_decoded(start), self._limits_within(limit)))
+
+    def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
+        latest = self._triggers.latest
+        return None if latest is None else encode_offsets(latest)
+
+    def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> list[InputPartition]:
+        with with_hint():
+            return _tasks(self._triggers.pieces(_decoded(start), _decoded(end)), self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._rows, partition)
+
+    def _limits_within(self, limit: ReadLimit) -> Limits:
+        """Spark has one limit at a time, that of rows if there is one; the limit of bytes is kept here."""
+        if isinstance(limit, ReadMaxRows):
+            return replace(self._limits, records=limit.max_rows)
+        return Limits(raw_bytes=limit.max_bytes) if isinstance(limit, ReadMaxBytes) else Limits()
+
+
+class RefusedStream(DataSourceStreamReader):
+    """A stream that cannot be read. PySpark would lose the reason of an error before there is a reader."""
+
+    def __init__(self, error: WaldError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, object]:  # noqa: N802 - Spark's name
+        raise self._error
+
+    def read(self, _: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
+
+
+@contextmanager
+def with_hint() -> Iterator[None]:
+    """Add the hint of an error to its message, because Spark shows the message only."""
+    try:
+        yield
+    except WaldError as error:
+        message = f"{error.message}\n  hint: {error.hint}" if error.hint else error.message
+        raise type(error)(message, hint=error.hint) from error
+
+
+def _tasks(pieces: Sequence[Piece], options: Options) -> list[InputPartition]:
+    from wald_spark.blocks import shared
+
+    return [Task(task) for task in shared(pieces, most_bytes=options.partition_bytes)]
+
+
+def _read(rows: Rows, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one task. Where there is nothing to read, Spark makes one task of its own, without pieces."""
+    with with_hint():
+        for piece in partition.pieces if isinstance(partition, Task) else ():
+            yield from rows.read(piece)
+
+
+def _decoded(decoded: Mapping[str, object]) -> Offsets:
+    try:
+        return decode_offsets(decoded)
+    except BadOffsets as error:
+        raise Damaged(f"the checkpoint holds other offsets: {error}", hint="a checkpointLocation of its own") from error
