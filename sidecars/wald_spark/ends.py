@@ -13,8 +13,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from wald.errors import Damaged, UnsupportedFormat
-from wald.format.batch import Flag, payload_of
-from wald.format.state import BadControl, decode_state
+from wald.format.batch import payload_of
+from wald.format.state import BadControl, LogState, decode_state
 from wald.store.files.directory import Listing, Segment, look_again
 from wald.store.segments.head import Bound
 from wald.store.segments.opened import OpenSegment, Passed, RawSegment, Whole, open_segment
@@ -66,19 +66,19 @@ class Ends:
         self._seen: Bound | None = None
         self._base = 0
         self._position = FIRST_BATCH  # in the segment of this base; what is in front of it has been looked at
-        self._last = 0
-        self._open: dict[str, int] = {}
-        self._known: set[str] | None = set()
+        self._state = LogState()  # at that position
+        self._all_routes = True  # whether the state has all routes
 
     def end(self, bound: Bound, listing: Listing) -> End:
         """What :func:`end_of` tells; where the bound has not moved, without a look at any file."""
         if bound.sequence is None or bound != self._seen:  # a bound without a sequence does not tell of changes
             self._look(bound, listing)
             self._seen = bound
-        last = self._last if bound.sequence is None else bound.sequence
+        begun = self._state.open_records
+        last = self._state.next_sequence - 1 if bound.sequence is None else bound.sequence
         if self._routes is None:
-            return End(last, dict(self._open), None if self._known is None else frozenset(self._known))
-        return End(last, {route: at for route, at in self._open.items() if route in self._routes}, self._routes)
+            return End(last, dict(begun), frozenset(self._state.routes) if self._all_routes else None)
+        return End(last, {route: at for route, at in begun.items() if route in self._routes}, self._routes)
 
     def _look(self, bound: Bound, listing: Listing) -> None:
         while (newest := _newest(listing, bound)) is not None:
@@ -87,14 +87,14 @@ class Ends:
                 return
             except FileNotFoundError as gone:
                 listing = look_again(self._place.root, listing, gone)
-        self._base, self._last, self._open, self._known = 0, 0, {}, None
+        self._base, self._state, self._all_routes = 0, LogState(), False
 
     def _go_on(self, newest: Segment, bound: Bound) -> None:
         limit = bound.limit(newest.base_sequence)
         try:
             opened = open_segment(newest, self._place.log_id)
         except Damaged:
-            self._base, self._last, self._open, self._known = 0, newest.base_sequence - 1, {}, None
+            self._base, self._state, self._all_routes = 0, LogState(newest.base_sequence), False
             return
         with closing(opened) as segment:
             known = newest.base_sequence == self._base and (limit is None or self._position <= limit)
@@ -107,7 +107,7 @@ class Ends:
 
     def _begin(self, segment: OpenSegment) -> None:
         self._base, self._position = segment.base_sequence, FIRST_BATCH
-        self._last, self._open, self._known = segment.base_sequence - 1, {}, None
+        self._state, self._all_routes = LogState(segment.base_sequence), False
         first = next(segment.batches(FIRST_BATCH, None), None)  # durable before the segment had its name
         if not isinstance(first, Whole) or not first.header.is_control:
             return
@@ -118,34 +118,32 @@ class Ends:
                 f"{segment.path}: offset {segment.file_offset(first.position)}: {error}",
                 hint="pip install --upgrade wald",
             ) from error
-        self._known = {*state.routes}
         # One that another record of its route has followed has lost its end.
-        self._open = {route: begun for route, begun in state.open_records.items() if state.routes.get(route) == begun}
+        begun = {route: at for route, at in state.open_records.items() if state.routes.get(route) == at}
+        self._state = LogState(segment.base_sequence, routes=state.routes, open_records=begun)
+        self._all_routes = True
 
     def _take(self, met: Whole | Gap | Passed) -> None:
+        state = self._state
         if isinstance(met, Gap):
-            self._open.clear()  # a piece of any of them may be missing
+            state.open_records.clear()  # a piece of any of them may be missing
             self._position = met.offset + met.length
         elif isinstance(met, Passed):
-            self._last = max(self._last, met.next_sequence - 1)
+            state.next_sequence = max(state.next_sequence, met.next_sequence)
             self._position = met.position
         elif not met.header.is_control:
-            header = met.header
-            self._last = max(self._last, header.end_sequence - 1)
             self._position = met.end
-            begun = self._open.pop(met.route, None)
-            if self._known is not None:
-                self._known.add(met.route)
-            if header.flags & Flag.CONTINUED and header.count:
-                self._open[met.route] = header.end_sequence - 1
-            elif header.flags & Flag.CONTINUED and begun == header.continues_sequence:
-                self._open[met.route] = begun
+            continued = met.header.continues_sequence
+            lost = continued != 0 and state.open_records.get(met.route) != continued
+            state.apply(met.header, met.route)
+            if lost and not met.header.count:
+                state.open_records.pop(met.route, None)  # its beginning is missing
 
     def _end(self, segment: OpenSegment, limit: int | None) -> None:
         """Where a raw segment ends in damage, or too early, nothing stays open."""
         tail = segment.tail if isinstance(segment, RawSegment) else None
         if tail is not None and (tail.garbage_bytes or (limit is not None and tail.offset < limit)):
-            self._open.clear()
+            self._state.open_records.clear()
             self._position = tail.offset if limit is None else limit
 
 

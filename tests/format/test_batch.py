@@ -26,7 +26,6 @@ from wald.format.batch import (
     encode,
     look,
     mended_header,
-    padding,
     payload_of,
     route_of,
     route_prefix,
@@ -90,19 +89,10 @@ def test_a_batch_comes_back(
 ) -> None:
     payload = b"".join(parts)
     count = payload.count(b"\n")
-    buffers = encode(
-        route_prefix(route),
-        parts,
-        seed=SEED,
-        payload_bytes=len(payload),
-        base_sequence=base,
-        count=count,
-        append_time_ns=time_ns,
-        epoch=(1 << 32) + 5,
-        route_bytes=len(route),
-        producer_id=producer[0],
-        producer_sequence=producer[1],
-    )
+    prefix = route_prefix(route)
+    checksum = checksum_body(prefix, parts, len(payload))
+    given = BatchHeader(checksum, len(payload), base, time_ns, *producer, count, 5, 1, 0, len(route))
+    buffers = encode(given, prefix, parts, SEED)
     data = before + b"".join(buffers) + b"what follows"
 
     found = look(data, len(before), SEED)
@@ -110,9 +100,7 @@ def test_a_batch_comes_back(
     assert found.outcome is Outcome.WHOLE
     header = found.header
     assert header is not None
-    assert header == BatchHeader(
-        header.body_checksum, len(payload), base, time_ns, *producer, count, 5, 1, 0, len(route)
-    )
+    assert header == given
     assert header.total_bytes == sum(map(len, buffers))
     assert header.total_bytes % 8 == 0
     assert route_of(data, len(before), header) == route.decode()
@@ -121,10 +109,14 @@ def test_a_batch_comes_back(
 
 @settings(max_examples=50, deadline=None)
 @given(payload=st.binary(max_size=100))
-def test_a_checksum_of_the_caller_gives_the_same_batch(payload: bytes) -> None:
-    checksum = checksum_body(route_prefix(b"web"), [payload], padding(len(payload)))
-    count = payload.count(b"\n")
-    assert batch(payload, body_checksum=checksum, count=count) == batch(payload, count=count)
+def test_the_checksum_of_a_body_is_that_of_its_bytes(payload: bytes) -> None:
+    """Route, payload and the padding of both."""
+    data = batch(payload)
+    header = decode_header(data, 0, SEED)
+
+    assert header is not None
+    assert header.body_checksum == crc32c(data[HEADER.size : -TRAILER.size])
+    assert header.body_checksum == checksum_body(route_prefix(b"web"), [payload], len(payload))
 
 
 def test_every_flipped_bit_is_damage() -> None:
@@ -215,36 +207,30 @@ def test_looking_at_a_large_batch_does_not_copy_it() -> None:
 
 def test_a_payload_too_long_for_readers_is_not_encoded() -> None:
     with pytest.raises(AssertionError):
-        encode(
-            b"",
-            [],
-            seed=SEED,
-            payload_bytes=PAYLOAD_MAX_BYTES + 1,
-            base_sequence=1,
-            count=0,
-            append_time_ns=1,
-            epoch=1,
-            route_bytes=0,
-        )
+        encode(BatchHeader(0, PAYLOAD_MAX_BYTES + 1, 1, 1, 0, 0, 0, 1, 1, 0, 0), b"", [], SEED)
 
 
 @pytest.mark.parametrize(
-    ("count", "flags", "number", "continues", "last"),
+    ("count", "flags", "number", "continues", "last", "goes_on"),
     [
-        (3, Flag.NONE, 0, 0, 12),
-        (0, Flag.CONTINUES | Flag.CONTINUED, 9, 9, 9),
-        (0, Flag.CONTINUES | Flag.UNTERMINATED, 4, 4, 4),
-        (2, Flag.CONTINUES, 9, 9, 11),
-        (1, Flag.CONTINUED, 0, 0, 10),
-        (2, Flag.NONE, 77, 0, 11),
-        (0, Flag.NONE, 0, 0, 9),
+        (3, Flag.NONE, 0, 0, 12, 0),
+        (0, Flag.CONTINUES | Flag.CONTINUED, 9, 9, 9, 9),
+        (0, Flag.CONTINUES | Flag.UNTERMINATED, 4, 4, 4, 0),
+        (2, Flag.CONTINUES, 9, 9, 11, 0),
+        (2, Flag.CONTINUES | Flag.CONTINUED, 9, 9, 11, 11),
+        (1, Flag.CONTINUED, 0, 0, 10, 10),
+        (2, Flag.NONE, 77, 0, 11, 0),
+        (0, Flag.NONE, 0, 0, 9, 0),
     ],
 )
-def test_a_batch_tells_which_sequences_it_holds(count: int, flags: int, number: int, continues: int, last: int) -> None:
+def test_a_batch_tells_which_sequences_it_holds(
+    count: int, flags: int, number: int, continues: int, last: int, goes_on: int
+) -> None:
     header = decode_header(batch(b"a\nb\nc\n", base=10, count=count, flags=flags, producer_sequence=number), 0, SEED)
 
     assert header is not None
     assert (header.continues_sequence, header.last_sequence, header.end_sequence) == (continues, last, 10 + count)
+    assert header.open_sequence == goes_on
 
 
 def test_a_header_with_one_or_two_wrong_bits_still_tells_what_it_was() -> None:

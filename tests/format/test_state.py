@@ -10,6 +10,7 @@ from golden.samples import STATE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.state import (
     PRODUCERS_MAX,
     WINDOW,
@@ -19,6 +20,7 @@ from wald.format.state import (
     Written,
     decode_state,
     encode_state,
+    fingerprint,
 )
 
 U64 = st.integers(0, (1 << 64) - 1)
@@ -106,3 +108,44 @@ def test_the_least_recently_active_producer_is_forgotten_first() -> None:
 def test_the_largest_state_stays_small() -> None:
     producers = Producers({n: deque([Written(n, n, 1, n)] * WINDOW, WINDOW) for n in range(PRODUCERS_MAX)})
     assert len(encode_state(LogState(producers=producers))) <= 400 * 1024 + 1024
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_the_batches_of_a_log_come_to_what_its_records_do(data: st.DataObject) -> None:
+    """Compared with what is known of each record: its route, and whether it has ended."""
+    state = LogState(next_sequence=data.draw(st.integers(1, 100)))
+    sequence, routes, begun = state.next_sequence, dict[str, int](), dict[str, int]()
+    for time_ns in data.draw(st.lists(st.integers(0, 9), max_size=20)):
+        route = data.draw(st.sampled_from("abc"))
+        continues = begun.pop(route, 0) if data.draw(st.booleans()) else 0
+        count, goes_on = data.draw(st.integers(0 if continues else 1, 3)), data.draw(st.booleans())
+        flags = Flag.CONTINUES * bool(continues) | Flag.CONTINUED * goes_on
+        header = BatchHeader(0, count, sequence, time_ns, 0, continues, count, 1, Encoding.LINES, flags, 1)
+        before = state.append_time_ns
+        state.apply(header, route)
+        sequence += count
+        begun.pop(route, None)
+        if count:
+            routes[route] = sequence - 1
+        if goes_on:
+            begun[route] = sequence - 1 if count else continues
+
+        assert (state.next_sequence, state.routes, state.open_records) == (sequence, routes, begun)
+        assert state.append_time_ns == max(before, time_ns)
+
+
+def test_a_control_batch_is_no_record() -> None:
+    state = LogState(5)
+    state.apply(BatchHeader(0, 9, 7, 3, 0, 0, 0, 1, Encoding.CONTROL, Flag.CONTROL, 0), "")
+
+    assert state == LogState(5, append_time_ns=3)
+
+
+def test_the_batch_of_a_producer_is_remembered_by_what_it_held() -> None:
+    header = BatchHeader(0xABC, 9, 7, 3, 42, 6, 2, 1, Encoding.LINES, Flag.NONE, 1)
+    state = LogState(7)
+    state.apply(header, "a")
+
+    digest = fingerprint(body_checksum=0xABC, payload_bytes=9, encoding=Encoding.LINES, route_bytes=1)
+    assert state.producers.find(42, 6) == Written(6, 7, 2, digest)

@@ -120,7 +120,7 @@ def test_a_file_system_that_does_not_tell_its_size_is_taken_at_the_settings_word
 @pytest.mark.parametrize("payload", [1, 100, 5000])
 def test_no_sealed_form_is_larger_than_its_worst_case(tmp_path: Path, payload: int) -> None:
     """Of random bytes, in batches as small as they come and larger."""
-    from wald.format.batch import encode, route_prefix, seed
+    from wald.format.batch import BatchHeader, checksum_body, encode, route_prefix, seed
 
     raw = tmp_path / "raw"
     with raw.open("wb") as file:
@@ -128,20 +128,10 @@ def test_no_sealed_form_is_larger_than_its_worst_case(tmp_path: Path, payload: i
         prefix = route_prefix(b"a")
         for number in range(2000):
             body = os.urandom(payload)
-            parts = encode(
-                prefix,
-                [body],
-                seed=seed(7, file.tell()),
-                payload_bytes=payload,
-                base_sequence=1 + number,
-                count=1,
-                append_time_ns=1_700_000_000_000_000_000 + (number << 32) + int.from_bytes(os.urandom(4), "big"),
-                epoch=1,
-                route_bytes=1,
-                encoding=1,
-                flags=0,
-            )
-            file.writelines(parts)
+            time_ns = 1_700_000_000_000_000_000 + (number << 32) + int.from_bytes(os.urandom(4), "big")
+            checksum = checksum_body(prefix, [body], payload)
+            header = BatchHeader(checksum, payload, 1 + number, time_ns, 0, 0, 1, 1, 1, 0, 1)
+            file.writelines(encode(header, prefix, [body], seed(7, file.tell())))
     disk = Disk()
     target = disk.create(tmp_path / "sealed")
     with raw.open("rb", buffering=0) as source:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from logs import START_NS, Built, commit, draft
 from writing import NEVER, assert_whole, batches, commit_more, in_memory, with_some_records
 
-from wald.format.batch import HEADER, TRAILER, Flag, checksum_body, padding
+from wald.format.batch import HEADER, TRAILER, Flag, checksum_body
 from wald.format.names import Kind
 from wald.format.segment import HEADER as SEGMENT_HEADER
 from wald.format.state import Written, decode_state
@@ -107,7 +107,7 @@ def spool(made: Draft, directory: str, payload: bytes) -> int:
     descriptor = os.open(directory, os.O_TMPFILE | os.O_RDWR)
     os.write(descriptor, payload)
     made.spool, made.payload = descriptor, []
-    made.body_checksum = checksum_body(made.route.prefix, [payload], padding(made.payload_bytes))
+    made.body_checksum = checksum_body(made.route.prefix, [payload], made.payload_bytes)
     return descriptor
 
 

@@ -7,7 +7,18 @@ from typing import Any
 
 from crc32c import crc32c
 
-from wald.format.batch import HEADER, TRAILER, Encoding, Flag, encode, padded, route_prefix, seed
+from wald.format.batch import (
+    HEADER,
+    TRAILER,
+    BatchHeader,
+    Encoding,
+    Flag,
+    checksum_body,
+    encode,
+    padded,
+    route_prefix,
+    seed,
+)
 from wald.format.segment import SegmentHeader, encode_header
 from wald.format.state import LogState, encode_state
 
@@ -20,17 +31,21 @@ def batch(
     payload: bytes = b"one\ntwo\n", *, base: int = 1, route: bytes = b"web", at: int = 0, **changes: Any
 ) -> bytes:
     """One batch for position ``at`` of a segment; a count that is not given is that of the newlines."""
-    told = {"count": payload.count(b"\n"), "append_time_ns": TIME_NS + base, "epoch": 3} | changes
-    parts = encode(
-        route_prefix(route),
-        [payload],
-        seed=seed(SALT, at),
-        payload_bytes=len(payload),
-        base_sequence=base,
-        route_bytes=len(route),
-        **told,
-    )
-    return b"".join(parts)
+    prefix = route_prefix(route)
+    told = {
+        "body_checksum": checksum_body(prefix, [payload], len(payload)),
+        "payload_bytes": len(payload),
+        "base_sequence": base,
+        "append_time_ns": TIME_NS + base,
+        "producer_id": 0,
+        "producer_sequence": 0,
+        "count": payload.count(b"\n"),
+        "epoch": 3,
+        "encoding": Encoding.LINES,
+        "flags": 0,
+        "route_bytes": len(route),
+    }
+    return b"".join(encode(BatchHeader(**(told | changes)), prefix, [payload], seed(SALT, at)))
 
 
 def control_batch(state: LogState) -> bytes:

@@ -43,7 +43,7 @@ from wald.format.names import ROUTE_MAX_LENGTH
 MAGIC = b"WBAT"
 HEADER = struct.Struct("<4sIIIQqQQIIBBHI")
 assert HEADER.size == 64
-_FIELDS = struct.Struct("<IIQqQQIIBBHI")
+_FIELDS = struct.Struct("<IIQqQQIIBBH4x")
 assert _FIELDS.size == HEADER.size - 8  # what the header checksum covers
 _LEAD = struct.Struct("<4sI")
 TRAILER = struct.Struct("<II")
@@ -81,7 +81,8 @@ class Flag(IntFlag):
 
 
 # Plain numbers, because flags are slow to combine, and every batch that is read comes along here.
-_CONTINUES, _CONTROL, _COLUMNS = int(Flag.CONTINUES), int(Flag.CONTROL), int(Encoding.COLUMNS)
+_CONTINUES, _CONTINUED, _CONTROL = int(Flag.CONTINUES), int(Flag.CONTINUED), int(Flag.CONTROL)
+_COLUMNS = int(Encoding.COLUMNS)
 _HEADER_BYTES, _TRAILER_BYTES = HEADER.size, TRAILER.size
 OUTSIDE_BYTES = _HEADER_BYTES + _TRAILER_BYTES  # of a batch, around its body
 
@@ -101,7 +102,10 @@ TRAILER_DAMAGED = "the trailer is wrong"
 
 
 class BatchHeader(NamedTuple):
-    """The decoded 64 bytes; a tuple, because one is made for every batch that is read."""
+    """The decoded 64 bytes; a tuple, because one is made for every batch that is read.
+
+    Where speed matters a plain tuple of the same fields stands for it (:data:`Fields`).
+    """
 
     body_checksum: int
     payload_bytes: int
@@ -110,7 +114,7 @@ class BatchHeader(NamedTuple):
     producer_id: int
     producer_sequence: int
     count: int  # type: ignore[assignment]  # tuples have a method of that name
-    epoch: int
+    epoch: int  # low 32 bits
     encoding: int
     flags: int
     route_bytes: int
@@ -146,8 +150,19 @@ class BatchHeader(NamedTuple):
         return self.end_sequence - 1 if self.count else self.continues_sequence or self.base_sequence - 1
 
     @property
+    def open_sequence(self) -> int:
+        """The sequence of the record that goes on in the route's next batch; 0 if none does."""
+        if not self.flags & _CONTINUED:
+            return 0
+        return self.end_sequence - 1 if self.count else self.continues_sequence
+
+    @property
     def is_control(self) -> bool:
         return self.flags & _CONTROL != 0
+
+
+Fields = tuple[int, int, int, int, int, int, int, int, int, int, int]
+"""The fields of a :class:`BatchHeader`, in their order."""
 
 
 class Found(NamedTuple):
@@ -173,53 +188,22 @@ def route_prefix(route: bytes) -> bytes:
     return route + _ZEROS[: padded(len(route)) - len(route)]
 
 
-def encode(
-    prefix: bytes,
-    payload: Sequence[Buffer],
-    *,
-    seed: int,
-    payload_bytes: int,
-    base_sequence: int,
-    count: int,
-    append_time_ns: int,
-    epoch: int,
-    route_bytes: int,
-    encoding: int = Encoding.LINES,
-    flags: int = 0,
-    producer_id: int = 0,
-    producer_sequence: int = 0,
-    body_checksum: int | None = None,
-) -> list[Buffer]:
+def encode(header: Fields, prefix: bytes, payload: Sequence[Buffer], seed: int) -> list[Buffer]:
     """The buffers of one batch, ready for a gather-write; the payload is not copied.
 
     Args:
+        header: with the body's checksum (:func:`checksum_body`).
         prefix: :func:`route_prefix` of the route.
-        payload: buffers of together ``payload_bytes`` bytes.
-        body_checksum: :func:`checksum_body` of it, where the caller has it already.
+        payload: buffers of together ``header.payload_bytes`` bytes.
         seed: :func:`seed` of the place it will be written to.
     """
+    payload_bytes = header[1]
     assert payload_bytes <= PAYLOAD_MAX_BYTES, "no reader would believe the length"
-    tail = padding(payload_bytes)
-    checksum = body_checksum
-    if checksum is None:
-        checksum = checksum_body(prefix, payload, tail)
-    total_bytes = OUTSIDE_BYTES + len(prefix) + payload_bytes + len(tail)
-    fields = _FIELDS.pack(
-        checksum,
-        payload_bytes,
-        base_sequence,
-        append_time_ns,
-        producer_id,
-        producer_sequence,
-        count,
-        epoch & 0xFFFFFFFF,
-        encoding,
-        flags,
-        route_bytes,
-        0,
-    )
+    fields = _FIELDS.pack(*header)
+    tail = _ZEROS[: -payload_bytes & 7]
+    length = (OUTSIDE_BYTES + len(prefix) + payload_bytes + len(tail)).to_bytes(4, "little")
     head = _LEAD.pack(MAGIC, crc32c(fields, seed)) + fields + prefix
-    return [head, *payload, tail + trailer(total_bytes, seed)]
+    return [head, *payload, tail + length + crc32c(length, seed).to_bytes(4, "little")]
 
 
 def trailer(total_bytes: int, seed: int) -> bytes:
@@ -232,11 +216,12 @@ def padding(payload_bytes: int) -> bytes:
     return _ZEROS[: -payload_bytes & (ALIGNMENT - 1)]
 
 
-def checksum_body(prefix: bytes, payload: Sequence[Buffer], tail: bytes) -> int:
-    """The checksum of a body made of these; ``tail`` is the payload's :func:`padding`."""
+def checksum_body(prefix: bytes, payload: Sequence[Buffer], payload_bytes: int) -> int:
+    """The checksum of the body with this :func:`route_prefix` and this payload, the padding included."""
     checksum = crc32c(prefix)
     for part in payload:
         checksum = crc32c(part, checksum)
+    tail = padding(payload_bytes)
     return crc32c(tail, checksum) if tail else checksum
 
 

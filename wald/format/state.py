@@ -26,13 +26,16 @@ import json
 import struct
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from crc32c import crc32c
+
+from wald.format.batch import BatchHeader, Fields, Flag
 
 VERSION = 1
 PRODUCERS_MAX = 1024  # the least recently active is forgotten first; bounds the control batch to 400 KiB
 WINDOW = 16  # batches remembered per producer: how many a client may have in flight and still retry them all
+_CONTINUED, _CONTROL = int(Flag.CONTINUED), int(Flag.CONTROL)  # enums are slow
 _PAIR = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<QQII")
 _PRINTED = struct.Struct("<IBH")
@@ -50,6 +53,16 @@ class Written(NamedTuple):
     first: int
     count: int  # type: ignore[assignment]  # tuples have a method of that name
     fingerprint: int
+
+    @classmethod
+    def of(cls, header: BatchHeader) -> Self:
+        digest = fingerprint(
+            body_checksum=header.body_checksum,
+            payload_bytes=header.payload_bytes,
+            encoding=header.encoding,
+            route_bytes=header.route_bytes,
+        )
+        return cls(header.producer_sequence, header.base_sequence, header.count, digest)
 
     @property
     def last(self) -> int:
@@ -93,13 +106,14 @@ class Producers:
 
 @dataclass(slots=True)
 class LogState:
-    """What one segment hands to the next.
+    """What the batches of a log come to, which is what one segment hands to the next.
 
     Attributes:
         next_sequence: the number the next record gets.
         append_time_ns: of the last batch; the next is not below it.
         routes: route → last sequence that belongs to it (0: none yet).
-        open_records: route → sequence of a record whose end has not arrived.
+        open_records: route → sequence of a record whose end has not arrived. The route's next batch continues it; if
+            it does not, the end will not come.
     """
 
     next_sequence: int = 1
@@ -107,6 +121,25 @@ class LogState:
     routes: dict[str, int] = field(default_factory=dict)
     open_records: dict[str, int] = field(default_factory=dict)
     producers: Producers = field(default_factory=Producers)
+
+    def apply(self, header: Fields, route: str) -> None:
+        """Add the next batch of the log. A control batch adds nothing: it carries a state."""
+        _, _, base, time_ns, producer_id, _, count, _, _, flags, _ = header
+        if time_ns > self.append_time_ns:
+            self.append_time_ns = time_ns
+        if flags & _CONTROL:
+            return
+        end = base + count
+        if end > self.next_sequence:
+            self.next_sequence = end
+        if count:
+            self.routes[route] = end - 1
+        if flags & _CONTINUED:
+            self.open_records[route] = BatchHeader._make(header).open_sequence
+        elif self.open_records:
+            self.open_records.pop(route, None)
+        if producer_id:
+            self.producers.add(producer_id, Written.of(BatchHeader._make(header)))
 
 
 def encode_state(state: LogState) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from stringzilla import count as count_bytes
 
@@ -20,14 +20,15 @@ from wald.format import columns
 from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of, seed
 from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
-from wald.format.sealed import BadSealed, BatchTable, SealedIndex
+from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.segment import BadHeader
-from wald.format.state import BadControl, LogState, decode_state
+from wald.format.state import BadControl, LogState, Producers, decode_state
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.opening import NOTHING, Opening
 from wald.store.files.directory import Segment
 from wald.store.files.regular import open_file
 from wald.store.segments.compression import SealedFile
+from wald.store.segments.contents import Contents
 from wald.store.segments.indexes import read_index
 from wald.store.segments.opened import Whole
 from wald.store.segments.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
@@ -74,11 +75,11 @@ class Checked:
         """The same, had it been checked against ``before`` and not against nothing; None if that may find more."""
         if not self.opening.agrees(before):
             return None
-        after = LogState(
-            self.after.next_sequence,
-            max(before.append_time_ns, self.after.append_time_ns),
-            before.routes | self.after.routes,
-            self.opening.going_on(before) | self.after.open_records,
+        after = replace(
+            self.after,
+            append_time_ns=max(before.append_time_ns, self.after.append_time_ns),
+            routes=before.routes | self.after.routes,
+            open_records=self.opening.going_on(before) | self.after.open_records,
         )
         return replace(self, after=after)
 
@@ -95,33 +96,6 @@ def check(piece: Piece, before: LogState = NOTHING) -> Checked:
     return _Check(piece, before).run()
 
 
-@dataclass(slots=True)
-class _Contents:
-    """What the segment turned out to hold."""
-
-    sequence: int
-    batches: int = 0
-    records: int = 0
-    table: BatchTable = field(default_factory=BatchTable)
-    route_ids: dict[str, int] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    lasts: dict[str, int] = field(default_factory=dict)
-    payload_bytes: dict[str, int] = field(default_factory=dict)
-
-    def add(self, position: int, header: BatchHeader, route: str) -> None:
-        self.batches += 1
-        self.records += header.count
-        self.counts[route] = self.counts.get(route, 0) + header.count
-        self.payload_bytes[route] = self.payload_bytes.get(route, 0) + header.payload_bytes
-        self.lasts[route] = header.last_sequence
-        table = self.table
-        table.positions.append(position)
-        table.bases.append(header.base_sequence)
-        table.counts.append(header.count)
-        table.routes.append(self.route_ids.setdefault(route, len(self.route_ids)))
-        table.times_ns.append(header.append_time_ns)
-
-
 class _Check:
     """One pass over a segment."""
 
@@ -129,20 +103,20 @@ class _Check:
         self._piece = piece
         self._base = piece.segment.base_sequence
         self._path = piece.segment.path
-        self._contents = _Contents(self._base)
+        self._contents = Contents(self._base, salt=0)
         self._opening = Opening()
         self._wrong = False  # whether any error was found
-        self._expected = self._base  # the next sequence
         self._raw_bytes = 0
-        self._time_ns = before.append_time_ns
-        self._open = dict(before.open_records)
-        self._lasts = before.routes
+        self._state = LogState(self._base, before.append_time_ns, dict(before.routes), dict(before.open_records))
 
     def run(self) -> Checked:
         findings = tuple(self._findings())
-        contents = self._contents
-        after = LogState(self._expected, self._time_ns, self._lasts | contents.lasts, self._open)
-        return Checked(findings, contents.records, self._raw_bytes, after, self._opening)
+        after = replace(self._state, producers=Producers())  # which nobody checks
+        return Checked(findings, self._records, self._raw_bytes, after, self._opening)
+
+    @property
+    def _records(self) -> int:
+        return sum(self._contents.table.counts)
 
     def _findings(self) -> Iterator[Finding]:
         try:
@@ -234,9 +208,9 @@ class _Check:
                     last = frame.next_sequence - 1
                     words = f"records {frame.first_sequence} to {last} cannot be read: {told.message}"
                     yield replace(told, message=words)
-                    self._open.clear()
+                    self._state.open_records.clear()
                     self._opening.lost = True
-                    self._expected = max(self._expected, frame.next_sequence)
+                    self._state.next_sequence = max(self._state.next_sequence, frame.next_sequence)
                     continue
                 digest.update(data)
                 self._raw_bytes += len(data)
@@ -249,7 +223,7 @@ class _Check:
 
     def _salvaged(self, error: Damaged) -> Iterator[Finding]:
         """What readers still get of a segment whose index cannot be trusted."""
-        self._open.clear()
+        self._state.open_records.clear()
         self._opening.lost = True
         if self._piece.log_id is None:
             return
@@ -261,7 +235,7 @@ class _Check:
                         yield self._error(salvaged.file_offset(met.offset), words)
                     elif isinstance(met, Whole) and not met.header.is_control:
                         self._contents.add(met.position, met.header, met.route)
-                        self._expected = max(met.header.end_sequence, self._expected)
+                        self._state.next_sequence = max(met.header.end_sequence, self._state.next_sequence)
         except Damaged as other:
             if other is not error:
                 yield self._damaged(other)
@@ -277,8 +251,7 @@ class _Check:
                     yield self._error(frame.offset, words)
                 return
         at = FIRST_BATCH if number == 0 else 0
-        table = self._contents.table
-        begin = len(table)
+        self._contents.take()  # of the frame before, which may have been damaged
         while at < len(data):
             found = look(data, at, seed(index.salt, frame.raw_offset + at))
             if found.outcome is not Outcome.WHOLE or found.header is None:
@@ -288,11 +261,12 @@ class _Check:
             payload = payload_of(data, at, found.header)
             yield from self._batch(frame.raw_offset + at, found.header, route_of(data, at, found.header), payload)
             at += found.header.total_bytes
-        times, met = table.times_ns[begin:], set(table.routes[begin:])
+        span, held = self._contents.take(), self._contents.routes()
         names = {index.routes[i].route for i in frame.routes if i < len(index.routes)}
-        held = {name for name, i in self._contents.route_ids.items() if i in met}
-        span = (min(times), max(times)) if times else None
-        if (times and span != (frame.earliest_ns, frame.latest_ns)) or names != held:
+        wrong = names != {held[i].route for i in span.routes}
+        if span.routes:
+            wrong = wrong or (span.earliest_ns, span.latest_ns) != (frame.earliest_ns, frame.latest_ns)
+        if wrong:
             yield self._error(frame.offset, f"the index is wrong about frame {number}")
 
     def _agrees(self, index: SealedIndex, digest: bytes) -> Iterator[Finding]:
@@ -310,15 +284,14 @@ class _Check:
             yield self._error(0, str(error))
             return
         names = {number: entry.route for number, entry in enumerate(index.routes)}
-        ours = {number: route for route, number in contents.route_ids.items()}
-        same = [names.get(i) for i in table.routes] == [ours[i] for i in contents.table.routes]
+        held = contents.routes()
+        same = [names.get(i) for i in table.routes] == [held[i].route for i in contents.table.routes]
         for column in ("positions", "bases", "counts", "times_ns"):
             same = same and getattr(table, column) == getattr(contents.table, column)
         if not same:
             yield self._error(0, "the index's batch table is not that of the frames")
-        counted = {r.route: (r.count, r.last, r.payload_bytes) for r in index.routes}
-        held = {r: (contents.counts[r], contents.lasts[r], contents.payload_bytes[r]) for r in contents.counts}
-        if counted != held or index.next_sequence != contents.sequence:
+        counted = {entry.route: entry for entry in index.routes}
+        if counted != {entry.route: entry for entry in held} or index.next_sequence != self._state.next_sequence:
             yield self._error(0, "the index's counts are not those of the frames")
 
     def _belongs(self, log_id: bytes, base_sequence: int) -> Iterator[Finding]:
@@ -337,21 +310,18 @@ class _Check:
             wrong += _payload_wrong(header, payload)
             wrong += self._order_wrong(header, route)
             self._contents.add(offset, header, route)
-            self._expected = self._contents.sequence = max(header.end_sequence, self._expected)
-        if header.append_time_ns < self._time_ns:
+        if header.append_time_ns < self._state.append_time_ns:
             wrong.append("its append time is before that of the batch before it")
-        self._time_ns = max(self._time_ns, header.append_time_ns)
+        self._state.apply(header, route)
         for words in wrong:
             yield self._error(offset, words)
 
     def _order_wrong(self, header: BatchHeader, route: str) -> Iterator[str]:
-        if header.base_sequence != self._expected:
-            yield f"begins with record {header.base_sequence}; {self._expected} is due"
-        begun = self._open.pop(route, None)
+        if header.base_sequence != self._state.next_sequence:
+            yield f"begins with record {header.base_sequence}; {self._state.next_sequence} is due"
+        begun = self._state.open_records.get(route)
         if begun is not None and header.continues_sequence != begun:
             yield f"record {begun} of route {route} has not ended, and this batch does not continue it"
-        if header.flags & _CONTINUED:
-            self._open[route] = header.end_sequence - 1 if header.count else header.continues_sequence
 
     def _control_wrong(self, header: BatchHeader, payload: memoryview) -> Iterator[str]:
         try:
@@ -362,16 +332,16 @@ class _Check:
         self._opening.meet_control(state)
         if header.count or state.next_sequence != header.base_sequence:
             yield f"the control state goes on with record {state.next_sequence}, the batch with {header.base_sequence}"
-        for route, last in self._lasts.items():
+        for route, last in self._state.routes.items():
             if last > state.routes.get(route, 0):
                 yield f"the control state has record {state.routes.get(route, 0)} as route {route}'s last; {last} is"
-        for route, sequence in self._open.items():
+        for route, sequence in self._state.open_records.items():
             if state.open_records.get(route) != sequence:
                 yield f"the control state does not know that record {sequence} of route {route} has not ended"
 
     def _held(self) -> Finding:
         """How much there is, which is good if nothing else was wrong; under a wrong name readers do not get it."""
-        words = f"{self._contents.batches} batches, {self._contents.records} records"
+        words = f"{len(self._contents.table)} batches, {self._records} records"
         if self._wrong:
             return Finding(Level.INFO, self._path, 0, f"{words} in it are whole")
         return Finding(Level.OK, self._path, 0, words)

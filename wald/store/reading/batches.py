@@ -171,16 +171,16 @@ class Joiner:
         if header.flags & Flag.CONTINUES:
             newline = whole.data.find(b"\n", start, end)
             stop = newline if newline >= 0 else end
-            if newline >= 0 or not header.flags & Flag.CONTINUED:
+            if newline >= 0 or not header.open_sequence:
                 yield from self._finish(whole, start, stop, terminated=newline >= 0)
             else:
                 self._extend(whole, start, stop)
             start = newline + 1 if newline >= 0 else end
         count = header.count
-        if header.flags & Flag.CONTINUED and count:
+        number = header.open_sequence
+        if number and count:
             tail = max(whole.data.rfind(b"\n", start, end) + 1, start)
             count -= 1
-            number = header.base_sequence + count
             if first <= number <= last:
                 piece = whole.data[tail:end]
                 self._open[whole.route] = _Open(number, [piece], header, segment, whole.position)

@@ -25,7 +25,7 @@ from wald.format.head import Head, decode_head
 from wald.format.names import Kind, segment_name
 from wald.format.segment import HEADER as SEGMENT_HEADER
 from wald.format.segment import BadHeader, NewerVersion
-from wald.format.state import BadControl, LogState, Written, decode_state, fingerprint
+from wald.format.state import BadControl, LogState, decode_state
 from wald.store.files.directory import TEMPORARY, Listing, Root, Segment, list_segments
 from wald.store.files.disk import Disk
 from wald.store.files.regular import open_file, read_regular
@@ -39,7 +39,7 @@ from wald.store.writing.floor import find_floor, last_sealed
 from wald.store.writing.lives import last_end, report_path
 
 REPORTS_KEPT = 32
-_BARRIER, _CONTINUED = int(Flag.BARRIER), int(Flag.CONTINUED)  # flags are slow to combine, and each batch comes along
+_BARRIER = int(Flag.BARRIER)  # flags are slow to combine, and each batch comes along
 
 
 class Header(Enum):
@@ -351,33 +351,14 @@ class _Replay:
 
     def add(self, header: BatchHeader, route: str, payload: bytes) -> None:
         self.batches += 1
-        state = self.state
-        state.append_time_ns = max(state.append_time_ns, header.append_time_ns)
-        if header.is_control:
-            try:
-                self.state = decode_state(payload)
-            except BadControl:
-                return  # its checksum held, so a newer wald wrote it; what follows tells enough
-            self.state.next_sequence = max(self.state.next_sequence, state.next_sequence)
-            self.state.append_time_ns = max(self.state.append_time_ns, state.append_time_ns)
-            return
-        state.next_sequence = max(state.next_sequence, header.end_sequence)
         self.pieces = self.pieces or bool(header.continues_sequence)
-        if header.count:
-            state.routes[route] = header.end_sequence - 1
-        if header.flags & _CONTINUED:
-            state.open_records[route] = header.last_sequence
-        elif header.continues_sequence:
-            state.open_records.pop(route, None)
-        if header.producer_id:
-            digest = fingerprint(
-                body_checksum=header.body_checksum,
-                payload_bytes=header.payload_bytes,
-                encoding=header.encoding,
-                route_bytes=header.route_bytes,
-            )
-            written = Written(header.producer_sequence, header.base_sequence, header.count, digest)
-            state.producers.add(header.producer_id, written)
+        self.state.apply(header, route)
+        if not header.is_control:
+            return
+        with contextlib.suppress(BadControl):  # its checksum held, so a newer wald wrote it; what follows tells enough
+            before, self.state = self.state, decode_state(payload)
+            self.state.next_sequence = max(self.state.next_sequence, before.next_sequence)
+            self.state.append_time_ns = max(self.state.append_time_ns, before.append_time_ns)
 
 
 def _replayed(listing: Listing, log_id: bytes, report: Report) -> LogState:

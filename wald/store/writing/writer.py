@@ -23,19 +23,20 @@ from typing import NamedTuple
 
 from wald.format.batch import (
     OUTSIDE_BYTES,
+    BatchHeader,
     Buffer,
     Encoding,
+    Fields,
     Flag,
     checksum_body,
     encode,
     padded,
-    padding,
     route_prefix,
     seed,
 )
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader, encode_header
-from wald.format.state import LogState, Written, encode_state, fingerprint
+from wald.format.state import LogState, encode_state, fingerprint
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.inodes import Name
@@ -43,6 +44,8 @@ from wald.store.segments.indexes import SparseIndexWriter
 from wald.store.segments.raw import FIRST_BATCH, RawFile
 from wald.store.writing.blanks import Blanks
 from wald.store.writing.room import Room
+
+_U32 = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class Draft:
     def checksum(self) -> int:
         """Of the body; computed once."""
         if self.body_checksum is None:
-            self.body_checksum = checksum_body(self.route.prefix, self.payload, padding(self.payload_bytes))
+            self.body_checksum = checksum_body(self.route.prefix, self.payload, self.payload_bytes)
         return self.body_checksum
 
     @property
@@ -116,6 +119,23 @@ class Placed(NamedTuple):
     @property
     def last_sequence(self) -> int:
         return self.base_sequence + self.draft.count - 1
+
+    def header(self, append_time_ns: int, epoch: int, flags: int) -> Fields:
+        """The header it is written with; ``flags`` are added to the draft's."""
+        draft, _, base_sequence = self
+        return (
+            draft.checksum(),
+            draft.payload_bytes,
+            base_sequence,
+            append_time_ns,
+            draft.producer_id,
+            draft.continues or draft.producer_sequence,
+            draft.count,
+            epoch,
+            draft.encoding,
+            int(draft.flags) | flags,  # flags are slow to combine
+            draft.route.name_bytes,
+        )
 
 
 class Placement(NamedTuple):
@@ -209,7 +229,7 @@ class Writer:
         """
         assert not self.failed, "the descriptor is finished"
         try:
-            self._write(placement)
+            headers = self._write(placement)
             if self.sync_commits:
                 self._disk.sync(self._descriptor)
         except OSError:
@@ -217,26 +237,31 @@ class Writer:
             raise
         self.unsynced = not self.sync_commits
         self.position = placement.end
-        self._remember(placement)
+        self._remember(placement, headers)
 
-    def _write(self, placement: Placement) -> None:
+    def _write(self, placement: Placement) -> list[Fields]:
+        """Write the batches; returns their headers."""
+        headers: list[Fields] = []
         pending: list[Buffer] = []
-        start = placement.position
-        barrier = 0 if self.unsynced else int(Flag.BARRIER)
+        start, time_ns, epoch, salt = placement.position, placement.append_time_ns, self.epoch & _U32, self._salt
+        flags = 0 if self.unsynced else int(Flag.BARRIER)
         for placed in placement.batches:
-            buffers = self._encode(placed, placement.append_time_ns, barrier)
-            barrier = 0
-            spool = placed.draft.spool
-            if spool is None:
+            draft, position, _ = placed
+            header = placed.header(time_ns, epoch, flags)
+            flags = 0
+            headers.append(header)
+            buffers = encode(header, draft.route.prefix, draft.payload, seed(salt, position))
+            if draft.spool is None:
                 pending += buffers
                 continue
             # The body is copied inside the kernel, between its header and its padding.
             pending.append(buffers[0])
-            body = placed.position + len(buffers[0])
+            body = position + len(buffers[0])
             self._disk.write(self._descriptor, pending, start)
-            self._disk.copy(self._descriptor, spool, placed.draft.payload_bytes, body)
-            pending, start = buffers[1:], body + placed.draft.payload_bytes
+            self._disk.copy(self._descriptor, draft.spool, draft.payload_bytes, body)
+            pending, start = buffers[1:], body + draft.payload_bytes
         self._disk.write(self._descriptor, pending, start)
+        return headers
 
     def sync(self) -> None:
         """Make durable what commits left unsynced.
@@ -320,46 +345,12 @@ class Writer:
             self._index.close()
         self._blanks.close()
 
-    def _encode(self, placed: Placed, time_ns: int, barrier: int) -> list[Buffer]:
-        draft = placed.draft
-        if draft.producer_id:
-            draft.checksum()  # which is asked for again when the batch is remembered
-        return encode(
-            draft.route.prefix,
-            draft.payload,
-            seed=seed(self._salt, placed.position),
-            payload_bytes=draft.payload_bytes,
-            base_sequence=placed.base_sequence,
-            count=draft.count,
-            append_time_ns=time_ns,
-            epoch=self.epoch,
-            route_bytes=draft.route.name_bytes,
-            encoding=draft.encoding,
-            flags=int(draft.flags) | barrier,  # flags are slow to combine
-            producer_id=draft.producer_id,
-            producer_sequence=draft.continues or draft.producer_sequence,
-            body_checksum=draft.body_checksum,
-        )
-
-    def _remember(self, placement: Placement) -> None:
-        state = self.state
-        state.append_time_ns = placement.append_time_ns
-        for placed in placement.batches:
-            draft, last = placed.draft, placed.last_sequence
-            name = draft.route.name
-            if draft.count:
-                state.routes[name] = last
-            if draft.flags:
-                if draft.flags & Flag.CONTINUED:
-                    state.open_records[name] = last if draft.count else draft.continues
-                elif draft.flags & Flag.CONTINUES:
-                    state.open_records.pop(name, None)
-            if draft.producer_id:
-                written = Written(draft.producer_sequence, placed.base_sequence, draft.count, draft.fingerprint)
-                state.producers.add(draft.producer_id, written)
-            state.next_sequence += draft.count
-            if self._index is not None:
-                self._index.add(placed.base_sequence, placed.position, placement.append_time_ns)
+    def _remember(self, placement: Placement, headers: list[Fields]) -> None:
+        apply, time_ns, index = self.state.apply, placement.append_time_ns, self._index
+        for (draft, position, base_sequence), header in zip(placement.batches, headers, strict=True):
+            apply(header, draft.route.name)
+            if index is not None:
+                index.add(base_sequence, position, time_ns)
 
     def _complete(self) -> None:
         """Leave the active segment at its true length."""
@@ -439,19 +430,20 @@ class Writer:
 
     def _control(self, salt: int) -> list[Buffer]:
         payload = encode_state(self.state)
-        return encode(
-            b"",
-            [payload],
-            seed=seed(salt, FIRST_BATCH),
+        header = BatchHeader(
+            body_checksum=checksum_body(b"", [payload], len(payload)),
             payload_bytes=len(payload),
             base_sequence=self.state.next_sequence,
-            count=0,
             append_time_ns=self.state.append_time_ns,
-            epoch=self.epoch,
-            route_bytes=0,
+            producer_id=0,
+            producer_sequence=0,
+            count=0,
+            epoch=self.epoch & _U32,
             encoding=Encoding.CONTROL,
             flags=Flag.CONTROL,
+            route_bytes=0,
         )
+        return encode(header, b"", [payload], seed(salt, FIRST_BATCH))
 
 
 def _salt_of(path: Path) -> int:
