@@ -13,10 +13,9 @@ from effort import steps
 from logs import Unsynced
 
 from wald.config import Config
-from wald.daemon.arena import Arena
 from wald.daemon.intake import Intake
 from wald.daemon.lifecycle import Systemd
-from wald.daemon.turn import Turn
+from wald.daemon.turn import Arena, Turn
 from wald.format.state import LogState
 from wald.store.files.directory import Root, create_root, read_identity
 from wald.store.files.routes import add_route

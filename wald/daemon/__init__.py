@@ -4,17 +4,17 @@
             ▲                       │
             └── take, reply ◀───────┘        the only backward step, one hop, after the sync
 
-    arena       the memory of one turn          background  sealing, next to the turn
+    service     the loop                        sizing      settings that the disk can hold
+    turn        drafts, tickets, their memory   committer   write, sync, head; and when the disk fails
     pipes       FIFOs and stdin                 intake      all pipes, in turn
-    listening   the socket's path               sizing      settings that the disk can hold
-    connections the socket                      connection  one producer's
-    transfers   what leaves a pipe          unfinished  what the last life did not take
-    admission   who finds a place               gate        what keeps a request waiting
-    publishing  payloads, checked               spooling    payloads too large for memory
-    turn        drafts and tickets              committer   write, sync, head; and when the disk fails
-    routes      who may be written to           endpoint    metrics and health
-    commands    what can be asked
-    lifecycle   signals, systemd                journal     what the daemon says of itself
+    transfers   what leaves a pipe              unfinished  what the last life did not take
+    listening   the socket's path               admission   which connections have a place
+    connections all open sockets                connection  one of them
+    requests    what becomes of a request       gate        what keeps a request waiting
+    spooling    payloads too large for memory   routes      who may be written to
+    commands    what can be asked               background  sealing, next to the turn
+    lifecycle   signals, systemd                endpoint    metrics and health
+    journal     what the daemon says of itself
 
 The service wires them, runs the loop, and is the only one that knows everybody.
 """

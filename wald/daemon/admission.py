@@ -25,11 +25,11 @@ class NoPlace:
     """Why somebody is not let in.
 
     Attributes:
-        words: for him and for the journal.
+        message: for the peer and for the journal.
         user_id: whose connections have to become fewer; None: anybody's.
     """
 
-    words: str
+    message: str
     user_id: int | None = None
 
 

@@ -1,4 +1,4 @@
-"""One producer's connection: what it has sent, what it waits for, and what it has not been told yet."""
+"""One producer's connection: what it has sent, what it waits for, and the replies that it has not read."""
 
 from __future__ import annotations
 
@@ -7,63 +7,67 @@ import socket
 from dataclasses import dataclass, field
 
 from wald.daemon.gate import Cause
-from wald.daemon.publishing import Answer
 from wald.daemon.spooling import Spooling
-from wald.format.protocol import Command
+from wald.daemon.turn import Ticket
+from wald.format.protocol import Command, Publish, RequestReader
 
 RECEIVE_BYTES = 256 << 10  # read from one connection in one turn; a unix socket holds about that much
-ASKING_RECEIVE_BYTES = 4 << 10  # from who asks instead of publishing: it is answered slowly, and what waits is kept
+COMMAND_RECEIVE_BYTES = 4 << 10  # from one that sends commands: they are answered slowly, and what waits is kept
+
+Answer = bytes | Ticket | Command
+"""A reply, a claim on one that the commit makes good, or a command that is carried out after the commit."""
 
 
 @dataclass(slots=True)
 class Connection:
-    """What the daemon knows of one.
+    """What the daemon knows of one connection.
 
     Attributes:
-        kept: bytes that were read and are no whole request yet.
-        skip_bytes: of a refused payload, still to be passed over.
-        answers: this turn's replies, in order; a ticket becomes bytes after the commit.
-        waits_for: why nothing is read; None: it is.
-        command: what it asked for, while it waits for that.
+        active_at: when something was last received or sent, or could be, on the monotonic clock.
+        request: a PUB whose line was read and whose payload was not.
+        spooling: where the payload of ``request`` goes; None while it is awaited in memory.
+        waits_for: why nothing is read; None: it is read.
+        command: the command to carry out, while it waits for that.
         receive_bytes: how much is read at a time.
-        since: when something last came or went, or could, on the monotonic clock.
+        answers: this turn's replies, in order.
+        unsent: replies that the socket did not take.
+        closing: nothing more is read, and the connection ends with its last reply.
     """
 
     socket: socket.socket
     user_id: int
-    since: float
-    kept: bytes = b""
-    skip_bytes: int = 0
+    active_at: float
+    reader: RequestReader
+    request: Publish | None = None
     spooling: Spooling | None = None
     waits_for: Cause | None = None
     command: Command | None = None
-    receive_bytes: int = ASKING_RECEIVE_BYTES
-    closing: bool = False
+    receive_bytes: int = COMMAND_RECEIVE_BYTES
+    answers: list[Answer] = field(default_factory=list)
     unsent: bytes | memoryview = b""
-    answers: list[Answer | Command] = field(default_factory=list)
-
-    @property
-    def gathered(self) -> bool:
-        """Whether a payload is whole in its file and has not been handed on."""
-        return self.spooling is not None and self.spooling.missing_bytes == 0
+    closing: bool = False
 
     @property
     def unfinished(self) -> bool:
         """Whether a request has begun and its rest is awaited."""
-        return bool(self.kept or self.skip_bytes or self.spooling) and self.waits_for is None
+        return self.waits_for is None and self._is_inside_request
 
     @property
     def idle(self) -> bool:
         """Whether nothing of it is awaited or under way, on either side."""
-        held = self.kept or self.skip_bytes or self.spooling or self.unsent or self.answers
-        return not held and self.waits_for is None and not _is_readable(self.socket)
+        pending = self._is_inside_request or self.unsent or self.answers
+        return not pending and self.waits_for is None and not _is_readable(self.socket)
 
     @property
     def wanted_events(self) -> int:
-        """What the poller shall tell of; that the peer is gone it tells always."""
+        """What the poller shall report; that the peer is gone it reports always."""
         if self.unsent:
             return select.EPOLLOUT
         return select.EPOLLIN if self.waits_for is None else 0
+
+    @property
+    def _is_inside_request(self) -> bool:
+        return self.request is not None or self.reader.unfinished
 
 
 def _is_readable(connection: socket.socket) -> bool:

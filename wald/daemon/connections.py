@@ -1,14 +1,13 @@
-"""The unix socket: connections, their requests, and the replies in order.
+"""The connections of the unix socket: accepting them, reading from them, answering in order, closing them.
 
-A request's payload lies in the turn's arena until it is durable. What is not whole at the end of a turn is kept by its
-connection, up to 256 KiB; a larger payload gathers in an unnamed file, so a 40 MB record costs disk, not memory.
-A request that cannot be taken now (its route is inside a pipe's long line, or the disk is nearly full) parks its
-connection: nothing more is read from it until it can. A route may stay busy for ever, so that is waited for only as
-long as for the rest of a half-sent request; for the disk there is no limit.
-What takes longer than a record (all but :data:`QUICK`) is carried out one request a turn, after records are answered,
-and leaves them time: users take turns, and so do their connections. An answer is made only for who has read the last.
-A connection that holds nothing may stay for ever, until its place is needed: then whoever has been idle for longest,
-and for ``idle_timeout``, gives it up.
+What becomes of the requests is decided in :mod:`wald.daemon.requests`. A request that cannot be taken now (its route is
+inside a pipe's long line, or the disk is nearly full) makes its connection wait: nothing more is read from it until the
+cause is gone. A route may stay busy for ever, so that is waited for only as long as for the rest of a half-sent
+request; for the disk there is no limit.
+A command that takes longer than a record is carried out after records are answered, one a turn, and leaves them time:
+users take turns, and so do their connections. A command is answered only after its connection has read the last answer.
+A connection that holds nothing may stay for ever, until its place is needed: then the one that has been idle for
+longest, and for ``idle_timeout``, is closed.
 """
 
 from __future__ import annotations
@@ -21,75 +20,54 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from wald.daemon.admission import Admission
-from wald.daemon.arena import Arena
-from wald.daemon.connection import ASKING_RECEIVE_BYTES, RECEIVE_BYTES, Connection
-from wald.daemon.gate import Cause, Gate, Parked, Wait
-from wald.daemon.publishing import ok, publish_spooled, publish_whole
-from wald.daemon.routes import Routes
-from wald.daemon.spooling import Spooling
-from wald.daemon.turn import Ticket, Turn
-from wald.errors import InvalidInput
-from wald.format.protocol import (
-    LINE_MAX_BYTES,
-    Code,
-    Command,
-    ProtocolError,
-    Publish,
-    encode_err,
-    parse_request,
-)
-from wald.store.writing.writer import Route
+from wald.daemon.connection import RECEIVE_BYTES, Connection
+from wald.daemon.gate import Cause, Gate, Wait
+from wald.daemon.requests import Requests, ok
+from wald.daemon.turn import Arena, Ticket, Turn
+from wald.format.protocol import Code, Command, RequestReader, encode_err
 
-KEPT_TOTAL_MAX_BYTES = 16 << 20  # of unfinished requests in memory; beyond it even small ones are spooled
-UNSENT_TOTAL_MAX_BYTES = 16 << 20  # replies nobody reads; beyond it who has not read for longest is hung up on
-QUICK = frozenset({"PING", "HEAD"})
-QUICK_MAX = 32  # of one connection in one turn
+UNSENT_TOTAL_MAX_BYTES = 16 << 20  # of replies; beyond it the connection that has not read for longest is closed
 PAUSE_MAX_SECONDS = 0.1  # between two that take long
 SAME_ANSWERS_MAX = 16  # to one user's connections that all ask the same
-ANSWERS_MAX = 4096  # to one connection in one turn
 _PEER = struct.Struct("iII")  # SO_PEERCRED: process, user, group
 
 
 class Connections:
-    """Everyone who is connected.
+    """All open connections.
 
     Args:
-        answer: carries out a user's request that publishes nothing and returns the reply.
-        spool_directory: where large payloads gather; on the file system of the segments.
+        requests: takes what is received.
+        answer: carries out a user's command and returns the reply.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         poller: select.epoll,
-        routes: Routes,
+        requests: Requests,
         answer: Callable[[Command, int], bytes],
         *,
-        spool_directory: Path,
         admission: Admission,
         request_max_bytes: int,
         idle_timeout: float,
     ) -> None:
         self._listener = listener
         self._poller = poller
-        self._routes = routes
+        self._requests = requests
         self._answer_to = answer
-        self._spool_directory = spool_directory
         self._request_max_bytes = request_max_bytes
         self._admission = admission
         self._idle_timeout = idle_timeout
         self._open: dict[int, Connection] = {}
-        self._waiting: dict[Cause, dict[int, Connection]] = {}  # nobody is looked at before his cause is gone
+        self._waiting: dict[Cause, dict[int, Connection]] = {}  # none is looked at before its cause is gone
         self._answering: list[Connection] = []
-        self._spooled: list[Spooling] = []
-        self._kept_bytes = self._unsent_bytes = 0
-        self._served: dict[int, int] = {}  # user → the number of the last request that was carried out
+        self._unsent_bytes = 0
+        self._served: dict[int, int] = {}  # user → the number of the last command that was carried out
         self._carried_out = 0
         self._carry_out_at = 0.0  # while records come
-        self._recorded = False  # whether some have, since a request was carried out
+        self._recorded = False  # whether some have, since a command was carried out
         self._listening = True
         poller.register(listener, select.EPOLLIN)
 
@@ -101,7 +79,7 @@ class Connections:
 
     @property
     def listener_descriptor(self) -> int:
-        """Readable when somebody wants to be let in."""
+        """Readable when a connection can be accepted."""
         return self._listener.fileno()
 
     @property
@@ -115,7 +93,7 @@ class Connections:
         return sum(len(held) for cause, held in self._waiting.items() if isinstance(cause, int))
 
     def due(self) -> float | None:
-        """When a request that is in hand has its turn, on the monotonic clock; None: there is none."""
+        """When a request that was received can be taken, on the monotonic clock; None: there is none."""
         if any(not each.unsent for wait in (Wait.TURN, Wait.REFUSAL) for each in self._waiting.get(wait, {}).values()):
             return 0.0
         asked = any(not each.unsent for each in self._waiting.get(Wait.COMMAND, {}).values())
@@ -127,47 +105,46 @@ class Connections:
         return bool(self._open) or not self._listening
 
     def accept(self, now: float) -> None:
-        """Let one more in, or tell him that there is no place; without a descriptor everybody waits in the queue."""
+        """Accept one connection, or refuse it where there is no place; without a descriptor all wait in the queue."""
         try:
             accepted, _ = self._listener.accept()
         except OSError as error:
-            # Gone already; or no descriptor is left, and nobody is let in before the next sweep.
-            self._listen(error.errno not in (errno.EMFILE, errno.ENFILE))
+            # Gone already; or no descriptor is left, and none is accepted before the next sweep.
+            self._watch_listener(error.errno not in (errno.EMFILE, errno.ENFILE))
             return
         accepted.setblocking(False)
         _, user_id, _ = _PEER.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        why = self._admission.judge(user_id, accepted.fileno())
-        if why is not None and self._make_place(why.user_id, now):
-            why = self._admission.judge(user_id, accepted.fileno())
-        if why is not None:
-            self._admission.refuse(user_id, why.words)
+        refusal = self._admission.judge(user_id, accepted.fileno())
+        if refusal is not None and self._make_place(refusal.user_id, now):
+            refusal = self._admission.judge(user_id, accepted.fileno())
+        if refusal is not None:
+            self._admission.refuse(user_id, refusal.message)
             with contextlib.suppress(OSError):
-                accepted.send(encode_err(Code.BUSY, why.words))
+                accepted.send(encode_err(Code.BUSY, refusal.message))
             accepted.close()
             return
         self._admission.enter(user_id)
-        self._open[accepted.fileno()] = Connection(accepted, user_id, now)
+        self._open[accepted.fileno()] = Connection(accepted, user_id, now, RequestReader(self._request_max_bytes))
         self._poller.register(accepted, select.EPOLLIN)
 
     def flush(self, descriptor: int, now: float) -> None:
         """Send replies that did not fit before."""
         connection = self._open[descriptor]
-        connection.since = now
+        connection.active_at = now
         self._send(connection, b"")
 
-    def collect(self, descriptor: int, turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
-        """Read from one connection and hand whole requests to ``turn``."""
+    def receive(self, descriptor: int, turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
+        """Read from one connection and take its requests."""
         connection = self._open.get(descriptor)
         if connection is None:  # it had to make way in this very turn
             return
-        if connection.waits_for is not None:  # nothing was asked for, so the peer is gone
+        if connection.waits_for is not None:  # no input was asked for, so the peer is gone
             if connection.waits_for not in (Wait.TURN, Wait.COMMAND):
                 self._close(connection)
             return
-        if arena.free < RECEIVE_BYTES + len(connection.kept):
+        if (start := _begin(connection, arena)) is None:
             return  # still readable in the next turn
-        start = arena.used + len(connection.kept)
-        most = connection.receive_bytes if self._kept_bytes < KEPT_TOTAL_MAX_BYTES else ASKING_RECEIVE_BYTES
+        most = min(connection.receive_bytes, self._requests.receive_max_bytes)
         try:
             length = connection.socket.recv_into(arena.view[start : start + most])
         except BlockingIOError:
@@ -178,30 +155,33 @@ class Connections:
             connection.closing = True  # once the replies it still waits for are sent
             self._send(connection, b"")
             return
-        connection.since = now
-        self._understand(connection, turn, arena, gate, start + length)
+        connection.active_at = now
+        self._take(connection, turn, arena, gate, start + length)
 
-    def look_again(self, turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
-        """Look at the requests that had to wait for what has come since."""
-        freed = [cause for cause in self._waiting if not gate.holds(cause)]
-        for connection in [each for cause in freed for each in self._waiting[cause].values() if not each.unsent]:
-            if arena.free < RECEIVE_BYTES + len(connection.kept):
+    def resume(self, turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
+        """Take the requests that had to wait and need not any more."""
+        gone = [cause for cause in self._waiting if not gate.holds(cause)]
+        for connection in [each for cause in gone for each in self._waiting[cause].values() if not each.unsent]:
+            if (start := _begin(connection, arena)) is None:
                 return
             opened = replace(gate, overdue=connection.waits_for is Wait.REFUSAL)
-            connection.since = now  # the rest of a half-sent request could not come before
+            connection.active_at = now  # the rest of a half-sent request could not come before
             self._wait(connection, None)
-            self._understand(connection, turn, arena, opened, arena.used + len(connection.kept))
+            self._take(connection, turn, arena, opened, start)
 
     def carry_out(self, now: float) -> None:
-        """Carry out one of the requests that wait for that, if the last answer to it was read; the same question of
-        the same user is answered with it. While records come, this gets a fifth of the time.
+        """Carry out one of the commands that wait, of a connection that has read its last answer.
+
+        The same command of the same user is answered with it. While records come, this gets a fifth of the time.
         """
         if self._recorded and now < self._carry_out_at:
             return
         waiting = [each for each in self._waiting.get(Wait.COMMAND, {}).values() if not each.unsent]
         if not waiting:
             return
-        first = min(waiting, key=lambda each: self._served.get(each.user_id, 0))  # of those, who has waited longest
+        first = min(
+            waiting, key=lambda each: self._served.get(each.user_id, 0)
+        )  # of those, the one that has waited longest
         user_id, command = first.user_id, first.command
         assert command is not None
         self._carried_out += 1
@@ -214,18 +194,18 @@ class Connections:
         for connection in same[:SAME_ANSWERS_MAX]:
             if connection.socket.fileno() < 0:  # it had to make way for the others' answers
                 continue
-            connection.command, connection.since = None, now
-            self._wait(connection, Wait.TURN if connection.kept else None)
+            connection.command, connection.active_at = None, now
+            self._wait(connection, Wait.TURN if connection.reader.kept else None)
             self._send(connection, answer)
 
     def reply(self, turn: Turn) -> None:
-        """After the commit: tell everyone what became durable."""
+        """After the commit: send each connection the sequences of its records."""
         self._recorded = self._recorded or bool(turn.drafts)
         self._answer(lambda ticket: ok(*turn.sequences(ticket)))
 
-    def refuse(self, code: Code, words: str) -> None:
-        """The turn could not be committed: say so to everyone whose records were in it."""
-        refusal = encode_err(code, words)
+    def refuse(self, code: Code, message: str) -> None:
+        """The turn could not be committed: refuse all records that were in it."""
+        refusal = encode_err(code, message)
         self._answer(lambda _: refusal)
 
     def _answer(self, redeem: Callable[[Ticket], bytes]) -> None:
@@ -241,15 +221,14 @@ class Connections:
                 for answer in answers
             ]
             self._send(connection, b"".join(replies))
-        for spooling in self._spooled:
-            spooling.close()
-        self._spooled.clear()
+        self._requests.end_turn()
 
     def expire(self, now: float, timeout: float) -> None:
-        """Close the connections whose half-sent request or last replies have been left lying, have those refused whose
-        route stays busy, and let others in again if none could be.
+        """Close the connections whose half-sent request stands still or whose last replies are not read.
+
+        Requests whose route stays busy are refused, and connections are accepted again if none could be.
         """
-        for connection in [each for each in self._open.values() if now - each.since > timeout]:
+        for connection in [each for each in self._open.values() if now - each.active_at > timeout]:
             if isinstance(connection.waits_for, str):
                 self._wait(connection, Wait.REFUSAL)
             elif connection.closing:
@@ -257,7 +236,7 @@ class Connections:
             elif connection.unfinished:
                 self._send(connection, encode_err(Code.TIMEOUT, f"nothing more of the request came in {timeout:g} s"))
                 self._close(connection)
-        self._listen(True)
+        self._watch_listener(True)
 
     def close(self) -> None:
         """Close the socket and every connection."""
@@ -266,158 +245,27 @@ class Connections:
         self._listener.close()
 
     def _make_place(self, user_id: int | None, now: float) -> bool:
-        """Hang up on who has been idle, or has read no reply, for longest; False if nobody has for long enough.
+        """Close the connection that has been idle, or has read no reply, for longest; False if none has for long.
 
         Args:
-            user_id: whose connection it is; None: anybody's.
+            user_id: of which user; None: of any.
         """
-        idle = [
-            each
-            for each in self._open.values()
-            if now - each.since >= self._idle_timeout and user_id in (None, each.user_id) and (each.unsent or each.idle)
-        ]
+        quiet = [each for each in self._open.values() if now - each.active_at >= self._idle_timeout]
+        idle = [each for each in quiet if user_id in (None, each.user_id) and (each.unsent or each.idle)]
         if not idle:
             return False
-        connection = min(idle, key=lambda each: each.since)
+        connection = min(idle, key=lambda each: each.active_at)
         self._send(connection, encode_err(Code.TIMEOUT, "idle for long, and the place was needed"))
         self._close(connection)
         return True
 
-    def _understand(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, end: int) -> None:
-        """Take what is whole out of arena bytes that begin with what the connection kept; keep the rest."""
-        start = arena.used
-        kept = connection.kept
-        if kept:
-            arena.view[start : start + len(kept)] = kept
-        position = self._requests(connection, turn, arena, gate, start, end)
-        arena.used = position
-        connection.kept = bytes(arena.view[position:end])
-        self._kept_bytes += len(connection.kept) - len(kept)
+    def _take(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, end: int) -> None:
+        """Take the requests in the arena's bytes up to ``end``, which begin with what the connection's reader kept."""
+        cause = self._requests.take(connection, turn, arena, gate, end)
+        if cause is not None:
+            self._wait(connection, cause)
         if connection.answers:
             self._answering.append(connection)
-
-    def _requests(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, position: int, end: int) -> int:
-        """Carry out the requests between ``position`` and ``end``; returns where the first unfinished one begins."""
-        commands = 0
-        while (position < end or connection.gathered) and not (connection.closing or connection.waits_for is not None):
-            if commands == QUICK_MAX or len(connection.answers) >= ANSWERS_MAX:
-                self._wait(connection, Wait.TURN)
-                break
-            if connection.skip_bytes:
-                passed = min(connection.skip_bytes, end - position)
-                connection.skip_bytes -= passed
-                position += passed
-                continue
-            if connection.gathered:
-                self._publish_gathered(connection, turn, gate)
-                continue
-            if connection.spooling is not None:
-                position += self._spool(connection, arena.view[position:end], gate)
-                continue
-            newline = arena.buffer.find(b"\n", position, min(end, position + LINE_MAX_BYTES))
-            if newline < 0:
-                if end - position < LINE_MAX_BYTES:
-                    break
-                connection.answers.append(encode_err(Code.BAD_REQUEST, f"no newline in {LINE_MAX_BYTES} bytes"))
-                connection.closing = True
-                return end
-            body = newline + 1
-            try:
-                request = parse_request(bytes(arena.view[position:newline]), request_max_bytes=self._request_max_bytes)
-                if isinstance(request, Command):
-                    position = body
-                    connection.receive_bytes = ASKING_RECEIVE_BYTES
-                    if request.verb in QUICK:  # answered after the commit of what came before it, as is everything
-                        connection.answers.append(request)
-                        commands += 1
-                    else:
-                        connection.command = request
-                        self._wait(connection, Wait.COMMAND)
-                    continue
-                connection.receive_bytes = RECEIVE_BYTES
-                route = self._admit(connection, request, gate)
-                if body + request.payload_bytes <= end:
-                    position = body + request.payload_bytes
-                    connection.answers.append(publish_whole(turn, arena, connection.user_id, route, request, body))
-                elif self._fits(request):
-                    break
-                else:
-                    connection.spooling = self._open_spool(request, route, gate)
-                    position = body
-            except Parked as parked:
-                self._wait(connection, parked.cause)
-            except ProtocolError as error:
-                connection.answers.append(encode_err(error.code, error.words))
-                connection.closing = error.payload_bytes is None
-                connection.skip_bytes = error.payload_bytes or 0
-                position = body
-        return end if connection.closing else position
-
-    def _admit(self, connection: Connection, request: Publish, gate: Gate) -> Route:
-        try:
-            route = self._routes.find(request.route, connection.user_id)
-            gate.pass_through(route)
-        except InvalidInput as error:
-            raise ProtocolError(Code.BAD_ROUTE, error.message, payload_bytes=request.payload_bytes) from None
-        except ProtocolError as error:
-            error.payload_bytes = request.payload_bytes
-            raise
-        return route
-
-    def _fits(self, request: Publish) -> bool:
-        """Whether the rest of a payload is awaited in memory."""
-        expected = request.payload_bytes
-        return expected <= RECEIVE_BYTES and self._kept_bytes + expected <= KEPT_TOTAL_MAX_BYTES
-
-    def _open_spool(self, request: Publish, route: Route, gate: Gate) -> Spooling:
-        # A payload gathers in a file, and is copied from there: it takes its size twice.
-        others = [each.spooling for each in self._open.values() if each.spooling is not None]
-        promised_bytes = sum(other.missing_bytes + other.request.payload_bytes for other in others)
-        try:
-            gate.require_room(2 * request.payload_bytes, promised_bytes)
-            spooling = Spooling(request, route, self._spool_directory)
-            if not self._admission.leaves_enough(spooling.descriptor):
-                spooling.close()
-                raise ProtocolError(Code.FAILED, "too few descriptors are left")
-            return spooling
-        except ProtocolError as error:
-            error.payload_bytes = request.payload_bytes
-            raise
-        except OSError as error:
-            raise ProtocolError(_no_spool(error), str(error), payload_bytes=request.payload_bytes) from error
-
-    def _spool(self, connection: Connection, data: memoryview, gate: Gate) -> int:
-        spooling = connection.spooling
-        assert spooling is not None
-        try:
-            gate.require_room()  # again: others may have used it up since the request began
-            return spooling.feed(data)
-        except Parked as parked:
-            self._wait(connection, parked.cause)
-            return 0
-        except ProtocolError as error:
-            refusal = encode_err(error.code, error.words)
-        except OSError as error:
-            refusal = encode_err(_no_spool(error), str(error))
-        connection.spooling = None
-        connection.skip_bytes = spooling.missing_bytes
-        connection.answers.append(refusal)
-        spooling.close()
-        return 0
-
-    def _publish_gathered(self, connection: Connection, turn: Turn, gate: Gate) -> None:
-        spooling = connection.spooling
-        assert spooling is not None
-        try:
-            gate.pass_through(spooling.route)  # again: a pipe may have begun a long line since the request began
-            connection.answers.append(publish_spooled(turn, spooling, connection.user_id))
-        except Parked as parked:
-            self._wait(connection, parked.cause)
-            return
-        except ProtocolError as error:
-            connection.answers.append(encode_err(error.code, error.words))
-        connection.spooling = None
-        self._spooled.append(spooling)
 
     def _send(self, connection: Connection, data: bytes | memoryview) -> None:
         if connection.unsent:
@@ -427,7 +275,7 @@ class Connections:
             sent = connection.socket.send(data) if data else 0
         except BlockingIOError:
             sent = 0
-        except OSError:  # the peer is gone; what it was to be told is in the log all the same
+        except OSError:  # the peer is gone; what the reply says is in the log all the same
             self._close(connection)
             return
         unsent = memoryview(data)[sent:] if sent < len(data) else b""  # one answer may be shared by many
@@ -437,8 +285,8 @@ class Connections:
         if connection.closing and not unsent:
             self._close(connection)
         while self._unsent_bytes > UNSENT_TOTAL_MAX_BYTES:
-            slowest = min((each for each in self._open.values() if each.unsent), key=lambda each: each.since)
-            self._admission.refuse(slowest.user_id, "replies that nobody reads fill the memory")
+            slowest = min((each for each in self._open.values() if each.unsent), key=lambda each: each.active_at)
+            self._admission.refuse(slowest.user_id, "replies that are not read fill the memory")
             self._close(slowest)
 
     def _wait(self, connection: Connection, cause: Cause | None) -> None:
@@ -465,20 +313,27 @@ class Connections:
         self._wait(connection, None)
         del self._open[descriptor]
         self._poller.unregister(connection.socket)
-        if connection.spooling is not None:
-            connection.spooling.close()
-        self._kept_bytes -= len(connection.kept)
+        self._requests.forget(connection)
         self._unsent_bytes -= len(connection.unsent)
         connection.unsent = b""
         self._admission.leave(connection.user_id)
         connection.socket.close()
-        self._listen(True)
+        self._watch_listener(True)
 
-    def _listen(self, wanted: bool) -> None:
+    def _watch_listener(self, wanted: bool) -> None:
         if wanted != self._listening and self._listener.fileno() >= 0:
             self._listening = wanted
             self._poller.modify(self._listener, select.EPOLLIN if wanted else 0)
 
 
-def _no_spool(error: OSError) -> Code:
-    return Code.FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Code.FAILED
+def _begin(connection: Connection, arena: Arena) -> int | None:
+    """Put what the reader of a connection has kept into the arena; returns where the following bytes go.
+
+    None: the arena has no room for them in this turn.
+    """
+    kept = connection.reader.kept
+    if arena.free < RECEIVE_BYTES + len(kept):
+        return None
+    start = arena.used + len(kept)
+    arena.view[arena.used : start] = kept
+    return start

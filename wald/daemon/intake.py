@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wald.config import Config
-from wald.daemon.arena import Arena
 from wald.daemon.lifecycle import Systemd
 from wald.daemon.pipes import (
     PAUSE_MAX_SECONDS,
@@ -37,7 +36,7 @@ from wald.daemon.pipes import (
     open_stdin,
 )
 from wald.daemon.transfers import Transfers
-from wald.daemon.turn import Turn
+from wald.daemon.turn import Arena, Turn
 from wald.daemon.unfinished import Unfinished, unfinished_transfers
 from wald.errors import InvalidInput, WaldError, command_line
 from wald.store.files.directory import Root

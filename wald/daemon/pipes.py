@@ -26,8 +26,8 @@ from typing import TextIO
 
 from stringzilla import count as count_bytes
 
-from wald.daemon.arena import Arena
 from wald.daemon.transfers import Transfers
+from wald.daemon.turn import Arena
 from wald.errors import InvalidInput
 from wald.format.batch import Flag
 from wald.format.transfers import Transfer

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from wald.errors import InvalidInput
 from wald.format.protocol import Code, ProtocolError
 from wald.store.files.directory import Root
 from wald.store.writing.writer import Route
@@ -65,7 +66,10 @@ class Routes:
 
     def _look_up(self, name: bytes) -> Entry:
         text = name.decode("utf-8", "replace")
-        path = self._root.route(text)
+        try:
+            path = self._root.route(text)
+        except InvalidInput as error:
+            raise ProtocolError(Code.BAD_ROUTE, error.message) from None
         if not path.is_dir():
             raise ProtocolError(Code.NO_ROUTE, f"there is no route {text!r}; ROUTE ADD {text} makes it")
         if self._root.retired(text).exists():

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from wald.config import Config, RouteConfig
 from wald.daemon.admission import Admission
-from wald.daemon.arena import Arena
 from wald.daemon.background import Background, Failure
 from wald.daemon.commands import Commands
 from wald.daemon.committer import Committer, Full
@@ -28,9 +27,10 @@ from wald.daemon.intake import Intake, take_stdin
 from wald.daemon.journal import open_journal
 from wald.daemon.lifecycle import Signals, Systemd, allow_descriptors
 from wald.daemon.listening import check_socket, listen
+from wald.daemon.requests import Requests
 from wald.daemon.routes import Routes
 from wald.daemon.sizing import sizes_in_force
-from wald.daemon.turn import Turn
+from wald.daemon.turn import Arena, Turn
 from wald.errors import DiskFailure, NotPermitted, WaldError, command_line
 from wald.format.protocol import Code
 from wald.format.times import utc
@@ -221,11 +221,11 @@ class Service:
         # After the pipes: what they have begun in this very turn keeps others off its route too.
         busy = self._intake.busy | turn.open_routes
         gate = Gate(not room, self._config.on_full == "reject", busy, self._committer.left_bytes)
-        self._connections.look_again(turn, self._arena, gate, now)
+        self._connections.resume(turn, self._arena, gate, now)
         self._rotation += 1
         begin = self._rotation % len(readable) if readable else 0  # else the first would take all the room
         for descriptor in readable[begin:] + readable[:begin]:
-            self._connections.collect(descriptor, turn, self._arena, gate, now)
+            self._connections.receive(descriptor, turn, self._arena, gate, now)
         held = self._metrics.held_requests = self._connections.held_requests
         waits = held > 0 or (not room and self._intake.has_input)
         self._metrics.waiting_since = (self._metrics.waiting_since or now) if waits else 0.0
@@ -427,18 +427,18 @@ class Service:
 
     def _listen(self) -> Connections:
         config = self._config
+        admission = Admission(
+            self._metrics,
+            self._journal,
+            connections_max=config.connections_max,
+            per_user_max=config.connections_per_user,
+        )
         return Connections(
             listen(self._socket_path, config.socket_mode),
             self._poller,
-            self._routes,
+            Requests(self._routes, self._root.path, admission.leaves_enough),
             self._commands.answer,
-            spool_directory=self._root.path,
-            admission=Admission(
-                self._metrics,
-                self._journal,
-                connections_max=config.connections_max,
-                per_user_max=config.connections_per_user,
-            ),
+            admission=admission,
             request_max_bytes=min(config.request_max_bytes, self._room.sizes.payload_bytes),
             idle_timeout=config.idle_timeout,
         )

@@ -34,22 +34,19 @@ class Spooling:
         self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115  (closed after the turn)
         self._checksum = crc32c(route.prefix)
 
-    def feed(self, data: memoryview) -> int:
-        """Take what belongs to the payload off the front of ``data``; returns how many bytes.
+    def feed(self, part: memoryview) -> None:
+        """Add the next part of the payload.
 
         Raises:
-            OSError: there is no room for it; nothing was taken, and the payload cannot become whole.
+            OSError: there is no room for it, and the payload cannot become whole.
         """
-        part = data[: self.missing_bytes]
         if part:
             self._checksum = crc32c(part, self._checksum)
             self.newlines += int(count_bytes(part, b"\n"))
             self.ends_in_newline = part[-1] == ord("\n")
-            rest = part
-            while rest:
-                rest = rest[self._file.write(rest) :]
             self.missing_bytes -= len(part)
-        return len(part)
+        while part:
+            part = part[self._file.write(part) :]
 
     @property
     def descriptor(self) -> int:

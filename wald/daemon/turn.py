@@ -1,4 +1,4 @@
-"""One turn: what the sources hand in, and the step that makes it durable.
+"""One turn: what the sources hand in, the memory it lies in, and where it stands after the commit.
 
 Records of one route without a producer id become one batch; a batch with a producer id stays one, because it may have
 to be recognised again. A :class:`Ticket` is a claim on the sequences that the records will have once they are durable.
@@ -13,6 +13,29 @@ from wald.format.batch import Buffer, Encoding, Flag
 from wald.format.protocol import Code, ProtocolError, Publish
 from wald.format.state import Producers, Written
 from wald.store.writing.writer import Draft, Placed, Route
+
+ARENA_BYTES = 4 << 20  # several pipe chunks; at a millisecond a turn more would not be faster
+
+
+class Arena:
+    """The memory of one turn: every byte that arrives lies in it until it is durable, so the daemon's size is fixed.
+
+    It is handed out from the front, and emptied when a turn begins.
+    """
+
+    def __init__(self, length: int = ARENA_BYTES) -> None:
+        self.buffer = bytearray(length)
+        self.view = memoryview(self.buffer)
+        self.used = 0
+
+    @property
+    def free(self) -> int:
+        """Bytes that can still be handed out in this turn."""
+        return len(self.buffer) - self.used
+
+    def reset(self) -> None:
+        """Begin a turn: what was handed out is no longer needed."""
+        self.used = 0
 
 
 @dataclass(frozen=True, slots=True)

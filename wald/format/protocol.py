@@ -11,6 +11,8 @@ Replies come in the order of the requests; requests may be pipelined. ``socat - 
 A payload of lines must end in a newline; each line is a record. With ``pid`` and ``pseq`` a request may be repeated,
 over another connection too: what is already in the log is acknowledged again with its first sequences, and other
 content under the same number is refused. Each user has producer ids of their own.
+
+:class:`RequestReader` cuts the bytes of a connection into requests. It does no input or output of its own.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ VERBS = ("HEAD", "STAT", "CUT", "ROUTE", "PING")
 
 
 @lru_cache(maxsize=_LINES_REMEMBERED)
-def parse_request(line: bytes, *, request_max_bytes: int = REQUEST_MAX_BYTES) -> Publish | Command:
+def parse_request(line: bytes, request_max_bytes: int = REQUEST_MAX_BYTES) -> Publish | Command:
     """The request in ``line`` (without its newline; a trailing carriage return is passed over).
 
     Raises:
@@ -98,6 +100,109 @@ def parse_request(line: bytes, *, request_max_bytes: int = REQUEST_MAX_BYTES) ->
     if verb not in VERBS:
         raise ProtocolError(Code.UNKNOWN_VERB, f"{verb[:20]!r} is none of PUB {' '.join(VERBS)}")
     return Command(verb, tuple(word.decode("utf-8", "replace") for word in words[1:]))
+
+
+class RequestReader:
+    """Cuts what a connection sends into requests: bytes in, events out.
+
+    Feed it, take events until there is none, and release the buffer. A PUB is an event as soon as its line is whole,
+    however large its payload is. The caller then takes the payload as a whole or in parts, or skips it; the next event
+    comes after it. Payloads are views of the buffer that was fed; only what :meth:`release` keeps is copied.
+
+    Attributes:
+        kept: what has come of an unfinished request. The next buffer begins with it.
+        payload_bytes: how much of the announced payload was not taken yet; None if no payload is announced.
+        closed: whether a request was read whose end cannot be known. Nothing can be read after it.
+    """
+
+    def __init__(self, request_max_bytes: int = REQUEST_MAX_BYTES) -> None:
+        self.kept = b""
+        self.payload_bytes: int | None = None
+        self.closed = False
+        self._request_max_bytes = request_max_bytes
+        self._skip_bytes = 0
+        self._buffer: bytes | bytearray = b""
+        self._view = memoryview(b"")
+        self._position = self._end = 0
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a request has begun whose end was not read."""
+        return bool(self.kept or self._skip_bytes) or self.payload_bytes is not None
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether the buffer holds bytes that were not read yet."""
+        return self._position < self._end
+
+    def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
+        """Read from ``buffer[start:end]``: what was kept, and what has come since."""
+        self._buffer = buffer
+        self._view = memoryview(buffer)
+        self._position, self._end = end if self.closed else start, end
+        if self._skip_bytes:
+            self._skip(self._skip_bytes)
+
+    def next_event(self) -> Publish | Command | ProtocolError | None:
+        """The next request, or why it is none; None if it is not whole yet, or if a payload comes before it."""
+        if self.payload_bytes is not None or self._skip_bytes or self.closed:
+            return None
+        position = self._position
+        newline = self._buffer.find(b"\n", position, min(self._end, position + LINE_MAX_BYTES))
+        if newline < 0:
+            return self._refuse(_no_newline()) if self._end - position >= LINE_MAX_BYTES else None
+        self._position = newline + 1
+        try:
+            event = parse_request(bytes(self._view[position:newline]), self._request_max_bytes)
+        except ProtocolError as error:
+            return self._refuse(error)
+        if type(event) is Publish:
+            self.payload_bytes = event.payload_bytes
+        return event
+
+    def take_payload(self) -> memoryview | None:
+        """The whole payload of the announced request; None if it has not come yet."""
+        assert self.payload_bytes is not None
+        begin, end = self._position, self._position + self.payload_bytes
+        if end > self._end:
+            return None
+        self._position, self.payload_bytes = end, None
+        return self._view[begin:end]
+
+    def take_part(self) -> memoryview:
+        """What has come of the payload of the announced request; it may be nothing."""
+        assert self.payload_bytes is not None
+        begin, end = self._position, min(self._end, self._position + self.payload_bytes)
+        self._position = end
+        self.payload_bytes = self.payload_bytes - (end - begin) or None
+        return self._view[begin:end]
+
+    def skip_payload(self) -> None:
+        """Pass over what was not taken of the announced payload, as it comes."""
+        length, self.payload_bytes = self.payload_bytes, None
+        self._skip(length or 0)
+
+    def release(self) -> int:
+        """Keep what was not read, so that the buffer may be reused; returns the position up to which it was read."""
+        position, self._position = self._position, self._end
+        self.kept = bytes(self._view[position : self._end])
+        return position
+
+    def _refuse(self, error: ProtocolError) -> ProtocolError:
+        if error.payload_bytes is None:
+            self.closed, self._position = True, self._end
+        else:
+            self._skip(error.payload_bytes)
+        return error
+
+    def _skip(self, length: int) -> None:
+        here = min(length, self._end - self._position)
+        self._position += here
+        self._skip_bytes = length - here
+
+
+def _no_newline() -> ProtocolError:
+    return ProtocolError(Code.BAD_REQUEST, f"no newline in {LINE_MAX_BYTES} bytes", payload_bytes=None)
 
 
 def _parse_publish(words: list[bytes], request_max_bytes: int) -> Publish:

@@ -1,0 +1,251 @@
+"""What becomes of the requests of a connection: a payload joins the turn, a command waits to be carried out.
+
+A payload lies in the turn's arena until it is durable. What is not whole at the end of a turn is kept by the reader of
+its connection, up to 256 KiB; a larger payload gathers in an unnamed file, so a 40 MB record costs disk, not memory.
+A request is admitted when its line has come and again when its payload is whole: the disk may have filled up since,
+and a pipe may have begun a long line on its route. One that cannot be taken now makes its connection wait.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+
+from stringzilla import count as count_bytes
+
+from wald.daemon.connection import COMMAND_RECEIVE_BYTES, RECEIVE_BYTES, Connection
+from wald.daemon.gate import Cause, Gate, Parked, Wait
+from wald.daemon.routes import Routes
+from wald.daemon.spooling import Spooling
+from wald.daemon.turn import Arena, Ticket, Turn
+from wald.format.columns import BadColumns
+from wald.format.columns import decode as decode_columns
+from wald.format.protocol import Code, ProtocolError, Publish, encode_err
+from wald.format.state import Written
+from wald.store.writing.writer import Route
+
+KEPT_TOTAL_MAX_BYTES = 16 << 20  # of unfinished requests in memory; beyond it even small payloads are spooled
+QUICK = frozenset({"PING", "HEAD"})  # answered after the commit of what came before them, as records are
+QUICK_MAX = 32  # of one connection in one turn
+ANSWERS_MAX = 4096  # to one connection in one turn
+_NEWLINE = ord("\n")
+_OWNED = struct.Struct("<IQ")
+
+
+class Requests:
+    """Takes the requests of all connections.
+
+    Args:
+        spool_directory: where large payloads gather; on the file system of the segments.
+        leaves_enough: whether the daemon still has the descriptors it needs if the newest is this one.
+
+    Attributes:
+        kept_bytes: of unfinished requests, in memory.
+    """
+
+    def __init__(self, routes: Routes, spool_directory: Path, leaves_enough: Callable[[int], bool]) -> None:
+        self._routes = routes
+        self._spool_directory = spool_directory
+        self._leaves_enough = leaves_enough
+        self._gathering: set[Spooling] = set()
+        self._gathered: list[Spooling] = []
+        self.kept_bytes = 0
+
+    @property
+    def receive_max_bytes(self) -> int:
+        """How much may be read from one connection now."""
+        return RECEIVE_BYTES if self.kept_bytes < KEPT_TOTAL_MAX_BYTES else COMMAND_RECEIVE_BYTES
+
+    def take(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, end: int) -> Cause | None:
+        """Take the requests that are whole, from the end of what ``arena`` has handed out up to ``end``.
+
+        Returns:
+            what the connection has to wait for; None: for the rest of its next request.
+        """
+        reader = connection.reader
+        kept_bytes = len(reader.kept)
+        reader.feed(arena.buffer, arena.used, end)
+        try:
+            return self._take_whole(connection, turn, gate)
+        except Parked as parked:
+            return parked.cause
+        finally:
+            arena.used = reader.release()
+            self.kept_bytes += len(reader.kept) - kept_bytes
+
+    def forget(self, connection: Connection) -> None:
+        """Let go of what a connection that ends has left unfinished."""
+        self.kept_bytes -= len(connection.reader.kept)
+        self._drop_spooling(connection)
+
+    def end_turn(self) -> None:
+        """Close the files whose payloads are in the log, or refused."""
+        for spooling in self._gathered:
+            spooling.close()
+        self._gathered.clear()
+
+    def _take_whole(self, connection: Connection, turn: Turn, gate: Gate) -> Cause | None:
+        reader, answers = connection.reader, connection.answers
+        quick = 0
+        while connection.request is None or self._publish(connection, connection.request, turn, gate):
+            if quick == QUICK_MAX or len(answers) >= ANSWERS_MAX:
+                return Wait.TURN if reader.has_unread else None
+            event = reader.next_event()
+            if isinstance(event, Publish):
+                connection.request = event
+            elif event is None:
+                break
+            elif isinstance(event, ProtocolError):
+                answers.append(encode_err(event.code, event.words))
+                connection.closing = reader.closed
+            else:
+                connection.receive_bytes = COMMAND_RECEIVE_BYTES
+                if event.verb not in QUICK:
+                    connection.command = event
+                    return Wait.COMMAND
+                answers.append(event)
+                quick += 1
+        return None
+
+    def _publish(self, connection: Connection, request: Publish, turn: Turn, gate: Gate) -> bool:
+        """Take the payload of ``request``, or refuse it; False if its rest has to come first.
+
+        Raises:
+            Parked: it has to wait.
+        """
+        connection.receive_bytes = RECEIVE_BYTES
+        try:
+            if connection.spooling is None:
+                route = self._routes.find(request.route, connection.user_id)
+                gate.pass_through(route)
+                payload = connection.reader.take_payload()
+                if payload is not None:
+                    connection.answers.append(publish_whole(turn, connection.user_id, route, request, payload))
+                    connection.request = None
+                    return True
+                if self._fits(request):
+                    return False
+                connection.spooling = self._open_spool(request, route, gate)
+            return self._spool(connection, connection.spooling, turn, gate)
+        except ProtocolError as error:
+            connection.answers.append(encode_err(error.code, error.words))
+            connection.reader.skip_payload()
+            connection.request = None
+            self._drop_spooling(connection)
+            return True
+
+    def _fits(self, request: Publish) -> bool:
+        """Whether the rest of a payload is awaited in memory."""
+        expected = request.payload_bytes
+        return expected <= RECEIVE_BYTES and self.kept_bytes + expected <= KEPT_TOTAL_MAX_BYTES
+
+    def _open_spool(self, request: Publish, route: Route, gate: Gate) -> Spooling:
+        # A payload gathers in a file, and is copied from there: it takes its size twice.
+        promised_bytes = sum(each.missing_bytes + each.request.payload_bytes for each in self._gathering)
+        gate.require_room(2 * request.payload_bytes, promised_bytes)
+        try:
+            spooling = Spooling(request, route, self._spool_directory)
+        except OSError as error:
+            raise _no_spool(error) from error
+        if not self._leaves_enough(spooling.descriptor):
+            spooling.close()
+            raise ProtocolError(Code.FAILED, "too few descriptors are left")
+        self._gathering.add(spooling)
+        return spooling
+
+    def _spool(self, connection: Connection, spooling: Spooling, turn: Turn, gate: Gate) -> bool:
+        """Write what has come of a payload into its file; when it is whole, take it. As :meth:`_publish`."""
+        if spooling.missing_bytes:
+            gate.require_room()  # again: others may have used it up since the request began
+            try:
+                spooling.feed(connection.reader.take_part())
+            except OSError as error:
+                raise _no_spool(error) from error
+        if spooling.missing_bytes:
+            return False
+        gate.pass_through(spooling.route)  # again: a pipe may have begun a long line since the request began
+        connection.answers.append(publish_spooled(turn, spooling, connection.user_id))
+        connection.request = connection.spooling = None
+        self._gathering.discard(spooling)
+        self._gathered.append(spooling)
+        return True
+
+    def _drop_spooling(self, connection: Connection) -> None:
+        if connection.spooling is not None:
+            self._gathering.discard(connection.spooling)
+            connection.spooling.close()
+            connection.spooling = None
+
+
+@lru_cache(maxsize=1024)
+def id_in_log(user_id: int, producer_id: int) -> int:
+    """The producer id that the log has for a user's ``producer_id`` (0: none).
+
+    Every reader of segments can see it. It does not reveal what it was made of, and another user cannot make it.
+    """
+    if not producer_id:
+        return 0
+    return int.from_bytes(blake2b(_OWNED.pack(user_id, producer_id), digest_size=8).digest()) or 1
+
+
+def ok(first: int, last: int) -> bytes:
+    """The reply to what is durable."""
+    return b"OK %d %d\n" % (first, last)
+
+
+def publish_whole(turn: Turn, user_id: int, route: Route, request: Publish, payload: memoryview) -> bytes | Ticket:
+    """Hand a user's whole payload to the turn.
+
+    Raises:
+        ProtocolError: it is malformed, or :meth:`Turn.publish` refuses it.
+    """
+    if request.columns:
+        count = _records(lambda: decode_columns(payload).count)
+    elif payload and payload[-1] == _NEWLINE:
+        count = int(count_bytes(payload, b"\n"))
+        if not request.producer_id:
+            return turn.publish_lines(route, payload, count)
+    else:
+        raise _unterminated()
+    return _answer(turn.publish(request, id_in_log(user_id, request.producer_id), route, payload, count))
+
+
+def publish_spooled(turn: Turn, spooling: Spooling, user_id: int) -> bytes | Ticket:
+    """Hand a user's payload, whole in its file, to the turn; errors as of :func:`publish_whole`."""
+    request = spooling.request
+    if request.columns:
+        count = _records(spooling.columns_count)
+    elif spooling.ends_in_newline:
+        count = spooling.newlines
+    else:
+        raise _unterminated()
+    producer_id = id_in_log(user_id, request.producer_id)
+    return _answer(turn.publish(request, producer_id, spooling.route, None, count, spooling))
+
+
+def _records(count: Callable[[], int]) -> int:
+    """How many records columns hold, as ``count`` finds out."""
+    try:
+        records = count()
+    except BadColumns as error:
+        raise ProtocolError(Code.BAD_COLUMNS, str(error)) from None
+    if records == 0:
+        raise ProtocolError(Code.BAD_COLUMNS, "no record")
+    return records
+
+
+def _unterminated() -> ProtocolError:
+    return ProtocolError(Code.BAD_LINES, "the payload must end in a newline")
+
+
+def _answer(result: Ticket | Written) -> bytes | Ticket:
+    return result if isinstance(result, Ticket) else ok(result.first, result.last)
+
+
+def _no_spool(error: OSError) -> ProtocolError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return ProtocolError(Code.FULL if full else Code.FAILED, str(error))
