@@ -11,7 +11,7 @@ RUN    := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check fix test test-slow test-wheel test-spark test-spark-4.2 demo bench bench-spark torture lock clean
+.PHONY: help setup check fix test test-slow test-wheel test-spark test-spark-4.2 docs demo bench bench-spark torture lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ test-spark: $(READY) ## those that do, with one session, a cluster, and drivers 
 test-spark-4.2: ## the same on the oldest PySpark that may be installed, in a .venv of its own
 	$(MAKE) VENV=.venv-spark-4.2 LOCK=requirements-spark-4.2.lock test-spark
 
+docs: $(READY) ## the documents as a site in docs/_build; a broken link or reference fails
+	$(BIN)/sphinx-build --quiet --builder html --fresh-env --fail-on-warning --keep-going docs docs/_build
+
 demo: $(READY) ## the main job on real text, in under a minute; INPUT=file to use your own
 	$(RUN) scripts/demo
 
@@ -75,5 +78,5 @@ lock: ## choose the versions anew; needs uv
 	$(COMPILE) --upgrade-package 'pyspark<4.3' -o requirements-spark-4.2.lock
 
 clean: ## remove what make made
-	rm -rf .venv .venv-spark-4.2 .spark-cluster dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-spark-4.2 .spark-cluster dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

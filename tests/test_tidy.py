@@ -23,7 +23,8 @@ LOCK = ROOT / "requirements.lock"
 LOCKS = [LOCK, ROOT / "requirements-spark-4.2.lock"]
 DOCUMENTS = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md")
 CONFIGURATIONS = (".ci/run", ".editorconfig", ".github/workflows/ci.yml", ".pre-commit-config.yaml")
-OTHERS = [ROOT / name for name in (*DOCUMENTS, *CONFIGURATIONS, "Makefile", "pyproject.toml")] + LOCKS
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".py"))
+OTHERS = PAGES + [ROOT / name for name in (*DOCUMENTS, *CONFIGURATIONS, "Makefile", "pyproject.toml")] + LOCKS
 LINES_MAX = 500
 HOMELESS = {"utils", "util", "common", "helpers", "helper", "base", "misc"}
 # A path that exists on one machine only: somebody's home, a work directory, a scratch directory in code.

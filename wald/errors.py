@@ -1,7 +1,7 @@
 """Every error wald raises on purpose: what happened, what to type next, and the exit code of a command that dies of it.
 
 A message is one line and names the file and the offset where there is one; the hint is a command or an action.
-Exit codes are part of the interface (README, "Exit codes"): 0 done, 1 a bug or an unforeseen failure, 2 wrong usage.
+Exit codes are part of the interface: docs/cli.md lists them. 0 is success, 2 also a wrong usage of a command.
 """
 
 from __future__ import annotations

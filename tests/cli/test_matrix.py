@@ -1,4 +1,4 @@
-"""Who may do what: every row of the README's table, tried by the owner, a member of the group and a stranger."""
+"""Who may do what: every row of the table in docs/cli.md, tried by the owner, a member of the group and a stranger."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from pages import rows
 from running import TIMEOUT_SECONDS, Daemon, command, eventually, output_of, run, sidecar
-from test_readme import rows
 from users import MEMBER, OWNER, STRANGER, User, needs_root
 
 from wald.errors import NotPermitted
@@ -20,7 +20,7 @@ from wald.errors import NotPermitted
 pytestmark = needs_root
 
 USERS = (OWNER, MEMBER, STRANGER)
-TABLE = {what: told for what, *told in rows("### Who may do what")}
+TABLE = {what: told for what, *told in rows("docs/cli.md", "## Who may do what")}
 SETTINGS = f"[routes.owners]\nwriters = [{OWNER.user_id}]\n[routes.members]\nwriters = [{MEMBER.user_id}]\n"
 
 

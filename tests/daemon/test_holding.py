@@ -1,4 +1,4 @@
-"""Who holds a FIFO decides what a restart of the daemon can lose: the rows of the README's table, one by one."""
+"""Which process holds a FIFO decides what a daemon's restart loses: each row of the table in docs/guarantees.md."""
 
 from __future__ import annotations
 

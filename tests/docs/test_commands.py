@@ -1,0 +1,154 @@
+"""The README and the pages of docs/ can be typed: every block that is to be run is run, against a log of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import pytest
+from archives import archive
+from logs import Built
+from pages import PAGES, blocks
+from running import Daemon, output_of
+from typed import fits, type_page, typed
+
+from wald.config import load
+from wald_archive.codecs import Codec
+from wald_archive.sizes import Records
+
+TYPED = [
+    page
+    for page in PAGES
+    if any(block.runs and block.language in ("sh", "console", "python") for block in blocks(page))
+]
+APART = {"docs/files.md", "docs/archive.md"}  # what they print is looked at by tests of their own
+
+
+def nothing(at: Path) -> AbstractContextManager[object]:
+    """The page makes its log itself."""
+    return nullcontext()
+
+
+def with_lines(at: Path) -> AbstractContextManager[object]:
+    """A daemon; route access has records 1 to 3."""
+    daemon = Daemon(at / "log")
+    output_of("route", "add", "access", "--root", daemon.root)
+    output_of("append", "access", "--root", daemon.root, stdin=b"hello\none\ntwo\n")
+    return daemon
+
+
+def with_orders(at: Path) -> AbstractContextManager[object]:
+    """A daemon; route orders has values that are JSON, of which the command of the page refuses one."""
+    (at / "import.sh").write_text("#!/bin/sh\n! grep -q bad\n")
+    (at / "import.sh").chmod(0o755)
+    daemon = Daemon(at / "log")
+    for route in ("orders", "dead_letter"):
+        output_of("route", "add", route, "--root", daemon.root)
+    output_of("append", "orders", "--root", daemon.root, stdin=b"1\n2\n")
+    return daemon
+
+
+def with_backlog(at: Path) -> AbstractContextManager[object]:
+    """Three segments: one that all have read, one that route idle holds back, and the active one."""
+    built = Built(at / "log", now_ns=time.time_ns())
+    for number in range(2):
+        built.lines("access", [b"line %d" % number] * 1000)
+        built.cut()
+        built.lines("idle", [b"line"])
+    built.seal()
+    built.log.set_cursor("access", 2002)
+    return nullcontext()
+
+
+PREPARED: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
+    "README.md": nothing,
+    "docs/drain.md": with_orders,
+    "docs/getting-started.md": nothing,
+    "docs/protocol.md": with_lines,
+    "docs/retention.md": with_backlog,
+    "docs/troubleshooting.md": with_lines,
+}
+
+
+@pytest.mark.parametrize("page", sorted(set(TYPED) - APART))
+def test_a_page_can_be_typed(page: str, tmp_path: Path) -> None:
+    """From its first line to its last, in one shell."""
+    with PREPARED[page](tmp_path):
+        type_page(page, at=tmp_path, root=tmp_path / "log")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(block.language == "toml" for block in blocks(page))])
+def test_settings_can_be_loaded(page: str, tmp_path: Path) -> None:
+    path = tmp_path / "wald.toml"
+    path.write_text("".join(block.text for block in blocks(page) if block.language == "toml"))
+
+    assert load(path, {}).routes
+
+
+def shell_lines(page: str, number: int) -> list[str]:
+    """What is to be typed in the nth block of a page."""
+    return [block.text for block in blocks(page) if block.language == "sh"][number].splitlines()
+
+
+def test_a_log_can_be_read_without_wald_as_it_says(tmp_path: Path) -> None:
+    built = Built(tmp_path / "log")
+    built.lines("access", [b"one", b"two"])
+    built.cut()
+    built.columns("access", [b"line two of it"], keys=[b"key"])
+    built.cut()
+    built.seal()
+    built.log.set_cursor("access", 3)
+    lines = shell_lines("docs/files.md", 0)
+    head, cursor, sealed, whole, digest, found = (typed(line, at=tmp_path, root=built.root.path) for line in lines)
+
+    assert head == built.root.head.read_text()
+    assert cursor == built.root.cursor("access", "processed").read_text()
+    assert whole == ""
+    assert [digest.split()[0], 2] == [json.loads(sealed.splitlines()[0])["sha256"], len(sealed.splitlines())]
+    assert found.count("two") == 2
+
+
+def test_an_archive_can_be_made_and_read_without_wald_as_it_says(tmp_path: Path) -> None:
+    """Two bags, with text and with JSON in them: every digest is checked, and every record comes, in order."""
+    built = Built(tmp_path / "log")
+    for number in range(2):
+        built.lines("audit", [b"line %d" % number, b"and another"])
+        built.columns("audit", [b"value"], keys=[b"key %d" % number])
+        archive(built, tmp_path / "cold", "audit", size=Records(2), codec=Codec.GZ)
+    checking, reading = shell_lines("docs/archive.md", 1)
+    checked = typed(checking, at=tmp_path, root=built.root.path).splitlines()
+    told = typed(reading, at=tmp_path, root=built.root.path).splitlines()
+
+    assert [line.partition(": ")[2] for line in checked] == ["OK"] * 4
+    assert [line if line[0] != "{" else json.loads(line)["key"] for line in told] == [
+        "line 0",
+        "and another",
+        "key 0",
+        "line 1",
+        "and another",
+        "key 1",
+    ]
+
+
+def test_an_archive_is_made_proven_and_restored_as_it_says(tmp_path: Path) -> None:
+    built = Built(tmp_path / "log")
+    built.lines("audit", [b"line %d" % number for number in range(2500)])
+    told = typed("\n".join(shell_lines("docs/archive.md", 0)), at=tmp_path, root=built.root.path)
+
+    assert told.endswith("".join(f"line {number}\n" for number in range(999, 2000)))
+
+
+@pytest.mark.parametrize(
+    ("said", "shown", "whether"),
+    [
+        ("free: 3.5 GiB\n", "free: 79.3 GiB\n", True),
+        ("A    B\n1 2\n", "A B\n…\n", True),
+        ("records 1 to 9\n", "records 1 to 8\n", False),
+        ("one\ntwo\n", "one\n", False),
+    ],
+)
+def test_an_output_is_compared_but_for_amounts_and_widths(said: str, shown: str, whether: bool) -> None:
+    assert fits(said, shown) is whether

@@ -1,0 +1,92 @@
+"""The pages as a whole: links lead somewhere, generated parts are up to date, the README is short."""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+import sys
+from pathlib import PurePosixPath
+
+import pytest
+from crc32c import crc32c
+from pages import PAGES, ROOT, anchors, links, rows, without_blocks
+from sample_segments import SALT
+
+README_LINES_MAX = 200
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= README_LINES_MAX
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_page_and_a_heading(page: str) -> None:
+    """`make docs` asks the same of the site; this asks it of the files, which the README is one of."""
+    broken = []
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = str(PurePosixPath(page).parent / path) if path else page
+        target = str((ROOT / target).resolve().relative_to(ROOT))
+        if target not in PAGES or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+
+    assert broken == []
+
+
+def test_the_readme_links_to_every_page() -> None:
+    """Those on Spark, and the front page of the site, by another one."""
+    pages = {page for page in PAGES if page.startswith("docs/") and "/spark/" not in page} - {"docs/index.md"}
+
+    assert {link.partition("#")[0] for link in links("README.md")} - {"docs/spark/index.md"} == pages
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_what_it_is(page: str) -> None:
+    """Nothing is run that nobody has marked to be run, and no block is left out by a misspelt word."""
+    opened = re.findall(r"^ *```(\S.*)$", PAGES[page], re.MULTILINE)
+    known = {"sh", "sh not-run", "console", "python", "python not-run", "toml", "text", "{toctree}", "{eval-rst}"}
+
+    assert set(opened) <= known
+
+
+def test_generated_parts_are_up_to_date() -> None:
+    """Commands, settings and bytes are those of the code; `scripts/make-docs` writes them anew."""
+    line = [sys.executable, str(ROOT / "scripts/make-docs"), "--check"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def layout(heading: str) -> dict[str, bytes]:
+    """The bytes of each field in the table below a heading of the page of the format."""
+    return {row[2]: bytes.fromhex(row[1].strip("`")) for row in rows("docs/format.md", heading)}
+
+
+def test_checksums_cover_what_the_page_says() -> None:
+    segment, batch = layout("### The segment header"), layout("### A batch")
+    opened, whole = (
+        b"".join(segment.values()),
+        b"".join(bytes.fromhex(row[1].strip("`")) for row in rows("docs/format.md", "### A batch")),
+    )
+
+    assert struct.unpack("<I", segment["checksum"])[0] == crc32c(opened[12:64])
+    assert struct.unpack("<I", segment["salt"])[0] == SALT
+    assert struct.unpack("<I", batch["header checksum"])[0] == crc32c(whole[8:64], SALT)
+    assert struct.unpack("<I", batch["body checksum"])[0] == crc32c(whole[64:96])
+    assert struct.unpack("<I", batch["trailer checksum"])[0] == crc32c(whole[96:100], SALT)
+    assert struct.unpack("<I", batch["length"])[0] == len(whole)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_it_names_is_there(page: str) -> None:
+    named = set(re.findall(r"`((?:tests|wald|scripts|sidecars|docs)/[\w/.-]+|[A-Z]+\.md)`", without_blocks(page)))
+
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_make_target_it_names_is_there(page: str) -> None:
+    targets = set(re.findall(r"^([a-z0-9.-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+    assert set(re.findall(r"(?:^|`)make ([a-z0-9.-]+)", PAGES[page], re.MULTILINE)) <= targets

@@ -1,0 +1,144 @@
+"""The reference tells the truth where a program can check it: commands, settings, codes, promises."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+
+import pytest
+from pages import PAGES, ROOT, blocks, rows, section, without_blocks
+from running import output_of, run
+
+from wald import errors
+from wald.config import reference
+from wald.format.protocol import Code
+
+OVERVIEW = rows("docs/cli.md", "# Commands")
+PROGRAMS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
+
+
+def words_of(usage: str) -> list[str]:
+    """The program and the commands that a usage begins with."""
+    return re.findall(r"[a-z-]+", re.split(r" [A-Z\[]| --", usage.strip("`"))[0])
+
+
+def options(text: str, *, before: str = "") -> set[str]:
+    return set(re.findall(before + r"(--[a-z-]+)", text, re.MULTILINE))
+
+
+def documented(words: list[str]) -> set[str]:
+    """The options that the page gives a command in the section of its own."""
+    heading = next(
+        f"{'#' * level} {' '.join(words)}"
+        for level in (2, 3, 4)
+        if f"\n{'#' * level} {' '.join(words)}\n" in PAGES["docs/cli.md"]
+    )
+    below = re.split(r"^#+ ", section("docs/cli.md", heading), maxsplit=1, flags=re.MULTILINE)[0]
+    return {option for row in re.findall(r"^\| `(.*?)` \|", below, re.MULTILINE) for option in options(row)}
+
+
+@pytest.mark.parametrize("usage", [row[0] for row in OVERVIEW])
+def test_every_command_exists_with_its_options(usage: str) -> None:
+    """``X --help`` succeeds, and knows every option that the page gives X, and the page every one that it knows."""
+    program, *words = words_of(usage)
+    module = program.replace("-", "_")
+    on_spark = not (ROOT / "sidecars" / module).is_dir() and module != "wald"
+    module = f"wald_spark.{program.removeprefix('wald-')}" if on_spark else module
+
+    done = run([sys.executable, "-m", module, *words, "--help"])
+
+    assert done.returncode == 0, done.stderr
+    listed = options(done.stdout.decode().split("Settings,")[0], before="^  (?:-h, )?") - {
+        "--help",
+        "--root",
+        "--version",
+    }
+    assert listed == documented([program, *words])
+
+
+def test_every_program_that_is_installed_is_in_the_overview() -> None:
+    assert {words_of(row[0])[0] for row in OVERVIEW} == PROGRAMS
+
+
+def test_every_command_of_wald_is_in_the_overview() -> None:
+    listed = set(re.findall(r"^  ([a-z]+)  ", output_of("--help").decode().split("Commands:")[1], re.MULTILINE))
+
+    assert {words_of(row[0])[1] for row in OVERVIEW if words_of(row[0])[0] == "wald"} == listed
+
+
+def lines(text: str) -> list[str]:
+    """The command lines of a block, each with what a backslash goes on with, and without comments."""
+    return [re.sub(r"\s+#.*", "", line) for line in text.replace("\\\n", " ").splitlines()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_option_it_uses_exists(page: str) -> None:
+    """Also where a block is not run, as it needs a cluster, and where a command stands in a sentence."""
+    given = [line for block in blocks(page) if block.language in ("sh", "console") for line in lines(block.text)]
+    given += re.findall(r"`(wald[ -][^`]*)`", without_blocks(page).replace("\n", " "))
+    known = {program: options(section("docs/cli.md", f"## {program}").split("\n## ")[0]) for program in PROGRAMS}
+    unknown = []
+    for line in given:
+        for call in re.split(r"[|;&]+", line):
+            found = re.search(r"(?<![\w/.-])(wald(?:-[a-z]+)?)(?= )(.*)", call)
+            if found is not None and found[1] in known:
+                ours = re.split(r" -- ", found[2])[0] if found[1] == "wald-drain" else found[2]
+                unknown += [
+                    (line, option)
+                    for option in options(ours, before="(?<= )") - known[found[1]] - {"--root", "--help", "--version"}
+                ]
+
+    assert unknown == []
+
+
+def test_settings_are_those_of_the_daemon() -> None:
+    expected = []
+    for each in reference():
+        name = f"`{each.name}`{' *' if each.reloadable else ''}"
+        expected.append([name, f"`{each.default}`" if each.default else "", each.bounds, each.meaning])
+
+    assert rows("docs/settings.md", "# Settings") == expected
+
+
+def test_exit_codes_are_those_of_the_errors() -> None:
+    named = {int(code): name for code, name, _ in rows("docs/cli.md", "## Exit codes") if name}
+    classes: list[type[errors.WaldError]] = [errors.WaldError, *errors.WaldError.__subclasses__()]
+
+    assert named == {each.exit_code: each.__name__ for each in classes}
+
+
+def test_every_exit_code_has_advice() -> None:
+    codes = {int(code) for code, _, _ in rows("docs/cli.md", "## Exit codes")} - {0}
+    headings = re.findall(r"^### (\d+)(?: and (\d+))?", PAGES["docs/troubleshooting.md"], re.MULTILINE)
+
+    assert {int(code) for heading in headings for code in heading if code} == codes
+
+
+def test_error_codes_are_those_of_the_protocol() -> None:
+    assert sorted(row[0].strip("`") for row in rows("docs/protocol.md", "## Errors")) == sorted(Code)
+
+
+def test_every_promise_names_what_holds_it() -> None:
+    promises = rows("docs/guarantees.md", "## Promises")
+
+    assert [int(row[0]) for row in promises] == list(range(1, 15))
+    assert [row[0] for row in promises if "`tests/" not in row[2]] == []
+
+
+def test_the_readme_promises_nothing_else() -> None:
+    promises = {row[1] for row in rows("docs/guarantees.md", "## Promises")}
+    short = re.findall(
+        r"^\d+\. (.*?\.)$", section("README.md", "## Promises").split("\n## ")[0].replace("\n   ", " "), re.MULTILINE
+    )
+
+    assert short
+    assert [promise for promise in short if not any(each.startswith(promise.rstrip(".")) for each in promises)] == []
+
+
+def test_the_readme_is_as_fast_as_the_benchmarks() -> None:
+    """Every number of its table stands in the tables of the page."""
+    numbers = re.findall(r"\d[\d.,]*\d", " ".join(" ".join(row[1:]) for row in rows("README.md", "## How fast")))
+
+    assert len(numbers) > 8
+    assert [number for number in numbers if f" {number} " not in PAGES["docs/benchmarks.md"]] == []

@@ -1,0 +1,71 @@
+"""The README and the pages of docs/, as tests read them: tables, blocks of code, headings, links."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+}
+_BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_PUNCTUATION = re.compile(r"[^\w\- ]")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of code.
+
+    Attributes:
+        language: what stands behind the fence: sh, console, python, toml, text.
+        runs: whether a test executes it; false for ``not-run``, of which only the words are checked.
+        line: of the page, on which its first line stands.
+    """
+
+    language: str
+    runs: bool
+    text: str
+    line: int
+
+
+def blocks(page: str) -> list[Block]:
+    """Every block of a page, in order."""
+    text = PAGES[page]
+    found = []
+    for match in _BLOCK.finditer(text):
+        language, _, mode = match[2].partition(" ")
+        body = re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE)
+        found.append(Block(language, mode != "not-run", body, text.count("\n", 0, match.start()) + 2))
+    return found
+
+
+def without_blocks(page: str) -> str:
+    """What is written in a page outside its blocks of code."""
+    return _BLOCK.sub("", PAGES[page])
+
+
+def section(page: str, heading: str) -> str:
+    """What follows ``heading``, to the end of the page."""
+    return f"\n{PAGES[page]}".split(f"\n{heading}\n", 1)[1]
+
+
+def rows(page: str, heading: str) -> list[list[str]]:
+    """The cells of the first table below ``heading``, without its own heading."""
+    found = re.search(r"(?:^\|.*\n)+", section(page, heading), re.MULTILINE)
+    assert found is not None
+    lines = found[0].splitlines()[2:]
+    return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def anchors(page: str) -> set[str]:
+    """What a link to a heading of the page ends in, as hosts of repositories and MyST make it."""
+    headings = re.findall(r"^#+ (.*)$", without_blocks(page), re.MULTILINE)
+    return {_PUNCTUATION.sub("", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: str) -> list[str]:
+    """Where the links of a page lead."""
+    return re.findall(r"\]\(([^)\s]+)\)", without_blocks(page))

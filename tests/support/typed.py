@@ -1,0 +1,65 @@
+"""A page's commands, typed into one shell in the order of the page, with the wald of these tests on its path."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from pages import blocks
+
+PLACES = ("/tmp/spool", "/var/spool/wald")  # where the pages put a log
+_MARK = "@@ command {} @@"
+# What differs between machines and runs: sizes, times, and what a table pads.
+_AMOUNT = re.compile(r"\d+(?:\.\d+)? (?:[KMGT]i)?B\b|\d+(?:\.\d+)? (?:ms|s|min|h|d)\b| {2,}|-{4,}")
+
+
+def type_page(page: str, *, at: Path, root: Path) -> None:
+    """Run every block of ``page`` that is to be run; the output of a `console` block has to be that of the page.
+
+    A `python` block gets an interpreter of its own. The jobs that the page has started end with the shell.
+    """
+    script = ["trap 'jobs -p | xargs -r kill; wait' EXIT", "set -eo pipefail"]
+    wanted: list[tuple[str, str]] = []
+    for block in blocks(page):
+        if not block.runs:
+            continue
+        if block.language == "sh":
+            script.append(block.text)
+        elif block.language == "python":
+            script += [f"{sys.executable} - <<'END_OF_PYTHON'", block.text, "END_OF_PYTHON"]
+        elif block.language == "console":
+            for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE):
+                mark = _MARK.format(len(wanted))
+                script += [f"echo '{mark}'", f"{{ {command}; }} 2>&1 || true", f"echo '{mark}'"]
+                wanted.append((command, output))
+    told = typed("\n".join(script), at=at, root=root)
+    for number, (command, output) in enumerate(wanted):
+        said = told.split(_MARK.format(number) + "\n")[1]
+        assert fits(said, placed(output, root)), f"{page}: $ {command}\n{said}\nis not\n{output}"
+
+
+def typed(script: str, *, at: Path, root: Path) -> str:
+    """What a shell prints for some lines of a page."""
+    script = placed(script, root)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {name: value for name, value in os.environ.items() if not name.startswith("WALD_")}
+    env |= {"WALD_ROOT": str(root), "PATH": path}
+    done = subprocess.run(["bash", "-c", script], cwd=at, env=env, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{script}: {done.stdout.decode(errors='replace')}{done.stderr.decode()}"
+    return done.stdout.decode(errors="replace")
+
+
+def placed(text: str, root: Path) -> str:
+    """A text of a page, in which the log is at ``root``."""
+    for place in PLACES:
+        text = text.replace(place, str(root))
+    return text
+
+
+def fits(said: str, shown: str) -> bool:
+    """Whether ``said`` is what a page shows: `…` stands for anything, amounts and widths may differ."""
+    said, shown = (_AMOUNT.sub(" ", text).strip() for text in (said, shown))
+    return re.fullmatch(".*".join(map(re.escape, shown.split("…"))), said, re.DOTALL) is not None
