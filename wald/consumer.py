@@ -19,7 +19,6 @@ from wald.errors import WaldError
 from wald.format.names import DEFAULT_GROUP, check_group
 from wald.format.record import Record
 from wald.log import Log
-from wald.store.files.directory import list_segments
 from wald.store.reading.batches import Batch
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.history import History
@@ -166,7 +165,7 @@ class Consumer:
     def _enter(self) -> None:
         """Give a new group a cursor in front of the oldest record, so that what it has not processed is kept."""
         if self.log.cursor(self.route, self.group).state is CursorState.ABSENT:
-            segments = list_segments(self.log.root).segments
+            segments = self.log.view().segments
             oldest = segments[0].base_sequence if segments else 1
             first, _ = next(History(self.log.root).unexplained(1, oldest - 1), (oldest, oldest))
             self.log.set_cursor(self.route, first - 1, self.group)

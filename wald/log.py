@@ -29,8 +29,8 @@ from wald.store.reading.reader import Start, Stop, read_batches
 from wald.store.retention.cursors import Cursor, read_cursor, set_cursor
 from wald.store.retention.missing import OnMissing
 from wald.store.retention.taken import taken_above
-from wald.store.segments.head import head_of
 from wald.store.segments.seeking import end_sequence
+from wald.store.segments.view import View, head_of, read_view
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,6 +49,7 @@ class Log:
     def __init__(self, root: str | PathLike[str]) -> None:
         self.root = Root(Path(root))
         self.identity = read_identity(self.root)
+        self._view: View | None = None
 
     def head(self) -> Head | None:
         """Up to where the log is durable; None before anything was.
@@ -57,6 +58,16 @@ class Log:
             Damaged: the head file is not readable, or lost.
         """
         return head_of(self.root)
+
+    def view(self) -> View:
+        """How far the log may be read by now, and its segments.
+
+        Raises:
+            Damaged: the directory of the segments is gone.
+        """
+        before = self._view
+        self._view = view = read_view(self.root, self.identity.log_id) if before is None else before.renewed()
+        return view
 
     def routes(self) -> list[str]:
         """Every route, by name."""
@@ -130,8 +141,7 @@ class Log:
             Damaged: something that should be there cannot be read, or the cursor cannot be trusted.
         """
         return read_batches(
-            self.root,
-            log_id=self.identity.log_id,
+            self.view(),
             route=route,
             start=start,
             stop=stop,
@@ -170,7 +180,7 @@ class Log:
             InvalidInput: below 1.
             Damaged: it is in no segment, and the ledger that should tell of it is damaged.
         """
-        return where(self.root, sequence, log_id=self.identity.log_id)
+        return where(self.view(), sequence)
 
     def cursor(self, route: str, group: str = DEFAULT_GROUP) -> Cursor:
         """How far ``group`` has processed ``route``.

@@ -16,7 +16,7 @@ from wald.kinds import GIB
 from wald.log import Log
 from wald.store.files.directory import Segment
 from wald.store.retention.pins import sealed_index
-from wald.store.segments.head import look
+from wald.store.segments.view import View
 from wald_archive.codecs import WORKERS_MAX
 from wald_archive.destination import Destination
 from wald_archive.engine import Engine, EngineMaker, LocalEngine
@@ -59,20 +59,22 @@ def due_bytes(log: Log, request: Request) -> int:
     total = 0
     with suppress(NotFound, Damaged):
         after = log.cursor(request.route, request.group).effective
-        bound, listing = look(log.root)
-        for segment in listing.segments[listing.covering(after + 1) :]:
-            if segment.base_sequence > bound.segment or (request.to is not None and segment.base_sequence > request.to):
+        view = log.view()
+        last = view.bound.segment if request.to is None else min(view.bound.segment, request.to)
+        for segment in view.segments[view.listing.covering(after + 1) :]:
+            if segment.base_sequence > last:
                 break
-            with suppress(FileNotFoundError, Damaged):
-                total += _bytes_in(log, segment, bound.limit(segment.base_sequence), request.route, after)
+            with suppress(Damaged):
+                total += view.follow(segment, lambda found: _bytes_in(view, found, request.route, after))
     return total
 
 
-def _bytes_in(log: Log, segment: Segment, limit: int | None, route: str, after: int) -> int:
+def _bytes_in(view: View, segment: Segment, route: str, after: int) -> int:
     """The bytes of ``route`` after sequence ``after``; all bytes of a raw segment."""
-    if segment.kind is Kind.RAW:
+    if segment.kind.form is Kind.RAW:
+        limit = view.limit(segment)
         return segment.path.stat().st_size if limit is None else limit
-    entries = sealed_index(segment, log.identity.log_id).routes
+    entries = sealed_index(segment, view.log_id).routes
     return sum(entry.payload_bytes for entry in entries if entry.route == route and entry.last > after)
 
 

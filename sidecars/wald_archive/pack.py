@@ -15,14 +15,13 @@ from pathlib import Path
 
 from wald.errors import Damaged, NotFound, Refused, command_line
 from wald.log import Log
-from wald.store.files.directory import list_segments
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.reading.batches import Batch
 from wald.store.reading.reader import Start
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.progress import last_sequences
-from wald.store.segments.seeking import end_sequence
+from wald.store.segments.seeking import end_of
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
 from wald_archive.destination import Destination
@@ -146,7 +145,7 @@ class Packer:
         after = cursor.effective
         start: Start = after + 1
         if cursor.state is CursorState.ABSENT:
-            segments = list_segments(self.log.root).segments
+            segments = self.log.view().segments
             # What was reclaimed under other groups is nobody's loss.
             after, start = segments[0].base_sequence - 1 if segments else 0, "earliest"
         elif cursor.state is not CursorState.VALID:
@@ -198,9 +197,9 @@ class Packer:
         Raises:
             Damaged: which record was the last cannot be told.
         """
-        begun = last_sequences(self.log.root, self.log.identity.log_id).get(request.route)
+        begun = last_sequences(self.log.view()).get(request.route)
         if begun is None and request.to is not None:  # it is for whoever says so to know that there is something
-            begun = end_sequence(self.log.root, self.log.identity.log_id) - 1
+            begun = end_of(self.log.view()) - 1
         if not begun:
             raise Damaged(
                 f"{self.log.root.path}: which record of {request.route} is the last cannot be told",

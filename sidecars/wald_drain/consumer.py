@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from wald.format.record import Record
 from wald.format.times import utc
 from wald.log import Log
-from wald.store.files.directory import list_segments
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import Cursor, CursorState, newcomer
 from wald.store.retention.history import History
@@ -40,7 +39,7 @@ class Consumer:
         """
         if self.cursor.state is CursorState.ABSENT:
             news = newcomer(self.log.root, self.route, self.group)
-            segments = list_segments(self.log.root).segments
+            segments = self.log.view().segments
             oldest = segments[0].base_sequence if segments else 1
             first, _ = next(History(self.log.root).unexplained(1, oldest - 1), (oldest, oldest))
             self.commit(first - 1)

@@ -23,7 +23,8 @@ from wald.store.retention.cursors import CursorState
 from wald.store.retention.history import Entry, History
 from wald.store.retention.pins import Claims, Pin, needs, read_claims, segment_index, ways_out, with_lost
 from wald.store.segments.compression import SealedFile
-from wald.store.segments.head import Bound, look
+from wald.store.segments.head import Bound
+from wald.store.segments.view import read_view
 from wald_reclaim.ages import Ages
 from wald_reclaim.policy import Facts, Limits, Verdict, judge
 
@@ -183,9 +184,10 @@ class Planner:
         Raises:
             Damaged: the directory, the end of the log or the ledger of the archive cannot be read.
         """
-        bound, listing = look(self._root)
+        view = read_view(self._root, self._log_id)
+        listing = view.listing
         self._ends = listing.ends()
-        left = self._left_raw(bound, listing)
+        left = self._left_raw(view.bound, listing)
         complete = [s for s in listing.segments if s.kind is Kind.SEALED or s.base_sequence in left]
         bases = {segment.base_sequence for segment in complete}
         if self._limits.by_age:

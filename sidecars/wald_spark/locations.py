@@ -25,12 +25,11 @@ from wald.format.segment import BadHeader
 from wald.store.files.directory import Listing, Root, Segment, list_segments, read_identity
 from wald.store.files.disk import Disk
 from wald.store.segments.compression import SealedFile
-from wald.store.segments.head import Bound, look
+from wald.store.segments.head import EVERYTHING, Bound
 from wald.store.segments.opened import SealedSegment, Whole, open_segment
 from wald.store.segments.raw import FIRST_BATCH, RawFile
+from wald.store.segments.view import read_view
 from wald_archive.api import open_destination, parse_bag_name
-
-_ENDLESS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,9 @@ class LogPlace:
             Damaged: the directory is gone.
         """
         if isinstance(self.root, Shipped):
-            return Bound(_ENDLESS, _ENDLESS, None), list_segments(self.root)
-        return look(self.root)
+            return EVERYTHING, list_segments(self.root)
+        view = read_view(self.root, self.log_id)
+        return view.bound, view.listing
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from wald.store.reading.batches import Batch
 from wald.store.reading.reader import read_span
 from wald.store.retention.history import History
 from wald.store.segments.head import Bound, lost_head
+from wald.store.segments.view import read_view
 from wald_spark.blocks import Block, Range, Unreadable, blocks_of, fair_share, spans
 from wald_spark.damage import STRICT, Told, Tolerance
 from wald_spark.locations import LogPlace
@@ -62,12 +63,10 @@ class LogPiece:
         with closing(Told(self.tolerance, self.name)) as told:
             try:
                 yield from read_span(
-                    self.place.root,
-                    log_id=self.place.log_id,
+                    read_view(self.place.root, self.place.log_id, bound=self.bound),
                     routes=self.routes,
                     first=self.first,
                     last=self.last,
-                    bound=self.bound,
                     loss=self.tolerance.loss,
                     on_damage=told,
                 )

@@ -8,6 +8,7 @@ from itertools import pairwise
 from wald.errors import InvalidInput, NotFound
 from wald.store.files.disk import Disk
 from wald.store.segments.seeking import sequence_at
+from wald.store.segments.view import read_view
 from wald_archive.api import open_destination
 from wald_spark.blocks import Range
 from wald_spark.bundles import BundlePiece, bundle_pieces
@@ -92,9 +93,9 @@ def _log_pieces(place: LogPlace, options: Options) -> list[LogPiece]:
     first, last = options.first or oldest, options.last
     # Append times never go back, so a range of times is one of sequences.
     if options.from_ns is not None:
-        first = max(first, sequence_at(place.root, place.log_id, options.from_ns))
+        first = max(first, sequence_at(read_view(place.root, place.log_id), options.from_ns))
     if options.until_ns is not None:
-        last = min(last, sequence_at(place.root, place.log_id, options.until_ns) - 1)
+        last = min(last, sequence_at(read_view(place.root, place.log_id), options.until_ns) - 1)
     return pieces_of(
         place,
         bound,

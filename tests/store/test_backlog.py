@@ -35,7 +35,7 @@ def built(tmp_path: Path) -> Built:
 
 def look(built: Built) -> tuple[Backlog, list[tuple[str, int, list[str]]]]:
     """The backlog, and of each segment its form, its base and who holds it back."""
-    backlog = Backlog(built.root, log_id=built.log_id)
+    backlog = Backlog(built.view)
     return backlog, [
         (standing.form.value, standing.segment.base_sequence, [f"{pin.route}/{pin.group}" for pin in standing.pins])
         for standing in backlog.segments()
@@ -149,7 +149,7 @@ def test_growth_is_not_known_of_an_empty_log_or_with_a_clock_that_was_set_back(b
 def test_a_segment_that_cannot_be_read_is_told_and_the_rest_is_counted(built: Built) -> None:
     path = built.path(2, Kind.SEALED)
     path.write_bytes(bytes(path.stat().st_size))
-    backlog = Backlog(built.root, log_id=built.log_id)
+    backlog = Backlog(built.view)
     standings = list(backlog.segments())
 
     assert [bool(standing.problem) for standing in standings] == [False, True, False, False, False]
@@ -158,7 +158,7 @@ def test_a_segment_that_cannot_be_read_is_told_and_the_rest_is_counted(built: Bu
 
 
 def test_a_segment_that_is_sealed_or_reclaimed_meanwhile_is_told_once(built: Built) -> None:
-    backlog = Backlog(built.root, log_id=built.log_id)
+    backlog = Backlog(built.view)
     seen = []
     for standing in backlog.segments():
         seen.append(standing.segment.base_sequence)
@@ -173,6 +173,6 @@ def test_a_segment_that_is_sealed_or_reclaimed_meanwhile_is_told_once(built: Bui
 def test_the_newest_segment_is_told_as_such(built: Built) -> None:
     built.seal()
     built.path(9, Kind.RAW).unlink()
-    backlog = Backlog(built.root, log_id=built.log_id)
+    backlog = Backlog(built.view)
 
     assert [standing.newest for standing in backlog.segments()] == [False, False, False, True]

@@ -14,6 +14,7 @@ from wald.store.files.directory import list_segments
 from wald.store.retention.backlog import Backlog
 from wald.store.retention.cursors import cursors_of
 from wald.store.retention.lag import lags
+from wald.store.segments.view import read_view
 
 
 @pytest.fixture
@@ -49,10 +50,10 @@ def asked(built: Built, route: str) -> set[int]:
         for name in root.route_names()
         for cursor in cursors_of(root, name, log_id=log_id, head_sequence=built.last)
     ]
-    backlog = Backlog(root, log_id=log_id)
+    backlog = Backlog(read_view(root, log_id))
     list(backlog.segments())
     return {
-        lags(root, cursors, log_id=log_id)[route, "processed"].records,
+        lags(read_view(root, log_id), cursors)[route, "processed"].records,
         backlog.holds[route, "processed"].lag.records,
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from wald.store.checking.verifier import verify
 from wald.store.files.directory import Listing, list_segments
 from wald.store.reading.walk import Hole, Walk
 from wald.store.retention.missing import Missing
-from wald.store.segments.head import look
 
 
 @pytest.fixture
@@ -149,11 +149,11 @@ class TestOnMissing:
 
 def test_what_a_listing_has_missed_is_looked_for_again_before_it_is_called_missing(built: Built) -> None:
     """A file that is renamed while its directory is read, by the sealer say, may be listed under neither name."""
-    bound, listing = look(built.root)
+    view = built.view
     for missed in (1, 3, 7):
-        short = Listing(tuple(s for s in listing.segments if s.base_sequence != missed))
-        walk = Walk(built.root, built.log_id, short, sequence=1, routes=None)
-        met = list(walk.advance(bound, short))
+        short = replace(view, listing=Listing(tuple(s for s in view.segments if s.base_sequence != missed)))
+        walk = Walk(short, sequence=1, routes=None)
+        met = list(walk.advance(short))
         walk.close()
         assert [found for found in met if isinstance(found, Hole)] == []
         assert sum(found.header.count for found in met if hasattr(found, "header")) == 8

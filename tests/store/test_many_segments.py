@@ -14,7 +14,7 @@ from wald.format.names import Kind
 from wald.store.checking.verifier import verify
 from wald.store.files.directory import Listing, Root, list_segments
 from wald.store.retention.taken import taken_above
-from wald.store.segments.opened import SealedSegment, open_segment
+from wald.store.segments.opened import SealedSegment
 
 
 def built(path: Path, segments: int) -> Built:
@@ -60,10 +60,11 @@ def test_the_way_past_as_many_holes_is_linear(tmp_path: Path, work: Callable[[Bu
 def test_one_that_was_sealed_since_it_was_listed_is_opened(tmp_path: Path) -> None:
     """To list thousands of names again takes longer than to seal the next one."""
     log = built(tmp_path / "log", 2)
-    raw = list_segments(log.root).segments[0]
+    view = log.view
+    raw = view.segments[0]
     assert raw.kind is Kind.RAW
     log.seal()
-    opened = open_segment(raw, log.log_id)
+    opened = view.open(raw)
 
     assert isinstance(opened, SealedSegment)
     opened.close()

@@ -93,7 +93,7 @@ def test_whoever_looks_at_the_log_does_not_wait(built: Built, place: str, what: 
         "read on": lambda: list(log.read("a", "cursor", on_damage=lambda _: None)),
         "where": lambda: log.where(1),
         "cursor": lambda: log.cursor("a"),
-        "progress": lambda: progress(root, log_id=built.log_id),
+        "progress": lambda: progress(built.view),
         "dump": lambda: list(dump(path)),
     }
     for name, call in calls.items():

@@ -16,6 +16,7 @@ from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.files.routes import add_route
 from wald.store.files.uptime import Moment
+from wald.store.segments.view import View, read_view
 from wald.store.writing.recovery import recover
 from wald.store.writing.sealer import remove_temporaries, seal
 from wald.store.writing.writer import Draft, Placement, Route, Writer
@@ -78,6 +79,10 @@ class Built:
     @property
     def log(self) -> Log:
         return Log(self.root.path)
+
+    @property
+    def view(self) -> View:
+        return read_view(self.root, self.log_id)
 
     @property
     def last(self) -> int:

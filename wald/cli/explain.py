@@ -43,7 +43,7 @@ def explain(root: Path, as_json: bool) -> None:
     """
     log = wald.open(root)
     warn_without_daemon(log.root)
-    backlog = Backlog(log.root, log_id=log.identity.log_id)
+    backlog = Backlog(log.view())
     now_ns = time.time_ns()
     if as_json:
         for path, words in troubles(log.root):

@@ -36,7 +36,7 @@ def routes(root: Path, as_json: bool) -> None:
     """
     log = wald.open(root)
     warn_without_daemon(log.root)
-    every = progress(log.root, log_id=log.identity.log_id)
+    every = progress(log.view())
     if as_json:
         click.echo(json.dumps([_told(route) for route in every]))
         return

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from wald.cli.connect import runs
@@ -19,11 +20,12 @@ from wald.cli.top_snapshot import Amount, HeadSample, LogSample, State, state_of
 from wald.errors import Damaged, WaldError
 from wald.format.names import Kind
 from wald.log import Log
-from wald.store.files.directory import Listing, Segment, list_segments, look_again
+from wald.store.files.directory import Segment
 from wald.store.files.fifos import troubles
 from wald.store.retention.backlog import Backlog
 from wald.store.retention.pins import sealed_index
 from wald.store.retention.progress import last_sequences
+from wald.store.segments.view import SegmentGone, View
 from wald.store.writing.lock import holder
 
 T = TypeVar("T")
@@ -96,13 +98,13 @@ class HeadSource:
             OSError: the operating system refuses.
         """
         head = self._log.head()
-        listing = list_segments(self._log.root)  # after the head, so that every segment before the head's is listed
+        view = self._log.view()  # after the head, so that every segment before the head's is listed
         if self._sealed_before is None:
             self._sealed_before = frozenset(
-                s.base_sequence for s in listing.with_released().segments if s.kind.form is not Kind.RAW
+                s.base_sequence for s in view.including_released().segments if s.kind.form is not Kind.RAW
             )
-        self._measure(listing, head.segment if head else 0)
-        waiting = {segment.base_sequence for segment in listing.segments[:-1] if segment.kind is Kind.RAW}
+        self._measure(view, head.segment if head else 0)
+        waiting = {segment.base_sequence for segment in view.segments[:-1] if segment.kind is Kind.RAW}
         sealed = [length for base, length in self._raw_bytes.items() if base not in waiting]
         return HeadSample(
             now,
@@ -115,17 +117,13 @@ class HeadSource:
             self._daemon(),
         )
 
-    def _measure(self, listing: Listing, active: int) -> None:
+    def _measure(self, view: View, active: int) -> None:
         """Note the lengths of segments that were completed since the last sample."""
         done = self._raw_bytes.keys() | (self._sealed_before or frozenset())
-        while True:
-            try:
-                for segment in listing.with_released().segments:
-                    if segment.base_sequence < active and segment.base_sequence not in done:
-                        self._raw_bytes[segment.base_sequence] = self._length(segment)
-                return
-            except FileNotFoundError as gone:
-                listing = look_again(self._log.root, listing, gone)
+        for segment in view.including_released().segments:
+            if segment.base_sequence < active and segment.base_sequence not in done:
+                with suppress(SegmentGone):
+                    self._raw_bytes[segment.base_sequence] = view.follow(segment, self._length)
 
     def _length(self, segment: Segment) -> int:
         """Raw bytes; 0 if the index of a sealed segment is damaged."""
@@ -165,10 +163,10 @@ class LogSource:
             Damaged: the directory or the end of the log cannot be read.
             OSError: the operating system refuses.
         """
-        root, log_id = self._log.root, self._log.identity.log_id
-        since = self._end
+        root, since = self._log.root, self._end
         self._end = None  # after a failed sample there is nothing to compare the next one with
-        backlog = Backlog(root, log_id=log_id, since=since)
+        view = self._log.view()
+        backlog = Backlog(view, since=since)
         counts: Counter[State] = Counter()
         sizes: Counter[State] = Counter()
         end = since or 0
@@ -181,7 +179,7 @@ class LogSource:
             now,
             {state: Amount(counts[state], sizes[state]) for state in State if counts[state]},
             tuple(backlog.holds.values()),
-            last_sequences(root, log_id),
+            last_sequences(view),
             None if since is None else backlog.received(),
             backlog.growth(now_ns=time.time_ns()),
             backlog.free_bytes,

@@ -13,8 +13,9 @@ from wald.daemon.transfers import Transfers
 from wald.errors import Damaged
 from wald.format.batch import payload_of
 from wald.format.transfers import Transfer
-from wald.store.files.directory import Listing, Root, list_segments, look_again
-from wald.store.segments.opened import Whole, open_segment
+from wald.store.files.directory import Root
+from wald.store.segments.opened import Whole
+from wald.store.segments.view import View, read_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +40,16 @@ def unfinished_transfers(root: Root, transfers: Transfers, slots: int, *, log_id
 
 def _written(root: Root, transfer: Transfer, log_id: bytes) -> bytes | None:
     """The payload at the place that was announced; None if no such batch was written, or it is gone."""
-    listing = list_segments(root)
-    while True:
-        try:
-            return _payload(listing, transfer, log_id)
-        except FileNotFoundError as gone:
-            try:
-                listing = look_again(root, listing, gone)
-            except Damaged:
-                return None
-        except Damaged:
-            return None
+    try:
+        return _payload(read_view(root, log_id).including_released(), transfer)
+    except Damaged:
+        return None
 
 
-def _payload(listing: Listing, transfer: Transfer, log_id: bytes) -> bytes | None:
-    for segment in listing.with_released().segments:
+def _payload(view: View, transfer: Transfer) -> bytes | None:
+    for segment in view.segments:
         if segment.base_sequence == transfer.segment:
-            with closing(open_segment(segment, log_id)) as opened:
+            with closing(view.open(segment)) as opened:
                 met = next(opened.batches(transfer.position, None), None)
                 if isinstance(met, Whole) and (met.position, met.route) == (transfer.position, transfer.route):
                     return bytes(payload_of(met.data, met.at, met.header))

@@ -33,7 +33,7 @@ def damaged(path: Path, order: str, at: bytes) -> Built:
 
 def pins(built: Built) -> list[tuple[str, int]]:
     """Who holds back the first segment, and how far each has to get."""
-    standing = next(each for each in Backlog(built.root, log_id=built.log_id).segments())
+    standing = next(each for each in Backlog(built.view).segments())
     return [(pin.route, pin.needs) for pin in standing.pins]
 
 
@@ -71,9 +71,7 @@ def test_a_segment_of_which_no_record_is_left_never_goes(tmp_path: Path) -> None
     reclaim(built)
 
     assert bases(built.root)[0] == 1
-    (standing,) = [
-        each for each in Backlog(built.root, log_id=built.log_id).segments() if each.segment.base_sequence == 1
-    ]
+    (standing,) = [each for each in Backlog(built.view).segments() if each.segment.base_sequence == 1]
     assert "whose they were" in standing.problem
     assert errors(built.root.path)
 

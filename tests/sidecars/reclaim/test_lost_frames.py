@@ -82,7 +82,7 @@ def put(built: Built, **cursors: int) -> None:
 
 
 def standing(built: Built) -> Standing:
-    return next(s for s in Backlog(built.root, log_id=built.log_id).segments() if s.segment.base_sequence == 1)
+    return next(s for s in Backlog(built.view).segments() if s.segment.base_sequence == 1)
 
 
 @pytest.mark.parametrize("spoilt", [lose_rest, cut_short])
@@ -234,14 +234,12 @@ def test_lag_counts_what_a_reader_would_still_get(built: Built, sealed_line: boo
         forget(built)
     for at in (0, 1, 3):
         put(built, a=at, b=at)
-        backlog = Backlog(built.root, log_id=built.log_id)
+        backlog = Backlog(built.view)
         list(backlog.segments())
         cursors = [hold.cursor for hold in backlog.holds.values()]
         counted = {route: sum(r.sequence > at for r in built.log.read(route, on_damage=print)) for route in "ab"}
         assert {hold.cursor.route: hold.lag.records for hold in backlog.holds.values()} == counted
-        assert {route: lag.records for (route, _), lag in lags(built.root, cursors, log_id=built.log_id).items()} == (
-            counted
-        )
+        assert {route: lag.records for (route, _), lag in lags(built.view, cursors).items()} == (counted)
 
 
 @pytest.mark.parametrize(("a", "b", "lost"), [(0, 0, {"a": 2, "b": 3}), (1, 4, {"a": 1, "b": 1}), (2, 0, {"b": 3})])

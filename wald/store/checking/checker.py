@@ -120,7 +120,7 @@ class _Check:
 
     def _findings(self) -> Iterator[Finding]:
         try:
-            yield from self._raw() if self._piece.segment.kind is Kind.RAW else self._sealed()
+            yield from self._raw() if self._piece.segment.kind.form is Kind.RAW else self._sealed()
         except FileNotFoundError:
             raise
         except OSError as error:

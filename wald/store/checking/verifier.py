@@ -21,12 +21,13 @@ from wald.format.names import Kind, parse_segment_name
 from wald.store.checking.checker import Checked, Piece, check
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.opening import NOTHING
-from wald.store.files.directory import Listing, Root, SecondLook, Segment, list_segments, look_again, read_identity
+from wald.store.files.directory import Listing, Root, Segment, read_identity
 from wald.store.files.fifos import troubles
 from wald.store.files.ledger import read_ledger
 from wald.store.retention.cursors import CursorState, cursors_of
 from wald.store.retention.history import History
-from wald.store.segments.head import read_head
+from wald.store.segments.head import EVERYTHING, read_head
+from wald.store.segments.view import SecondListing, SegmentGone, View, read_view
 
 LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl")
 
@@ -57,16 +58,15 @@ class Verification:
         self._log_id: bytes | None = None
         self._head: Head | None = None
         self._headless_told = False
-        self._listing = Listing(())
-        self._second_look = SecondLook(root)
+        self._view = View(root, b"", EVERYTHING, Listing(()))
+        self._second_listing = SecondListing()
         self._state = NOTHING
         self._first = [*self._identity(), *self._read_head(), *self._strangers(), *self._list(), *self._headless()]
         self.segments = self.records = self.raw_bytes = 0
 
     def pieces(self) -> list[Piece]:
         """Every segment that is to be checked, oldest first."""
-        segments = self._listing.segments
-        return [self._piece(segment) for segment in segments if not self._behind_head(segment)]
+        return [self._piece(segment) for segment in self._view.segments if not self._behind_head(segment)]
 
     def findings(self, ahead: Callable[[Piece], Checked | None] = lambda _: None) -> Iterator[Finding]:
         """All there is to find, once.
@@ -100,7 +100,7 @@ class Verification:
     def _headless(self) -> Iterator[Finding]:
         """The head is on disk before any segment is, so a log with segments and without it has lost it."""
         if self._head is None and not self._headless_told:
-            level = Level.ERROR if self._listing.segments else Level.INFO
+            level = Level.ERROR if self._view.segments else Level.INFO
             words = (
                 "missing or empty: nobody knows how far records are durable; the next start of the daemon makes it anew"
             )
@@ -119,47 +119,47 @@ class Verification:
 
     def _list(self) -> Iterator[Finding]:
         try:
-            self._listing = list_segments(self._root)
+            self._view = read_view(self._root, self._log_id or b"", bound=EVERYTHING)
         except Damaged as error:
             yield Finding.of(Level.ERROR, self._root.segments, error.message)
 
     def _segments(self, ahead: Callable[[Piece], Checked | None]) -> Iterator[Finding]:
         """Every segment as far as the head that was read before."""
-        waiting = deque(self._listing.segments)
+        waiting = deque(self._view.segments)
         while waiting:
             segment = waiting.popleft()
             if self._behind_head(segment):
                 yield Finding(Level.INFO, segment.path, 0, "behind the head; not read")
                 continue
+            due = self._state.next_sequence or 1
+            completed = self._completed(due, segment.base_sequence - 1)
+            if completed is not self._view:
+                self._view = completed
+                waiting = deque(s for s in self._view.segments if s.base_sequence >= due)
+                continue
             try:
-                due = self._state.next_sequence or 1
-                if segment.base_sequence > due:
-                    listing = self._looked_for(due, segment.base_sequence - 1)
-                    if listing is not self._listing:
-                        self._listing = listing
-                        waiting = deque(s for s in listing.segments if s.base_sequence >= due)
-                        continue
-                found = self._segment(segment, ahead)
-            except FileNotFoundError as gone:
+                yield from self._view.follow(segment, lambda found: self._segment(found, ahead))
+            except SegmentGone as gone:
                 try:
-                    self._listing = look_again(self._root, self._listing, gone)
+                    self._view = self._view.without(gone, segment)
                 except Damaged as error:
                     yield Finding.of(Level.ERROR, segment.path, error.message)
                 else:
-                    waiting = deque(s for s in self._listing.segments if s.base_sequence >= segment.base_sequence)
-            else:
-                yield from found
+                    waiting = deque(s for s in self._view.segments if s.base_sequence >= segment.base_sequence)
 
-    def _looked_for(self, first: int, last: int) -> Listing:
-        """The listing, with what of ``first`` to ``last`` it lacks and is there by now.
+    def _completed(self, first: int, last: int) -> View:
+        """The view, with what of ``first`` to ``last`` it lacks and is there by now.
 
-        The second look may be hours old, and a deletion taken back since; before a loss is told there is a new one.
+        The second listing may be hours old, and a deletion taken back since; before a loss is reported there is a new
+        one.
         """
-        listing = self._second_look.look_for(self._listing, first, last)
-        if listing is self._listing and self._lost(first, last):
-            self._second_look = SecondLook(self._root)
-            listing = self._second_look.look_for(self._listing, first, last)
-        return listing
+        if first > last:
+            return self._view
+        completed = self._second_listing.complete(self._view, first, last)
+        if completed is self._view and self._lost(first, last):
+            self._second_listing = SecondListing()
+            completed = self._second_listing.complete(self._view, first, last)
+        return completed
 
     def _segment(self, segment: Segment, ahead: Callable[[Piece], Checked | None]) -> list[Finding]:
         """One segment, and whether it follows the one before it; if it is gone, nothing has happened."""
@@ -207,13 +207,13 @@ class Verification:
     def _piece(self, segment: Segment) -> Piece:
         """What of a segment only the rest of the root tells."""
         head, log_id = self._head, self._log_id
-        if segment.kind is Kind.SEALED:
+        if segment.kind.form is Kind.SEALED:
             told = None
             with contextlib.suppress(Damaged):  # told of with the ledgers
                 told = self.history.sealed(segment.base_sequence)
             return Piece(segment, log_id, sha256=None if told is None else str(told.get("sha256")))
         if head is None:
-            return Piece(segment, log_id, endless=segment is self._listing.segments[-1])
+            return Piece(segment, log_id, endless=segment.base_sequence == self._view.segments[-1].base_sequence)
         return Piece(segment, log_id, durable=head.position if head.segment == segment.base_sequence else None)
 
     def _head_agrees(self) -> Iterator[Finding]:

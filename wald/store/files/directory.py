@@ -10,6 +10,7 @@ import json
 import os
 import uuid
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -190,6 +191,10 @@ class Listing:
         """The position in ``segments`` of the one that ``sequence`` falls into; 0 if it is older than all."""
         return max(0, bisect_right(self.segments, sequence, key=_base) - 1)
 
+    def including(self, segments: Iterable[Segment]) -> Listing:
+        """The same, with ``segments`` among the readable ones."""
+        return replace(self, segments=tuple(sorted((*self.segments, *segments), key=_base)))
+
     def before(self, segment: Segment) -> Segment | None:
         """The readable one in front of ``segment``."""
         number = bisect_left(self.segments, segment.base_sequence, key=_base)
@@ -264,30 +269,6 @@ def look_again(root: Root, seen: Listing, gone: FileNotFoundError) -> Listing:
             hint=f"ls -l {root.segments}; restore the file from an archive or a backup",
         ) from gone
     return listing
-
-
-class SecondLook:
-    """The directory once more, for what is missing from a listing; one look is enough for all that is.
-
-    A file that is renamed while its directory is read, as by the sealer, may be listed under neither name; so nothing
-    is missing that was looked for only once.
-    """
-
-    def __init__(self, root: Root) -> None:
-        self._root = root
-        self._seen: Listing | None = None
-        self._now = Listing(())
-
-    def look_for(self, seen: Listing, first: int, last: int) -> Listing:
-        """``seen``, with whatever there is by now with a base from ``first`` to ``last``, if it has nothing there."""
-        if seen is not self._seen:
-            self._seen, self._now = seen, list_segments(self._root)
-        known = {segment.base_sequence for segment in seen.between(first, last)}
-        found = self._now.between(first, last)
-        if not found or known & {segment.base_sequence for segment in found}:
-            return seen
-        self._seen = replace(seen, segments=tuple(sorted((*seen.segments, *found), key=_base)))
-        return self._seen
 
 
 def read_identity(root: Root) -> Identity:

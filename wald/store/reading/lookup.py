@@ -8,12 +8,13 @@ from enum import Enum
 from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind, segment_name
 from wald.format.times import utc
-from wald.store.files.directory import Listing, Root, Segment, look_again
+from wald.store.files.directory import Segment
 from wald.store.retention.cursors import cursors_of
 from wald.store.retention.history import Entry, History, member_of
-from wald.store.segments.head import Bound, look, lost_head
-from wald.store.segments.opened import Misplaced, Whole, open_segment
+from wald.store.segments.head import lost_head
+from wald.store.segments.opened import Misplaced, Whole
 from wald.store.segments.raw import Gap
+from wald.store.segments.view import SegmentGone, View
 
 _LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which no calendar here knows
 
@@ -68,7 +69,7 @@ class Whereabouts:
     reclaimed: Entry | None = None
 
 
-def where(root: Root, sequence: int, *, log_id: bytes) -> Whereabouts:
+def where(view: View, sequence: int) -> Whereabouts:
     """What has become of record ``sequence``.
 
     Raises:
@@ -77,18 +78,8 @@ def where(root: Root, sequence: int, *, log_id: bytes) -> Whereabouts:
     """
     if sequence < 1:
         raise InvalidInput(f"{sequence} is not a sequence", hint="the first record is number 1")
-    history = History(root)
-    while True:
-        bound, listing = look(root)
-        try:
-            found = _where(root, sequence, log_id, bound, listing, history)
-            break
-        except FileNotFoundError as gone:
-            try:
-                look_again(root, listing, gone)
-            except Damaged as error:
-                found = _gone(sequence, error.message, history)
-                break
+    history = History(view.root)
+    found = _where(view, sequence, history)
     if found.state is State.NEVER_ISSUED:
         return found
     try:
@@ -102,11 +93,12 @@ def where(root: Root, sequence: int, *, log_id: bytes) -> Whereabouts:
     return replace(found, reclaimed=reclaimed)
 
 
-def _where(root: Root, sequence: int, log_id: bytes, bound: Bound, listing: Listing, history: History) -> Whereabouts:
-    segments = [*listing.released, *listing.segments]
+def _where(view: View, sequence: int, history: History) -> Whereabouts:
+    bound = view.bound
+    segments = [*view.listing.released, *view.segments]
     newest = max((segment.base_sequence for segment in segments), default=0)
     if bound.lost and sequence > (bound.sequence or 0):
-        return Whereabouts(sequence, State.UNKNOWN, lost_head(root, bound).message)
+        return Whereabouts(sequence, State.UNKNOWN, lost_head(view.root, bound).message)
     if bound.sequence is not None and sequence > bound.sequence:
         return _beyond(sequence, bound.sequence)
     holding = [segment for segment in segments if segment.base_sequence <= sequence]
@@ -115,10 +107,12 @@ def _where(root: Root, sequence: int, log_id: bytes, bound: Bound, listing: List
     holding.sort(key=lambda found: (found.base_sequence, not found.kind.reclaimed))
     for segment in reversed(holding):
         try:
-            found = _in_segment(root, sequence, segment, bound, newest, log_id)
+            found = _in_segment(view, sequence, segment, newest)
         except Misplaced as error:  # the one before it may hold the record
             reason = reason or error.message
             continue
+        except SegmentGone:
+            break  # the ledger says why
         if isinstance(found, Whereabouts):
             return found
         reason = found or reason
@@ -128,18 +122,17 @@ def _where(root: Root, sequence: int, log_id: bytes, bound: Bound, listing: List
     return _gone(sequence, reason, history)
 
 
-def _in_segment(
-    root: Root, sequence: int, segment: Segment, bound: Bound, newest: int, log_id: bytes
-) -> Whereabouts | str:
+def _in_segment(view: View, sequence: int, segment: Segment, newest: int) -> Whereabouts | str:
     """Its place in the segment that should hold it; or what is found there instead, "" for nothing.
 
     Raises:
         Misplaced: it is not the segment that its name says.
+        SegmentGone: it is not there any more.
     """
-    limit = bound.limit(segment.base_sequence)
+    limit = view.limit(segment)
     try:
-        opened = open_segment(segment, log_id)
-    except Misplaced:
+        opened = view.open(segment)
+    except (Misplaced, SegmentGone):
         raise
     except Damaged as error:
         return error.message
@@ -151,7 +144,7 @@ def _in_segment(
             elif isinstance(met, Whole) and met.header.count and met.header.base_sequence <= sequence:
                 gap = None
                 if sequence < met.header.end_sequence:
-                    return _placed(root, sequence, segment, met, newest, log_id, bound)
+                    return _placed(view, sequence, segment, met, newest)
             elif isinstance(met, Whole) and met.header.base_sequence > sequence:
                 break
     finally:
@@ -164,22 +157,20 @@ def _in_segment(
     return ""
 
 
-def _placed(
-    root: Root, sequence: int, segment: Segment, met: Whole, newest: int, log_id: bytes, bound: Bound
-) -> Whereabouts:
+def _placed(view: View, sequence: int, segment: Segment, met: Whole, newest: int) -> Whereabouts:
     if segment.kind.reclaimed:
         state = State.RELEASED
-    elif segment.kind is Kind.SEALED:
+    elif segment.kind.form is Kind.SEALED:
         state = State.SEALED
     else:
         state = State.ACTIVE if segment.base_sequence == newest else State.CUT
     place = f"in {segment.path.name} at {met.position}, route {met.route}"
     if state is State.RELEASED:
         place = f"reclaimed; still {place}"
-    head_sequence = bound.sequence if bound.sequence is not None else met.header.end_sequence - 1
+    head_sequence = view.bound.sequence if view.bound.sequence is not None else met.header.end_sequence - 1
     processed = {}
-    if (root.routes / met.route).is_dir():
-        cursors = cursors_of(root, met.route, log_id=log_id, head_sequence=head_sequence)
+    if (view.root.routes / met.route).is_dir():
+        cursors = cursors_of(view.root, met.route, log_id=view.log_id, head_sequence=head_sequence)
         processed = {cursor.group: cursor.effective >= sequence for cursor in cursors}
     return Whereabouts(
         sequence,

@@ -28,18 +28,17 @@ from datetime import datetime
 from typing import Literal
 
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
-from wald.format.head import Head
 from wald.format.names import DEFAULT_GROUP
 from wald.format.times import nanoseconds
-from wald.store.files.directory import Listing, Root, list_segments
 from wald.store.reading.batches import Batch, Broken, Joiner
 from wald.store.reading.walk import Hole, Lost, Walk
 from wald.store.retention.cursors import CursorState, read_cursor
 from wald.store.retention.history import History
 from wald.store.retention.missing import Missing, OnMissing, Wanted, count, policy
-from wald.store.segments.head import Bound, look, lost_head, read_head
+from wald.store.segments.head import lost_head, readable_head
 from wald.store.segments.opened import Passed, Whole
-from wald.store.segments.seeking import end_sequence, sequence_since
+from wald.store.segments.seeking import end_of, sequence_since
+from wald.store.segments.view import View, read_view
 
 Named = Literal["earliest", "end", "cursor"]
 Start = Named | int | datetime
@@ -81,9 +80,8 @@ class Selection:
 
 
 def read_batches(
-    root: Root,
+    view: View,
     *,
-    log_id: bytes,
     route: str | None,
     start: Start,
     stop: Stop | None,
@@ -95,33 +93,30 @@ def read_batches(
     on_missing: OnMissing,
     on_wait: Callable[[], None] | None,
 ) -> Iterator[Batch]:
-    """Batches of whole records, from ``start`` on; without ``follow`` up to the head as it is now.
+    """Batches of whole records, from ``start`` on; without ``follow`` up to where ``view`` ends.
 
     Arguments and errors are those of :meth:`wald.log.Log.batches`.
     """
-    selection = _select(root, log_id, route, start, stop, group)
+    selection = _select(view, route, start, stop, group)
     if limit is not None and limit < 0:
         raise InvalidInput(f"a limit of {limit} records", hint="--limit takes 0 or more")
-    reading = _Reading(root, log_id, selection, on_damage, policy(on_missing))
+    reading = _Reading(view, selection, on_damage, policy(on_missing))
     found = reading.batches(follow=follow, cancel=cancel or threading.Event(), on_wait=on_wait)
     return found if limit is None else _limited(found, limit)
 
 
 def read_span(
-    root: Root,
+    view: View,
     *,
-    log_id: bytes,
     routes: frozenset[str] | None,
     first: int,
     last: int,
-    bound: Bound,
     loss: bool = False,
     on_damage: Callable[[Damaged], None] | None = None,
 ) -> Iterator[Batch]:
     """Batches with the records ``first`` to ``last`` of ``routes`` (None: all).
 
     Args:
-        bound: as an earlier look gave it, maybe on another machine; the head is not asked again.
         loss: whether what RECLAIM has removed may be missing.
 
     Raises:
@@ -130,8 +125,8 @@ def read_span(
     """
     selection = Selection(routes, first, last=last)
     on_missing = policy("skip" if loss else "error")
-    reading = _Reading(root, log_id, selection, on_damage, on_missing)
-    return reading.batches(follow=False, cancel=threading.Event(), bound=bound)
+    reading = _Reading(view, selection, on_damage, on_missing)
+    return reading.batches(follow=False, cancel=threading.Event(), renewed=False)
 
 
 class _Reading:
@@ -139,18 +134,18 @@ class _Reading:
 
     def __init__(
         self,
-        root: Root,
-        log_id: bytes,
+        view: View,
         selection: Selection,
         on_damage: Callable[[Damaged], None] | None,
         on_missing: Callable[[Missing], None],
     ) -> None:
-        self._root = root
-        self._log_id = log_id
+        self._root = view.root
+        # What is released is still there for a reader that needs it.
+        self._view = view if selection.earliest else view.including_released()
         self._selection = selection
         self._on_damage = on_damage
         self._on_missing = on_missing
-        self._history = History(root)
+        self._history = History(view.root)
         self._joiner = Joiner()
 
     def batches(
@@ -159,18 +154,21 @@ class _Reading:
         follow: bool,
         cancel: threading.Event,
         on_wait: Callable[[], None] | None = None,
-        bound: Bound | None = None,
+        renewed: bool = True,
     ) -> Generator[Batch]:
+        """
+        Args:
+            renewed: whether what is appended before the first batch is taken counts.
+        """
         selection = self._selection
-        bound, listing = look(self._root) if bound is None else (bound, list_segments(self._root))
-        if not selection.earliest:  # what is released is still there for who needs it
-            listing = listing.with_released()
+        if renewed and _moved(self._view):
+            self._view = self._view.renewed()
         lowest = min([selection.first, *selection.floors.values()])
-        walk = Walk(self._root, self._log_id, listing, sequence=lowest, routes=selection.routes)
+        walk = Walk(self._view, sequence=lowest, routes=selection.routes)
         try:
             while True:
-                back: Listing | None = None
-                for met in walk.advance(bound, listing):
+                back: View | None = None
+                for met in walk.advance(self._view):
                     if isinstance(met, Whole):
                         last = self._last(met)
                         yield from self._take(met, walk.segment, last)
@@ -183,16 +181,17 @@ class _Reading:
                         self._tell_lost(met)
                     elif (back := self._tell_hole(met, behind=walk.segment)) is not None:
                         walk.close()
-                        listing = back
-                        walk = Walk(self._root, self._log_id, back, sequence=met.first, routes=selection.routes)
+                        self._view = back
+                        walk = Walk(back, sequence=met.first, routes=selection.routes)
                         break
                 if back is not None:
                     continue
+                bound = self._view.bound
                 if not follow and bound.lost and selection.last > (bound.sequence or 0):
                     self._report(lost_head(self._root, bound))
-                if not follow or not self._await_change(bound, cancel, on_wait):
+                if not follow or not self._await_change(cancel, on_wait):
                     return
-                bound, listing = look(self._root)
+                self._view = self._view.renewed()
         finally:
             walk.close()
 
@@ -213,10 +212,10 @@ class _Reading:
             elif done.append_time_ns >= selection.from_ns:
                 yield done
 
-    def _await_change(self, seen: Bound, cancel: threading.Event, on_wait: Callable[[], None] | None) -> bool:
+    def _await_change(self, cancel: threading.Event, on_wait: Callable[[], None] | None) -> bool:
         """Return when the head has moved; False if ``cancel`` was set instead."""
         delay = POLL_FIRST_SECONDS
-        while not _moved(self._root, seen):
+        while not _moved(self._view):
             if on_wait is not None:
                 on_wait()
             if cancel.wait(delay):
@@ -234,7 +233,7 @@ class _Reading:
         elif lost.wholly and lost.first <= self._selection.last:
             self._tell(lost.message, 0)
 
-    def _tell_hole(self, hole: Hole, *, behind: int) -> Listing | None:
+    def _tell_hole(self, hole: Hole, *, behind: int) -> View | None:
         """Tell of what is not there; or return the segments as they are by now, if some of it is there again.
 
         They were named as reclaimed when they were looked for, and the ledger has taken that back before it was read.
@@ -246,9 +245,9 @@ class _Reading:
         try:
             lost = list(self._history.unexplained(first, last))
             if lost:
-                listing = list_segments(self._root).with_released()
-                if any(behind < segment.base_sequence <= hole.last for segment in listing.segments):
-                    return listing
+                back = replace(read_view(self._root, self._view.log_id).including_released(), bound=self._view.bound)
+                if back.listing.between(behind + 1, hole.last):
+                    return back
                 lost = list(self._history.unexplained(first, last))  # and deleted, maybe, since it was read
             missing = self._missing(first, last)
         except Damaged as error:  # of the ledger that should say so
@@ -290,9 +289,9 @@ class _Reading:
         selection = self._selection
         if route not in selection.floors or route in selection.fresh:
             return selection.floor(route)
-        last = look(self._root)[0].sequence
-        head_sequence = _NO_SEQUENCE if last is None else last
-        cursor = read_cursor(self._root, route, selection.group, log_id=self._log_id, head_sequence=head_sequence)
+        view = self._view.renewed()
+        head_sequence = _NO_SEQUENCE if view.bound.sequence is None else view.bound.sequence
+        cursor = read_cursor(self._root, route, selection.group, log_id=view.log_id, head_sequence=head_sequence)
         return max(selection.floor(route), cursor.effective + 1)
 
     def _tell(self, message: str, last: int) -> None:
@@ -314,14 +313,12 @@ class _Reading:
         self._on_damage(error)
 
 
-def _moved(root: Root, seen: Bound) -> bool:
-    try:
-        head: Head | None = read_head(root)
-    except Damaged:
-        head = None
+def _moved(view: View) -> bool:
+    """Whether the head has moved since ``view``."""
+    head = readable_head(view.root)
     if head is None:
-        return look(root)[0] != seen
-    return (head.segment, head.position) != (seen.segment, seen.position)
+        return view.renewed().bound != view.bound
+    return (head.segment, head.position) != (view.bound.segment, view.bound.position)
 
 
 def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
@@ -334,44 +331,45 @@ def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
             yield trimmed
 
 
-def _select(root: Root, log_id: bytes, route: str | None, start: Start, stop: Stop | None, group: str) -> Selection:
+def _select(view: View, route: str | None, start: Start, stop: Stop | None, group: str) -> Selection:
     if route is not None:
-        root.require_route(route)
+        view.root.require_route(route)
     routes = None if route is None else frozenset([route])
     last = _positive(stop) if isinstance(stop, int) else _NO_SEQUENCE
-    selection = replace(_begin(root, log_id, routes, start, group), last=last)
+    selection = replace(_begin(view, routes, start, group), last=last)
     return replace(selection, until_ns=nanoseconds(stop)) if isinstance(stop, datetime) else selection
 
 
-def _begin(root: Root, log_id: bytes, routes: frozenset[str] | None, start: Start, group: str) -> Selection:
+def _begin(view: View, routes: frozenset[str] | None, start: Start, group: str) -> Selection:
     """A selection without an end."""
     if isinstance(start, datetime):
         time_ns = nanoseconds(start)
-        return Selection(routes, sequence_since(root, log_id, time_ns), from_ns=time_ns)
+        return Selection(routes, sequence_since(view, time_ns), from_ns=time_ns)
     if start == "earliest":
         return Selection(routes, 1, earliest=True)
     if start == "end":
-        return Selection(routes, end_sequence(root, log_id))
+        return Selection(routes, end_of(view))
     if start == "cursor":
-        return _after_cursors(root, log_id, routes, group)
+        return _after_cursors(view, routes, group)
     if not isinstance(start, int):
         raise InvalidInput(f"no such start: {start!r}", hint="earliest, end, cursor, a sequence or a time")
-    end = end_sequence(root, log_id)
+    end = end_of(view)
     if _positive(start) > end:
-        if (bound := look(root)[0]).lost:
-            raise lost_head(root, bound)
+        if view.bound.lost:
+            raise lost_head(view.root, view.bound)
+        path = view.root.path
         raise NotFound(
-            f"{root.path}: record {start} was never issued; the last one is {end - 1}",
-            hint=f"{command_line(root.path, 'read --from end --follow')} waits for the next",
+            f"{path}: record {start} was never issued; the last one is {end - 1}",
+            hint=f"{command_line(path, 'read --from end --follow')} waits for the next",
         )
     return Selection(routes, start)
 
 
-def _after_cursors(root: Root, log_id: bytes, routes: frozenset[str] | None, group: str) -> Selection:
-    end = end_sequence(root, log_id)
+def _after_cursors(view: View, routes: frozenset[str] | None, group: str) -> Selection:
+    root, end = view.root, end_of(view)
     floors, fresh = {}, set()
     for name in sorted(routes) if routes is not None else root.route_names():
-        cursor = read_cursor(root, name, group, log_id=log_id, head_sequence=end - 1)
+        cursor = read_cursor(root, name, group, log_id=view.log_id, head_sequence=end - 1)
         if cursor.state is CursorState.VALID:
             floors[name] = cursor.sequence + 1
         elif cursor.state is CursorState.ABSENT:

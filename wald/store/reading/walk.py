@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wald.errors import Damaged
-from wald.store.files.directory import Listing, Root, SecondLook, Segment, list_segments, look_again
-from wald.store.segments.head import Bound
-from wald.store.segments.opened import Misplaced, OpenSegment, Passed, Whole, open_segment
+from wald.format.names import Kind
+from wald.store.files.directory import Segment
+from wald.store.segments.opened import Misplaced, OpenSegment, Passed, Whole
 from wald.store.segments.raw import FIRST_BATCH, Gap
+from wald.store.segments.view import SecondListing, SegmentGone, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +49,14 @@ class Walk:
         routes: what is not of these routes may be passed over.
     """
 
-    def __init__(
-        self, root: Root, log_id: bytes, listing: Listing, *, sequence: int, routes: frozenset[str] | None
-    ) -> None:
-        self._root = root
-        self._log_id = log_id
-        self._second_look = SecondLook(root)
+    def __init__(self, view: View, *, sequence: int, routes: frozenset[str] | None) -> None:
+        self._second_listing = SecondListing()
         self._routes = routes
         self._wanted = sequence
         self._current: OpenSegment | None = None
         self._position = 0
         self._expected: int | None = None  # the next sequence; None until the first batch has been met
-        begin = listing.segments[listing.covering(sequence)].base_sequence if listing.segments else sequence
+        begin = view.segments[view.listing.covering(sequence)].base_sequence if view.segments else sequence
         self._behind = begin - 1 if begin <= sequence else 0  # segments with a larger base are still to come
         self._pending: Gap | None = None
 
@@ -78,56 +75,51 @@ class Walk:
             self._current.close()
             self._current = None
 
-    def advance(self, bound: Bound, listing: Listing) -> Iterator[Whole | Passed | Lost | Hole]:
-        """Go on to ``bound``.
-
-        Args:
-            listing: the segments, looked at after the bound was read.
-        """
+    def advance(self, view: View) -> Iterator[Whole | Passed | Lost | Hole]:
+        """Go on to where ``view`` ends, which is not before the end of an earlier one."""
         while True:
             if self._current is None:
-                following = self._following(listing, bound)
-                if following is None:
-                    found = self._second_look.look_for(listing, self._behind + 1, bound.segment)
-                    if found is not listing and self._following(found, bound) is not None:
-                        listing = found
+                following = self._following(view)
+                last = view.bound.segment if following is None else following.base_sequence - 1
+                if following is None or self._due <= last:
+                    completed = self._second_listing.complete(view, self._behind + 1, last)
+                    if completed is not view and self._following(completed) is not None:
+                        view = completed
                         continue
-                    yield from self._missing_until(bound)
+                if following is None:
+                    yield from self._missing_until(view)
                     return
                 if self._due < following.base_sequence:
-                    found = self._second_look.look_for(listing, self._behind + 1, following.base_sequence - 1)
-                    if found is not listing:
-                        listing = found
-                        continue
                     yield Hole(self._due, following.base_sequence - 1)
                     self._expected = following.base_sequence
                 try:
                     try:
-                        self._enter(following, bound)
-                    except FileNotFoundError as gone:
-                        listing = look_again(self._root, listing, gone)
+                        self._enter(following, view)
+                    except SegmentGone as gone:
+                        view = view.without(gone, following)
                         continue
                 except Damaged as error:
-                    before = listing.before(following)
+                    before = view.listing.before(following)
                     if isinstance(error, Misplaced) and self._expected is None and before is not None:
                         self._behind = before.base_sequence - 1  # what is wanted may be in that one
                     else:
-                        yield self._unreadable(following, error, listing, bound)
+                        yield self._unreadable(following, error, view)
                     continue
             segment = self._current
             assert segment is not None
-            yield from self._through(segment, bound, listing)
-            if segment.base_sequence >= bound.segment:
+            yield from self._through(segment, view)
+            if segment.base_sequence >= view.bound.segment:
                 return
             self.close()
 
-    def _following(self, listing: Listing, bound: Bound) -> Segment | None:
-        found = listing.behind(self._behind)
-        return found if found is not None and found.base_sequence <= bound.segment else None
+    def _following(self, view: View) -> Segment | None:
+        found = view.listing.behind(self._behind)
+        return found if found is not None and found.base_sequence <= view.bound.segment else None
 
-    def _enter(self, segment: Segment, bound: Bound) -> None:
-        opened = open_segment(segment, self._log_id)
-        limit = bound.limit(segment.base_sequence)
+    def _enter(self, segment: Segment, view: View) -> None:
+        opened = view.open(segment)
+        limit = view.limit(segment)
+        bound = view.bound
         self._current = opened
         self._behind = segment.base_sequence
         if self._expected is not None:
@@ -137,11 +129,11 @@ class Walk:
         else:
             self._position = opened.position_of_sequence(self._wanted, limit)
 
-    def _through(self, segment: OpenSegment, bound: Bound, listing: Listing) -> Iterator[Whole | Passed | Lost]:
+    def _through(self, segment: OpenSegment, view: View) -> Iterator[Whole | Passed | Lost]:
         """The rest of one segment, or as much of it as may be read."""
-        limit = bound.limit(segment.base_sequence)
+        limit = view.bound.limit(segment.base_sequence)
         if limit is not None and segment.replaced():
-            segment = self._reopen(segment)
+            segment = self._reopen(segment, view)
         for found in segment.batches(self._position, limit, self._routes):
             if isinstance(found, Gap):
                 self._pending = self._pending or found
@@ -160,7 +152,7 @@ class Walk:
                 self._position = found.end
                 if not header.is_control:
                     yield found
-        yield from self._at_end(segment, bound, listing)
+        yield from self._at_end(segment, view)
 
     def _pass_gap(self, segment: OpenSegment, resumed: int, position: int = 0) -> Iterator[Lost]:
         """Tell of the damage that ends where ``resumed`` is met, or of a jump to it."""
@@ -170,12 +162,13 @@ class Walk:
         elif self._expected is not None and resumed > self._due:
             yield Lost(_told(segment, position, "the sequence jumps"), self._due, resumed - 1)
 
-    def _at_end(self, segment: OpenSegment, bound: Bound, listing: Listing) -> Iterator[Lost]:
+    def _at_end(self, segment: OpenSegment, view: View) -> Iterator[Lost]:
         """Compare where the batches ended with where they should have."""
+        bound = view.bound
         if segment.base_sequence == bound.segment:
             due = None if bound.sequence is None or self._position >= bound.position else bound.sequence + 1
         else:
-            behind = listing.behind(segment.base_sequence)
+            behind = view.listing.behind(segment.base_sequence)
             due = None if behind is None else behind.base_sequence
         tail = segment.tail
         if self._pending is not None:
@@ -190,25 +183,26 @@ class Walk:
         if segment.base_sequence == bound.segment:
             self._position = bound.position
 
-    def _reopen(self, segment: OpenSegment) -> OpenSegment:
+    def _reopen(self, segment: OpenSegment, view: View) -> OpenSegment:
         """After a failed write the writer carried the batches, at their places, into another file of the same name."""
-        found = [s for s in list_segments(self._root).segments if s.base_sequence == segment.base_sequence]
-        if not found:
+        try:
+            self._current = view.open(Segment(segment.base_sequence, Kind.RAW, segment.path))
+        except SegmentGone:
             return segment
-        self._current = open_segment(found[0], self._log_id)
         segment.close()
         return self._current
 
-    def _unreadable(self, segment: Segment, error: Damaged, listing: Listing, bound: Bound) -> Lost:
+    def _unreadable(self, segment: Segment, error: Damaged, view: View) -> Lost:
         begin = max(self._due, segment.base_sequence)
         self._behind = segment.base_sequence
-        following = self._following(listing, bound)
-        end = (bound.sequence or begin) + 1 if following is None else following.base_sequence
+        following = self._following(view)
+        end = (view.bound.sequence or begin) + 1 if following is None else following.base_sequence
         self._expected = max(end, begin)
         return Lost(error.message, begin, end - 1, wholly=True)
 
-    def _missing_until(self, bound: Bound) -> Iterator[Hole]:
+    def _missing_until(self, view: View) -> Iterator[Hole]:
         """The segment that the head stands in is not there, nor is any later one."""
+        bound = view.bound
         if bound.sequence is not None and self._behind < bound.segment and self._due <= bound.sequence:
             yield Hole(self._due, bound.sequence)
             self._expected = bound.sequence + 1

@@ -15,16 +15,16 @@ from enum import Enum
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.sealed import BadSealed, SealedIndex
-from wald.store.files.directory import Root, Segment, look_again
+from wald.store.files.directory import Segment
 from wald.store.files.disk import free_bytes
 from wald.store.retention.cursors import Cursor
 from wald.store.retention.growth import Gauge, Growth
 from wald.store.retention.history import History
 from wald.store.retention.lag import Lag, add_raw, add_sealed
 from wald.store.retention.pins import Claims, Pin, needs, read_claims, segment_index, ways_out, with_lost
-from wald.store.segments.head import Bound, look
 from wald.store.segments.opened import open_segment
 from wald.store.segments.raw import FIRST_BATCH
+from wald.store.segments.view import SegmentGone, View
 
 
 class Form(Enum):
@@ -84,7 +84,7 @@ class Hold:
 
 
 class Backlog:
-    """One look at ``root``; :meth:`segments` is to be gone through first, the rest is known afterwards.
+    """What ``view`` shows; :meth:`segments` is to be gone through first, the rest is known afterwards.
 
     Args:
         since: the last record of an earlier look, to learn what has come since; None: nobody asks.
@@ -97,16 +97,15 @@ class Backlog:
         Damaged: the directory or the end of the log cannot be read.
     """
 
-    def __init__(self, root: Root, *, log_id: bytes, since: int | None = None) -> None:
-        self._root = root
-        self._log_id = log_id
+    def __init__(self, view: View, *, since: int | None = None) -> None:
+        self._view = view
         self._since = since
         self._observers: dict[str, Lag] = {}
         self._of_route: dict[str, list[Lag]] = {}
-        self._claims: Claims = read_claims(root, log_id=log_id)
-        self._history = History(root)
+        self._claims: Claims = read_claims(view.root, log_id=view.log_id)
+        self._history = History(view.root)
         self._gauge = Gauge()
-        self.free_bytes = free_bytes(root.path)
+        self.free_bytes = free_bytes(view.root.path)
         self.holds = {
             (route, cursor.group): Hold(cursor, route in self._claims.retired)
             for route, cursors in self._claims.cursors.items()
@@ -115,22 +114,15 @@ class Backlog:
 
     def segments(self) -> Iterator[Standing]:
         """Every segment, oldest first, the released ones before all others."""
-        bound, listing = look(self._root)
+        listing = self._view.listing
         bases = {segment.base_sequence for segment in listing.segments}
         for segment in listing.released:
             with suppress(FileNotFoundError):  # its grace period has ended
                 yield self._released(segment, counts=segment.base_sequence not in bases)
-        done = -1
-        while True:
-            try:
-                ends = listing.ends()
-                for segment in listing.segments:
-                    if segment.base_sequence > done:
-                        yield self._stand(segment, bound, ends.get(segment.base_sequence))
-                        done = segment.base_sequence
-                return
-            except FileNotFoundError as gone:
-                bound, listing = look(self._root)[0], look_again(self._root, listing, gone)
+        ends = listing.ends()
+        for segment in listing.segments:
+            with suppress(SegmentGone):
+                yield self._view.follow(segment, lambda found: self._stand(found, ends.get(found.base_sequence)))
 
     def growth(self, *, now_ns: int) -> Growth | None:
         """How fast the log grows, over its newest segments; None if it is too young to tell, or the clock is wrong."""
@@ -145,30 +137,30 @@ class Backlog:
         stored_bytes = _stored_bytes(segment)
         if counts:
             with suppress(Damaged, BadSealed):
-                add_sealed(segment_index(segment, self._log_id), self._counting)
+                add_sealed(segment_index(segment, self._view.log_id), self._counting)
         return Standing(segment, Form.RELEASED, None, stored_bytes)
 
-    def _stand(self, segment: Segment, bound: Bound, end: int | None) -> Standing:
+    def _stand(self, segment: Segment, end: int | None) -> Standing:
         """
         Args:
             end: the base of the segment behind it; None: it is the newest.
         """
         form = Form.SEALED
-        if segment.kind is Kind.RAW:
-            form = Form.ACTIVE if end is None or segment.base_sequence >= bound.segment else Form.CUT
+        if segment.kind.form is Kind.RAW:
+            form = Form.ACTIVE if end is None or segment.base_sequence >= self._view.bound.segment else Form.CUT
         told = Standing(segment, form, None, _stored_bytes(segment), newest=end is None)
         if form is not Form.ACTIVE:
-            return self._complete(told, end, bound)
+            return self._complete(told, end)
         try:
-            return replace(told, last_sequence=self._raw(segment, bound))
+            return replace(told, last_sequence=self._raw(segment))
         except Damaged as error:
             return replace(told, problem=error.message, readable=False, hint=error.hint)
 
-    def _complete(self, told: Standing, end: int | None, bound: Bound) -> Standing:
+    def _complete(self, told: Standing, end: int | None) -> Standing:
         """One that RECLAIM judges, by what it judges by."""
         segment, damage = told.segment, list[Damaged]()
         try:
-            index = segment_index(segment, self._log_id, on_damage=damage.append)
+            index = segment_index(segment, self._view.log_id, on_damage=damage.append)
             self._add(index, told)
             if damage:
                 index = with_lost(index, segment, end, self._history, damage[0])
@@ -176,7 +168,7 @@ class Backlog:
         except Damaged as error:
             if told.form is Form.CUT:  # only the sealer may judge it, and its records wait all the same
                 with suppress(Damaged):
-                    self._raw(segment, bound)
+                    self._raw(segment)
             return replace(told, problem=error.message, readable=False, hint=error.hint)
         except BadSealed as error:
             problem = f"{segment.path}: its batches cannot be told: {error}"
@@ -209,14 +201,14 @@ class Backlog:
                 found.append(self._observers[route])
         return found
 
-    def _raw(self, segment: Segment, bound: Bound) -> int:
+    def _raw(self, segment: Segment) -> int:
         """Add what a raw segment holds; returns its last sequence."""
         last = segment.base_sequence - 1
         earliest_ns: int | None = None
         payload_bytes: dict[str, int] = {}
-        opened = open_segment(segment, self._log_id)
+        opened = open_segment(segment, self._view.log_id)
         try:
-            batches = opened.batches(FIRST_BATCH, bound.limit(segment.base_sequence))
+            batches = opened.batches(FIRST_BATCH, self._view.limit(segment))
             for met in add_raw(batches, self._counting):
                 header = met.header
                 earliest_ns = header.append_time_ns if earliest_ns is None else earliest_ns

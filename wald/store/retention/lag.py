@@ -13,11 +13,11 @@ from itertools import pairwise
 
 from wald.errors import Damaged
 from wald.format.sealed import BadSealed, BatchTable, SealedIndex
-from wald.store.files.directory import Root, Segment, look_again
+from wald.store.files.directory import Segment
 from wald.store.retention.cursors import Cursor
-from wald.store.segments.head import Bound, look
-from wald.store.segments.opened import Passed, SealedSegment, Whole, open_segment
+from wald.store.segments.opened import Passed, SealedSegment, Whole
 from wald.store.segments.raw import FIRST_BATCH, Gap
+from wald.store.segments.view import View
 
 _NO_END = 1 << 64
 
@@ -82,41 +82,30 @@ def add_raw(batches: Iterable[Whole | Gap | Passed], lags_of: LagsOf) -> Iterato
             yield met
 
 
-def lags(root: Root, cursors: Iterable[Cursor], *, log_id: bytes) -> dict[tuple[str, str], Lag]:
-    """The lag of every group that has one of ``cursors``, by (route, group); what they all have read is not opened.
-
-    Raises:
-        Damaged: the directory of the segments cannot be read.
-    """
+def lags(view: View, cursors: Iterable[Cursor]) -> dict[tuple[str, str], Lag]:
+    """The lag of every group that has one of ``cursors``, by (route, group); what they all have read is not opened."""
     found = {(cursor.route, cursor.group): Lag(cursor.effective) for cursor in cursors}
     of_route: dict[str, list[Lag]] = {}
     for (route, _), lag in found.items():
         of_route.setdefault(route, []).append(lag)
     slowest = min((lag.at for lag in found.values()), default=_NO_END)
-    done = -1
-    bound, listing = look(root)
-    while True:
-        try:
-            for segment, following in pairwise((*listing.with_released().segments, None)):
-                assert segment is not None
-                if segment.base_sequence > done and (following is None or following.base_sequence - 1 > slowest):
-                    _add(segment, bound, log_id, slowest, lambda route: of_route.get(route, ()))
-                    done = segment.base_sequence
-            return found
-        except FileNotFoundError as gone:
-            bound, listing = look(root)[0], look_again(root, listing, gone)
+    for segment, following in pairwise((*view.including_released().segments, None)):
+        assert segment is not None
+        if following is None or following.base_sequence - 1 > slowest:
+            _add(segment, view, slowest, lambda route: of_route.get(route, ()))
+    return found
 
 
-def _add(segment: Segment, bound: Bound, log_id: bytes, slowest: int, lags_of: LagsOf) -> None:
+def _add(segment: Segment, view: View, slowest: int, lags_of: LagsOf) -> None:
     try:
-        opened = open_segment(segment, log_id)
+        opened = view.open(segment)
     except Damaged:
         return
     try:
         if isinstance(opened, SealedSegment):
             add_sealed(opened.index, lags_of)
             return
-        limit = bound.limit(segment.base_sequence)
+        limit = view.limit(segment)
         begin = opened.position_of_sequence(slowest + 1, limit) if slowest >= segment.base_sequence else FIRST_BATCH
         for _ in add_raw(opened.batches(begin, limit), lags_of):
             pass

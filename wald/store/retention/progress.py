@@ -8,14 +8,13 @@ from itertools import chain
 from wald.errors import Damaged
 from wald.format.batch import payload_of
 from wald.format.state import BadControl, decode_state
-from wald.store.files.directory import Root, look_again
 from wald.store.files.fifos import has_fifo
 from wald.store.retention.cursors import Cursor, cursors_of
 from wald.store.retention.lag import lags
-from wald.store.segments.head import look
-from wald.store.segments.opened import Whole, open_segment
+from wald.store.segments.opened import Whole
 from wald.store.segments.raw import FIRST_BATCH, Gap
-from wald.store.segments.seeking import end_sequence
+from wald.store.segments.seeking import end_of
+from wald.store.segments.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +35,19 @@ class Progress:
     lags: tuple[int, ...]
 
 
-def progress(root: Root, *, log_id: bytes) -> list[Progress]:
-    """Every route of ``root``, by name.
+def progress(view: View) -> list[Progress]:
+    """Every route, by name.
 
     Raises:
         Damaged: the end of the log cannot be told.
     """
-    head_sequence = end_sequence(root, log_id) - 1
-    last = last_sequences(root, log_id)
+    root, head_sequence = view.root, end_of(view) - 1
+    last = last_sequences(view)
     cursors = {
-        route: tuple(cursors_of(root, route, log_id=log_id, head_sequence=head_sequence))
+        route: tuple(cursors_of(root, route, log_id=view.log_id, head_sequence=head_sequence))
         for route in root.route_names()
     }
-    found = lags(root, chain.from_iterable(cursors.values()), log_id=log_id)
+    found = lags(view, chain.from_iterable(cursors.values()))
     return [
         Progress(
             route,
@@ -62,45 +61,38 @@ def progress(root: Root, *, log_id: bytes) -> list[Progress]:
     ]
 
 
-def last_sequences(root: Root, log_id: bytes) -> dict[str, int | None]:
+def last_sequences(view: View) -> dict[str, int | None]:
     """Of each route, from the newest segment alone, which opens with what the older ones led to; None: not known.
 
     Whose records are lost where that is damaged nobody knows; what comes behind tells anew.
     """
-    names = root.route_names()
+    names = view.root.route_names()
     unknown: dict[str, int | None] = dict.fromkeys(names)
-    while True:
-        bound, listing = look(root)
-        if bound.lost:
-            return unknown
-        readable = [
-            s for s in listing.segments if s.base_sequence <= bound.segment and bound.limit(s.base_sequence) != 0
-        ]
-        found: dict[str, int | None] = dict.fromkeys(names, 0)
-        if not readable:
-            return found
-        try:
-            try:
-                newest = open_segment(readable[-1], log_id)
-            except FileNotFoundError as gone:
-                look_again(root, listing, gone)
-                continue
-        except Damaged:
-            return unknown
-        try:
-            for batch in newest.batches(FIRST_BATCH, bound.limit(newest.base_sequence)):
-                if isinstance(batch, Gap):
-                    found |= unknown
-                elif not isinstance(batch, Whole):
-                    continue
-                elif batch.header.is_control:
-                    found |= decode_state(payload_of(batch.data, batch.at, batch.header)).routes
-                elif batch.header.count:
-                    found[batch.route] = batch.header.last_sequence
-            if newest.tail is not None and newest.tail.garbage_bytes:
-                found |= unknown
-        except BadControl:
-            return unknown
-        finally:
-            newest.close()
+    bound = view.bound
+    if bound.lost:
+        return unknown
+    readable = [s for s in view.segments if s.base_sequence <= bound.segment and view.limit(s) != 0]
+    found: dict[str, int | None] = dict.fromkeys(names, 0)
+    if not readable:
         return found
+    try:
+        newest = view.open(readable[-1])
+    except Damaged:
+        return unknown
+    try:
+        for batch in newest.batches(FIRST_BATCH, bound.limit(newest.base_sequence)):
+            if isinstance(batch, Gap):
+                found |= unknown
+            elif not isinstance(batch, Whole):
+                continue
+            elif batch.header.is_control:
+                found |= decode_state(payload_of(batch.data, batch.at, batch.header)).routes
+            elif batch.header.count:
+                found[batch.route] = batch.header.last_sequence
+        if newest.tail is not None and newest.tail.garbage_bytes:
+            found |= unknown
+    except BadControl:
+        return unknown
+    finally:
+        newest.close()
+    return found

@@ -9,4 +9,5 @@ resync      the next batch behind damage
 salvage     a sealed segment with a damaged index
 opened      one open segment, whatever its form
 seeking     the end and times, as sequences
+view        a log at one moment
 """

@@ -311,19 +311,12 @@ def open_segment(segment: Segment, log_id: bytes) -> OpenSegment:
     """A segment in the form it has; a sealed one whose index cannot be trusted frame by frame.
 
     Raises:
-        FileNotFoundError: the file has been replaced or reclaimed: look at the directory again.
+        FileNotFoundError: there is no file of that name any more; a :class:`View` knows where it is then.
         Misplaced: it is not the one that its name says.
         Damaged: nothing in it can be read.
     """
     if segment.kind.form is Kind.RAW:
-        try:
-            return RawSegment(segment, log_id)
-        except FileNotFoundError:
-            # Sealed since it was listed, most likely. To list everything anew takes longer than the next seal.
-            sealed = segment.path.with_name(segment_name(segment.base_sequence, Kind.SEALED))
-            if not sealed.exists():
-                raise
-            segment = Segment(segment.base_sequence, Kind.SEALED, sealed)
+        return RawSegment(segment, log_id)
     try:
         return SealedSegment(segment, log_id)
     except Misplaced:

@@ -3,51 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
-from typing import TypeVar
 
 from wald.errors import Damaged
-from wald.store.files.directory import Listing, Root, look_again
-from wald.store.segments.head import Bound, look, readable_head
-from wald.store.segments.opened import Passed, SealedSegment, open_segment
+from wald.store.files.directory import Root
+from wald.store.segments.head import readable_head
+from wald.store.segments.opened import Passed, SealedSegment
 from wald.store.segments.raw import Gap
 from wald.store.segments.salvage import SalvagedSegment
-
-T = TypeVar("T")
+from wald.store.segments.view import View, read_view
 
 
 def end_sequence(root: Root, log_id: bytes) -> int:
     """The number that the next record gets, as far as the durable log tells."""
     head = readable_head(root)  # which is enough, and segments may be very many
-    return head.sequence + 1 if head else _looked(root, lambda bound, listing: _end(bound, listing, log_id))
+    return head.sequence + 1 if head else end_of(read_view(root, log_id))
 
 
-def sequence_at(root: Root, log_id: bytes, time_ns: int) -> int:
-    """The first record there is that was appended at ``time_ns`` or later; the end if there is none yet."""
-    return _looked(root, lambda bound, listing: _search(bound, listing, log_id, time_ns))[1]
-
-
-def sequence_since(root: Root, log_id: bytes, time_ns: int) -> int:
-    """The sequence behind the last record older than ``time_ns``: what is missing from there on may be of that time."""
-    return _looked(root, lambda bound, listing: _search(bound, listing, log_id, time_ns))[0]
-
-
-def _looked(root: Root, answer: Callable[[Bound, Listing], T]) -> T:
-    """What a look at the log answers; another look, if a segment was sealed or reclaimed meanwhile."""
-    while True:
-        bound, listing = look(root)
-        try:
-            return answer(bound, listing)
-        except FileNotFoundError as gone:
-            look_again(root, listing, gone)
-
-
-def _end(bound: Bound, listing: Listing, log_id: bytes) -> int:
-    if bound.sequence is not None:
-        return bound.sequence + 1
-    if not listing.segments:
+def end_of(view: View) -> int:
+    """The number of the first record behind ``view``."""
+    if view.bound.sequence is not None:
+        return view.bound.sequence + 1
+    if not view.segments:
         return 1
-    newest = open_segment(listing.segments[-1], log_id)
+    newest = view.open(view.segments[-1])
     try:
         if isinstance(newest, SalvagedSegment):
             raise newest.error
@@ -57,19 +35,29 @@ def _end(bound: Bound, listing: Listing, log_id: bytes) -> int:
         newest.close()
 
 
-def _search(bound: Bound, listing: Listing, log_id: bytes, time_ns: int) -> tuple[int, int]:
+def sequence_at(view: View, time_ns: int) -> int:
+    """The first record there is that was appended at ``time_ns`` or later; the end if there is none yet."""
+    return _search(view, time_ns)[1]
+
+
+def sequence_since(view: View, time_ns: int) -> int:
+    """The sequence behind the last record older than ``time_ns``: what is missing from there on may be of that time."""
+    return _search(view, time_ns)[0]
+
+
+def _search(view: View, time_ns: int) -> tuple[int, int]:
     """The answers of :func:`sequence_since` and :func:`sequence_at`."""
-    readable = [segment for segment in listing.segments if segment.base_sequence <= bound.segment]
+    readable = [segment for segment in view.segments if segment.base_sequence <= view.bound.segment]
 
     def begins_earlier(number: int) -> bool:
         """Whether the first batch of a segment, or of the last readable one before it, is older than ``time_ns``."""
         for segment in reversed(readable[: number + 1]):
             try:
-                opened = open_segment(segment, log_id)
+                opened = view.open(segment)
             except Damaged:
                 continue
             try:
-                first_ns = opened.first_time_ns(bound.limit(segment.base_sequence))
+                first_ns = opened.first_time_ns(view.limit(segment))
             finally:
                 opened.close()
             return first_ns is not None and first_ns < time_ns  # only the newest segment may be empty
@@ -81,11 +69,11 @@ def _search(bound: Bound, listing: Listing, log_id: bytes, time_ns: int) -> tupl
     missing = None if later else 1
     due: int | None = None  # what follows the last record met
     for segment in readable[max(0, later - 1) :]:
-        base, limit = segment.base_sequence, bound.limit(segment.base_sequence)
+        base, limit = segment.base_sequence, view.limit(segment)
         if due is not None and base > due:
             missing = missing or due
         try:
-            opened = open_segment(segment, log_id)
+            opened = view.open(segment)
         except Damaged:
             missing = missing or max(due or 0, base)
             continue
@@ -104,5 +92,5 @@ def _search(bound: Bound, listing: Listing, log_id: bytes, time_ns: int) -> tupl
                 missing = missing or due
         finally:
             opened.close()
-    end = _end(bound, listing, log_id)
+    end = end_of(view)
     return missing or end, end

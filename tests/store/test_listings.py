@@ -1,0 +1,134 @@
+"""How often the directory of the segments is listed, counted by an audit hook: it may hold many thousands of names."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from draining import InProcess
+from logs import Built
+from running import eventually
+
+from wald.store.reading.reader import Start
+
+_counted: list[tuple[str, list[str]]] = []
+"""Directories of which listings are counted now, each with the listings."""
+
+
+def _hook(event: str, arguments: tuple[object, ...]) -> None:
+    if event in ("os.scandir", "os.listdir") and _counted:
+        for directory, listings in _counted:
+            if os.fspath(arguments[0]) == directory:  # type: ignore[call-overload]
+                listings.append(event)
+
+
+sys.addaudithook(_hook)
+
+
+@contextmanager
+def listings_of(directory: Path) -> Iterator[list[str]]:
+    """The listings of a directory by this process, as they are made."""
+    entry: tuple[str, list[str]] = (str(directory), [])
+    _counted.append(entry)
+    try:
+        yield entry[1]
+    finally:
+        _counted.remove(entry)
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Three sealed segments and the active one, whose directory has not changed for a while."""
+    built = Built(tmp_path / "root")
+    for value in (b"1", b"2", b"3"):
+        built.lines("a", [value])
+        built.cut()
+    built.seal()
+    built.log.set_cursor("a", 1)
+    built.lines("a", [b"4"])
+    settle(built)
+    return built
+
+
+def settle(built: Built) -> None:
+    """As if the directory had not changed for a while."""
+    before = time.time() - 10
+    os.utime(built.root.segments, (before, before))
+
+
+def test_setting_a_cursor_lists_no_segments(built: Built) -> None:
+    log = built.log
+    with listings_of(built.root.segments) as listings:
+        log.set_cursor("a", 2)
+        log.set_cursor("a", 3)
+    assert listings == []
+
+
+def test_reading_from_a_cursor_lists_the_segments_once(built: Built) -> None:
+    with listings_of(built.root.segments) as listings:
+        assert [record.value for record in built.log.read("a", "cursor")] == [b"2", b"3", b"4"]
+    assert len(listings) == 1
+
+
+@pytest.mark.parametrize("start", ["earliest", "end", 3])
+def test_so_does_reading_from_anywhere_else(built: Built, start: Start) -> None:
+    with listings_of(built.root.segments) as listings:
+        list(built.log.read("a", start))
+    assert len(listings) == 1
+
+
+def test_a_log_that_is_kept_lists_the_segments_again_only_when_their_directory_has_changed(built: Built) -> None:
+    log = built.log
+    with listings_of(built.root.segments) as listings:
+        for _ in range(3):
+            assert len(list(log.read("a"))) == 4
+        assert len(listings) == 1
+        built.cut()
+        built.lines("a", [b"5"])
+        assert len(list(log.read("a"))) == 5
+    assert len(listings) == 2
+
+
+def test_what_changed_this_moment_is_listed_each_time(built: Built) -> None:
+    """The next change may get the same time stamp."""
+    built.cut()
+    log = built.log
+    with listings_of(built.root.segments) as listings:
+        assert [len(list(log.read("a"))) for _ in range(3)] == [4, 4, 4]
+    assert len(listings) == 3
+
+
+def test_a_follower_lists_nothing_while_the_active_segment_grows(built: Built) -> None:
+    following = built.log.read("a", follow=True)
+    assert [next(following).value for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+    with listings_of(built.root.segments) as listings:
+        for number in range(20):
+            built.lines("a", [b"%d" % number])
+            assert next(following).value == b"%d" % number
+    assert listings == []
+
+
+def test_a_drain_lists_nothing_while_the_active_segment_grows(built: Built, tmp_path: Path) -> None:
+    drained = tmp_path / "drained"
+    draining = InProcess(built.root.path)
+    thread = threading.Thread(
+        target=draining.run, args=("sh", "-c", f"cat >> {drained}"), kwargs={"exit_at_end": False}
+    )
+    thread.start()
+    try:
+        eventually(lambda: drained.exists() and drained.read_bytes() == b"2\n3\n4\n")
+        with listings_of(built.root.segments) as listings:
+            for number in range(5, 9):
+                built.lines("a", [b"%d" % number])
+                eventually(lambda number=number: drained.read_bytes().endswith(b"%d\n" % number))  # type: ignore[misc]
+            eventually(lambda: built.log.cursor("a").sequence == 8)
+        assert listings == []
+    finally:
+        draining.stop.set()
+        thread.join()

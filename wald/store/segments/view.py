@@ -1,0 +1,220 @@
+"""A log as it was at one moment: how far it may be read, and which segments hold it.
+
+Everything that reads takes a :class:`View`; nothing else lists the directory to read. Files change their names under a
+reader, and there is one rule for that, :meth:`View.follow`: a segment is looked for under every name that it can have.
+One that has none is a :class:`SegmentGone`. What a view lacks is not called missing before :class:`SecondListing` has
+been asked.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeVar
+
+from wald.errors import Damaged
+from wald.format.head import Head
+from wald.format.names import Kind, segment_name
+from wald.store.files.directory import Listing, Root, Segment, list_segments
+from wald.store.files.regular import open_file
+from wald.store.segments.head import EVERYTHING, Bound, lost_head, read_head, readable_head
+from wald.store.segments.opened import OpenSegment, open_segment
+from wald.store.segments.raw import RawFile, Scanned
+
+T = TypeVar("T")
+
+_NAMES = (Kind.RAW, Kind.SEALED, Kind.RELEASED, Kind.DELETING, Kind.RAW_RELEASED, Kind.RAW_DELETING)
+_SETTLED_NS = 100_000_000  # file systems stamp changes with a clock that ticks every few milliseconds
+
+
+class SegmentGone(Damaged):
+    """A listed segment has no file any more: it was reclaimed, or moved away."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """
+    Attributes:
+        bound: where the readable bytes end.
+        listing: the segments, which reach at least that far.
+        with_released: whether reclaimed segments whose files are still there are among those to read.
+        changed_ns: when each directory of segments last changed; None: too short a time ago to tell it from the next
+            change.
+    """
+
+    root: Root
+    log_id: bytes
+    bound: Bound
+    listing: Listing
+    with_released: bool = False
+    changed_ns: tuple[int, ...] | None = None
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Those to read, oldest first."""
+        return self.listing.segments
+
+    def limit(self, segment: Segment) -> int | None:
+        """Where the readable bytes of a segment end; None: at its own end."""
+        return self.bound.limit(segment.base_sequence)
+
+    def open(self, segment: Segment) -> OpenSegment:
+        """
+        Raises:
+            SegmentGone: there is no such segment any more.
+            Misplaced: the file is not the one that its name says.
+            Damaged: nothing in it can be read.
+        """
+        return self.follow(segment, lambda found: open_segment(found, self.log_id))
+
+    def follow(self, segment: Segment, action: Callable[[Segment], T]) -> T:
+        """The result of ``action`` for a segment, in the form and under the name that it has by now.
+
+        The file of a segment is renamed when the segment is sealed or reclaimed, and named back when it is reclaimed
+        no more.
+
+        Args:
+            action: raises FileNotFoundError if there is no file of the name.
+
+        Raises:
+            SegmentGone: there is none of any name.
+        """
+        try:
+            return action(segment)
+        except FileNotFoundError as error:
+            gone = error
+        for kind in 2 * _NAMES:  # twice, since the name may be changed back meanwhile
+            path = segment.path.with_name(segment_name(segment.base_sequence, kind))
+            try:
+                return action(Segment(segment.base_sequence, kind, path))
+            except FileNotFoundError:
+                continue
+        raise SegmentGone(
+            f"{segment.path}: there is no such segment any more", hint=f"ls -l {segment.path.parent}"
+        ) from gone
+
+    def including_released(self) -> View:
+        """The same, with reclaimed segments whose files are still there among those to read."""
+        return replace(self, listing=self.listing.with_released(), with_released=True)
+
+    def renewed(self) -> View:
+        """The log as it is now; the directory is listed again only if it has changed."""
+        found = _view(self.root, self.log_id, before=self)
+        return found.including_released() if self.with_released else found
+
+    def without(self, gone: SegmentGone, segment: Segment) -> View:
+        """The same with the segments that there are now, after one turned out to be gone.
+
+        Raises:
+            Damaged: the directory still lists it.
+        """
+        listing = list_segments(self.root)
+        if any(found.base_sequence == segment.base_sequence for found in (*listing.segments, *listing.released)):
+            raise Damaged(
+                f"{segment.path}: its directory lists it, and there is no such file",
+                hint=f"ls -l {segment.path.parent}; restore the file from an archive or a backup",
+            ) from gone
+        return replace(self, listing=listing.with_released() if self.with_released else listing, changed_ns=None)
+
+
+def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None) -> View:
+    """The log in ``root`` as it is now.
+
+    Without a readable head, which is derived and may be lost, everything but the newest raw segment may be read.
+
+    Args:
+        bound: how far it may be read, where that is known from elsewhere.
+
+    Raises:
+        Damaged: the directory of the segments is not there.
+    """
+    if bound is None:
+        return _view(root, log_id)
+    return View(root, log_id, bound, list_segments(root))
+
+
+def _view(root: Root, log_id: bytes, *, before: View | None = None) -> View:
+    head = readable_head(root)
+    changed_ns = _last_changes(root)
+    if before is not None and changed_ns is not None and changed_ns == before.changed_ns:
+        listing = before.listing
+        if before.with_released:
+            listing = replace(listing, segments=tuple(s for s in listing.segments if not s.kind.reclaimed))
+    else:
+        listing = list_segments(root)  # after the head: a segment that the head is in has its name already
+    return View(root, log_id, _bound(head, listing), listing, changed_ns=changed_ns)
+
+
+def _last_changes(root: Root) -> tuple[int, ...] | None:
+    """When each directory of segments last changed; None while that may not distinguish it from the next change.
+
+    The clock decides only how soon a listing is used again.
+    """
+    try:
+        times_ns = tuple(os.stat(directory).st_mtime_ns for directory in root.segment_directories)
+    except OSError:
+        return None
+    return times_ns if time.time_ns() - max(times_ns) > _SETTLED_NS else None
+
+
+def _bound(head: Head | None, listing: Listing) -> Bound:
+    if head is not None:
+        return Bound(head.segment, head.position, head.sequence)
+    newest = listing.segments[-1] if listing.segments else None
+    if newest is not None and newest.kind is Kind.RAW:
+        return Bound(newest.base_sequence, 0, newest.base_sequence - 1, lost=_holds_a_batch(newest))
+    return EVERYTHING
+
+
+def _holds_a_batch(segment: Segment) -> bool:
+    """Whether a raw segment has more in it than its control batch; one that is gone meanwhile counts as empty."""
+    try:
+        with open_file(segment.path) as file:
+            scan = RawFile(file.fileno()).scan()
+            return any(isinstance(found, Scanned) and not found.header.is_control for found in islice(scan, 2))
+    except (FileNotFoundError, Damaged):
+        return False
+
+
+def head_of(root: Root) -> Head | None:
+    """The durable head; None before anything was durable.
+
+    Raises:
+        Damaged: the file is there and is not a head, or it is lost: there are records and nothing says how far.
+    """
+    found = read_head(root)
+    if found is not None:
+        return found
+    listing = list_segments(root)
+    bound = _bound(None, listing)
+    if not listing.segments or not (bound.lost or bound.sequence != 0):
+        return None
+    found = read_head(root)  # which a daemon may have made meanwhile
+    if found is None:
+        raise lost_head(root, bound)
+    return found
+
+
+class SecondListing:
+    """The directory once more, for what is missing from a view; one listing is enough for all that is.
+
+    A file that is renamed while its directory is read may be listed under neither name.
+    """
+
+    def __init__(self) -> None:
+        self._seen: Listing | None = None
+        self._now = Listing(())
+
+    def complete(self, view: View, first: int, last: int) -> View:
+        """``view``, with the segments that there are with a base from ``first`` to ``last``, if it has none there."""
+        if view.listing is not self._seen:
+            self._seen, self._now = view.listing, list_segments(view.root)
+        known = {segment.base_sequence for segment in view.listing.between(first, last)}
+        found = self._now.between(first, last)
+        if not found or known & {segment.base_sequence for segment in found}:
+            return view
+        self._seen = view.listing.including(found)
+        return replace(view, listing=self._seen)
