@@ -131,8 +131,11 @@ class Consumer:
             yield batch
             self._progress.add(batch.last_sequence, batch.count, len(batch.payload))
 
-    def commit(self) -> None:
-        """Declare the last record handed out processed, and move the cursor behind it; on disk when this returns.
+    def commit(self, sequence: int | None = None) -> None:
+        """Declare records processed, and move the cursor behind them; on disk when this returns.
+
+        Args:
+            sequence: the last of them; None: the last record that was handed out.
 
         Raises:
             Refused: the cursor cannot be moved, because another program has moved it further.
@@ -145,7 +148,7 @@ class Consumer:
                     break
             ```
         """
-        self._progress.sequence = self._last
+        self._progress.sequence = self._last if sequence is None else sequence
         self._progress.commit()
 
     def _unprocessed(self) -> Iterator[Batch]:

@@ -1,0 +1,107 @@
+"""The asyncio variants do what the others do, and the event loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from logs import Built
+from running import Daemon
+
+import wald
+from wald import aio
+from wald.errors import NotFound
+from wald.producer import Durable
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, 60))
+
+
+def test_what_is_sent_is_consumed(daemon: Daemon) -> None:
+    async def main() -> None:
+        async with aio.Producer(daemon.root) as producer:
+            await producer.send("a", ["one", "two"], keys=["k", None])
+            assert await producer.flush() == [Durable(1, 2)]
+            await producer.publish("a", b"three\n")
+        assert await producer.acknowledged() == [Durable(3, 3)]
+        async with aio.Consumer(daemon.root, "a") as consumer:
+            found = [(record.key, record.value) async for record in consumer]
+        assert found == [(b"k", b"one"), (None, b"two"), (None, b"three")]
+
+    run(main())
+    assert wald.open(daemon.root).cursor("a").sequence == 3
+
+
+def test_tasks_may_share_a_producer(daemon: Daemon) -> None:
+    async def main() -> None:
+        async with aio.Producer(daemon.root) as producer:
+            await asyncio.gather(*(producer.send("a", [str(number)]) for number in range(50)))
+
+    run(main())
+    assert [record.value for record in wald.open(daemon.root).read("a")] == [b"%d" % number for number in range(50)]
+
+
+def test_an_error_is_raised_in_the_task(daemon: Daemon) -> None:
+    async def main() -> None:
+        async with aio.Producer(daemon.root) as producer:
+            await producer.send("nothing", ["x"])
+            with pytest.raises(NotFound):
+                await producer.flush()
+
+    run(main())
+
+
+def test_a_producer_outside_of_its_block_says_so(daemon: Daemon) -> None:
+    with pytest.raises(RuntimeError, match="async with"):
+        run(aio.Producer(daemon.root).send("a", ["x"]))
+
+
+def test_waiting_for_records_holds_up_nobody_and_ends_when_it_is_cancelled(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    seen: list[bytes] = []
+
+    async def consume(came: asyncio.Event) -> None:
+        async with aio.Consumer(built.root.path, "a", follow=True) as consumer:
+            async for record in consumer:
+                seen.append(record.value)
+                came.set()
+
+    async def main() -> None:
+        came = asyncio.Event()
+        task = asyncio.create_task(consume(came))
+        await came.wait()
+        while len(seen) < 2:
+            await asyncio.sleep(0)
+        came.clear()
+        built.lines("a", [b"3"])
+        await came.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(main())
+    assert seen == [b"1", b"2", b"3"]
+    assert built.log.cursor("a").sequence in (2, 3)  # 3 if it had asked for the next
+
+
+def test_batches_are_handed_out_whole_and_a_block_left_early_leaves_the_last_one(built: Built) -> None:
+    for values in ([b"1", b"2"], [b"3"], [b"4"]):
+        built.lines("a", values)
+
+    async def main() -> None:
+        async with aio.Consumer(built.root.path, "a") as consumer:
+            async for batch in consumer.batches():
+                if batch.first_sequence == 3:
+                    break
+        assert built.log.cursor("a").sequence == 2
+        async with aio.Consumer(built.root.path, "a") as consumer:
+            async for record in consumer:
+                assert record.sequence == 3
+                await consumer.commit()
+                break
+
+    run(main())
+    assert built.log.cursor("a").sequence == 3

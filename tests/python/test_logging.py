@@ -1,0 +1,217 @@
+"""The logging handler: what it is given is in the log once, or on stderr with a reason, and no call waits longer."""
+
+from __future__ import annotations
+
+import logging
+import logging.config
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import Daemon, eventually
+
+import wald
+from wald.logging import WaldHandler
+
+PROGRAM = """
+import logging, sys
+from wald.logging import WaldHandler
+handler = WaldHandler(sys.argv[1], "a", close_for=float(sys.argv[2]))
+logging.basicConfig(handlers=[handler], level=logging.INFO, format="%(message)s")
+for number in range(int(sys.argv[3])):
+    logging.info("message %d", number)
+"""
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    made = logging.Logger("test")  # noqa: LOG001 - in no hierarchy, so nothing else handles its records
+    yield made
+    for handler in made.handlers:
+        handler.close()
+
+
+def values(daemon: Daemon) -> list[str]:
+    return [record.value.decode() for record in wald.open(daemon.root).read("a")]
+
+
+def test_a_record_has_its_text_time_level_and_logger(daemon: Daemon, logger: logging.Logger) -> None:
+    handler = WaldHandler(daemon.root, "a")
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    before = time.time_ns()
+    logger.warning("größer als %d\nund mehr \ud800", 7)
+    handler.flush()
+
+    (record,) = wald.open(daemon.root).read("a")
+    assert record.value.decode() == "WARNING größer als 7\nund mehr \\ud800"
+    assert record.headers == b'{"level":"WARNING","logger":"test"}'
+    assert record.event_time_ns is not None
+    assert before - 10**6 <= record.event_time_ns <= time.time_ns()
+
+
+def test_threads_lose_and_double_nothing(daemon: Daemon, logger: logging.Logger) -> None:
+    handler = WaldHandler(daemon.root, "a", capacity=50, block_for=60)
+    logger.addHandler(handler)
+
+    def log(thread: int) -> None:
+        for number in range(500):
+            logger.info("%d %d", thread, number)
+
+    threads = [threading.Thread(target=log, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    handler.close()
+
+    found = [value.split() for value in values(daemon)]
+    for name in "0123":
+        assert [number for thread, number in found if thread == name] == [str(number) for number in range(500)]
+    assert handler.lost == 0
+
+
+def test_it_closes_well_at_exit(daemon: Daemon) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, daemon.root, "60", "2500"], capture_output=True, check=True)
+
+    assert done.stderr == b""
+    assert values(daemon) == [f"message {number}" for number in range(2500)]
+
+
+def test_without_a_daemon_everything_is_on_stderr(tmp_path: Path) -> None:
+    program = [sys.executable, "-c", PROGRAM, str(tmp_path), "0.1", "3"]
+    done = subprocess.run(program, capture_output=True, check=True, text=True)
+
+    first, *rest = done.stderr.splitlines()
+    assert first.startswith("wald.logging: not delivered to route a: the daemon has not answered for 0.1 s")
+    assert rest == ["message 0", "message 1", "message 2"]
+
+
+def test_a_daemon_may_come_later_and_restart(daemon: Daemon, logger: logging.Logger) -> None:
+    daemon.kill()
+    handler = WaldHandler(daemon.root, "a", close_for=60)
+    logger.addHandler(handler)
+    logger.info("before")
+    daemon.start_again()
+    handler.flush()
+    daemon.kill()
+    logger.info("between")
+    daemon.start_again()
+    handler.close()
+
+    assert values(daemon) == ["before", "between"]
+
+
+def test_a_full_queue_holds_up_each_thread_no_longer_than_told(
+    daemon: Daemon, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also not one after the other; what finds no room is on stderr, and its number in the log."""
+    daemon.kill()
+    handler = WaldHandler(daemon.root, "a", capacity=1, block_for=0.3, close_for=60)
+    logger.addHandler(handler)
+    logger.info("taken by the thread")
+    eventually(lambda: handler._in_hand)
+    logger.info("queued")
+    took: list[float] = []
+
+    def log(number: int) -> None:
+        started = time.monotonic()
+        logger.info("lost %d", number)
+        took.append(time.monotonic() - started)
+
+    threads = [threading.Thread(target=log, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(0.3 <= seconds < 8 * 0.3 for seconds in took)
+    assert handler.lost == 8
+    assert capsys.readouterr().err.count("not delivered to route a: the queue is full (1 records)\nlost ") == 8
+    daemon.start_again()
+    handler.close()
+
+    assert values(daemon) == ["8 log records were lost", "taken by the thread", "queued"]
+
+
+def test_what_the_daemon_refuses_is_on_stderr_and_the_next_one_is_sent(
+    daemon: Daemon, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = WaldHandler(daemon.root, "later")
+    logger.addHandler(handler)
+    logger.info("refused")
+    handler.flush()
+    assert "no route 'later'" in capsys.readouterr().err
+    daemon.ask("ROUTE ADD later")
+    logger.info("taken")
+    handler.flush()
+
+    found = [record.value for record in wald.open(daemon.root).read("later")]
+    assert found == [b"1 log records were lost", b"taken"]
+
+
+def test_a_fork_has_a_queue_of_its_own(daemon: Daemon, logger: logging.Logger) -> None:
+    handler = WaldHandler(daemon.root, "a")
+    logger.addHandler(handler)
+    logger.info("parent")
+    child = os.fork()
+    if child == 0:
+        logger.info("child")
+        handler.close()
+        os._exit(handler.lost)
+    assert os.waitpid(child, 0)[1] == 0
+    handler.close()
+
+    assert sorted(values(daemon)) == ["child", "parent"]
+
+
+def test_a_closed_handler_writes_to_stderr(
+    daemon: Daemon, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = WaldHandler(daemon.root, "a")
+    logger.addHandler(handler)
+    handler.close()
+    logger.info("late")
+
+    assert capsys.readouterr().err.endswith("the handler is closed\nlate\n")
+
+
+def test_a_record_that_cannot_be_formatted_is_reported(
+    daemon: Daemon, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = WaldHandler(daemon.root, "a")
+    logger.addHandler(handler)
+    logger.info("%d", "x")
+    logger.addFilter(lambda record: record.msg != "unwanted")
+    logger.info("unwanted")
+    handler.addFilter(lambda record: record.msg != "filtered")
+    logger.info("filtered")
+    logger.info("next")
+    handler.flush()
+
+    assert "--- Logging error ---" in capsys.readouterr().err
+    assert values(daemon) == ["next"]
+
+
+def test_a_configuration_may_name_it(daemon: Daemon) -> None:
+    handler = {"class": "wald.logging.WaldHandler", "at": str(daemon.root), "route": "a", "level": "INFO"}
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "handlers": {"log": handler},
+            "loggers": {"configured": {"handlers": ["log"], "level": "DEBUG", "propagate": False}},
+        }
+    )
+    logger = logging.getLogger("configured")
+    logger.debug("too fine")
+    logger.info("taken")
+    for each in list(logger.handlers):
+        each.close()
+        logger.removeHandler(each)
+
+    assert values(daemon) == ["taken"]
