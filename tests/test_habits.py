@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import wald
+
 ROOT = Path(__file__).parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 
 
 def values(path: str, key: str) -> list[str]:
@@ -64,7 +67,15 @@ def test_every_part_of_a_page_that_it_names_is_there(document: str) -> None:
 
 
 def test_nothing_is_called_fixed_that_was_never_released() -> None:
-    text = (ROOT / "CHANGELOG.md").read_text()
-    released = re.findall(r"^## \[\d", text, re.MULTILINE)
+    """The first release, or what comes before it, fixes nothing."""
+    _, *sections = re.split(r"^## ", CHANGELOG, flags=re.MULTILINE)
 
-    assert released or "### Fixed" not in text
+    assert "### Fixed" not in sections[-1]
+    assert re.match(r"\[(Unreleased|\d)", sections[-1])
+
+
+def test_the_version_is_that_of_the_newest_release() -> None:
+    releases = re.findall(r"^## \[(\d[^]]*)\] - (\d{4}-\d\d-\d\d)$", CHANGELOG, re.MULTILINE)
+
+    assert releases[0][0] == wald.__version__
+    assert releases == sorted(releases, key=lambda release: release[1], reverse=True)
