@@ -68,6 +68,7 @@ PREPARED: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
     "docs/drain.md": with_orders,
     "docs/getting-started.md": nothing,
     "docs/protocol.md": with_lines,
+    "docs/python.md": with_orders,
     "docs/retention.md": with_backlog,
     "docs/troubleshooting.md": with_lines,
 }

@@ -1,0 +1,1 @@
+"""The generated parts of docs/, for scripts/make-docs: a function for each, which returns Markdown."""
