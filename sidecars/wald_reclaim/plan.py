@@ -103,7 +103,7 @@ class Planner:
         self._raw_since: dict[int, float] | None = None
         """When raw segments were first seen; None: not at all, so whatever is there has been there for a while."""
         self.troubles: list[str] = []
-        self._ends: dict[int, int] = {}
+        self._successors: dict[int, int] = {}
         """Of each segment, the base of the one behind it."""
         self._told: dict[int, Entry] = {}
         """Of segments still there of which the ledger says that they are reclaimed: the rule, and since when."""
@@ -186,7 +186,7 @@ class Planner:
         """
         view = read_view(self._root, self._log_id)
         listing = view.listing
-        self._ends = listing.ends()
+        self._successors = listing.successors()
         left = self._left_raw(view.bound, listing)
         complete = [s for s in listing.segments if s.kind is Kind.SEALED or s.base_sequence in left]
         bases = {segment.base_sequence for segment in complete}
@@ -347,13 +347,13 @@ class Planner:
 
     def _list(self) -> Listing:
         listing = list_segments(self._root)
-        self._ends = listing.ends()
+        self._successors = listing.successors()
         return listing
 
     def _needs(self, segment: Segment, index: SealedIndex) -> list[RouteEntry]:
         """What it takes to let a segment go."""
         try:
-            return needs(index, self._ends.get(index.base_sequence, index.next_sequence), self._history)
+            return needs(index, self._successors.get(index.base_sequence, index.next_sequence), self._history)
         except BadSealed as error:
             raise _Unreadable(f"{segment.path}: it is damaged: {error}; {ways_out(segment)}") from error
 
@@ -362,7 +362,7 @@ class Planner:
         try:
             index = segment_index(segment, self._log_id, on_damage=damage.append)
             for error in damage:
-                index = with_lost(index, segment, self._ends.get(segment.base_sequence), self._history, error)
+                index = with_lost(index, segment, self._successors.get(segment.base_sequence), self._history, error)
         except Damaged as error:
             raise _Unreadable(f"{error.message}; {error.hint}") from error
         if damage and known is not None:

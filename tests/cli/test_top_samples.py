@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from logs import Built
 
 from wald.cli.top_samples import HeadSource, LogSource, Sampler, rest_seconds
-from wald.cli.top_snapshot import Amount, LogSample, State, inventory
+from wald.cli.top_snapshot import Amount, Condition, LogSample, inventory
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.log import Log
@@ -26,12 +26,12 @@ def built(tmp_path: Path) -> Built:
     return Built(tmp_path / "log")
 
 
-def counts(log_sample: LogSample) -> dict[State, int]:
+def counts(log_sample: LogSample) -> dict[Condition, int]:
     return {state: amount.segments for state, amount in log_sample.states.items()}
 
 
 def lags(log_sample: LogSample) -> dict[str, int]:
-    return {hold.cursor.route: hold.lag.records for hold in log_sample.holds}
+    return {group.cursor.route: group.lag.records for group in log_sample.groups}
 
 
 @given(took=st.floats(0, 1e6), interval=st.floats(0.1, 1e5))
@@ -92,8 +92,8 @@ def test_segments_are_counted_by_state(built: Built) -> None:
     built.lines("pinned", [b"x"])
     log_sample = LogSource(built.log).sample(1.0)
 
-    assert counts(log_sample) == {state: 1 for state in State if state is not State.UNREADABLE}
-    assert log_sample.states[State.FREE].stored_bytes == built.path(2, Kind.SEALED).stat().st_size
+    assert counts(log_sample) == {state: 1 for state in Condition if state is not Condition.UNREADABLE}
+    assert log_sample.states[Condition.FREE].stored_bytes == built.path(2, Kind.SEALED).stat().st_size
     assert 0 < log_sample.free_bytes <= log_sample.total_bytes
 
 
@@ -110,11 +110,11 @@ def test_a_sealed_segment_that_does_not_tell_its_batches_is_unreadable(built: Bu
     for bit in range(0, 8 * len(data), 7):
         path.write_bytes(flipped(data, bit))
         log_sample = LogSource(built.log).sample(1.0)
-        state = next(state for state in log_sample.states if state is not State.ACTIVE)
+        state = next(state for state in log_sample.states if state is not Condition.ACTIVE)
         assert log_sample.states[state] == Amount(1, len(data))
         seen.add(state)
 
-    assert seen == {State.HELD_BACK, State.UNREADABLE}
+    assert seen == {Condition.HELD_BACK, Condition.UNREADABLE}
 
 
 def test_what_was_written_is_told_by_the_head_through_cuts_and_seals(built: Built) -> None:
@@ -165,7 +165,7 @@ def test_a_fresh_root_has_nothing_to_tell(built: Built) -> None:
         0,
         "",
     )
-    assert (log_sample.holds, counts(log_sample)) == ((), {State.ACTIVE: 1})
+    assert (log_sample.groups, counts(log_sample)) == ((), {Condition.ACTIVE: 1})
 
 
 def test_asking_for_the_daemon_does_not_get_in_its_way(built: Built) -> None:
@@ -208,7 +208,7 @@ def test_a_survey_goes_on_without_a_head(built: Built) -> None:
     built.seal()
     built.root.head.write_bytes(b"nonsense" * 20)
 
-    assert counts(LogSource(built.log).sample(1.0))[State.HELD_BACK] == 1
+    assert counts(LogSource(built.log).sample(1.0))[Condition.HELD_BACK] == 1
 
 
 def test_a_root_that_vanishes_is_trouble(built: Built) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wald.cli.top_screen import cells, lines, plain
-from wald.cli.top_snapshot import Activity, Amount, Inventory, Row, Snapshot, State
+from wald.cli.top_snapshot import Activity, Amount, Condition, Inventory, Row, Snapshot
 from wald.kinds import GIB, MIB
 from wald.store.retention.cursors import CursorState
 
@@ -29,7 +29,11 @@ ROW = Row(
 ACTIVITY = Activity(1_234_567, 0.4, 1500.0, 1.5 * MIB, 2, 14, None, "pid 42 on host")
 INVENTORY = Inventory(
     age_seconds=0.2,
-    states={State.FREE: Amount(20, GIB), State.HELD_BACK: Amount(80, 4 * GIB), State.ACTIVE: Amount(1, 64 * MIB)},
+    states={
+        Condition.FREE: Amount(20, GIB),
+        Condition.HELD_BACK: Amount(80, 4 * GIB),
+        Condition.ACTIVE: Amount(1, 64 * MIB),
+    },
     rows=(ROW,),
     free_bytes=120 * GIB,
     total_bytes=400 * GIB,

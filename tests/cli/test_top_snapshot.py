@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from wald.cli.top_snapshot import HeadSample, LogSample, State, activity, inventory, state_of
+from wald.cli.top_snapshot import Condition, HeadSample, LogSample, activity, condition_of, inventory
 from wald.format.names import Kind
 from wald.store.files.directory import Segment
-from wald.store.retention.backlog import Form, Hold, Standing
+from wald.store.retention.backlog import GroupBacklog, SegmentStatus
 from wald.store.retention.cursors import Cursor, CursorState
 from wald.store.retention.growth import Growth
 from wald.store.retention.lag import Lag
 from wald.store.retention.pins import Pin
+from wald.store.segments.view import State
 
 NOW_NS = 1_700_000_000_000_000_000
 PULSE = HeadSample(
@@ -30,15 +31,15 @@ PULSE = HeadSample(
 )
 
 
-def hold(route: str, group: str = "g", *, lag: int = 0, held: int = 0, oldest_ns: int | None = None) -> Hold:
+def group(route: str, group: str = "g", *, lag: int = 0, held: int = 0, oldest_ns: int | None = None) -> GroupBacklog:
     cursor = Cursor(route, group, Path(route), CursorState.VALID, 7)
-    held_back = Hold(cursor, retired=False, pinned_bytes=held)
+    held_back = GroupBacklog(cursor, retired=False, pinned_bytes=held)
     held_back.lag = Lag(cursor.effective, lag, oldest_ns)
     return held_back
 
 
-def log_sample(taken: float, *holds: Hold, received: dict[str, int] | None = None) -> LogSample:
-    return LogSample(taken, {}, holds, {"a": 9}, received, Growth(10.0, {}), free_bytes=1000, total_bytes=4000)
+def log_sample(taken: float, *groups: GroupBacklog, received: dict[str, int] | None = None) -> LogSample:
+    return LogSample(taken, {}, groups, {"a": 9}, received, Growth(10.0, {}), free_bytes=1000, total_bytes=4000)
 
 
 def test_rates_are_differences_by_the_time_between_the_looks() -> None:
@@ -53,7 +54,7 @@ def test_rates_are_differences_by_the_time_between_the_looks() -> None:
 def test_a_single_look_has_no_rates() -> None:
     alone, total = (
         activity((PULSE,), now_ns=NOW_NS),
-        inventory((log_sample(1.0, hold("a", lag=3)),), now=1.0, now_ns=NOW_NS),
+        inventory((log_sample(1.0, group("a", lag=3)),), now=1.0, now_ns=NOW_NS),
     )
 
     assert alone is not None
@@ -90,8 +91,8 @@ def test_what_a_group_processed_is_what_it_had_and_got_less_what_is_left(
     lag_before: int, received: int, lag: int, processed: float
 ) -> None:
     before, after = (
-        log_sample(1.0, hold("a", lag=lag_before)),
-        log_sample(3.0, hold("a", lag=lag), received={"a": received}),
+        log_sample(1.0, group("a", lag=lag_before)),
+        log_sample(3.0, group("a", lag=lag), received={"a": received}),
     )
     found = inventory((before, after), now=3.0, now_ns=NOW_NS)
 
@@ -100,41 +101,42 @@ def test_what_a_group_processed_is_what_it_had_and_got_less_what_is_left(
 
 
 def test_a_group_that_was_not_there_before_has_no_rate_of_its_own() -> None:
-    found = inventory((log_sample(1.0), log_sample(2.0, hold("a", lag=1), received={"a": 5})), now=2.0, now_ns=NOW_NS)
+    found = inventory((log_sample(1.0), log_sample(2.0, group("a", lag=1), received={"a": 5})), now=2.0, now_ns=NOW_NS)
 
     assert found is not None
     assert (found.rows[0].processed_per_second, found.rows[0].received_per_second) == (None, 5.0)
 
 
 def test_rows_come_by_what_they_hold_back_then_by_lag_then_by_name() -> None:
-    holds = [hold("c"), hold("b"), hold("late", lag=5), hold("pins", held=1), hold("pins most", held=9)]
-    found = inventory((log_sample(1.0, *holds),), now=1.0, now_ns=NOW_NS)
+    groups = [group("c"), group("b"), group("late", lag=5), group("pins", held=1), group("pins most", held=9)]
+    found = inventory((log_sample(1.0, *groups),), now=1.0, now_ns=NOW_NS)
 
     assert found is not None
     assert [row.route for row in found.rows] == ["pins most", "pins", "late", "b", "c"]
 
 
 def test_a_row_tells_how_long_the_oldest_record_waits_and_where_the_route_ends() -> None:
-    waiting = hold("a", lag=1, oldest_ns=NOW_NS - 2_000_000_000)
-    found = inventory((log_sample(1.0, waiting, hold("b")),), now=4.0, now_ns=NOW_NS)
+    waiting = group("a", lag=1, oldest_ns=NOW_NS - 2_000_000_000)
+    found = inventory((log_sample(1.0, waiting, group("b")),), now=4.0, now_ns=NOW_NS)
 
     assert found is not None
     assert [(row.oldest_seconds, row.last_sequence) for row in found.rows] == [(2.0, 9), (None, None)]
     assert (found.age_seconds, found.growth_bytes_per_second, found.seconds_until_full) == (3.0, 10.0, 100.0)
 
 
-@pytest.mark.parametrize(("form", "pinned", "readable"), list(itertools.product(Form, [False, True], [False, True])))
-def test_every_segment_is_in_one_state(form: Form, pinned: bool, readable: bool) -> None:
+@pytest.mark.parametrize("state", [State.ACTIVE, State.CUT, State.SEALED, State.RELEASED])
+@pytest.mark.parametrize(("pinned", "readable"), list(itertools.product([False, True], [False, True])))
+def test_every_segment_is_in_one_condition(state: State, pinned: bool, readable: bool) -> None:
     """Of one that cannot be read nobody knows who holds it back."""
     segment = Segment(1, Kind.RAW, Path("1"))
     pins = (Pin("a", "g", 0, 1),) if pinned else ()
     expected = {
-        Form.ACTIVE: State.ACTIVE,
-        Form.CUT: State.WAITING,
-        Form.SEALED: State.FREE,
-        Form.RELEASED: State.RELEASED,
+        State.ACTIVE: Condition.ACTIVE,
+        State.CUT: Condition.WAITING,
+        State.SEALED: Condition.FREE,
+        State.RELEASED: Condition.RELEASED,
     }
 
-    found = state_of(Standing(segment, form, 1, 10, pins, readable=readable))
+    found = condition_of(SegmentStatus(segment, state, 1, 10, pins, readable=readable))
 
-    assert found is (State.UNREADABLE if not readable else State.HELD_BACK if pinned else expected[form])
+    assert found is (Condition.UNREADABLE if not readable else Condition.HELD_BACK if pinned else expected[state])

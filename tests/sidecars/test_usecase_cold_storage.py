@@ -22,9 +22,9 @@ from wald.cli.entry import run
 from wald.format.names import Kind
 from wald.store.files.directory import list_segments
 from wald.store.files.ledger import read_ledger
-from wald.store.reading.lookup import State
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.pins import read_claims, sealed_index
+from wald.store.segments.view import State
 from wald_archive.command import command
 from wald_reclaim.policy import Limits
 

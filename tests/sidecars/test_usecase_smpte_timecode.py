@@ -21,8 +21,8 @@ from logs import Built
 from wald.format.names import DEFAULT_GROUP, Kind
 from wald.store.files.directory import list_segments
 from wald.store.files.ledger import read_ledger
-from wald.store.reading.lookup import State
 from wald.store.retention.pins import Pin, read_claims, sealed_index
+from wald.store.segments.view import State
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "usecase-smpte-timecode.sh"
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -10,7 +10,7 @@ from logs import SECOND_NS, START_NS, Built
 
 from wald.format.names import Kind
 from wald.store.files.routes import retire_route
-from wald.store.retention.backlog import Backlog, Hold
+from wald.store.retention.backlog import Backlog, GroupBacklog
 from wald.store.retention.growth import RECENT_SEGMENTS, Gauge
 
 
@@ -37,13 +37,13 @@ def look(built: Built) -> tuple[Backlog, list[tuple[str, int, list[str]]]]:
     """The backlog, and of each segment its form, its base and who holds it back."""
     backlog = Backlog(built.view)
     return backlog, [
-        (standing.form.value, standing.segment.base_sequence, [f"{pin.route}/{pin.group}" for pin in standing.pins])
-        for standing in backlog.segments()
+        (status.state.value, status.segment.base_sequence, [f"{pin.route}/{pin.group}" for pin in status.pins])
+        for status in backlog.segments()
     ]
 
 
-def hold(built: Built, route: str, group: str = "processed") -> Hold:
-    return look(built)[0].holds[route, group]
+def group(built: Built, route: str, group: str = "processed") -> GroupBacklog:
+    return look(built)[0].groups[route, group]
 
 
 def size(built: Built, *bases: int) -> int:
@@ -69,7 +69,7 @@ def test_who_holds_back_what_is_not_sealed_yet_is_told_as_well(built: Built) -> 
 
     assert told[3:] == [("cut", 7, ["b/processed"]), ("active", 9, [])]
     raw_bytes = built.path(7, Kind.RAW).stat().st_blocks * 512
-    assert backlog.holds["b", "processed"].pinned_bytes == raw_bytes
+    assert backlog.groups["b", "processed"].pinned_bytes == raw_bytes
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_the_lag_counts_records_of_the_route_and_the_oldest_tells_how_long(
 ) -> None:
     """Wherever the cursor stands; ``oldest``: the append that brought the first record behind it."""
     built.log.set_cursor("a", cursor)
-    found = hold(built, "a")
+    found = group(built, "a")
 
     assert found.lag.records == lag
     assert found.lag.oldest_ns == (START_NS + oldest * SECOND_NS if lag else None)
@@ -90,19 +90,22 @@ def test_the_lag_counts_records_of_the_route_and_the_oldest_tells_how_long(
 
 def test_bytes_are_those_held_back_and_those_that_would_go_if_this_one_moved(built: Built) -> None:
     built.log.set_cursor("a", 0)
-    assert (hold(built, "a").pinned_segments, hold(built, "a").pinned_bytes) == (2, size(built, 2, 6))
-    assert hold(built, "a").alone_bytes == size(built, 6)  # the other one is held back by b too
+    assert (group(built, "a").pinned_segments, group(built, "a").pinned_bytes) == (2, size(built, 2, 6))
+    assert group(built, "a").exclusive_bytes == size(built, 6)  # the other one is held back by b too
     raw_bytes = built.path(7, Kind.RAW).stat().st_blocks * 512
-    assert (hold(built, "b").pinned_bytes, hold(built, "b").alone_bytes) == (size(built, 2) + raw_bytes, raw_bytes)
+    assert (group(built, "b").pinned_bytes, group(built, "b").exclusive_bytes) == (
+        size(built, 2) + raw_bytes,
+        raw_bytes,
+    )
 
     built.log.set_cursor("b", 8)
-    assert hold(built, "a").alone_bytes == size(built, 2, 6)
-    assert hold(built, "b").pinned_bytes == 0
+    assert group(built, "a").exclusive_bytes == size(built, 2, 6)
+    assert group(built, "b").pinned_bytes == 0
 
 
 def test_a_retired_route_holds_back_nothing_and_still_has_a_lag(built: Built) -> None:
     retire_route(built.root, built.disk, "a", now="")
-    found = hold(built, "a")
+    found = group(built, "a")
 
     assert (found.retired, found.pinned_bytes, found.lag.records) == (True, 0, 6)
 
@@ -150,24 +153,24 @@ def test_a_segment_that_cannot_be_read_is_told_and_the_rest_is_counted(built: Bu
     path = built.path(2, Kind.SEALED)
     path.write_bytes(bytes(path.stat().st_size))
     backlog = Backlog(built.view)
-    standings = list(backlog.segments())
+    statuses = list(backlog.segments())
 
-    assert [bool(standing.problem) for standing in standings] == [False, True, False, False, False]
-    assert str(path) in standings[1].problem
-    assert backlog.holds["a", "processed"].lag.records == 3
+    assert [bool(status.problem) for status in statuses] == [False, True, False, False, False]
+    assert str(path) in statuses[1].problem
+    assert backlog.groups["a", "processed"].lag.records == 3
 
 
 def test_a_segment_that_is_sealed_or_reclaimed_meanwhile_is_told_once(built: Built) -> None:
     backlog = Backlog(built.view)
     seen = []
-    for standing in backlog.segments():
-        seen.append(standing.segment.base_sequence)
-        if standing.segment.base_sequence == 2:
+    for status in backlog.segments():
+        seen.append(status.segment.base_sequence)
+        if status.segment.base_sequence == 2:
             built.seal()  # 7 has another name by now
             os.unlink(built.path(6, Kind.SEALED))
 
     assert seen == [1, 2, 7, 9]
-    assert backlog.holds["b", "processed"].lag.records == 4
+    assert backlog.groups["b", "processed"].lag.records == 4
 
 
 def test_the_newest_segment_is_told_as_such(built: Built) -> None:
@@ -175,4 +178,4 @@ def test_the_newest_segment_is_told_as_such(built: Built) -> None:
     built.path(9, Kind.RAW).unlink()
     backlog = Backlog(built.view)
 
-    assert [standing.newest for standing in backlog.segments()] == [False, False, False, True]
+    assert [status.newest for status in backlog.segments()] == [False, False, False, True]

@@ -14,8 +14,8 @@ from wald.format.cursor import CursorLines, encode_cursor
 from wald.store.files.directory import Root
 from wald.store.files.ledger import Ledger
 from wald.store.files.routes import retire_route
-from wald.store.reading.lookup import State
 from wald.store.retention.cursors import CursorState, cursors_of
+from wald.store.segments.view import State
 from wald.store.writing.floor import find_floor
 
 LAST = 10  # of the log

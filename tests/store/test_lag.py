@@ -54,7 +54,7 @@ def asked(built: Built, route: str) -> set[int]:
     list(backlog.segments())
     return {
         lags(read_view(root, log_id), cursors)[route, "processed"].records,
-        backlog.holds[route, "processed"].lag.records,
+        backlog.groups[route, "processed"].lag.records,
     }
 
 

@@ -13,8 +13,8 @@ from logs import SECOND_NS, START_NS, Built
 from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind
 from wald.store.files.ledger import Ledger
-from wald.store.reading.lookup import State
 from wald.store.segments.compression import SealedFile
+from wald.store.segments.view import State
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
-from wald.store.reading.lookup import State
 from wald.store.reading.reader import Start
+from wald.store.segments.view import State
 
 
 def fill(built: Built, *, sealed: int, value: bytes = b"") -> None:

@@ -20,10 +20,11 @@ from wald.format.names import is_route
 from wald.kinds import bytes_in_words, seconds_in_words
 from wald.log import Log
 from wald.store.files.fifos import troubles
-from wald.store.retention.backlog import Backlog, Form, Hold, Standing
+from wald.store.retention.backlog import Backlog, GroupBacklog, SegmentStatus
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.growth import LEAST_SECONDS, Growth
 from wald.store.retention.pins import DIRECTORY_GONE, Pin
+from wald.store.segments.view import State
 
 _NAMED = 3  # groups told of one segment; --json tells all
 _HEADINGS = ("ROUTE", "GROUP", "CURSOR", "LAG", "OLDEST", "HOLDS BACK", "FREES", "GROWS A DAY")
@@ -53,77 +54,79 @@ def explain(root: Path, as_json: bool) -> None:
         return
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    standings = _counted(backlog.segments(), counts, sizes)
-    lines = [_segments_line(run) for run in _runs(standings)]
+    statuses = _counted(backlog.segments(), counts, sizes)
+    lines = [_segments_line(run) for run in _runs(statuses)]
     growth = backlog.growth(now_ns=now_ns)
     click.echo(_headline(counts, sizes))
     for line in lines:
         click.echo(f"  {line}")
-    holds = [hold for hold in backlog.holds.values() if hold.pinned_segments or hold.lag.records or hold.cursor.message]
-    if holds:
-        click.echo("\n" + "\n".join(aligned([_HEADINGS, *(_row(hold, growth, now_ns) for hold in holds)], _NUMERIC)))
-    if idle := len(backlog.holds) - len(holds):
+    groups = [
+        group for group in backlog.groups.values() if group.pinned_segments or group.lag.records or group.cursor.message
+    ]
+    if groups:
+        click.echo("\n" + "\n".join(aligned([_HEADINGS, *(_row(group, growth, now_ns) for group in groups)], _NUMERIC)))
+    if idle := len(backlog.groups) - len(groups):
         who = (
             "1 more group has read everything and holds" if idle == 1 else f"{idle} more have read everything and hold"
         )
         click.echo(f"{who} back nothing.")
-    for words in _advice(log, holds):
+    for words in _advice(log, groups):
         click.echo(f"\n{words}")
     click.echo(f"\n{_outlook(growth, backlog.free_bytes)}")
 
 
-def _counted(standings: Iterable[Standing], counts: Counter[str], sizes: Counter[str]) -> Iterator[Standing]:
-    for standing in standings:
-        state = _state(standing)
+def _counted(statuses: Iterable[SegmentStatus], counts: Counter[str], sizes: Counter[str]) -> Iterator[SegmentStatus]:
+    for status in statuses:
+        state = _state(status)
         counts[state] += 1
-        sizes[state] += standing.stored_bytes
-        yield standing
+        sizes[state] += status.stored_bytes
+        yield status
 
 
-def _state(standing: Standing) -> str:
+def _state(status: SegmentStatus) -> str:
     """As the headline counts it; what is complete and not sealed yet may be free as well."""
-    if not standing.readable:
+    if not status.readable:
         return "unreadable"
-    if standing.pins:
+    if status.pins:
         return "held back"
-    if standing.form in (Form.SEALED, Form.CUT):
-        return "newest" if standing.newest else "free"
-    return str(standing.form.value)
+    if status.state in (State.SEALED, State.CUT):
+        return "newest" if status.newest else "free"
+    return str(status.state.value)
 
 
 @dataclass(slots=True)
 class _Run:
     """Consecutive segments that are alike, and are told of in one line."""
 
-    first: Standing
-    last: Standing
+    first: SegmentStatus
+    last: SegmentStatus
     count: int = 0
     stored_bytes: int = 0
 
 
-def _runs(standings: Iterable[Standing]) -> Iterator[_Run]:
+def _runs(statuses: Iterable[SegmentStatus]) -> Iterator[_Run]:
     """Only the ends of a run are kept: there may be thousands of segments, and in each thousands of pins."""
     run: _Run | None = None
-    for standing in standings:
-        if run is None or not _alike(run.last, standing):
+    for status in statuses:
+        if run is None or not _alike(run.last, status):
             if run is not None:
                 yield run
-            run = _Run(standing, standing)
-        run.last = standing
+            run = _Run(status, status)
+        run.last = status
         run.count += 1
-        run.stored_bytes += standing.stored_bytes
+        run.stored_bytes += status.stored_bytes
     if run is not None:
         yield run
 
 
-def _alike(one: Standing, other: Standing) -> bool:
+def _alike(one: SegmentStatus, other: SegmentStatus) -> bool:
     return _kind(one) == _kind(other) and {(pin.route, pin.group) for pin in one.pins} == {
         (pin.route, pin.group) for pin in other.pins
     }
 
 
-def _kind(standing: Standing) -> tuple[str, Form, str, int]:
-    return _state(standing), standing.form, standing.problem, len(standing.pins)
+def _kind(status: SegmentStatus) -> tuple[str, State, str, int]:
+    return _state(status), status.state, status.problem, len(status.pins)
 
 
 def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
@@ -139,15 +142,15 @@ def _segments_line(run: _Run) -> str:
     count = f"{run.count} segments, " if run.count > 1 else ""
     begin, end = first.segment.base_sequence, last.last_sequence
     records = f"from record {begin} on" if end is None or end < begin else f"records {begin} to {end}"
-    unsealed = ", not sealed yet" if first.form is Form.CUT else ""
+    unsealed = ", not sealed yet" if first.state is State.CUT else ""
     place = f"{records} ({count}{size}{unsealed})"
     if not first.readable:
         return f"{place}: {first.problem}; wald-reclaim leaves it alone: {first.hint}"
     damaged = f"; its index is damaged, and what it held is known without it: {first.problem}" if first.problem else ""
-    match first.form:
-        case Form.RELEASED:
+    match first.state:
+        case State.RELEASED:
             return f"{place}: reclaimed, and deleted after the grace period"
-        case Form.ACTIVE:
+        case State.ACTIVE:
             return f"{place}: being written; CUT completes it"
     if last.newest and not last.pins:
         return f"{place}: everybody has read it; it stays, because it is the newest{damaged}"
@@ -167,29 +170,29 @@ def _pinned_by(pins: tuple[Pin, ...]) -> str:
     return " and ".join([", ".join(told), *more])
 
 
-def _row(hold: Hold, growth: Growth | None, now_ns: int) -> tuple[str, ...]:
-    cursor = hold.cursor
+def _row(group: GroupBacklog, growth: Growth | None, now_ns: int) -> tuple[str, ...]:
+    cursor = group.cursor
     rate = bytes_in_words(growth.routes.get(cursor.route, 0.0) * _DAY) if growth else "-"
     return (
         cursor.route,
         cursor.group,
         "-" if cursor.state is CursorState.ABSENT else str(cursor.sequence),
-        str(hold.lag.records),
-        seconds_in_words(hold.lag.seconds(now_ns)) if hold.lag.records else "-",
-        "-" if hold.retired else bytes_in_words(hold.pinned_bytes),
-        "-" if hold.retired else bytes_in_words(hold.alone_bytes),
+        str(group.lag.records),
+        seconds_in_words(group.lag.seconds(now_ns)) if group.lag.records else "-",
+        "-" if group.retired else bytes_in_words(group.pinned_bytes),
+        "-" if group.retired else bytes_in_words(group.exclusive_bytes),
         rate,
     )
 
 
-def _advice(log: Log, holds: list[Hold]) -> Iterator[str]:
+def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
     """A paragraph for what needs words."""
     wald_ = command_line(log.root.path)
     yield from (words for _, words in troubles(log.root))
-    retired = sorted({hold.cursor.route for hold in holds if hold.retired})
+    retired = sorted({group.cursor.route for group in groups if group.retired})
     if retired:
         yield f"Retired: {_names(retired)}. Nothing is held back for them, and what was not read may go."
-    gating = [hold.cursor for hold in holds if not hold.retired]
+    gating = [group.cursor for group in groups if not group.retired]
     absent = [cursor.route for cursor in gating if cursor.state is CursorState.ABSENT]
     if absent:
         yield (
@@ -227,38 +230,38 @@ def _outlook(growth: Growth | None, free: int) -> str:
 def _objects(backlog: Backlog, now_ns: int) -> Iterator[dict[str, object]]:
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for standing in _counted(backlog.segments(), counts, sizes):
+    for status in _counted(backlog.segments(), counts, sizes):
         yield {
             "kind": "segment",
-            "segment": standing.segment.path.name,
-            "form": standing.form.value,
-            "first": standing.segment.base_sequence,
-            "last": standing.last_sequence,
-            "bytes": standing.stored_bytes,
-            "free": _state(standing) == "free",
-            "problem": standing.problem,
+            "segment": status.segment.path.name,
+            "form": status.state.value,
+            "first": status.segment.base_sequence,
+            "last": status.last_sequence,
+            "bytes": status.stored_bytes,
+            "free": _state(status) == "free",
+            "problem": status.problem,
             "pins": [
                 {"route": pin.route, "group": pin.group, "at": pin.at, "needs": pin.needs, "message": pin.message}
-                for pin in standing.pins
+                for pin in status.pins
             ],
         }
     growth = backlog.growth(now_ns=now_ns)
-    for hold in backlog.holds.values():
+    for group in backlog.groups.values():
         yield {
             "kind": "group",
-            "route": hold.cursor.route,
-            "group": hold.cursor.group,
-            "retired": hold.retired,
-            "state": hold.cursor.state.value,
-            "message": hold.cursor.message,
-            "sequence": hold.cursor.sequence,
-            "lag_records": hold.lag.records,
-            "lag_seconds": round(hold.lag.seconds(now_ns), 3),
-            "oldest": None if hold.lag.oldest_ns is None else moment(hold.lag.oldest_ns),
-            "pinned_segments": hold.pinned_segments,
-            "pinned_bytes": hold.pinned_bytes,
-            "frees_bytes": hold.alone_bytes,
-            "bytes_per_second": growth.routes.get(hold.cursor.route, 0.0) if growth else None,
+            "route": group.cursor.route,
+            "group": group.cursor.group,
+            "retired": group.retired,
+            "state": group.cursor.state.value,
+            "message": group.cursor.message,
+            "sequence": group.cursor.sequence,
+            "lag_records": group.lag.records,
+            "lag_seconds": round(group.lag.seconds(now_ns), 3),
+            "oldest": None if group.lag.oldest_ns is None else moment(group.lag.oldest_ns),
+            "pinned_segments": group.pinned_segments,
+            "pinned_bytes": group.pinned_bytes,
+            "frees_bytes": group.exclusive_bytes,
+            "bytes_per_second": growth.routes.get(group.cursor.route, 0.0) if growth else None,
         }
     yield {
         "kind": "log",

@@ -13,7 +13,7 @@ from wald.errors import Damaged, NotFound, command_line
 from wald.format.times import utc
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.reading.lookup import State
+from wald.store.segments.view import State
 from wald.store.writing.lives import no_daemon
 
 _EXITS = {

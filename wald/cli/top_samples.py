@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from wald.cli.connect import runs
-from wald.cli.top_snapshot import Amount, HeadSample, LogSample, State, state_of
+from wald.cli.top_snapshot import Amount, Condition, HeadSample, LogSample, condition_of
 from wald.errors import Damaged, WaldError
 from wald.format.names import Kind
 from wald.log import Log
@@ -167,18 +167,18 @@ class LogSource:
         self._end = None  # after a failed sample there is nothing to compare the next one with
         view = self._log.view()
         backlog = Backlog(view, since=since)
-        counts: Counter[State] = Counter()
-        sizes: Counter[State] = Counter()
+        counts: Counter[Condition] = Counter()
+        sizes: Counter[Condition] = Counter()
         end = since or 0
-        for standing in backlog.segments():
-            state = state_of(standing)
+        for status in backlog.segments():
+            state = condition_of(status)
             counts[state] += 1
-            sizes[state] += standing.stored_bytes
-            end = max(end, standing.last_sequence or 0)
+            sizes[state] += status.stored_bytes
+            end = max(end, status.last_sequence or 0)
         log_sample = LogSample(
             now,
-            {state: Amount(counts[state], sizes[state]) for state in State if counts[state]},
-            tuple(backlog.holds.values()),
+            {state: Amount(counts[state], sizes[state]) for state in Condition if counts[state]},
+            tuple(backlog.groups.values()),
             last_sequences(view),
             None if since is None else backlog.received(),
             backlog.growth(now_ns=time.time_ns()),

@@ -22,7 +22,7 @@ from itertools import accumulate
 from rich.console import Console, Group
 from rich.text import Text
 
-from wald.cli.top_snapshot import Activity, Inventory, Row, Snapshot, State
+from wald.cli.top_snapshot import Activity, Condition, Inventory, Row, Snapshot
 from wald.kinds import bytes_in_words, seconds_in_words
 from wald.store.retention.cursors import CursorState
 
@@ -33,12 +33,12 @@ _NAME_CELLS_MIN = 12  # what a long name is shortened to before a column goes
 _OLD_SECONDS = 5.0  # younger numbers are shown as current
 _DAY = 86400
 _TEXTURES = {
-    State.RELEASED: ("·", "bright_black"),
-    State.FREE: ("░", "green"),
-    State.HELD_BACK: ("█", "yellow"),
-    State.UNREADABLE: ("X", "red"),
-    State.WAITING: ("▒", "blue"),
-    State.ACTIVE: ("▓", "cyan"),
+    Condition.RELEASED: ("·", "bright_black"),
+    Condition.FREE: ("░", "green"),
+    Condition.HELD_BACK: ("█", "yellow"),
+    Condition.UNREADABLE: ("X", "red"),
+    Condition.WAITING: ("▒", "blue"),
+    Condition.ACTIVE: ("▓", "cyan"),
 }
 _CURSOR_WORDS = {
     CursorState.ABSENT: ("no cursor", "yellow"),
@@ -123,7 +123,7 @@ def _inventory(inventory: Inventory | None, width: int) -> Iterator[Text]:
     if inventory is None:
         yield from _packed("segments", [("-", "")], width)
         return
-    states = [state for state in State if state in inventory.states]
+    states = [state for state in Condition if state in inventory.states]
     amounts = [inventory.states[state] for state in states]
     bar = Text()
     for state, count in zip(states, cells([a.stored_bytes for a in amounts], _bar_cells(width)), strict=True):

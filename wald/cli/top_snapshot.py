@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from wald.store.retention.backlog import Form, Hold, Standing
+from wald.store.retention.backlog import GroupBacklog, SegmentStatus
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.growth import Growth
+from wald.store.segments.view import State
 
 
-class State(Enum):
-    """States of segments, from those of the oldest to that of the newest."""
+class Condition(Enum):
+    """Conditions of segments, from those of the oldest to that of the newest."""
 
     RELEASED = "released"
     FREE = "free"
@@ -29,20 +30,20 @@ class State(Enum):
     ACTIVE = "active"
 
 
-def state_of(standing: Standing) -> State:
-    """The state under which the screen counts a segment."""
-    if not standing.readable:
-        return State.UNREADABLE
-    if standing.pins:
-        return State.HELD_BACK
-    match standing.form:
-        case Form.ACTIVE:
-            return State.ACTIVE
-        case Form.CUT:
-            return State.WAITING
-        case Form.RELEASED:
-            return State.RELEASED
-    return State.FREE
+def condition_of(status: SegmentStatus) -> Condition:
+    """The condition under which the screen counts a segment."""
+    if not status.readable:
+        return Condition.UNREADABLE
+    if status.pins:
+        return Condition.HELD_BACK
+    match status.state:
+        case State.ACTIVE:
+            return Condition.ACTIVE
+        case State.CUT:
+            return Condition.WAITING
+        case State.RELEASED:
+            return Condition.RELEASED
+    return Condition.FREE
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,8 @@ class LogSample:
     """
 
     taken: float
-    states: Mapping[State, Amount]
-    holds: Sequence[Hold]
+    states: Mapping[Condition, Amount]
+    groups: Sequence[GroupBacklog]
     last_sequences: Mapping[str, int | None]
     received: Mapping[str, int] | None
     growth: Growth | None
@@ -147,7 +148,7 @@ class Inventory:
     """
 
     age_seconds: float
-    states: Mapping[State, Amount]
+    states: Mapping[Condition, Amount]
     rows: tuple[Row, ...]
     free_bytes: int
     total_bytes: int
@@ -193,8 +194,8 @@ def inventory(log_samples: Sequence[LogSample], *, now: float, now_ns: int) -> I
         return None
     before, after = log_samples[0], log_samples[-1]
     seconds = after.taken - before.taken
-    lags = {(hold.cursor.route, hold.cursor.group): hold.lag.records for hold in before.holds}
-    rows = [_row(hold, after, lags, seconds, now_ns) for hold in after.holds]
+    lags = {(group.cursor.route, group.cursor.group): group.lag.records for group in before.groups}
+    rows = [_row(group, after, lags, seconds, now_ns) for group in after.groups]
     rows.sort(key=lambda row: (-row.held_bytes, -row.lag_records, row.route, row.group))
     growth = after.growth
     return Inventory(
@@ -208,15 +209,17 @@ def inventory(log_samples: Sequence[LogSample], *, now: float, now_ns: int) -> I
     )
 
 
-def _row(hold: Hold, log_sample: LogSample, lags: Mapping[tuple[str, str], int], seconds: float, now_ns: int) -> Row:
-    cursor = hold.cursor
+def _row(
+    group: GroupBacklog, log_sample: LogSample, lags: Mapping[tuple[str, str], int], seconds: float, now_ns: int
+) -> Row:
+    cursor = group.cursor
     received = processed = None
     if log_sample.received is not None:
         count = log_sample.received.get(cursor.route, 0)
         received = _rate(count, seconds)
         lag_before = lags.get((cursor.route, cursor.group))
         if lag_before is not None:  # a cursor that moved back has processed nothing
-            processed = _rate(max(0, lag_before + count - hold.lag.records), seconds)
+            processed = _rate(max(0, lag_before + count - group.lag.records), seconds)
     return Row(
         cursor.route,
         log_sample.last_sequences.get(cursor.route),
@@ -224,11 +227,11 @@ def _row(hold: Hold, log_sample: LogSample, lags: Mapping[tuple[str, str], int],
         cursor.group,
         cursor.sequence,
         cursor.state,
-        hold.retired,
-        hold.lag.records,
-        hold.lag.seconds(now_ns) if hold.lag.records else None,
+        group.retired,
+        group.lag.records,
+        group.lag.seconds(now_ns) if group.lag.records else None,
         processed,
-        hold.pinned_bytes,
+        group.pinned_bytes,
     )
 
 

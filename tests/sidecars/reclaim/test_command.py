@@ -18,7 +18,7 @@ from reclaiming import ledger
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, refused, run, sidecar, wald
 
 from wald.errors import DiskFailure, InvalidInput, Locked, NotFound
-from wald.store.reading.lookup import State
+from wald.store.segments.view import State
 
 
 @pytest.fixture

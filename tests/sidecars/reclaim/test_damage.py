@@ -33,8 +33,8 @@ def damaged(path: Path, order: str, at: bytes) -> Built:
 
 def pins(built: Built) -> list[tuple[str, int]]:
     """Who holds back the first segment, and how far each has to get."""
-    standing = next(each for each in Backlog(built.view).segments())
-    return [(pin.route, pin.needs) for pin in standing.pins]
+    status = next(each for each in Backlog(built.view).segments())
+    return [(pin.route, pin.needs) for pin in status.pins]
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_a_segment_of_which_no_record_is_left_never_goes(tmp_path: Path) -> None
     reclaim(built)
 
     assert bases(built.root)[0] == 1
-    (standing,) = [each for each in Backlog(built.view).segments() if each.segment.base_sequence == 1]
-    assert "whose they were" in standing.problem
+    (status,) = [each for each in Backlog(built.view).segments() if each.segment.base_sequence == 1]
+    assert "whose they were" in status.problem
     assert errors(built.root.path)
 
 

@@ -18,7 +18,7 @@ from running import output_of, run, sidecar
 
 from wald.format.names import Kind
 from wald.format.sealed import Frame
-from wald.store.retention.backlog import Backlog, Standing
+from wald.store.retention.backlog import Backlog, SegmentStatus
 from wald.store.retention.history import History
 from wald.store.retention.lag import lags
 from wald.store.segments.compression import FRAME_BYTES, SealedFile
@@ -81,7 +81,7 @@ def put(built: Built, **cursors: int) -> None:
         built.log.set_cursor(route, sequence, rewind=True)
 
 
-def standing(built: Built) -> Standing:
+def status(built: Built) -> SegmentStatus:
     return next(s for s in Backlog(built.view).segments() if s.segment.base_sequence == 1)
 
 
@@ -94,8 +94,8 @@ def test_a_route_whose_records_are_all_behind_the_damage_holds_the_segment_back(
     put(built, a=7)
     reclaim(built)
     assert bases(built.root) == [1]
-    assert [(pin.route, pin.needs) for pin in standing(built).pins] == [("b", 5)]
-    assert standing(built).last_sequence == 5
+    assert [(pin.route, pin.needs) for pin in status(built).pins] == [("b", 5)]
+    assert status(built).last_sequence == 5
 
     put(built, b=5)
     reclaim(built)
@@ -193,7 +193,7 @@ def test_a_ledger_that_is_damaged_lets_nothing_go(built: Built, damage: bytes | 
     reclaim(built)
 
     assert bases(built.root)[0] == 1
-    assert not standing(built).readable
+    assert not status(built).readable
 
 
 @pytest.mark.parametrize("sealed_line", [True, False])
@@ -216,7 +216,7 @@ def test_whatever_is_damaged_it_goes_only_when_everybody_who_has_records_in_it_i
             put(built, a=a, b=b)
             goes = first_goes(built)
             assert not goes or (a >= LASTS["a"] and b >= LASTS["b"]), (subset, len(data), a, b)
-            told = standing(built)
+            told = status(built)
             assert goes == (told.readable and not told.pins)
             went += goes
     assert went > (len(damages) // 2 if sealed_line else 0)
@@ -236,9 +236,9 @@ def test_lag_counts_what_a_reader_would_still_get(built: Built, sealed_line: boo
         put(built, a=at, b=at)
         backlog = Backlog(built.view)
         list(backlog.segments())
-        cursors = [hold.cursor for hold in backlog.holds.values()]
+        cursors = [group.cursor for group in backlog.groups.values()]
         counted = {route: sum(r.sequence > at for r in built.log.read(route, on_damage=print)) for route in "ab"}
-        assert {hold.cursor.route: hold.lag.records for hold in backlog.holds.values()} == counted
+        assert {group.cursor.route: group.lag.records for group in backlog.groups.values()} == counted
         assert {route: lag.records for (route, _), lag in lags(built.view, cursors).items()} == (counted)
 
 

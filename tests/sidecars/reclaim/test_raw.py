@@ -11,7 +11,7 @@ from reclaiming import Reclaimer, bases, ledger, reclaim
 
 from wald.format.names import Kind
 from wald.store.files.directory import TEMPORARY, list_segments
-from wald.store.reading.lookup import State
+from wald.store.segments.view import State
 from wald.store.writing.sealer import pending, seal
 from wald_reclaim.policy import Limits
 

@@ -18,7 +18,7 @@ from wald.errors import Damaged, Locked
 from wald.format.names import Kind
 from wald.store.files.ledger import Ledger
 from wald.store.files.routes import retire_route
-from wald.store.reading.lookup import State
+from wald.store.segments.view import State
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits, Verdict
 

@@ -183,7 +183,11 @@ class Listing:
         found = {segment.base_sequence: segment for segment in (*self.released, *self.segments)}
         return Listing(tuple(found[base] for base in sorted(found)), self.released)
 
-    def ends(self) -> dict[int, int]:
+    def newest_base(self) -> int:
+        """The base of the newest segment; 0 if there is none."""
+        return max((found[-1].base_sequence for found in (self.released, self.segments) if found), default=0)
+
+    def successors(self) -> dict[int, int]:
         """Of each segment, by base, the base of the one behind it; the newest is not in it."""
         return dict(pairwise(sorted({segment.base_sequence for segment in (*self.released, *self.segments)})))
 

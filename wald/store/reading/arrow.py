@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
+from wald.format.batch import BatchHeader
 from wald.format.columns import Binary, decode
-from wald.store.reading.batches import Batch
 
 _TIME = pa.timestamp("ns", "UTC")
 schema = pa.schema(
@@ -46,14 +46,36 @@ _FIELDS = {field.name: field for field in [*schema, _SEGMENT]}
 BATCH_BYTES = 1 << 20  # small batches are put together until they hold this much
 
 
+class Stored(Protocol):
+    """What is needed of a batch: see :class:`wald.store.reading.batches.Batch`, which imports this module."""
+
+    @property
+    def route(self) -> str: ...
+    @property
+    def first_sequence(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def append_time_ns(self) -> int: ...
+    @property
+    def header(self) -> BatchHeader: ...
+    @property
+    def segment(self) -> int: ...
+    @property
+    def is_columns(self) -> bool: ...
+    @property
+    def payload(self) -> memoryview: ...
+    def raw(self) -> bytes | memoryview: ...
+
+
 def schema_of(columns: Sequence[str]) -> pa.Schema:
     """The schema of batches with these columns, in this order."""
     return pa.schema([_FIELDS[name] for name in columns])
 
 
-def record_batches(batches: Iterable[Batch], columns: Sequence[str] = schema.names) -> Iterator[pa.RecordBatch]:
+def record_batches(batches: Iterable[Stored], columns: Sequence[str] = schema.names) -> Iterator[pa.RecordBatch]:
     """``batches`` as Arrow, in their order; consecutive small ones of lines are put together."""
-    waiting: list[Batch] = []
+    waiting: list[Stored] = []
     waiting_bytes = 0
     for batch in batches:
         if waiting and (batch.is_columns or waiting_bytes + len(batch.payload) > BATCH_BYTES):
@@ -68,7 +90,7 @@ def record_batches(batches: Iterable[Batch], columns: Sequence[str] = schema.nam
         yield record_batch(waiting, columns)
 
 
-def record_batch(batches: Sequence[Batch], columns: Sequence[str] = schema.names) -> pa.RecordBatch:
+def record_batch(batches: Sequence[Stored], columns: Sequence[str] = schema.names) -> pa.RecordBatch:
     """One Arrow batch of one batch, or of several of lines."""
     made: _Lines | _Columns = _Columns(batches[0]) if batches[0].is_columns else _Lines(batches)
     each = _Each(batches)
@@ -88,7 +110,7 @@ def record_batch(batches: Sequence[Batch], columns: Sequence[str] = schema.names
 class _Each:
     """What is the same for all records of a stored batch, once for each of them: one array, however many batches."""
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
+    def __init__(self, batches: Sequence[Stored]) -> None:
         self._batches = batches
         self._counts = np.array([batch.count for batch in batches])
 
@@ -111,7 +133,7 @@ class _Each:
 class _Lines:
     """The columns that consecutive payloads of lines have of themselves: values only."""
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
+    def __init__(self, batches: Sequence[Stored]) -> None:
         self._batches = batches
         self._count = sum(batch.count for batch in batches)
 
@@ -135,7 +157,7 @@ class _Lines:
 class _Columns:
     """The columns of a batch that is stored as columns, of the records that were asked for."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Stored) -> None:
         self._stored = decode(batch.payload)
         self._skipped = batch.first_sequence - batch.header.base_sequence
         self._count = batch.count

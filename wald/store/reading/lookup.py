@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind, segment_name
@@ -14,31 +13,9 @@ from wald.store.retention.history import Entry, History, member_of
 from wald.store.segments.head import lost_head
 from wald.store.segments.opened import Misplaced, Whole
 from wald.store.segments.raw import Gap
-from wald.store.segments.view import SegmentGone, View
+from wald.store.segments.view import SegmentGone, State, View
 
 _LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which no calendar here knows
-
-
-class State(Enum):
-    """What has become of a record."""
-
-    ACTIVE = "active"
-    """In the segment that is being written."""
-    CUT = "cut"
-    """In a complete segment that waits to be sealed."""
-    SEALED = "sealed"
-    RELEASED = "released"
-    """Reclaimed; its file is still there, for the grace period."""
-    QUARANTINED = "quarantined"
-    """Its bytes are damaged, or were put aside because they were."""
-    RECLAIMED = "reclaimed"
-    ARCHIVED = "archived"
-    """Not in the log any more, but in a bundle."""
-    SKIPPED = "skipped"
-    """A start passed over its number."""
-    NEVER_ISSUED = "never-issued"
-    UNKNOWN = "unknown"
-    """It was issued; nothing that is left tells more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +73,7 @@ def where(view: View, sequence: int) -> Whereabouts:
 def _where(view: View, sequence: int, history: History) -> Whereabouts:
     bound = view.bound
     segments = [*view.listing.released, *view.segments]
-    newest = max((segment.base_sequence for segment in segments), default=0)
+    newest = view.listing.newest_base()
     if bound.lost and sequence > (bound.sequence or 0):
         return Whereabouts(sequence, State.UNKNOWN, lost_head(view.root, bound).message)
     if bound.sequence is not None and sequence > bound.sequence:
@@ -107,7 +84,7 @@ def _where(view: View, sequence: int, history: History) -> Whereabouts:
     holding.sort(key=lambda found: (found.base_sequence, not found.kind.reclaimed))
     for segment in reversed(holding):
         try:
-            found = _in_segment(view, sequence, segment, newest)
+            found = _in_segment(view, sequence, segment)
         except Misplaced as error:  # the one before it may hold the record
             reason = reason or error.message
             continue
@@ -122,7 +99,7 @@ def _where(view: View, sequence: int, history: History) -> Whereabouts:
     return _gone(sequence, reason, history)
 
 
-def _in_segment(view: View, sequence: int, segment: Segment, newest: int) -> Whereabouts | str:
+def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | str:
     """Its place in the segment that should hold it; or what is found there instead, "" for nothing.
 
     Raises:
@@ -144,7 +121,7 @@ def _in_segment(view: View, sequence: int, segment: Segment, newest: int) -> Whe
             elif isinstance(met, Whole) and met.header.count and met.header.base_sequence <= sequence:
                 gap = None
                 if sequence < met.header.end_sequence:
-                    return _placed(view, sequence, segment, met, newest)
+                    return _placed(view, sequence, segment, met)
             elif isinstance(met, Whole) and met.header.base_sequence > sequence:
                 break
     finally:
@@ -157,13 +134,8 @@ def _in_segment(view: View, sequence: int, segment: Segment, newest: int) -> Whe
     return ""
 
 
-def _placed(view: View, sequence: int, segment: Segment, met: Whole, newest: int) -> Whereabouts:
-    if segment.kind.reclaimed:
-        state = State.RELEASED
-    elif segment.kind.form is Kind.SEALED:
-        state = State.SEALED
-    else:
-        state = State.ACTIVE if segment.base_sequence == newest else State.CUT
+def _placed(view: View, sequence: int, segment: Segment, met: Whole) -> Whereabouts:
+    state = view.state(segment)
     place = f"in {segment.path.name} at {met.position}, route {met.route}"
     if state is State.RELEASED:
         place = f"reclaimed; still {place}"

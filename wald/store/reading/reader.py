@@ -281,7 +281,7 @@ class _Reading:
             asked=bool(ours) or not (selection.earliest or selection.floors),
             group=selection.group if ours else None,
             archive=self._history.archive_of(route, first, last),
-            ends=counted.ends,
+            last_of_route=counted.last_of_route,
         )
 
     def _floor(self, route: str) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 from wald.errors import Damaged
 from wald.format.names import Kind
@@ -24,21 +23,11 @@ from wald.store.retention.lag import Lag, add_raw, add_sealed
 from wald.store.retention.pins import Claims, Pin, needs, read_claims, segment_index, ways_out, with_lost
 from wald.store.segments.opened import open_segment
 from wald.store.segments.raw import FIRST_BATCH
-from wald.store.segments.view import SegmentGone, View
-
-
-class Form(Enum):
-    """How far a segment has come."""
-
-    ACTIVE = "active"
-    """The head is in it, or not yet."""
-    CUT = "cut"
-    SEALED = "sealed"
-    RELEASED = "released"
+from wald.store.segments.view import SegmentGone, State, View
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SegmentStatus:
     """One segment.
 
     Attributes:
@@ -52,7 +41,7 @@ class Standing:
     """
 
     segment: Segment
-    form: Form
+    state: State
     last_sequence: int | None
     stored_bytes: int
     pins: tuple[Pin, ...] = ()
@@ -63,7 +52,7 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Hold:
+class GroupBacklog:
     """One group of one route, and what it holds back.
 
     Attributes:
@@ -76,7 +65,7 @@ class Hold:
     retired: bool
     pinned_segments: int = 0
     pinned_bytes: int = 0
-    alone_bytes: int = 0
+    exclusive_bytes: int = 0
     lag: Lag = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,23 +95,23 @@ class Backlog:
         self._history = History(view.root)
         self._gauge = Gauge()
         self.free_bytes = free_bytes(view.root.path)
-        self.holds = {
-            (route, cursor.group): Hold(cursor, route in self._claims.retired)
+        self.groups = {
+            (route, cursor.group): GroupBacklog(cursor, route in self._claims.retired)
             for route, cursors in self._claims.cursors.items()
             for cursor in cursors
         }
 
-    def segments(self) -> Iterator[Standing]:
+    def segments(self) -> Iterator[SegmentStatus]:
         """Every segment, oldest first, the released ones before all others."""
         listing = self._view.listing
         bases = {segment.base_sequence for segment in listing.segments}
         for segment in listing.released:
             with suppress(FileNotFoundError):  # its grace period has ended
                 yield self._released(segment, counts=segment.base_sequence not in bases)
-        ends = listing.ends()
+        successors = listing.successors()
         for segment in listing.segments:
             with suppress(SegmentGone):
-                yield self._view.follow(segment, lambda found: self._stand(found, ends.get(found.base_sequence)))
+                yield self._view.follow(segment, lambda found: self._stand(found, successors.get(found.base_sequence)))
 
     def growth(self, *, now_ns: int) -> Growth | None:
         """How fast the log grows, over its newest segments; None if it is too young to tell, or the clock is wrong."""
@@ -132,61 +121,59 @@ class Backlog:
         """Records of each route above ``since``; a route that is not in it has received none."""
         return {route: lag.records for route, lag in self._observers.items()}
 
-    def _released(self, segment: Segment, *, counts: bool) -> Standing:
+    def _released(self, segment: Segment, *, counts: bool) -> SegmentStatus:
         """Only a cursor that was moved back needs it."""
         stored_bytes = _stored_bytes(segment)
         if counts:
             with suppress(Damaged, BadSealed):
                 add_sealed(segment_index(segment, self._view.log_id), self._counting)
-        return Standing(segment, Form.RELEASED, None, stored_bytes)
+        return SegmentStatus(segment, State.RELEASED, None, stored_bytes)
 
-    def _stand(self, segment: Segment, end: int | None) -> Standing:
+    def _stand(self, segment: Segment, end: int | None) -> SegmentStatus:
         """
         Args:
             end: the base of the segment behind it; None: it is the newest.
         """
-        form = Form.SEALED
-        if segment.kind.form is Kind.RAW:
-            form = Form.ACTIVE if end is None or segment.base_sequence >= self._view.bound.segment else Form.CUT
-        told = Standing(segment, form, None, _stored_bytes(segment), newest=end is None)
-        if form is not Form.ACTIVE:
-            return self._complete(told, end)
+        state = self._view.state(segment)
+        found = SegmentStatus(segment, state, None, _stored_bytes(segment), newest=end is None)
+        if state is not State.ACTIVE:
+            return self._complete(found, end)
         try:
-            return replace(told, last_sequence=self._raw(segment))
+            return replace(found, last_sequence=self._raw(segment))
         except Damaged as error:
-            return replace(told, problem=error.message, readable=False, hint=error.hint)
+            return replace(found, problem=error.message, readable=False, hint=error.hint)
 
-    def _complete(self, told: Standing, end: int | None) -> Standing:
+    def _complete(self, found: SegmentStatus, end: int | None) -> SegmentStatus:
         """One that RECLAIM judges, by what it judges by."""
-        segment, damage = told.segment, list[Damaged]()
+        segment, damage = found.segment, list[Damaged]()
         try:
             index = segment_index(segment, self._view.log_id, on_damage=damage.append)
-            self._add(index, told)
+            self._add(index, found)
             if damage:
                 index = with_lost(index, segment, end, self._history, damage[0])
             pins = tuple(self._claims.pins(needs(index, end or index.next_sequence, self._history)))
         except Damaged as error:
-            if told.form is Form.CUT:  # only the sealer may judge it, and its records wait all the same
+            if found.state is State.CUT:  # only the sealer may judge it, and its records wait all the same
                 with suppress(Damaged):
                     self._raw(segment)
-            return replace(told, problem=error.message, readable=False, hint=error.hint)
+            return replace(found, problem=error.message, readable=False, hint=error.hint)
         except BadSealed as error:
-            problem = f"{segment.path}: its batches cannot be told: {error}"
-            return replace(told, problem=problem, readable=False, hint=ways_out(segment))
+            problem = f"{segment.path}: its batches cannot be found: {error}"
+            return replace(found, problem=problem, readable=False, hint=ways_out(segment))
         for pin in pins:
-            hold = self.holds.get((pin.route, pin.group))
-            if hold is not None:
-                hold.pinned_segments += 1
-                hold.pinned_bytes += told.stored_bytes
-                hold.alone_bytes += told.stored_bytes if len(pins) == 1 else 0
+            group = self.groups.get((pin.route, pin.group))
+            if group is not None:
+                group.pinned_segments += 1
+                group.pinned_bytes += found.stored_bytes
+                group.exclusive_bytes += found.stored_bytes if len(pins) == 1 else 0
         problem = damage[0].message if damage else ""
-        return replace(told, last_sequence=index.next_sequence - 1, pins=pins, problem=problem)
+        return replace(found, last_sequence=index.next_sequence - 1, pins=pins, problem=problem)
 
-    def _add(self, index: SealedIndex, told: Standing) -> None:
+    def _add(self, index: SealedIndex, found: SegmentStatus) -> None:
         """Add what a complete segment holds to the lags and the growth."""
         earliest_ns = min((frame.earliest_ns for frame in index.frames), default=0)
         payload_bytes = {entry.route: entry.payload_bytes for entry in index.routes}
-        grown = told.stored_bytes if told.form is Form.SEALED else sum(payload_bytes.values())
+        grown = found.stored_bytes if found.state is State.SEALED else sum(payload_bytes.values())
         self._gauge.add(earliest_ns, grown, payload_bytes)
         add_sealed(index, self._counting)
 
@@ -195,7 +182,7 @@ class Backlog:
         found = self._of_route.get(route)
         if found is None:
             cursors = self._claims.cursors.get(route, ())
-            found = self._of_route[route] = [self.holds[route, cursor.group].lag for cursor in cursors]
+            found = self._of_route[route] = [self.groups[route, cursor.group].lag for cursor in cursors]
             if self._since is not None:
                 self._observers[route] = Lag(self._since)
                 found.append(self._observers[route])

@@ -45,7 +45,8 @@ class Missing:
         first, last: between which sequences they were.
         records: how many; at most so many where not ``exact``.
         route: the route that was read; None: all.
-        routes: those with records among them, as far as is known; ``ends``: the last of each, no later than it can be.
+        routes: those with records among them, as far as is known.
+        last_of_route: the last record of each of them, no later than it can be.
         asked: whether somebody has asked for just these: they named a sequence or a time, or their cursor is in front.
         group: whose cursor it is; None: no cursor.
         archive: where bundles of them are; None if the ledger knows of none.
@@ -61,7 +62,7 @@ class Missing:
     asked: bool
     group: str | None = None
     archive: str | None = None
-    ends: dict[str, int] = field(default_factory=dict)
+    last_of_route: dict[str, int] = field(default_factory=dict)
 
     def words(self) -> str:
         """What is missing, for a person."""
@@ -81,7 +82,7 @@ class Missing:
         ways = []
         route = self.route or next(iter(sorted(self.routes)), "ROUTE")
         if self.archive is not None:
-            span = f"--from {self.first} --to {self.ends.get(route, self.last)}"
+            span = f"--from {self.first} --to {self.last_of_route.get(route, self.last)}"
             ways.append(f"wald-archive restore {shlex.quote(self.archive)} {route} {span}{form}")
         wald = command_line(self.root)
         if self.group is not None:
@@ -141,7 +142,7 @@ class Count:
     """How many records were wanted, of which routes, in which range; at most so many where not ``exact``.
 
     Attributes:
-        ends: of each route, the last.
+        last_of_route: of each route, the last.
     """
 
     first: int = 0
@@ -149,7 +150,7 @@ class Count:
     records: int = 0
     exact: bool = True
     routes: frozenset[str] = frozenset()
-    ends: dict[str, int] = field(default_factory=dict)
+    last_of_route: dict[str, int] = field(default_factory=dict)
 
 
 def count(gone: Iterable[Gone], wanted: Wanted) -> Count:
@@ -179,7 +180,7 @@ def count(gone: Iterable[Gone], wanted: Wanted) -> Count:
                 records=total.records + records,
                 exact=total.exact and exact,
                 routes=total.routes | ({held.route} if held.route else set()),
-                ends=total.ends | {held.route: max(last, total.ends.get(held.route, 0))},
+                last_of_route=total.last_of_route | {held.route: max(last, total.last_of_route.get(held.route, 0))},
             )
     return total
 

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import islice
 from typing import TypeVar
 
@@ -28,6 +29,28 @@ T = TypeVar("T")
 
 _NAMES = (Kind.RAW, Kind.SEALED, Kind.RELEASED, Kind.DELETING, Kind.RAW_RELEASED, Kind.RAW_DELETING)
 _SETTLED_NS = 100_000_000  # file systems stamp changes with a clock that ticks every few milliseconds
+
+
+class State(Enum):
+    """What has become of a record, or of the segment that holds it."""
+
+    ACTIVE = "active"
+    """In the segment that is being written."""
+    CUT = "cut"
+    """In a complete segment that waits to be sealed."""
+    SEALED = "sealed"
+    RELEASED = "released"
+    """Reclaimed; its file is still there, for the grace period."""
+    QUARANTINED = "quarantined"
+    """Its bytes are damaged, or were put aside because they were."""
+    RECLAIMED = "reclaimed"
+    ARCHIVED = "archived"
+    """Not in the log any more, but in a bundle."""
+    SKIPPED = "skipped"
+    """A start passed over its number."""
+    NEVER_ISSUED = "never-issued"
+    UNKNOWN = "unknown"
+    """It was issued; nothing that is left tells more."""
 
 
 class SegmentGone(Damaged):
@@ -60,6 +83,15 @@ class View:
     def limit(self, segment: Segment) -> int | None:
         """Where the readable bytes of a segment end; None: at its own end."""
         return self.bound.limit(segment.base_sequence)
+
+    def state(self, segment: Segment) -> State:
+        """How far a segment has come."""
+        if segment.kind.reclaimed:
+            return State.RELEASED
+        if segment.kind is Kind.SEALED:
+            return State.SEALED
+        active = min(self.bound.segment, self.listing.newest_base())
+        return State.ACTIVE if segment.base_sequence >= active else State.CUT
 
     def open(self, segment: Segment) -> OpenSegment:
         """
