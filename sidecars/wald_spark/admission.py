@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wald.errors import Damaged
+from wald.format.parsing import Whole
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.store.files.directory import Listing, Segment, look_again
 from wald.store.segments.head import Bound
-from wald.store.segments.opened import OpenSegment, SealedSegment, Whole, open_segment
+from wald.store.segments.opened import OpenSegment, SealedSegment, open_segment
 from wald_spark.locations import LogPlace
 from wald_spark.options import Limits
 

@@ -15,11 +15,12 @@ from typing import Protocol, TypeVar
 
 from wald.errors import Damaged
 from wald.format.names import Kind
+from wald.format.parsing import Whole
 from wald.format.sealed import SealedIndex
 from wald.store.files.directory import Listing, Segment, look_again
 from wald.store.segments.compression import FRAME_BYTES
 from wald.store.segments.head import Bound
-from wald.store.segments.opened import OpenSegment, SealedSegment, Whole, open_segment
+from wald.store.segments.opened import OpenSegment, SealedSegment, open_segment
 from wald.store.segments.raw import Gap
 from wald_spark.locations import LogPlace
 

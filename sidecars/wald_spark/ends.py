@@ -13,11 +13,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from wald.errors import Damaged, UnsupportedFormat
-from wald.format.batch import payload_of
+from wald.format.parsing import Whole
 from wald.format.state import BadControl, LogState, decode_state
 from wald.store.files.directory import Listing, Segment, look_again
 from wald.store.segments.head import Bound
-from wald.store.segments.opened import OpenSegment, Passed, RawSegment, Whole, open_segment
+from wald.store.segments.opened import OpenSegment, Passed, RawSegment, open_segment
 from wald.store.segments.raw import FIRST_BATCH, Gap
 from wald_spark.locations import LogPlace
 
@@ -112,7 +112,7 @@ class Ends:
         if not isinstance(first, Whole) or not first.header.is_control:
             return
         try:
-            state = decode_state(payload_of(first.data, first.at, first.header))
+            state = decode_state(first.payload)
         except BadControl as error:
             raise UnsupportedFormat(
                 f"{segment.path}: offset {segment.file_offset(first.position)}: {error}",

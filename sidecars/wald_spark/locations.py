@@ -21,12 +21,13 @@ from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind, is_route, parse_segment_name
+from wald.format.parsing import Whole
 from wald.format.segment import BadHeader
 from wald.store.files.directory import Listing, Root, Segment, list_segments, read_identity
 from wald.store.files.disk import Disk
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.head import EVERYTHING, Bound
-from wald.store.segments.opened import SealedSegment, Whole, open_segment
+from wald.store.segments.opened import SealedSegment, open_segment
 from wald.store.segments.raw import FIRST_BATCH, RawFile
 from wald.store.segments.view import read_view
 from wald_archive.api import open_destination, parse_bag_name

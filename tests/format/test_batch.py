@@ -2,72 +2,33 @@
 
 from __future__ import annotations
 
-import struct
-from typing import Any
-
 import pytest
 from crc32c import crc32c
 from damage import every_flip, every_truncation, flipped, peak_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample_segments import SALT, batch, moved
+from sample_segments import BATCHES, SALT, batch, crafted, moved
 
 from wald.format.batch import (
     HEADER,
     PAYLOAD_MAX_BYTES,
     TRAILER,
     BatchHeader,
-    Encoding,
     Flag,
-    Outcome,
     begin_of,
     checksum_body,
     decode_header,
     encode,
-    look,
     mended_header,
-    payload_of,
-    route_of,
     route_prefix,
     salt_of,
     seed,
 )
+from wald.format.parsing import Outcome, parse, payload_of, route_of
 
 U32, U64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
-BATCHES = st.builds(
-    batch,
-    st.binary(max_size=100),
-    base=U64,
-    route=st.from_regex(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
-    append_time_ns=st.integers(0, (1 << 63) - 1),
-    epoch=U32,
-    producer_id=U64,
-    producer_sequence=U64,
-    flags=st.sampled_from([0, 1, 2, 3, 4, 5]),
-    encoding=st.sampled_from([Encoding.LINES, Encoding.COLUMNS]),
-)
 SMALL = batch(b"one\ntwo\n", base=7)
 SEED = seed(SALT, 0)
-
-
-def crafted(body: bytes = b"", **changes: Any) -> bytes:
-    """A batch whose header says whatever it is told to, with checksums that hold."""
-    told = {
-        "body_checksum": crc32c(body),
-        "payload_bytes": 0,
-        "base_sequence": 1,
-        "append_time_ns": 1,
-        "producer_id": 0,
-        "producer_sequence": 0,
-        "count": 0,
-        "epoch": 1,
-        "encoding": 1,
-        "flags": 0,
-        "route_bytes": 0,
-        "reserved": 0,
-    }
-    fields = struct.pack("<IIQqQQIIBBHI", *(told | changes).values())
-    return b"WBAT" + struct.pack("<I", crc32c(fields, SEED)) + fields + body
 
 
 def test_checksums_are_castagnoli() -> None:
@@ -95,7 +56,7 @@ def test_a_batch_comes_back(
     buffers = encode(given, prefix, parts, SEED)
     data = before + b"".join(buffers) + b"what follows"
 
-    found = look(data, len(before), SEED)
+    found = parse(data, len(before), SEED)
 
     assert found.outcome is Outcome.WHOLE
     header = found.header
@@ -121,7 +82,7 @@ def test_the_checksum_of_a_body_is_that_of_its_bytes(payload: bytes) -> None:
 
 def test_every_flipped_bit_is_damage() -> None:
     for data in every_flip(SMALL):
-        assert look(data, 0, SEED).outcome is Outcome.DAMAGED
+        assert parse(data, 0, SEED).outcome is Outcome.DAMAGED
 
 
 def test_every_flipped_bit_of_a_header_is_seen_without_the_body() -> None:
@@ -131,15 +92,15 @@ def test_every_flipped_bit_of_a_header_is_seen_without_the_body() -> None:
 
 def test_every_truncation_is_torn() -> None:
     """Cut at nothing there is nothing; cut anywhere else, a batch has begun and is not there."""
-    assert look(b"", 0, SEED).outcome is Outcome.END
+    assert parse(b"", 0, SEED).outcome is Outcome.END
     for data in list(every_truncation(SMALL))[1:]:
-        assert look(data, 0, SEED).outcome is Outcome.TORN
+        assert parse(data, 0, SEED).outcome is Outcome.TORN
 
 
 def test_a_flip_and_a_truncation_are_never_a_batch() -> None:
     for cut in range(len(SMALL)):
         for bit in range(0, 8 * cut, 7):
-            assert look(flipped(SMALL[:cut], bit), 0, SEED).outcome is not Outcome.WHOLE
+            assert parse(flipped(SMALL[:cut], bit), 0, SEED).outcome is not Outcome.WHOLE
 
 
 @settings(max_examples=300, deadline=None)
@@ -148,14 +109,14 @@ def test_overwritten_bytes_never_make_another_batch(data: bytes, position: int, 
     position = min(position, len(data) - 1)
     changed = (data[:position] + garbage + data[position + len(garbage) :])[: len(data)]
 
-    assert (look(changed, 0, SEED).outcome is Outcome.WHOLE) == (changed == data)
+    assert (parse(changed, 0, SEED).outcome is Outcome.WHOLE) == (changed == data)
 
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=200), offset=st.integers(0, 250))
 def test_any_bytes_have_an_outcome(data: bytes, offset: int) -> None:
     rest = data[offset:]
-    found = look(data, offset, SEED)
+    found = parse(data, offset, SEED)
 
     assert found.outcome is not Outcome.WHOLE
     assert (found.outcome is Outcome.END) == (not any(rest[: HEADER.size]))
@@ -164,7 +125,7 @@ def test_any_bytes_have_an_outcome(data: bytes, offset: int) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 4, 63, 64, 1000])
 def test_zeros_are_the_end(length: int) -> None:
-    assert look(bytes(length), 0, SEED).outcome is Outcome.END
+    assert parse(bytes(length), 0, SEED).outcome is Outcome.END
 
 
 @pytest.mark.parametrize(
@@ -184,25 +145,25 @@ def test_zeros_are_the_end(length: int) -> None:
 )
 def test_a_header_that_lies_is_no_header(changes: dict[str, int], why: str) -> None:
     """Its checksum holds, so only a hostile or a broken writer can have made it."""
-    assert look(crafted(bytes(8)) + bytes(64), 0, SEED).header is not None
+    assert parse(crafted(bytes(8)) + bytes(64), 0, SEED).header is not None
     data = crafted(bytes(8), **changes) + bytes(64)
 
     assert decode_header(data, 0, SEED) is None
-    assert look(data, 0, SEED).outcome is Outcome.DAMAGED
+    assert parse(data, 0, SEED).outcome is Outcome.DAMAGED
 
 
 def test_a_length_beyond_the_input_is_torn_and_takes_no_memory() -> None:
     data = crafted(payload_bytes=PAYLOAD_MAX_BYTES) + b"x" * 1000
 
-    assert look(data, 0, SEED).outcome is Outcome.TORN
-    assert peak_bytes(lambda: look(data, 0, SEED)) < 10_000
+    assert parse(data, 0, SEED).outcome is Outcome.TORN
+    assert peak_bytes(lambda: parse(data, 0, SEED)) < 10_000
 
 
 def test_looking_at_a_large_batch_does_not_copy_it() -> None:
     data = batch(b"x" * (4 << 20) + b"\n")
 
-    assert look(data, 0, SEED).outcome is Outcome.WHOLE
-    assert peak_bytes(lambda: look(data, 0, SEED)) < 10_000
+    assert parse(data, 0, SEED).outcome is Outcome.WHOLE
+    assert peak_bytes(lambda: parse(data, 0, SEED)) < 10_000
 
 
 def test_a_payload_too_long_for_readers_is_not_encoded() -> None:
@@ -254,9 +215,9 @@ def test_what_was_no_header_is_not_mended(data: bytes) -> None:
 def test_a_batch_tells_its_salt_and_from_behind_its_begin(salt: int, at: int) -> None:
     data = moved(SMALL, at, salt=salt)
 
-    assert look(data, 0, seed(salt, at)).outcome is Outcome.WHOLE
+    assert parse(data, 0, seed(salt, at)).outcome is Outcome.WHOLE
     assert salt_of(data[: HEADER.size], at) == salt
     assert begin_of(data[-TRAILER.size :], at + len(data), salt) == at
     assert begin_of(data[-TRAILER.size :], at + len(data), salt ^ 1) is None
     assert begin_of(data[-TRAILER.size :], at + len(data) + 8, salt) is None
-    assert look(data, 0, seed(salt, at + 8)).outcome is Outcome.DAMAGED
+    assert parse(data, 0, seed(salt, at + 8)).outcome is Outcome.DAMAGED

@@ -13,11 +13,12 @@ from typing import Any
 from sample_segments import LOG_ID, SALT, TIME_NS, batch, control_batch, segment
 
 from wald.format import columns, sealed
-from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of, seed
+from wald.format.batch import BatchHeader, Encoding, Flag, seed
 from wald.format.cursor import CursorLines, decode_cursor, encode_cursor
 from wald.format.head import Head, decode_head, encode_head
 from wald.format.index import decode_index, encode_entry, encode_index_header
 from wald.format.ledger import GENESIS, decode_ledger, digest, encode_line
+from wald.format.parsing import Outcome, parse, payload_of, route_of
 from wald.format.segment import SegmentHeader, decode_header, encode_header
 from wald.format.state import WINDOW, LogState, Producers, Written, decode_state
 from wald.format.transfers import Transfer, decode_transfer, encode_transfer
@@ -110,7 +111,7 @@ def _sparse_index_value(data: bytes) -> object:
 
 
 def _batch_value(data: bytes) -> tuple[BatchHeader, str, bytes]:
-    found = look(data, 0, seed(SALT, 0))
+    found = parse(data, 0, seed(SALT, 0))
     assert found.outcome is Outcome.WHOLE
     assert found.header is not None
     return found.header, route_of(data, 0, found.header), bytes(payload_of(data, 0, found.header))

@@ -21,7 +21,8 @@ from sample_segments import SALT, TIME_NS, batch, control_batch, joined, moved, 
 
 from wald.errors import Damaged
 from wald.format import columns
-from wald.format.batch import Encoding, Flag, Outcome, look, seed
+from wald.format.batch import Encoding, Flag, seed
+from wald.format.parsing import Outcome, parse
 from wald.format.sealed import BadSealed, SealedIndex, encode_index, encode_seek_table
 from wald.format.segment import BadHeader
 from wald.format.state import LogState
@@ -112,7 +113,7 @@ def test_a_frame_holds_whole_batches_of_about_a_mebibyte(tmp_path: Path) -> None
         for number, frame in enumerate(sealed.index.frames):
             data, at, batches = sealed.frame(number), FIRST_BATCH if number == 0 else 0, 0
             while at < len(data):
-                found = look(data, at, seed(SALT, frame.raw_offset + at))
+                found = parse(data, at, seed(SALT, frame.raw_offset + at))
                 assert found.outcome is Outcome.WHOLE
                 assert found.header is not None
                 at += found.header.total_bytes

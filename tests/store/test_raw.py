@@ -11,7 +11,8 @@ from damage import peak_bytes
 from sample_segments import LOG_ID, TIME_NS, batch, control_batch, joined, segment, segment_header
 
 import wald.store.segments.raw as raw_module
-from wald.format.batch import HEADER, Flag, Outcome
+from wald.format.batch import HEADER, Flag
+from wald.format.parsing import Outcome
 from wald.format.segment import BadHeader
 from wald.format.state import LogState
 from wald.store.segments.raw import FIRST_BATCH, WINDOW_BYTES, Gap, RawFile, Scanned, Tail

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
 from crc32c import crc32c
+from hypothesis import strategies as st
 
 from wald.format.batch import (
     HEADER,
@@ -46,6 +48,40 @@ def batch(
         "route_bytes": len(route),
     }
     return b"".join(encode(BatchHeader(**(told | changes)), prefix, [payload], seed(SALT, at)))
+
+
+BATCHES = st.builds(
+    batch,
+    st.binary(max_size=100),
+    base=st.integers(0, (1 << 64) - 1),
+    route=st.from_regex(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
+    append_time_ns=st.integers(0, (1 << 63) - 1),
+    epoch=st.integers(0, (1 << 32) - 1),
+    producer_id=st.integers(0, (1 << 64) - 1),
+    producer_sequence=st.integers(0, (1 << 64) - 1),
+    flags=st.sampled_from([0, 1, 2, 3, 4, 5]),
+    encoding=st.sampled_from([Encoding.LINES, Encoding.COLUMNS]),
+)
+
+
+def crafted(body: bytes = b"", **changes: Any) -> bytes:
+    """A batch whose header says whatever it is told to, with checksums that hold."""
+    told = {
+        "body_checksum": crc32c(body),
+        "payload_bytes": 0,
+        "base_sequence": 1,
+        "append_time_ns": 1,
+        "producer_id": 0,
+        "producer_sequence": 0,
+        "count": 0,
+        "epoch": 1,
+        "encoding": 1,
+        "flags": 0,
+        "route_bytes": 0,
+        "reserved": 0,
+    }
+    fields = struct.pack("<IIQqQQIIBBHI", *(told | changes).values())
+    return b"WBAT" + struct.pack("<I", crc32c(fields, seed(SALT, 0))) + fields + body
 
 
 def control_batch(state: LogState) -> bytes:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from wald.daemon.transfers import Transfers
 from wald.errors import Damaged
-from wald.format.batch import payload_of
+from wald.format.parsing import Whole
 from wald.format.transfers import Transfer
 from wald.store.files.directory import Root
-from wald.store.segments.opened import Whole
 from wald.store.segments.view import View, read_view
 
 
@@ -52,5 +51,5 @@ def _payload(view: View, transfer: Transfer) -> bytes | None:
             with closing(view.open(segment)) as opened:
                 met = next(opened.batches(transfer.position, None), None)
                 if isinstance(met, Whole) and (met.position, met.route) == (transfer.position, transfer.route):
-                    return bytes(payload_of(met.data, met.at, met.header))
+                    return bytes(met.payload)
     return None

@@ -7,6 +7,6 @@ RFC 3720 appendix B.4). Each struct asserts its size beside its definition.
     batch     the unit of writing             columns   keyed and timed records  index   sparse index of a raw segment
     state     what batches build up           record    what a reader gets       head    the durable head line
     cursor    a consumer's position           ledger    chained JSON lines       transfers  what leaves a pipe
-    protocol  the text protocol of the socket
+    parsing   batches in a buffer             protocol  the text protocol of the socket
     zframes   where each Zstandard frame ends    times   times as text
 """

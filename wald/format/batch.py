@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from enum import Enum, IntEnum, IntFlag
+from enum import IntEnum, IntFlag
 from functools import cache
 from typing import NamedTuple
 
@@ -85,20 +85,6 @@ _CONTINUES, _CONTINUED, _CONTROL = int(Flag.CONTINUES), int(Flag.CONTINUED), int
 _COLUMNS = int(Encoding.COLUMNS)
 _HEADER_BYTES, _TRAILER_BYTES = HEADER.size, TRAILER.size
 OUTSIDE_BYTES = _HEADER_BYTES + _TRAILER_BYTES  # of a batch, around its body
-
-
-class Outcome(Enum):
-    """What stands at an offset."""
-
-    WHOLE = "whole"
-    END = "end"  # no bytes left, or preallocated zeros
-    TORN = "torn"  # the input ends before the batch does
-    DAMAGED = "damaged"  # the bytes are there and are wrong
-
-
-_WHOLE = Outcome.WHOLE
-BODY_DAMAGED = "the body's checksum is wrong"
-TRAILER_DAMAGED = "the trailer is wrong"
 
 
 class BatchHeader(NamedTuple):
@@ -163,14 +149,6 @@ class BatchHeader(NamedTuple):
 
 Fields = tuple[int, int, int, int, int, int, int, int, int, int, int]
 """The fields of a :class:`BatchHeader`, in their order."""
-
-
-class Found(NamedTuple):
-    """What :func:`look` found; ``header`` is there when the header's own checksum holds."""
-
-    outcome: Outcome
-    header: BatchHeader | None = None
-    reason: str = ""
 
 
 def padded(length: int) -> int:
@@ -320,50 +298,3 @@ def _steps() -> list[tuple[int, int]]:
     """The table of a bytewise crc32c, by the highest byte of its entries: no two have the same."""
     steps = [(crc32c(bytes([index]), _MASK) ^ _MASK, index) for index in range(256)]
     return [(index, step) for step, index in sorted(steps)]
-
-
-def look(data: bytes | memoryview, offset: int, seed: int) -> Found:
-    """What stands at ``offset`` of ``data``, checksums checked. Never raises, whatever the bytes."""
-    view = memoryview(data)[offset:]
-    found = look_at_header(view[:_HEADER_BYTES], len(view), seed)
-    header = found.header
-    if header is None or found.outcome is not _WHOLE:
-        return found
-    end = header.total_bytes
-    begin = end - _TRAILER_BYTES
-    if crc32c(view[_HEADER_BYTES:begin]) != header.body_checksum:
-        return Found(Outcome.DAMAGED, header, BODY_DAMAGED)
-    length, checksum = TRAILER.unpack_from(view, begin)
-    if length != end or crc32c(view[begin : begin + 4], seed) != checksum:
-        return Found(Outcome.DAMAGED, header, TRAILER_DAMAGED)
-    return found
-
-
-def look_at_header(opening: bytes | memoryview, left_bytes: int, seed: int) -> Found:
-    """What the first 64 bytes (or as many as there are) tell of a batch; WHOLE but for the body's checksum.
-
-    Args:
-        left_bytes: how many there are in all from the first of ``opening`` on.
-    """
-    header = decode_header(opening, 0, seed)
-    if header is None:
-        if opening == _ZEROS[: len(opening)]:
-            return Found(Outcome.END)
-        if len(opening) < HEADER.size and MAGIC.startswith(opening[: len(MAGIC)]):
-            return Found(Outcome.TORN, reason=f"{left_bytes} bytes of a header of {HEADER.size}")
-        return Found(Outcome.DAMAGED, reason="no valid batch header")
-    if left_bytes < header.total_bytes:
-        return Found(Outcome.TORN, header, f"{left_bytes} bytes of a batch of {header.total_bytes}")
-    return Found(_WHOLE, header)
-
-
-def route_of(data: bytes | memoryview, offset: int, header: BatchHeader) -> str:
-    """The route named in the body of the batch at ``offset``."""
-    start = offset + HEADER.size
-    return bytes(data[start : start + header.route_bytes]).decode("ascii", "replace")
-
-
-def payload_of(data: bytes | memoryview, offset: int, header: BatchHeader) -> memoryview:
-    """The payload of the batch at ``offset``, without a copy."""
-    start = offset + header.payload_offset
-    return memoryview(data)[start : start + header.payload_bytes]

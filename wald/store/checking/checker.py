@@ -17,9 +17,10 @@ from stringzilla import count as count_bytes
 
 from wald.errors import Damaged
 from wald.format import columns
-from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of, seed
+from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
+from wald.format.parsing import Batches, Whole
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.segment import BadHeader
 from wald.format.state import BadControl, LogState, Producers, decode_state
@@ -30,7 +31,6 @@ from wald.store.files.regular import open_file
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.contents import Contents
 from wald.store.segments.indexes import read_index
-from wald.store.segments.opened import Whole
 from wald.store.segments.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
 from wald.store.segments.salvage import SalvagedSegment
 
@@ -252,15 +252,13 @@ class _Check:
                 return
         at = FIRST_BATCH if number == 0 else 0
         self._contents.take()  # of the frame before, which may have been damaged
-        while at < len(data):
-            found = look(data, at, seed(index.salt, frame.raw_offset + at))
-            if found.outcome is not Outcome.WHOLE or found.header is None:
-                words = f"at {at} of frame {number}: {found.reason or 'zeros where a batch belongs'}"
-                yield self._error(frame.offset, words)
-                return
-            payload = payload_of(data, at, found.header)
-            yield from self._batch(frame.raw_offset + at, found.header, route_of(data, at, found.header), payload)
-            at += found.header.total_bytes
+        batches = Batches(data, at, position=frame.raw_offset, salt=index.salt)
+        for batch in batches:
+            yield from self._batch(batch.position, batch.header, batch.route, batch.payload)
+        if batches.end < len(data):
+            words = f"at {batches.end} of frame {number}: {batches.rest.reason or 'zeros where a batch belongs'}"
+            yield self._error(frame.offset, words)
+            return
         span, held = self._contents.take(), self._contents.routes()
         names = {index.routes[i].route for i in frame.routes if i < len(index.routes)}
         wrong = names != {held[i].route for i in span.routes}

@@ -14,11 +14,12 @@ from typing import Any
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format import columns
-from wald.format.batch import BatchHeader, Encoding, Flag, Outcome, look, payload_of, route_of, seed
+from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.cursor import BadCursor, decode_cursor
 from wald.format.head import decode_head
 from wald.format.index import ENTRY, decode_entries
 from wald.format.names import Kind, parse_cursor_name, parse_segment_name
+from wald.format.parsing import Batches
 from wald.format.record import split_lines, text_or_hex
 from wald.format.segment import HEADER as FILE_HEADER
 from wald.format.segment import INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header
@@ -121,15 +122,11 @@ def _frame(data: bytes, raw_offset: int, salt: int, *, records: bool) -> Iterato
     if raw_offset == 0:
         yield _segment_header(data[:FIRST_BATCH], SEGMENT_MAGIC)
         at = FIRST_BATCH
-    while at < len(data):
-        found = look(data, at, seed(salt, raw_offset + at))
-        if found.outcome is not Outcome.WHOLE or found.header is None:
-            yield _gap(Gap(raw_offset + at, len(data) - at, found.reason))
-            return
-        header = found.header
-        payload = payload_of(data, at, header)
-        yield from _batch(raw_offset + at, header, route_of(data, at, header), payload, records=records)
-        at += header.total_bytes
+    batches = Batches(data, at, position=raw_offset, salt=salt)
+    for batch in batches:
+        yield from _batch(batch.position, batch.header, batch.route, batch.payload, records=records)
+    if batches.end < len(data):
+        yield _gap(Gap(raw_offset + batches.end, len(data) - batches.end, batches.rest.reason))
 
 
 def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, *, records: bool) -> Iterator[Piece]:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from wald.format.batch import BatchHeader, Encoding, Flag, payload_of
+from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.columns import decode as decode_columns
+from wald.format.parsing import Whole
 from wald.format.record import Record, split_lines
-from wald.store.segments.opened import Whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -186,7 +186,7 @@ class Joiner:
                 self._open[whole.route] = _Open(number, [piece], header, segment, whole.position)
             end = tail
         if count:
-            payload = payload_of(whole.data, whole.at, header)
+            payload = whole.payload
             if header.encoding == Encoding.LINES:
                 payload = memoryview(whole.data)[start:end]
             terminated = not header.flags & Flag.UNTERMINATED

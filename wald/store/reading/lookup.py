@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 
 from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind, segment_name
+from wald.format.parsing import Whole
 from wald.format.times import utc
 from wald.store.files.directory import Segment
 from wald.store.retention.cursors import cursors_of
 from wald.store.retention.history import Entry, History, member_of
 from wald.store.segments.head import lost_head
-from wald.store.segments.opened import Misplaced, Whole
+from wald.store.segments.opened import Misplaced
 from wald.store.segments.raw import Gap
 from wald.store.segments.view import SegmentGone, State, View
 

@@ -29,6 +29,7 @@ from typing import Literal
 
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.names import DEFAULT_GROUP
+from wald.format.parsing import Whole
 from wald.format.times import nanoseconds
 from wald.store.reading.batches import Batch, Broken, Joiner
 from wald.store.reading.walk import Hole, Lost, Walk
@@ -36,7 +37,7 @@ from wald.store.retention.cursors import CursorState, read_cursor
 from wald.store.retention.history import History
 from wald.store.retention.missing import Missing, OnMissing, Wanted, count, policy
 from wald.store.segments.head import lost_head, readable_head
-from wald.store.segments.opened import Passed, Whole
+from wald.store.segments.opened import Passed
 from wald.store.segments.seeking import end_of, sequence_since
 from wald.store.segments.view import View, read_view
 

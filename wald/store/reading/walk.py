@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from wald.errors import Damaged
 from wald.format.names import Kind
+from wald.format.parsing import Whole
 from wald.store.files.directory import Segment
-from wald.store.segments.opened import Misplaced, OpenSegment, Passed, Whole
+from wald.store.segments.opened import Misplaced, OpenSegment, Passed
 from wald.store.segments.raw import FIRST_BATCH, Gap
 from wald.store.segments.view import SecondListing, SegmentGone, View
 

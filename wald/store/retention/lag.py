@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from wald.errors import Damaged
+from wald.format.parsing import Whole
 from wald.format.sealed import BadSealed, BatchTable, SealedIndex
 from wald.store.files.directory import Segment
 from wald.store.retention.cursors import Cursor
-from wald.store.segments.opened import Passed, SealedSegment, Whole
+from wald.store.segments.opened import Passed, SealedSegment
 from wald.store.segments.raw import FIRST_BATCH, Gap
 from wald.store.segments.view import View
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from itertools import chain
 
 from wald.errors import Damaged
-from wald.format.batch import payload_of
+from wald.format.parsing import Whole
 from wald.format.state import BadControl, decode_state
 from wald.store.files.fifos import has_fifo
 from wald.store.retention.cursors import Cursor, cursors_of
 from wald.store.retention.lag import lags
-from wald.store.segments.opened import Whole
 from wald.store.segments.raw import FIRST_BATCH, Gap
 from wald.store.segments.seeking import end_of
 from wald.store.segments.view import View
@@ -86,7 +85,7 @@ def last_sequences(view: View) -> dict[str, int | None]:
             elif not isinstance(batch, Whole):
                 continue
             elif batch.header.is_control:
-                found |= decode_state(payload_of(batch.data, batch.at, batch.header)).routes
+                found |= decode_state(batch.payload).routes
             elif batch.header.count:
                 found[batch.route] = batch.header.last_sequence
         if newest.tail is not None and newest.tail.garbage_bytes:

@@ -87,9 +87,9 @@ def compress_segment(
     gaps: list[Gap] = []
     while True:
         offset = frames.raw_bytes
-        window = memoryview(raw.read(offset, frame_bytes))
+        window = raw.read(offset, frame_bytes)
         if whole := contents.walk(window, offset):
-            frames.add(window[:whole], contents.take())
+            frames.add(memoryview(window)[:whole], contents.take())
             continue
         found = _judge(raw, offset, contents)
         if found is None:
@@ -130,7 +130,7 @@ def index_raw(source: int) -> SealedIndex:
     gaps: list[Gap] = []
     offset = 0
     while True:
-        if whole := contents.walk(memoryview(raw.read(offset, FRAME_BYTES)), offset):
+        if whole := contents.walk(raw.read(offset, FRAME_BYTES), offset):
             offset += whole
             continue
         found = _judge(raw, offset, contents)

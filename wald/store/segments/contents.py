@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crc32c import crc32c
-
-from wald.format.batch import HEADER, MAGIC, TRAILER, BatchHeader, Encoding, Flag
-from wald.format.names import ROUTE_MAX_LENGTH
+from wald.format.batch import HEADER, BatchHeader, Flag
+from wald.format.parsing import whole_batches
 from wald.format.sealed import BatchTable, Frame, RouteEntry, SealedIndex, store_batches
 from wald.store.segments.raw import FIRST_BATCH
 
 _NO_TIME = ((1 << 63) - 1, -(1 << 63))  # earliest and latest of no batch: neutral under min and max
-_COLUMNS, _CONTROL, _CONTINUES = int(Encoding.COLUMNS), int(Flag.CONTROL), int(Flag.CONTINUES)  # enums are slow
+_CONTINUES = int(Flag.CONTINUES)  # enums are slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,47 +49,26 @@ class Contents:
         self._taken = 0
         self._tallies: dict[bytes, _Tally] = {}
 
-    def walk(self, window: memoryview, origin: int) -> int:
+    def walk(self, window: bytes, origin: int) -> int:
         """Add the plain whole batches that ``window`` begins with; returns where they end in it.
 
-        This is :meth:`RawFile.scan` for the case that is nearly every case, several times as fast
-        because it makes no objects. Whatever is not a plain whole batch is left to the scan.
+        This is :meth:`RawFile.scan` for the case that is nearly every case, several times as fast. Whatever is not a
+        whole batch is left to the scan.
 
         Args:
             origin: where the window begins in the segment; at 0 it begins with the segment header.
         """
-        unpack, add, window_bytes, salt = HEADER.unpack_from, self._add, len(window), self._salt
-        unpack_trailer = TRAILER.unpack_from
-        at = 0 if origin else FIRST_BATCH
-        while at + 64 <= window_bytes:
-            magic, header_crc, body_crc, length, base, time_ns, _, number, count, _, encoding, flags, name, reserved = (
-                unpack(window, at)
-            )
-            body, place = at + 64, (salt ^ origin + at >> 3) & 0xFFFFFFFF  # the seed, without a call
-            if magic != MAGIC or crc32c(window[at + 8 : body], place) != header_crc:
+        begin = end = 0 if origin else FIRST_BATCH
+        for at, behind, fields in whole_batches(window, begin, position=origin, salt=self._salt):
+            _, _, _, payload_bytes, base, time_ns, _, number, count, _, encoding, flags, name, _ = fields
+            if base < self.next_sequence:
                 break
-            tail = body + (name + 7 & -8) + (length + 7 & -8)
-            end = tail + TRAILER.size
-            if end > window_bytes or crc32c(window[body:tail]) != body_crc:
-                break
-            told, checksum = unpack_trailer(window, tail)
-            if told != end - at or crc32c(window[tail : tail + 4], place) != checksum:
-                break
-            if (
-                reserved
-                or base < self.next_sequence
-                or count > length
-                or name > ROUTE_MAX_LENGTH
-                or encoding > _COLUMNS
-            ):
-                break
-            if (flags & _CONTROL != 0) != (encoding == 0):
-                break
-            self.last_position = origin + at
+            self.last_position, end = origin + at, behind
             if encoding:
-                add(origin + at, bytes(window[body : body + name]), base, count, time_ns, flags, number, length)
-            at = end
-        return at
+                begin = at + HEADER.size
+                route = window[begin : begin + name]
+                self._add(origin + at, route, base, count, time_ns, flags, number, payload_bytes)
+        return end
 
     def add(self, position: int, header: BatchHeader, route: str) -> None:
         """Add a batch that was found whole."""

@@ -15,9 +15,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Union
 
 from wald.errors import Damaged
-from wald.format.batch import HEADER, BatchHeader, Outcome, decode_header, look, route_of, seed
+from wald.format.batch import HEADER, BatchHeader, decode_header, seed
 from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
+from wald.format.parsing import Batches, Whole
 from wald.format.sealed import SealedIndex
 from wald.format.segment import BadHeader, SegmentHeader
 from wald.store.files.directory import Segment
@@ -30,22 +31,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from wald.store.segments.salvage import SalvagedSegment
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A batch in memory: it stands at ``at`` in ``data``, and at ``position`` in the raw segment."""
-
-    data: bytes
-    at: int
-    position: int
-    header: BatchHeader
-    route: str
-
-    @property
-    def end(self) -> int:
-        """The position behind it."""
-        return self.position + self.header.total_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +122,12 @@ class RawSegment:
         asked = WINDOW_BYTES
         while True:
             data = raw.read(position, asked)
-            view, at = memoryview(data), 0
-            while (
-                found := look(view, at, seed(salt, position + at))
-            ).outcome is Outcome.WHOLE and found.header is not None:
-                yield Whole(data, at, position + at, found.header, route_of(data, at, found.header))
-                at += found.header.total_bytes
-            position += at
-            left = len(data) - at
-            wanted = found.header.total_bytes if found.header else HEADER.size
-            if left < wanted <= raw.limit - position and (at or asked < wanted):
+            batches = Batches(data, position=position, salt=salt)
+            yield from batches
+            position += batches.end
+            left, header = len(data) - batches.end, batches.rest.header
+            wanted = header.total_bytes if header else HEADER.size
+            if left < wanted <= raw.limit - position and (batches.end or asked < wanted):
                 asked = max(WINDOW_BYTES, wanted)
                 continue
             resumed = self._judge(raw, position)
@@ -270,13 +251,13 @@ class SealedSegment:
             yield Gap(frame.raw_offset, frame.raw_bytes, reason)
             return
         at = max(position - frame.raw_offset, FIRST_BATCH if frame.raw_offset == 0 else 0)
-        while at < len(data) and (limit is None or frame.raw_offset + at < limit):
-            header = decode_header(data, at, seed(self.index.salt, frame.raw_offset + at))
-            if header is None or at + header.total_bytes > len(data):
-                yield Gap(frame.raw_offset + at, end - frame.raw_offset - at, "no valid batch header")
+        batches = Batches(data, at, position=frame.raw_offset, salt=self.index.salt, verified=True)
+        for batch in batches:
+            if limit is not None and batch.position >= limit:
                 return
-            yield Whole(data, at, frame.raw_offset + at, header, route_of(data, at, header))
-            at += header.total_bytes
+            yield batch
+        if (at := frame.raw_offset + batches.end) < (end if limit is None else min(end, limit)):
+            yield Gap(at, end - at, "no valid batch header")
 
     def _load(self, number: int, following: int | None) -> bytes:
         """One frame; from the second on, the one that will be wanted next is decompressed meanwhile."""

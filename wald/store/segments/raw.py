@@ -16,23 +16,9 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from wald.format.batch import (
-    BODY_DAMAGED,
-    HEADER,
-    TRAILER,
-    TRAILER_DAMAGED,
-    BatchHeader,
-    Found,
-    Outcome,
-    begin_of,
-    look_at_header,
-    mended_header,
-    padded,
-    salt_of,
-    seed,
-    trailer,
-)
+from wald.format.batch import HEADER, TRAILER, BatchHeader, begin_of, mended_header, padded, salt_of, seed, trailer
 from wald.format.index import SparseIndex
+from wald.format.parsing import BODY_DAMAGED, TRAILER_DAMAGED, Outcome, Parsed, parse_header
 from wald.format.segment import HEADER as SEGMENT_HEADER
 from wald.format.segment import BadHeader, SegmentHeader
 from wald.format.segment import decode_header as decode_segment_header
@@ -164,7 +150,7 @@ class RawFile:
         """Every batch from ``start`` on, and every gap between them; the last item is the tail."""
         offset = start
         next_sequence = 0
-        damage: tuple[int, Found] | None = None  # which has begun, and of which the end is not known yet
+        damage: tuple[int, Parsed] | None = None  # which has begun, and of which the end is not known yet
         while True:
             found, route = self._look(offset, self.salt)
             header = found.header
@@ -177,7 +163,7 @@ class RawFile:
                     offset += header.total_bytes
                     next_sequence = header.end_sequence
                     continue
-                found = Found(Outcome.DAMAGED, header, "its sequences were given out before")
+                found = Parsed(Outcome.DAMAGED, header, "its sequences were given out before")
             damage = damage or (offset, found)
             behind = self._behind(offset, header)
             if behind is None:
@@ -186,11 +172,11 @@ class RawFile:
                 return
             offset = behind
 
-    def _look(self, offset: int, salt: int) -> tuple[Found, str]:
-        """As :func:`wald.format.batch.look`, but the body passes through the window; and the batch's route."""
+    def _look(self, offset: int, salt: int) -> tuple[Parsed, str]:
+        """As :func:`wald.format.parsing.parse`, but the body passes through the window; and the batch's route."""
         opening = self._peek(offset, HEADER.size)
         place = seed(salt, offset)
-        found = look_at_header(opening, max(0, self.limit - offset), place)
+        found = parse_header(opening, max(0, self.limit - offset), place)
         header = found.header
         if found.outcome is not Outcome.WHOLE or header is None:
             return found, ""
@@ -199,13 +185,13 @@ class RawFile:
         while position < end:
             part = self._ahead(position, end - position)
             if not part:
-                return Found(Outcome.TORN, header, "the file became shorter"), ""
+                return Parsed(Outcome.TORN, header, "the file became shorter"), ""
             checksum = crc32c(part, checksum)
             position += len(part)
         if checksum != header.body_checksum:
-            return Found(Outcome.DAMAGED, header, BODY_DAMAGED), ""
+            return Parsed(Outcome.DAMAGED, header, BODY_DAMAGED), ""
         if self._peek(end, TRAILER.size) != trailer(header.total_bytes, place):
-            return Found(Outcome.DAMAGED, header, TRAILER_DAMAGED), ""
+            return Parsed(Outcome.DAMAGED, header, TRAILER_DAMAGED), ""
         return found, route
 
     def _behind(self, offset: int, header: BatchHeader | None) -> int | None:

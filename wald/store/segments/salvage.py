@@ -17,7 +17,8 @@ from itertools import accumulate
 import zstandard
 
 from wald.errors import Damaged
-from wald.format.batch import HEADER, Found, Outcome, decode_header, look, route_of, salt_of, seed
+from wald.format.batch import HEADER, decode_header, salt_of, seed
+from wald.format.parsing import Batches, Outcome, Whole
 from wald.format.sealed import SEEK_FOOTER, BadSealed, SealedIndex, decode_seek_table, seek_table_bytes
 from wald.format.segment import BadHeader, SegmentHeader
 from wald.format.segment import decode_header as decode_segment_header
@@ -26,7 +27,7 @@ from wald.store.files.directory import Segment
 from wald.store.files.regular import open_regular
 from wald.store.segments.compression import FRAME_BYTES
 from wald.store.segments.contents import Contents
-from wald.store.segments.opened import Passed, Whole, check_name, first_time_ns
+from wald.store.segments.opened import Passed, check_name, first_time_ns
 from wald.store.segments.raw import FIRST_BATCH, Gap, Tail
 
 _STORED_MAX_BYTES = 2 * FRAME_BYTES  # of a frame that holds as much as a sealer puts together
@@ -98,15 +99,18 @@ class SalvagedSegment:
             if begin + span.raw_bytes > position or not span.raw_bytes:
                 data, wrong = self._content(offset, begin, span)
                 at = max(position - begin, FIRST_BATCH if begin == 0 else 0)
-                while at < len(data) and (limit is None or begin + at < limit):
-                    found = self._look(data, at, begin + at)
-                    header = found.header
-                    if found.outcome is not Outcome.WHOLE or header is None or header.base_sequence < expected:
-                        wrong = wrong or found.reason or "its sequences were given out before"
+                batches = Batches(data, at, position=begin, salt=self._salt_at(data, at, begin + at))
+                for batch in batches:
+                    self._salt = batches.salt
+                    if limit is not None and batch.position >= limit:
+                        return
+                    if batch.header.base_sequence < expected:
+                        wrong = wrong or "its sequences were given out before"
                         break
-                    yield Whole(data, at, begin + at, header, route_of(data, at, header))
-                    at += header.total_bytes
-                    expected = max(expected, header.end_sequence)
+                    yield batch
+                    at = batches.end
+                    expected = max(expected, batch.header.end_sequence)
+                wrong = wrong or batches.rest.reason
                 if not span.raw_bytes:  # nobody knows where the next frame is
                     self._places.append((begin + at, offset))
                     left = max(1, self._file_bytes - offset)
@@ -130,16 +134,12 @@ class SalvagedSegment:
             return own, ""
         return told, "the frame's headers are damaged"
 
-    def _look(self, data: bytes, at: int, position: int) -> Found:
-        """What stands at ``at``; where the segment's header is lost, the first batch that holds tells the salt."""
+    def _salt_at(self, data: bytes, at: int, position: int) -> int:
+        """The salt; where the segment's header is lost, that of what stands at ``at``: if it is a batch, it holds."""
         opening = data[at : at + HEADER.size]
-        salt = self._salt
-        if salt is None and len(opening) == HEADER.size:
-            salt = salt_of(opening, position)
-        found = look(data, at, seed(salt or 0, position))
-        if found.outcome is Outcome.WHOLE:
-            self._salt = salt
-        return found
+        if self._salt is None and len(opening) == HEADER.size:
+            return salt_of(opening, position)
+        return self._salt or 0
 
     def _header(self) -> SegmentHeader | None:
         """What the first frame opens with; None if that is lost."""

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from wald.errors import Damaged, UnsupportedFormat
-from wald.format.batch import BatchHeader, Flag, Outcome, look, payload_of, route_of, seed
+from wald.format.batch import BatchHeader, Flag
 from wald.format.head import Head, decode_head
 from wald.format.names import Kind, segment_name
+from wald.format.parsing import Batches, Outcome, Whole
 from wald.format.segment import HEADER as SEGMENT_HEADER
 from wald.format.segment import BadHeader, NewerVersion
 from wald.format.state import BadControl, LogState, decode_state
@@ -32,7 +33,6 @@ from wald.store.files.regular import open_file, read_regular
 from wald.store.files.uptime import boot_id
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.indexes import read_index
-from wald.store.segments.opened import Whole
 from wald.store.segments.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
 from wald.store.segments.salvage import SalvagedSegment
 from wald.store.writing.floor import find_floor, last_sealed
@@ -349,7 +349,7 @@ class _Replay:
         self.batches = 0
         self.pieces = False
 
-    def add(self, header: BatchHeader, route: str, payload: bytes) -> None:
+    def add(self, header: BatchHeader, route: str, payload: bytes | memoryview) -> None:
         self.batches += 1
         self.pieces = self.pieces or bool(header.continues_sequence)
         self.state.apply(header, route)
@@ -397,14 +397,8 @@ def _replay_sealed(sealed: SealedFile, replay: _Replay, report: Report) -> None:
             report.errors.append(error.message)
             continue
         offset = SEGMENT_HEADER.size if number == 0 else 0
-        while offset < len(data):
-            found = look(data, offset, seed(sealed.index.salt, frame.raw_offset + offset))
-            header = found.header
-            if found.outcome is not Outcome.WHOLE or header is None:
-                break
-            payload = bytes(payload_of(data, offset, header)) if header.is_control else b""
-            replay.add(header, route_of(data, offset, header), payload)
-            offset += header.total_bytes
+        for batch in Batches(data, offset, position=frame.raw_offset, salt=sealed.index.salt):
+            replay.add(batch.header, batch.route, batch.payload)
     replay.state.next_sequence = max(replay.state.next_sequence, sealed.index.next_sequence)
 
 
@@ -413,8 +407,7 @@ def _replay_salvaged(segment: Segment, log_id: bytes, replay: _Replay, error: Da
     with contextlib.suppress(Damaged), contextlib.closing(SalvagedSegment(segment, log_id, error)) as salvaged:
         for met in salvaged.batches(FIRST_BATCH, None):
             if isinstance(met, Whole):
-                payload = bytes(payload_of(met.data, met.at, met.header)) if met.header.is_control else b""
-                replay.add(met.header, met.route, payload)
+                replay.add(met.header, met.route, met.payload)
 
 
 def _durable_bytes(root: Root, segment: Segment) -> int:
