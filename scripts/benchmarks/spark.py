@@ -24,15 +24,13 @@ from benchmarks.report import Goal, Row, Samples
 from benchmarks.sparkdata import QUIET, log_of_keys, log_of_lines, log_of_routes, text_of_lines, write_lines
 from benchmarks.stage import Stage
 from wald.store.files.disk import Disk
-from wald_spark.audit.job import audit
-from wald_spark.audit.plan import plan
-from wald_spark.commands import alone_in
+from wald_spark.audit.job import audit, plan
+from wald_spark.commands import locked_by
 from wald_spark.compact.generations import Generations
 from wald_spark.compact.job import Compactor
-from wald_spark.export.book import Shape
 from wald_spark.export.job import Exporter
-from wald_spark.export.target import Target, private
-from wald_spark.locations import LogPlace
+from wald_spark.export.output import Output, Shape, private
+from wald_spark.locations import LogLocation
 from wald_spark.session import session
 from wald_spark.source import WaldDataSource
 
@@ -177,9 +175,9 @@ class _Bench:
 
     def _export(self, log: Log) -> None:
         with self._alone("export") as out:
-            target = Target(out, Disk())
+            output = Output(out, Disk())
             spark = partial(nullcontext, self._spark)
-            Exporter(target, Shape(), False, EXPORT_BYTES, out / "notes", "", spark).export([_place(log)])
+            Exporter(output, Shape(), False, EXPORT_BYTES, out / "notes", "", spark).export([_place(log)])
 
     def _compact(self, log: Log) -> None:
         with self._alone("compact") as out:
@@ -190,7 +188,7 @@ class _Bench:
     def _alone(self, job: str) -> Iterator[Path]:
         """A target of its own for a job."""
         out = self._stage.fresh(self._stage.disk)
-        with alone_in(private(out), Disk(), job):
+        with locked_by(job, private(out), Disk()):
             yield out
         shutil.rmtree(out)
 
@@ -200,8 +198,8 @@ class _Bench:
             raise SystemExit("the audit has found errors")
 
 
-def _place(log: Log) -> LogPlace:
-    return LogPlace(log.root, log.identity.log_id)
+def _place(log: Log) -> LogLocation:
+    return LogLocation(log.root, log.identity.log_id)
 
 
 def _grouped(frame: DataFrame) -> DataFrame:
@@ -239,7 +237,7 @@ def _largest_worker() -> Iterator[Callable[[], int]]:
         while not stop.wait(_SAMPLE_SECONDS):
             largest = max([largest, *(_status(worker, "VmRSS:") << 10 for worker in _workers())])
 
-    thread = threading.Thread(target=watch)
+    thread = threading.Thread(output=watch)
     thread.start()
     try:
         yield lambda: largest

@@ -19,14 +19,14 @@ from wald.format.sealed import BadSealed, SealedIndex
 from wald.store.files.directory import Listing, Segment, look_again
 from wald.store.segments.head import Bound
 from wald.store.segments.opened import OpenSegment, SealedSegment, open_segment
-from wald_spark.locations import LogPlace
+from wald_spark.locations import LogLocation
 from wald_spark.options import Limits
 
 _ENDLESS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Extent:
     """Consecutive records that are wanted, ``count`` from ``first`` on; if none, more bytes of a long one before."""
 
     first: int
@@ -37,11 +37,11 @@ class Run:
     def last(self) -> int:
         return self.first + self.count - 1
 
-    def between(self, first: int, last: int) -> Run:
+    def between(self, first: int, last: int) -> Extent:
         """The records numbered so, of which there must be one; each has its share of the bytes."""
         first, last = max(first, self.first), min(last, self.last)
         count = last - first + 1
-        return self if count == self.count else Run(first, count, self.raw_bytes * count // self.count)
+        return self if count == self.count else Extent(first, count, self.raw_bytes * count // self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ class Backlog:
 
     Attributes:
         start, end: it is numbered start < s ≤ end.
-        runs: what of it is wanted, in order; read only as far as needed.
+        extents: what of it is wanted, in order; read only as far as needed.
     """
 
     start: int
     end: int
-    runs: Iterable[Run]
+    extents: Iterable[Extent]
 
 
 def admit(backlogs: Sequence[Backlog], limits: Limits, *, turn: int) -> list[int]:
@@ -67,7 +67,7 @@ def admit(backlogs: Sequence[Backlog], limits: Limits, *, turn: int) -> list[int
     """
     if limits == Limits() or not backlogs:
         return [backlog.end for backlog in backlogs]
-    lanes = [_Lane(backlog.start, backlog, iter(backlog.runs)) for backlog in backlogs]
+    lanes = [_Lane(backlog.start, backlog, iter(backlog.extents)) for backlog in backlogs]
     shift = turn % len(lanes)
     in_turn = [*lanes[shift:], *lanes[:shift]]
     _share_out(in_turn, _Room.of(limits))
@@ -94,17 +94,17 @@ class _Room:
     def within(self, room: _Room) -> _Room:
         return _Room(min(self.records, room.records), min(self.raw_bytes, room.raw_bytes))
 
-    def fitting(self, run: Run) -> Run | None:
-        """As much of ``run`` as there is room for."""
-        if run.count <= self.records and run.raw_bytes <= self.raw_bytes:
-            return run
-        by_bytes = run.count * self.raw_bytes // max(1, run.raw_bytes)
-        count = min(run.count, self.records, by_bytes)
-        return run.between(run.first, run.first + count - 1) if count else None
+    def fitting(self, extent: Extent) -> Extent | None:
+        """As much of ``extent`` as there is room for."""
+        if extent.count <= self.records and extent.raw_bytes <= self.raw_bytes:
+            return extent
+        by_bytes = extent.count * self.raw_bytes // max(1, extent.raw_bytes)
+        count = min(extent.count, self.records, by_bytes)
+        return extent.between(extent.first, extent.first + count - 1) if count else None
 
-    def use(self, run: Run) -> None:
-        self.records -= run.count
-        self.raw_bytes -= run.raw_bytes
+    def use(self, extent: Extent) -> None:
+        self.records -= extent.count
+        self.raw_bytes -= extent.raw_bytes
 
 
 @dataclass(slots=True)
@@ -113,15 +113,15 @@ class _Lane:
 
     end: int
     backlog: Backlog
-    runs: Iterator[Run]
+    extents: Iterator[Extent]
     done: bool = False
-    _next: Run | None = None
+    _next: Extent | None = None
 
     def take(self, share: _Room, room: _Room) -> bool:
         """As much as fits into ``share``, out of ``room``; whether that was anything."""
         taken = False
-        while share.records and (run := self._peek()) and (part := share.fitting(run)):
-            self._next = run.between(part.last + 1, run.last) if part.count < run.count else None
+        while share.records and (extent := self._peek()) and (part := share.fitting(extent)):
+            self._next = extent.between(part.last + 1, extent.last) if part.count < extent.count else None
             if part.count:
                 self.end = part.last
             share.use(part)
@@ -131,15 +131,15 @@ class _Lane:
 
     def take_one(self) -> None:
         """One record, however long."""
-        while (run := self._peek()) and not run.count:
+        while (extent := self._peek()) and not extent.count:
             self._next = None
-        if run:
-            self.end = run.first
+        if extent:
+            self.end = extent.first
 
-    def _peek(self) -> Run | None:
+    def _peek(self) -> Extent | None:
         """The next run; if there is none, the end is reached."""
         if self._next is None:
-            self._next = next(self.runs, None)
+            self._next = next(self.extents, None)
         if self._next is None:
             self.done, self.end = True, self.backlog.end
         return self._next
@@ -173,51 +173,51 @@ class _Table:
         table = index.batch_table()
         wanted = [number for number, entry in enumerate(index.routes) if routes is None or entry.route in routes]
         kept = np.isin(np.asarray(table.routes), wanted)
-        places = np.append(np.asarray(table.positions, np.int64), index.raw_bytes)
-        columns = (np.asarray(table.bases), np.asarray(table.counts), np.diff(places))
+        locations = np.append(np.asarray(table.positions, np.int64), index.raw_bytes)
+        columns = (np.asarray(table.bases), np.asarray(table.counts), np.diff(locations))
         return cls(index.base_sequence, *(column.astype(np.int64)[kept] for column in columns))
 
-    def runs(self, start: int) -> Iterator[Run]:
+    def extents(self, start: int) -> Iterator[Extent]:
         """Those behind ``start``, and maybe the one that it is in."""
         lasts = self.firsts + self.counts - 1
         for row in range(int(np.searchsorted(lasts, start, side="right")), len(lasts)):
-            yield Run(int(self.firsts[row]), int(self.counts[row]), int(self.raw_bytes[row]))
+            yield Extent(int(self.firsts[row]), int(self.counts[row]), int(self.raw_bytes[row]))
 
 
-class Runs:
+class Extents:
     """The records of ``routes`` (None: all) in one log; remembers the sealed segment it was last asked about."""
 
-    def __init__(self, place: LogPlace, routes: frozenset[str] | None) -> None:
-        self._place = place
+    def __init__(self, location: LogLocation, routes: frozenset[str] | None) -> None:
+        self._location = location
         self._routes = routes
         self._table: _Table | None = None
 
-    def between(self, bound: Bound, listing: Listing, start: int, end: int) -> Iterator[Run]:
+    def between(self, bound: Bound, listing: Listing, start: int, end: int) -> Iterator[Extent]:
         """Runs of records start < s ≤ end, in order; the records of a segment that cannot be read are one run.
 
         Args:
-            bound, listing: as :meth:`LogPlace.look` gave them.
+            bound, listing: as :meth:`LogLocation.look` gave them.
         """
         while True:
             try:
                 for segment in listing.segments[listing.covering(start + 1) :]:
                     if segment.base_sequence > min(end, bound.segment):
                         return
-                    for run in self._in_segment(segment, listing, bound, start):
-                        if run.first > end:
+                    for extent in self._in_segment(segment, listing, bound, start):
+                        if extent.first > end:
                             return
-                        if run.last > start:
-                            yield run.between(start + 1, end) if run.count else run
-                            start = run.last
+                        if extent.last > start:
+                            yield extent.between(start + 1, end) if extent.count else extent
+                            start = extent.last
                 return
             except FileNotFoundError as gone:
-                listing = look_again(self._place.root, listing, gone)
+                listing = look_again(self._location.root, listing, gone)
 
-    def _in_segment(self, segment: Segment, listing: Listing, bound: Bound, start: int) -> Iterator[Run]:
+    def _in_segment(self, segment: Segment, listing: Listing, bound: Bound, start: int) -> Iterator[Extent]:
         """The runs of one segment from the one on that ``start`` is in."""
         if self._table is None or self._table.base_sequence != segment.base_sequence:
             try:
-                with closing(open_segment(segment, self._place.log_id)) as opened:
+                with closing(open_segment(segment, self._location.log_id)) as opened:
                     if not isinstance(opened, SealedSegment):
                         yield from self._raw(opened, bound.limit(segment.base_sequence), start)
                         return
@@ -225,12 +225,12 @@ class Runs:
             except (Damaged, BadSealed):  # whoever reads it meets this
                 behind = (other.base_sequence for other in listing.segments)
                 following = min((base for base in behind if base > segment.base_sequence), default=_LAST)
-                yield Run(segment.base_sequence, following - segment.base_sequence, 0)
+                yield Extent(segment.base_sequence, following - segment.base_sequence, 0)
                 return
-        yield from self._table.runs(start)
+        yield from self._table.extents(start)
 
-    def _raw(self, segment: OpenSegment, limit: int | None, start: int) -> Iterator[Run]:
+    def _raw(self, segment: OpenSegment, limit: int | None, start: int) -> Iterator[Extent]:
         for met in segment.batches(segment.position_of_sequence(start + 1, limit), limit):
             wanted = isinstance(met, Whole) and (self._routes is None or met.route in self._routes)
             if isinstance(met, Whole) and wanted and not met.header.is_control:
-                yield Run(met.header.base_sequence, met.header.count, met.header.total_bytes)
+                yield Extent(met.header.base_sequence, met.header.count, met.header.total_bytes)

@@ -25,7 +25,7 @@ from wald.store.reading.batches import Batch
 from wald.store.segments.head import Bound
 from wald_archive.api import PAYLOAD, Bundle, Destination, Run, Size, open_destination, split, write_bundle
 from wald_spark.blocks import Range
-from wald_spark.locations import LogPlace
+from wald_spark.locations import LogLocation
 from wald_spark.pieces import LogPiece, pieces_of
 from wald_spark.tasks import run as run_tasks
 
@@ -123,7 +123,7 @@ class SparkEngine:
     """
 
     def __init__(self, log: Log, destination: Destination, spark: Callable[[], SparkSession]) -> None:
-        self._place = LogPlace(Root(Path(os.path.abspath(log.root.path))), log.identity.log_id)
+        self._location = LogLocation(Root(Path(os.path.abspath(log.root.path))), log.identity.log_id)
         self._destination = destination
         self._spark = spark
 
@@ -134,13 +134,13 @@ class SparkEngine:
             Unavailable: Spark does not start or gives up, or the log or the destination is not on all machines; the
                 next run goes on with this one.
         """
-        bound, listing = self._place.look()
+        bound, listing = self._location.look()
         wanted = Range(frozenset([run.origin.route]), run.first, run.last)
-        pieces = pieces_of(self._place, bound, listing, wanted, limit_bytes=PIECE_BYTES)
+        pieces = pieces_of(self._location, bound, listing, wanted, limit_bytes=PIECE_BYTES)
         measured = self._measured(pieces, run.size)
 
         def read(stretch: Stretch) -> Iterator[Batch]:
-            return LogPiece(self._place, wanted.routes, stretch.first, stretch.last, bound, 0).batches()
+            return LogPiece(self._location, wanted.routes, stretch.first, stretch.last, bound, 0).batches()
 
         parted = list(shares(measured, run.size, after=run.after, read=read))
         yield from self._made(run, bound, parted, on_record)
@@ -154,7 +154,7 @@ class SparkEngine:
         """Each as soon as those in front of it are made, too."""
         made: dict[int, Bundle] = {}
         done, due = run.first - 1, 0
-        with closing(run_tasks(self._spark(), parted, _Make(run, self._place, bound), on_done=_ignore)) as results:
+        with closing(run_tasks(self._spark(), parted, _Make(run, self._location, bound), on_done=_ignore)) as results:
             for number, told in results:
                 made[number] = pickle.loads(told)  # noqa: S301 - it comes from an executor of ours
                 self._look_at(run, made[number])
@@ -186,7 +186,7 @@ class _Measure:
     size: Size
 
     def __call__(self, piece: LogPiece) -> bytes:
-        _require(piece.place)
+        _require(piece.location)
         return encode(stretches(piece.batches(), self.size))
 
 
@@ -195,25 +195,25 @@ class _Make:
     """The bundle of a share: made, written, read back, and told."""
 
     run: Run
-    place: LogPlace
+    location: LogLocation
     bound: Bound
 
     def __call__(self, share: Share) -> bytes:
-        _require(self.place)
+        _require(self.location)
         route = frozenset([self.run.origin.route])
-        batches = LogPiece(self.place, route, share.first, share.last, self.bound, 0).batches()
+        batches = LogPiece(self.location, route, share.first, share.last, self.bound, 0).batches()
         made = write_bundle(open_destination(self.run.dest, Disk()), self.run, batches, share.after)
         return pickle.dumps(replace(made, frames=()))
 
 
-def _require(place: LogPlace) -> None:
+def _require(location: LogLocation) -> None:
     """
     Raises:
         Unavailable: the log is not on this machine. It is not damaged for that.
     """
-    if not place.root.identity.exists():
+    if not location.root.identity.exists():
         raise Unavailable(
-            f"{place.root.path}: there is no log here on {socket.gethostname()}",
+            f"{location.root.path}: there is no log here on {socket.gethostname()}",
             hint="every machine needs the log under the same path; --engine local needs no other machine",
         )
 

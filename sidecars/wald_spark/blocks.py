@@ -22,7 +22,7 @@ from wald.store.segments.compression import FRAME_BYTES
 from wald.store.segments.head import Bound
 from wald.store.segments.opened import OpenSegment, SealedSegment, open_segment
 from wald.store.segments.raw import Gap
-from wald_spark.locations import LogPlace
+from wald_spark.locations import LogLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class Range:
 
 
 def blocks_of(
-    place: LogPlace, bound: Bound, listing: Listing, wanted: Range, *, active: bool = True
+    location: LogLocation, bound: Bound, listing: Listing, wanted: Range, *, active: bool = True
 ) -> Iterator[Block | Unreadable]:
     """The blocks that hold, or may hold, records of ``wanted``, in order; and what is missing between them.
 
     Args:
-        bound, listing: as :meth:`LogPlace.look` gave them.
+        bound, listing: as :meth:`LogLocation.look` gave them.
         active: whether to look into the segment that is being written.
     """
     due = wanted.first
@@ -74,9 +74,9 @@ def blocks_of(
             due = segment.base_sequence
         following = _behind(listing, segment, bound)
         try:
-            found, end = _look_into(place, segment, bound, wanted, following)
+            found, end = _look_into(location, segment, bound, wanted, following)
         except FileNotFoundError as gone:
-            listing = look_again(place.root, listing, gone)
+            listing = look_again(location.root, listing, gone)
             continue
         except Damaged as error:
             end = following if following is not None else due
@@ -105,10 +105,10 @@ def _behind(listing: Listing, segment: Segment, bound: Bound) -> int | None:
 
 
 def _look_into(
-    place: LogPlace, segment: Segment, bound: Bound, wanted: Range, following: int | None
+    location: LogLocation, segment: Segment, bound: Bound, wanted: Range, following: int | None
 ) -> tuple[list[Block], int]:
     """The blocks of one segment, and the sequence behind its last record."""
-    with closing(open_segment(segment, place.log_id)) as opened:
+    with closing(open_segment(segment, location.log_id)) as opened:
         if not isinstance(opened, SealedSegment):
             return _raw_blocks(opened, bound.limit(segment.base_sequence), wanted, following)
         return _sealed_blocks(opened, wanted.routes), opened.index.next_sequence

@@ -18,8 +18,8 @@ from wald.store.files.disk import Disk
 from wald.store.reading.arrow import record_batches, schema_of
 from wald.store.reading.batches import Batch
 from wald_archive.api import BagName, Bundle, Codec, Form, IndexEntry, Part, bundles_of, checked_parts, open_destination
-from wald_spark.damage import STRICT, Told, Tolerance
-from wald_spark.locations import ArchivePlace
+from wald_spark.damage import STRICT, DamageReport, Tolerance
+from wald_spark.locations import ArchiveLocation
 
 _ALWAYS = (-(1 << 63), (1 << 63) - 1)
 
@@ -28,7 +28,7 @@ _ALWAYS = (-(1 << 63), (1 << 63) - 1)
 class BundlePiece:
     """Records ``first`` to ``last`` of one bundle, appended at ``from_ns`` ≤ t < ``until_ns``."""
 
-    place: ArchivePlace
+    location: ArchiveLocation
     log: str
     bag: BagName
     codec: Codec
@@ -54,8 +54,8 @@ class BundlePiece:
         Raises:
             Damaged: the bundle is not as it was written, and that is not tolerated.
         """
-        destination = open_destination(self.place.place, Disk())
-        with closing(Told(self.tolerance, self.name)) as told:
+        destination = open_destination(self.location.address, Disk())
+        with closing(DamageReport(self.tolerance, self.name)) as told:
             try:
                 for part in checked_parts(destination, self.bag, self.codec, self.bundle):
                     runs = [run for run in part.runs if self._wants(run)]
@@ -100,7 +100,7 @@ class BundlePiece:
 
 
 def bundle_pieces(
-    place: ArchivePlace,
+    location: ArchiveLocation,
     routes: frozenset[str] | None,
     first: int,
     last: int,
@@ -113,24 +113,24 @@ def bundle_pieces(
     Raises:
         Damaged: a manifest cannot be read, or records between two bundles are missing; unless that is tolerated.
     """
-    destination = open_destination(place.place, Disk())
+    destination = open_destination(location.address, Disk())
     names = [name for name in sorted(destination.listing("").folders) if is_route(name)]
     begin, end = _ALWAYS[0] if from_ns is None else from_ns, _ALWAYS[1] if until_ns is None else until_ns
     pieces: list[BundlePiece] = []
-    with closing(Told(tolerance, f"planning-{quote(place.place, safe='')}")) as told:
+    with closing(DamageReport(tolerance, f"planning-{quote(location.address, safe='')}")) as told:
         for route in (name for name in names if routes is None or name in routes):
             at: dict[str, int] = {}  # the bundles so far reach up to here, by log
             for manifest, entry in bundles_of(destination, route):
                 contents, log = entry.bundle.contents, manifest.origin.log
                 known = at.get(log)
                 if known is not None and contents.after > max(known, first - 1) and known < last:
-                    told(_gap(place, manifest.bag, known, contents.after))
+                    told(_gap(location, manifest.bag, known, contents.after))
                 begins = max(contents.first, first, (known or 0) + 1)
                 at[log] = max(known or 0, contents.last)
                 timely = contents.latest_ns >= begin and contents.earliest_ns < end
                 if begins <= min(contents.last, last) and timely:
                     piece = BundlePiece(
-                        place,
+                        location,
                         log,
                         manifest.bag,
                         manifest.codec,
@@ -145,10 +145,10 @@ def bundle_pieces(
     return pieces
 
 
-def _gap(place: ArchivePlace, bag: BagName, known: int, after: int) -> Damaged:
+def _gap(location: ArchiveLocation, bag: BagName, known: int, after: int) -> Damaged:
     return Damaged(
-        f"{place.place}/{bag}: begins behind record {after}, and no bundle holds what follows record {known}",
-        hint=f"wald-archive verify {place.place}",
+        f"{location.address}/{bag}: begins behind record {after}, and no bundle holds what follows record {known}",
+        hint=f"wald-archive verify {location.address}",
     )
 
 

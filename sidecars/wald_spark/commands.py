@@ -1,16 +1,18 @@
-"""What the commands on Spark share: options, the lock of the output, what a run leaves for the next one."""
+"""What the commands on Spark share: their options, the lock of an output, and the report of a run."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from wald.cli.progress import progress
 from wald.errors import Damaged, InvalidInput, Locked, NotFound, Refused
 from wald.format.names import check_route
 from wald.store.files.disk import Disk
@@ -18,13 +20,13 @@ from wald_spark.locations import local_path
 from wald_spark.session import LOCAL
 
 if TYPE_CHECKING:
-    from wald_spark.progress import Portion
+    from wald_spark.progress import NewRecords
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def roots_option(function: F) -> F:
-    """``--root``, as often as one likes, or WALD_ROOT; the command gets ``roots``, paths or patterns."""
+    """``--root``, repeatable, or WALD_ROOT; the command gets ``roots``, paths or patterns."""
     return click.option(
         "--root",
         "roots",
@@ -37,7 +39,7 @@ def roots_option(function: F) -> F:
 
 
 def routes_option(function: F) -> F:
-    """``--route``, as often as one likes; the command gets ``routes``, sorted, or None for all."""
+    """``--route``, repeatable; the command gets ``routes``, sorted, or None for all."""
     return click.option(
         "--route",
         "routes",
@@ -68,10 +70,10 @@ def master_option(function: F) -> F:
 
 @contextmanager
 def permissive_hint(outcome: str) -> Iterator[None]:
-    """Where a hint is one for queries, as options of the data source are, ``--permissive`` is the one for commands.
+    """Replace the hint of an error that names an option of the data source by ``--permissive``.
 
     Args:
-        outcome: what the error leaves behind, in words.
+        outcome: what the error leaves behind; part of the message.
     """
     try:
         yield
@@ -92,7 +94,7 @@ def _roots(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tup
     roots = given or tuple(filter(None, [os.environ.get("WALD_ROOT")]))
     if not roots:
         raise InvalidInput("which logs? no root was given", hint="--root DIR, or export WALD_ROOT=DIR")
-    return tuple(local_path(root, hint="--root DIR; logs are read where they lie") for root in roots)
+    return tuple(local_path(root, hint="--root DIR; logs are read in place") for root in roots)
 
 
 def _routes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -100,12 +102,12 @@ def _routes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tu
 
 
 @contextmanager
-def alone_in(directory: Path, disk: Disk, program: str) -> Iterator[None]:
-    """Hold ``directory/lock``, which says whose it is; the directory is made if it is missing.
+def locked_by(program: str, directory: Path, disk: Disk) -> Iterator[None]:
+    """Hold ``directory/lock``, which names the program that owns the directory; make the directory if it is missing.
 
     Raises:
-        Locked: another process has it.
-        Refused: another program's files are there.
+        Locked: another process holds it.
+        Refused: another program owns the directory.
     """
     disk.make_directory(directory)
     path = directory / "lock"
@@ -121,7 +123,7 @@ def alone_in(directory: Path, disk: Disk, program: str) -> Iterator[None]:
             disk.write(descriptor, [f"{program}\n".encode()], 0)
         elif owner != program:
             raise Refused(
-                f"{directory.parent}: made by {owner}; {program} needs a place of its own", hint="another --out"
+                f"{directory.parent}: made by {owner}; {program} needs a directory of its own", hint="another --out"
             )
         yield
     finally:
@@ -129,24 +131,44 @@ def alone_in(directory: Path, disk: Disk, program: str) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Held:
-    """Of all logs of one run.
+class RunReport:
+    """What a run reports besides its result: its progress, and the routes that it leaves for the next run.
 
     Attributes:
-        routes: as JSON has them, a dict for each.
+        held_back: a JSON object for each route whose newest record has begun and not ended.
     """
 
-    routes: list[dict[str, str | int]] = field(default_factory=list)
+    as_json: bool
+    held_back: list[dict[str, str | int]] = field(default_factory=list)
+    _began: float = field(default_factory=time.monotonic)
+    _bar: ExitStack = field(default_factory=ExitStack)
+    _advance: Callable[[int], None] = field(default=lambda _: None)
 
-    def add(self, portion: Portion) -> None:
-        self.routes += [
-            {"root": str(portion.place.root.path), "route": route, "record": last + 1}
-            for route, last in sorted(portion.after.held.items())
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken so far."""
+        return time.monotonic() - self._began
+
+    def add_held_back(self, new: NewRecords) -> None:
+        self.held_back += [
+            {"root": str(new.location.root.path), "route": route, "record": last + 1}
+            for route, last in sorted(new.after.held_back.items())
         ]
 
+    def begin(self, label: str, raw_bytes: int) -> None:
+        """Show a progress bar."""
+        self._advance = self._bar.enter_context(progress(label, raw_bytes))
+
+    def advance(self, raw_bytes: int) -> None:
+        self._advance(raw_bytes)
+
+    def close(self) -> None:
+        """Remove the progress bar."""
+        self._bar.close()
+
     def lines(self) -> Iterator[str]:
-        """A line for each route."""
-        for each in self.routes:
+        """A line for each route that is held back."""
+        for each in self.held_back:
             yield (
                 f"{each['root']}: route {each['route']} waits: record {each['record']} has begun and not ended; "
                 "other routes go on"

@@ -33,7 +33,7 @@ STRICT = Tolerance()
 
 
 @dataclass(slots=True)
-class Told:
+class DamageReport:
     """The damage met in one reading, which ``name`` tells from all others.
 
     Raises, when called:

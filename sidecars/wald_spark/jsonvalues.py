@@ -110,9 +110,9 @@ class JsonValues:
         bad = np.ones(len(values), dtype=bool)
         bad[good] = False
         if len(good) < len(values):
-            places = np.zeros(len(values), dtype=np.int64)
-            places[good] = np.arange(len(good))
-            columns = [column.take(pa.array(places, mask=bad)) for column in columns]
+            locations = np.zeros(len(values), dtype=np.int64)
+            locations[good] = np.arange(len(good))
+            columns = [column.take(pa.array(locations, mask=bad)) for column in columns]
         return columns, pa.array(bad)
 
     def _found(self, text: _Text) -> Iterator[tuple[int, pa.Table]]:

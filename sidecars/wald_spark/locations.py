@@ -60,7 +60,7 @@ class Continued(Root):
 
 
 @dataclass(frozen=True, slots=True)
-class LogPlace:
+class LogLocation:
     """A log whose segments can be read; ``log`` is its id in hexadecimal."""
 
     root: Root
@@ -83,16 +83,16 @@ class LogPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class ArchivePlace:
-    """Where bags lie: an absolute path, or a URL."""
+class ArchiveLocation:
+    """A directory of bags: its absolute path, or its URL."""
 
-    place: str
-
-
-Place = LogPlace | ArchivePlace
+    address: str
 
 
-def find_places(paths: Sequence[str]) -> list[Place]:
+Location = LogLocation | ArchiveLocation
+
+
+def find_locations(paths: Sequence[str]) -> list[Location]:
     """All that ``paths`` name, in their order and each once; parts of one log are one place.
 
     Raises:
@@ -100,50 +100,50 @@ def find_places(paths: Sequence[str]) -> list[Place]:
         InvalidInput: two of them hold the same records of a log in different segments, or are both the living log.
         Damaged, UnsupportedFormat: a log cannot say who it is.
     """
-    found = dict.fromkeys(place for path in paths for place in _expand(path))
+    found = dict.fromkeys(location for path in paths for location in _expand(path))
     if not found:
         raise NotFound("which log? no path was given", hint='.load("/var/spool/wald")')
-    logs: dict[bytes, list[LogPlace]] = {}
-    for place in found:
-        if isinstance(place, LogPlace):
-            logs.setdefault(place.log_id, []).append(place)
+    logs: dict[bytes, list[LogLocation]] = {}
+    for location in found:
+        if isinstance(location, LogLocation):
+            logs.setdefault(location.log_id, []).append(location)
     first_parts = {parts[0]: _joined(parts) for parts in logs.values()}
-    places: list[Place] = []
-    for place in found:
-        if isinstance(place, ArchivePlace):
-            places.append(place)
-        elif place in first_parts:
-            places.append(first_parts[place])
-    return places
+    locations: list[Location] = []
+    for location in found:
+        if isinstance(location, ArchiveLocation):
+            locations.append(location)
+        elif location in first_parts:
+            locations.append(first_parts[location])
+    return locations
 
 
-def _expand(path: str) -> Iterator[Place]:
+def _expand(path: str) -> Iterator[Location]:
     if is_remote(path):
         require_bags(path)
-        yield ArchivePlace(path)
+        yield ArchiveLocation(path)
         return
     path = local_path(path, hint="")
     if not glob.has_magic(path):
-        yield _place(Path(os.path.abspath(path)))
+        yield _location(Path(os.path.abspath(path)))
         return
     found = []
     for name in sorted(glob.glob(os.path.abspath(path))):
         with suppress(NotFound):  # whoever names a pattern does not mean everything that matches it
-            found.append(_place(Path(name)))
+            found.append(_location(Path(name)))
     if not found:
         raise NotFound(f"{path}: nothing that matches is a log, or has segments or bags in it", hint=f"ls -d {path}")
     yield from found
 
 
-def _place(path: Path) -> Place:
+def _location(path: Path) -> Location:
     root = Root(path)
     if root.identity.exists():
-        return LogPlace(root, read_identity(root).log_id)
+        return LogLocation(root, read_identity(root).log_id)
     for directory in (path, root.segments):
         if _holds_segments(directory):
-            return LogPlace(Shipped(directory), _told_by_segments(directory))
+            return LogLocation(Shipped(directory), _told_by_segments(directory))
     if _holds_bags(path):
-        return ArchivePlace(str(path))
+        return ArchiveLocation(str(path))
     raise NotFound(
         f"{path}: neither a log, nor segments of one, nor an archive",
         hint=f"ls {path}; on a cluster it has to be there under the same path on every machine",
@@ -166,14 +166,14 @@ def _holds_bags(path: Path) -> bool:
     return any(parse_bag_name(route.name, name) for route in routes for name in os.listdir(route.path))
 
 
-def require_bags(place: str) -> None:
-    """Make sure that ``place``, a path or a URL, holds an archive: a store does not tell an empty place from none.
+def require_bags(location: str) -> None:
+    """Make sure that ``location``, a path or a URL, holds an archive: a store does not tell an empty place from none.
 
     Raises:
         NotFound: there are no bags.
         InvalidInput, DiskFailure: it cannot be reached.
     """
-    destination = open_destination(place, Disk())
+    destination = open_destination(location, Disk())
     top = destination.listing("")
     if any(
         parse_bag_name(route, name)
@@ -184,7 +184,7 @@ def require_bags(place: str) -> None:
         return
     segments = [name for name in top.files if parse_segment_name(name) is not None]
     raise NotFound(
-        f"{place}: no bags of wald-archive are there"
+        f"{location}: no bags of wald-archive are there"
         + (", but segments, which are read from a directory" * bool(segments)),
         hint="copy the segments to a directory, and name that" if segments else "wald-archive makes them",
     )
@@ -204,7 +204,7 @@ def _told_by_segments(directory: Path) -> bytes:
     raise Damaged(f"{directory}: no segment here says which log it belongs to", hint=f"wald dump {directory}/*.wal.zst")
 
 
-def _joined(parts: Sequence[LogPlace]) -> LogPlace:
+def _joined(parts: Sequence[LogLocation]) -> LogLocation:
     """The parts of one log as one place."""
     if len(parts) == 1:
         return parts[0]
@@ -218,7 +218,7 @@ def _joined(parts: Sequence[LogPlace]) -> LogPlace:
     more = tuple(part.root.segments for part in parts if part is not main)
     root = Continued(main.root.path, more) if living else Shipped(main.root.path, more)
     _refuse_overlaps(list_segments(root).segments, main.log_id)
-    return LogPlace(root, main.log_id)
+    return LogLocation(root, main.log_id)
 
 
 def _refuse_overlaps(segments: Sequence[Segment], log_id: bytes) -> None:

@@ -19,8 +19,8 @@ from wald.store.retention.history import History
 from wald.store.segments.head import Bound, lost_head
 from wald.store.segments.view import read_view
 from wald_spark.blocks import Block, Range, Unreadable, blocks_of, fair_share, spans
-from wald_spark.damage import STRICT, Told, Tolerance
-from wald_spark.locations import LogPlace
+from wald_spark.damage import STRICT, DamageReport, Tolerance
+from wald_spark.locations import LogLocation
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +35,7 @@ class LogPiece:
         raw_bytes: about what reading it takes.
     """
 
-    place: LogPlace
+    location: LogLocation
     routes: frozenset[str] | None
     first: int
     last: int
@@ -45,7 +45,7 @@ class LogPiece:
 
     @property
     def log(self) -> str:
-        return self.place.log
+        return self.location.log
 
     @property
     def name(self) -> str:
@@ -60,10 +60,10 @@ class LogPiece:
             NotFound: RECLAIM has removed some of them since.
             Damaged: some cannot be read, and that is not tolerated; the message names segment and offset.
         """
-        with closing(Told(self.tolerance, self.name)) as told:
+        with closing(DamageReport(self.tolerance, self.name)) as told:
             try:
                 yield from read_span(
-                    read_view(self.place.root, self.place.log_id, bound=self.bound),
+                    read_view(self.location.root, self.location.log_id, bound=self.bound),
                     routes=self.routes,
                     first=self.first,
                     last=self.last,
@@ -86,7 +86,7 @@ LOSS_HINT = (
 
 
 def pieces_of(
-    place: LogPlace,
+    location: LogLocation,
     bound: Bound,
     listing: Listing,
     wanted: Range,
@@ -105,22 +105,22 @@ def pieces_of(
         NotFound: RECLAIM has removed records that are wanted, and loss is not tolerated.
         Damaged: a segment is missing or cannot be opened, or there is no head, and damage is not tolerated.
     """
-    history = History(place.root)
+    history = History(location.root)
     blocks: list[Block] = []
-    with closing(Told(tolerance, f"{place.log}-planning-{wanted.first:020d}")) as told:
+    with closing(DamageReport(tolerance, f"{location.log}-planning-{wanted.first:020d}")) as told:
         if bound.lost and active and bound.sequence is not None and wanted.last > bound.sequence:
-            told(lost_head(place.root, bound))
-        for met in blocks_of(place, bound, listing, wanted, active=active):
+            told(lost_head(location.root, bound))
+        for met in blocks_of(location, bound, listing, wanted, active=active):
             if isinstance(met, Block):
                 blocks.append(met)
             elif met.error is not None:
                 told(met.error)
             else:
                 excused = gaps or tolerance.loss or not _held(history, wanted.routes, met)
-                _missing(place, met, history, told, excused=excused)
+                _missing(location, met, history, told, excused=excused)
     limit = fair_share(sum(block.raw_bytes for block in blocks), limit_bytes)
     return [
-        LogPiece(place, wanted.routes, span.first, span.last, bound, span.raw_bytes, tolerance)
+        LogPiece(location, wanted.routes, span.first, span.last, bound, span.raw_bytes, tolerance)
         for span in spans(blocks, first=wanted.first, last=wanted.last, limit_bytes=limit)
     ]
 
@@ -131,18 +131,18 @@ def _held(history: History, routes: frozenset[str] | None, hole: Unreadable) -> 
     return routes is None or last_of is None or any(last_of.get(route, 0) >= hole.first for route in routes)
 
 
-def _missing(place: LogPlace, hole: Unreadable, history: History, told: Told, *, excused: bool) -> None:
+def _missing(location: LogLocation, hole: Unreadable, history: History, told: DamageReport, *, excused: bool) -> None:
     first, last = hole.first, hole.next - 1
     lost = list(history.unexplained(first, last))
     for begin, end in lost:
         told(
             Damaged(
-                f"{place.root.segments}: no segment holds {_range(begin, end)}, and no ledger says why",
-                hint=f"{command_line(place.root.path, 'verify')} lists all damage",
+                f"{location.root.segments}: no segment holds {_range(begin, end)}, and no ledger says why",
+                hint=f"{command_line(location.root.path, 'verify')} lists all damage",
             )
         )
     if not lost and not excused:
-        raise NotFound(f"{place.root.segments}: RECLAIM has removed {_range(first, last)}", hint=LOSS_HINT)
+        raise NotFound(f"{location.root.segments}: RECLAIM has removed {_range(first, last)}", hint=LOSS_HINT)
 
 
 def _range(first: int, last: int) -> str:

@@ -10,44 +10,44 @@ from pathlib import Path
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald_spark.blocks import Range, packed
 from wald_spark.damage import Tolerance
-from wald_spark.ends import End, end_of
-from wald_spark.locations import LogPlace, Shipped, find_places
+from wald_spark.locations import LogLocation, Shipped, find_locations
+from wald_spark.log_end import LogEnd, log_end
 from wald_spark.pieces import LogPiece, pieces_of
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class Progress:
     """Up to where the records of a log are done.
 
     Attributes:
-        last: of all routes but those in ``held``.
-        held: of each route that was held back by a record without an end, the last one that is done.
+        last: of all routes but those in ``held_back``.
+        held_back: of each route that was held back by a record without an end, the last one that is done.
     """
 
     last: int
-    held: Mapping[str, int] = field(default_factory=dict)
+    held_back: Mapping[str, int] = field(default_factory=dict)
 
-    def to(self, end: End) -> Reached:
+    def to(self, end: LogEnd) -> Progress:
         """As far as a job can get now; no further, where nobody can say which routes are held back and which not."""
-        unknown = end.routes is None and (end.begun or self.held)
+        unknown = end.routes is None and (end.begun or self.held_back)
         if unknown or end.last < self.last:
             return self
-        return Reached(end.last, {route: begun - 1 for route, begun in end.begun.items()})
+        return Progress(end.last, {route: begun - 1 for route, begun in end.begun.items()})
 
-    def ranges(self, after: Reached, end: End, wanted: frozenset[str] | None) -> list[Range]:
+    def ranges(self, after: Progress, end: LogEnd, wanted: frozenset[str] | None) -> list[Range]:
         """The records from here to ``after``, each once.
 
         Args:
             end: what ``after`` was made of.
             wanted: the routes; None: all.
         """
-        apart = {*self.held, *after.held} if wanted is None else {*self.held, *after.held} & wanted
+        apart = {*self.held_back, *after.held_back} if wanted is None else {*self.held_back, *after.held_back} & wanted
         others = wanted
         if apart:
             others = (end.routes or frozenset()) - apart
         ranges = [Range(others, self.last + 1, after.last)]
         ranges += [
-            Range(frozenset({route}), self.held.get(route, self.last) + 1, after.held.get(route, after.last))
+            Range(frozenset({route}), self.held_back.get(route, self.last) + 1, after.held_back.get(route, after.last))
             for route in sorted(apart)
         ]
         return [each for each in ranges if each.first <= each.last and (each.routes is None or each.routes)]
@@ -72,7 +72,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class NewRecords:
     """What is to be done of one log.
 
     Attributes:
@@ -80,9 +80,9 @@ class Portion:
         lost: what RECLAIM had removed before it was done, in words; "": nothing.
     """
 
-    place: LogPlace
-    before: Reached
-    after: Reached
+    location: LogLocation
+    before: Progress
+    after: Progress
     pieces: list[LogPiece]
     lost: str = ""
 
@@ -99,45 +99,47 @@ class Portion:
         return [Chunk(pieces) for pieces in packed(self.pieces, limit_bytes=limit_bytes)]
 
 
-def find_logs(paths: Sequence[str], routes: Sequence[str] | None) -> list[LogPlace]:
+def find_logs(paths: Sequence[str], routes: Sequence[str] | None) -> list[LogLocation]:
     """The logs at ``paths``, which have all of ``routes``; of shipped segments nobody knows before they are read.
 
     Raises:
         InvalidInput: an archive is among them.
         NotFound: a path names nothing, or no log has such a route.
     """
-    places = []
-    for place in find_places(paths):
-        if not isinstance(place, LogPlace):
+    locations = []
+    for location in find_locations(paths):
+        if not isinstance(location, LogLocation):
             raise InvalidInput(
-                f"{place.place}: an archive; jobs read logs", hint='spark.read.format("wald") reads an archive'
+                f"{location.address}: an archive; jobs read logs", hint='spark.read.format("wald") reads an archive'
             )
-        places.append(place)
-    known = {route for place in places for route in place.root.route_names()}
+        locations.append(location)
+    known = {route for location in locations for route in location.root.route_names()}
     unknown = [route for route in routes or () if route not in known]
-    if unknown and not any(isinstance(place.root, Shipped) for place in places):
+    if unknown and not any(isinstance(location.root, Shipped) for location in locations):
         raise NotFound(f"there is no route {unknown[0]!r}", hint=f"there are {', '.join(sorted(known))}")
-    return places
+    return locations
 
 
-def since(place: LogPlace, before: Reached | None, routes: Sequence[str] | None, tolerance: Tolerance) -> Portion:
+def new_records(
+    location: LogLocation, before: Progress | None, routes: Sequence[str] | None, tolerance: Tolerance
+) -> NewRecords:
     """What has come behind ``before``, None: all there is.
 
     Raises:
         Damaged: something is missing, and that is not tolerated.
         NotFound: RECLAIM has removed records behind ``before``, and that is not tolerated.
     """
-    bound, listing = place.look()
+    bound, listing = location.look()
     wanted = None if routes is None else frozenset(routes)
     if before is not None and not bound.lost and bound.sequence is not None and bound.sequence < before.last:
         raise Damaged(
-            f"{place.root.path}: it ends with record {bound.sequence}, and record {before.last} was read before: an "
+            f"{location.root.path}: it ends with record {bound.sequence}, and record {before.last} was read before: an "
             "older copy was put back",
-            hint=f"another --out begins anew; {command_line(place.root.path, 'verify')} tells what is there",
+            hint=f"another --out begins anew; {command_line(location.root.path, 'verify')} tells what is there",
         )
-    end = end_of(place, bound, listing, wanted)
+    end = log_end(location, bound, listing, wanted)
     oldest = listing.segments[0].base_sequence if listing.segments else 1
-    begun = before or Reached(oldest - 1)
+    begun = before or Progress(oldest - 1)
     after = begun.to(end)
     ranges = begun.ranges(after, end, wanted)
 
@@ -145,7 +147,9 @@ def since(place: LogPlace, before: Reached | None, routes: Sequence[str] | None,
         return [
             piece
             for span in ranges
-            for piece in pieces_of(place, bound, listing, span, limit_bytes=PIECE_BYTES, tolerance=tolerance, gaps=gaps)
+            for piece in pieces_of(
+                location, bound, listing, span, limit_bytes=PIECE_BYTES, tolerance=tolerance, gaps=gaps
+            )
         ]
 
     lost = ""
@@ -156,16 +160,16 @@ def since(place: LogPlace, before: Reached | None, routes: Sequence[str] | None,
             raise
         lost = error.message
         pieces = planned(tolerance, gaps=False)
-    return Portion(place, begun, after, pieces, lost)
+    return NewRecords(location, begun, after, pieces, lost)
 
 
-def passed_over(portion: Portion, notes: Path) -> list[str]:
-    """What of ``portion`` could not be read, and was not to be.
+def passed_over(new: NewRecords, notes: Path) -> list[str]:
+    """What of ``new`` could not be read, and was not to be.
 
     Args:
         notes: the directory for reports of the tolerance with which it was planned.
     """
     lines = [
-        line for path in sorted(notes.glob(f"{portion.place.log}-*.jsonl")) for line in path.read_text().splitlines()
+        line for path in sorted(notes.glob(f"{new.location.log}-*.jsonl")) for line in path.read_text().splitlines()
     ]
-    return [portion.lost] * bool(portion.lost) + [json.loads(line)["message"] for line in lines]
+    return [new.lost] * bool(new.lost) + [json.loads(line)["message"] for line in lines]

@@ -12,7 +12,7 @@ from wald.store.segments.view import read_view
 from wald_archive.api import open_destination
 from wald_spark.blocks import Range
 from wald_spark.bundles import BundlePiece, bundle_pieces
-from wald_spark.locations import ArchivePlace, LogPlace, Place, Shipped, find_places
+from wald_spark.locations import ArchiveLocation, Location, LogLocation, Shipped, find_locations
 from wald_spark.options import Options
 from wald_spark.pieces import LogPiece, pieces_of
 
@@ -27,15 +27,15 @@ def plan_query(options: Options) -> list[Piece]:
         Damaged: something that should be there cannot be read, and that is not tolerated.
         InvalidInput: two paths hold the same records.
     """
-    places = find_places(options.paths)
-    require_routes(places, options.routes or frozenset())
+    locations = find_locations(options.paths)
+    require_routes(locations, options.routes or frozenset())
     pieces: list[Piece] = []
-    for place in places:
-        if isinstance(place, LogPlace):
-            pieces += _log_pieces(place, options)
+    for location in locations:
+        if isinstance(location, LogLocation):
+            pieces += _log_pieces(location, options)
         else:
             pieces += bundle_pieces(
-                place,
+                location,
                 options.routes,
                 options.first or 1,
                 options.last,
@@ -49,55 +49,55 @@ def plan_query(options: Options) -> list[Piece]:
 
 def _refuse_overlaps(pieces: Sequence[Piece]) -> None:
     """No record is to come from two places, as it would from a log and an archive of it."""
-    spans: dict[tuple[str, Place], tuple[int, int]] = {}
+    spans: dict[tuple[str, Location], tuple[int, int]] = {}
     for piece in pieces:
-        first, last = spans.get((piece.log, piece.place), (piece.first, piece.last))
-        spans[piece.log, piece.place] = min(first, piece.first), max(last, piece.last)
+        first, last = spans.get((piece.log, piece.location), (piece.first, piece.last))
+        spans[piece.log, piece.location] = min(first, piece.first), max(last, piece.last)
     ordered = sorted(spans.items(), key=lambda item: (item[0][0], item[1]))
-    for ((log, place), (_, last)), ((other_log, other), (first, _)) in pairwise(ordered):
+    for ((log, location), (_, last)), ((other_log, other), (first, _)) in pairwise(ordered):
         if log == other_log and first <= last:
             raise InvalidInput(
-                f"{_name(place)} and {_name(other)} both have records of log {log}, from {first} on",
+                f"{_name(location)} and {_name(other)} both have records of log {log}, from {first} on",
                 hint=f'two queries: .option("endingSequence", "{max(1, first - 1)}") with the one, startingSequence '
                 "behind that with the other; then union",
             )
 
 
-def _name(place: Place) -> str:
-    return place.place if isinstance(place, ArchivePlace) else str(place.root.path)
+def _name(location: Location) -> str:
+    return location.address if isinstance(location, ArchiveLocation) else str(location.root.path)
 
 
-def require_routes(places: Sequence[Place], routes: frozenset[str]) -> None:
+def require_routes(locations: Sequence[Location], routes: frozenset[str]) -> None:
     """Look whether each of ``routes`` is somewhere; shipped segments tell only when they are read.
 
     Raises:
         NotFound: one is not.
     """
     known: set[str] = set()
-    for place in places:
-        if isinstance(place, ArchivePlace):
-            known |= {*open_destination(place.place, Disk()).listing("").folders}
-        elif isinstance(place.root, Shipped):
+    for location in locations:
+        if isinstance(location, ArchiveLocation):
+            known |= {*open_destination(location.address, Disk()).listing("").folders}
+        elif isinstance(location.root, Shipped):
             return
         else:
-            known |= {*place.root.route_names()}
+            known |= {*location.root.route_names()}
     if unknown := sorted(routes - known):
         raise NotFound(
             f"there is no route {unknown[0]!r} in what is read", hint=f"there are {', '.join(sorted(known))}"
         )
 
 
-def _log_pieces(place: LogPlace, options: Options) -> list[LogPiece]:
-    bound, listing = place.look()
+def _log_pieces(location: LogLocation, options: Options) -> list[LogPiece]:
+    bound, listing = location.look()
     oldest = listing.segments[0].base_sequence if listing.segments else 1
     first, last = options.first or oldest, options.last
     # Append times never go back, so a range of times is one of sequences.
     if options.from_ns is not None:
-        first = max(first, sequence_at(read_view(place.root, place.log_id), options.from_ns))
+        first = max(first, sequence_at(read_view(location.root, location.log_id), options.from_ns))
     if options.until_ns is not None:
-        last = min(last, sequence_at(read_view(place.root, place.log_id), options.until_ns) - 1)
+        last = min(last, sequence_at(read_view(location.root, location.log_id), options.until_ns) - 1)
     return pieces_of(
-        place,
+        location,
         bound,
         listing,
         Range(options.routes, first, last),

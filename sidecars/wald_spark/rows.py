@@ -37,7 +37,7 @@ from pyarrow import compute
 
 from wald.errors import Damaged, InvalidInput, Refused
 from wald.kinds import bytes_in_words
-from wald_spark.damage import STRICT, Told, Tolerance
+from wald_spark.damage import STRICT, DamageReport, Tolerance
 from wald_spark.jsonvalues import JsonValues, arrow_fields
 
 if TYPE_CHECKING:
@@ -136,12 +136,12 @@ class Rows:
         sources |= {"sequence"} | ({"value"} if self.json else set())
         if not sources.isdisjoint(_LONG):
             sources |= {"route"}  # what is too long is told of with its route
-        with closing(Told(self.tolerance, f"{piece.name}-values")) as told:
+        with closing(DamageReport(self.tolerance, f"{piece.name}-values")) as told:
             for batch in piece.arrow(sorted(sources)):
                 for part in _parts(self._bounded(batch, told)):
                     yield self._rows(part, piece.log)
 
-    def _bounded(self, batch: pa.RecordBatch, told: Told) -> pa.RecordBatch:
+    def _bounded(self, batch: pa.RecordBatch, told: DamageReport) -> pa.RecordBatch:
         """The same; a value that is too long for the JVM does not get there."""
         if batch.nbytes <= self.value_bytes:
             return batch
@@ -150,7 +150,7 @@ class Rows:
                 batch = self._bounded_column(batch, name, told)
         return batch
 
-    def _bounded_column(self, batch: pa.RecordBatch, name: str, told: Told) -> pa.RecordBatch:
+    def _bounded_column(self, batch: pa.RecordBatch, name: str, told: DamageReport) -> pa.RecordBatch:
         values = batch.column(name)
         too_long = compute.fill_null(compute.greater(compute.binary_length(values), self.value_bytes), False)
         for row in np.flatnonzero(too_long.to_numpy(zero_copy_only=False)):

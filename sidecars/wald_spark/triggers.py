@@ -19,7 +19,7 @@ from wald_spark.offsets import Offsets, Position
 from wald_spark.options import Limits, Options, StreamOptions
 from wald_spark.pieces import LogPiece, pieces_of
 from wald_spark.query import require_routes
-from wald_spark.watched import WatchedLog, WatchedLogs
+from wald_spark.stream_logs import StreamLog, StreamLogs
 
 
 class Triggers:
@@ -32,7 +32,7 @@ class Triggers:
     def __init__(self, options: Options, stream: StreamOptions) -> None:
         self._options = options
         self._stream = stream
-        self._watched = WatchedLogs(options.paths, options.routes)
+        self._watched = StreamLogs(options.paths, options.routes)
         self._last: dict[str, int] | None = None
         self._turn = 0
         self.latest: Offsets | None = None
@@ -52,7 +52,7 @@ class Triggers:
             NotFound: a log is gone, and loss is not tolerated; or a path, a route, a record to start with is not there.
             Damaged: a log ends in front of what was read of it.
             Refused: ``start`` is of a stream that reads other routes.
-            InvalidInput, UnsupportedFormat: as :meth:`WatchedLogs.poll`.
+            InvalidInput, UnsupportedFormat: as :meth:`StreamLogs.poll`.
         """
         self._require_same_routes(start)
         watched = self._poll()
@@ -62,7 +62,7 @@ class Triggers:
                 self._vanished(log, position)
         if watched and not start.logs:
             self._require_known(watched)
-            require_routes([seen.place for seen in watched.values()], self._options.routes or frozenset())
+            require_routes([seen.location for seen in watched.values()], self._options.routes or frozenset())
         backlogs = {}
         for log, seen in watched.items():
             end = seen.end if self._last is None else self._last.get(log)
@@ -74,8 +74,8 @@ class Triggers:
                 raise _rewound(seen, position.last)
             if position.last < end:
                 assert seen.bound is not None
-                runs = seen.runs.between(seen.bound, seen.listing, position.last, end)
-                backlogs[log] = Backlog(position.last, end, runs)
+                extents = seen.extents.between(seen.bound, seen.listing, position.last, end)
+                backlogs[log] = Backlog(position.last, end, extents)
         self.latest = _moved(positions, {log: backlog.end for log, backlog in backlogs.items()}, start.routes)
         ends = admit(list(backlogs.values()), limits, turn=self._turn)
         self._turn += 1
@@ -88,7 +88,7 @@ class Triggers:
             NotFound: some of it is gone, and loss is not tolerated.
             Damaged: some of it cannot be read.
             Refused: it is of a stream that reads other routes.
-            InvalidInput, UnsupportedFormat: as :meth:`WatchedLogs.poll`.
+            InvalidInput, UnsupportedFormat: as :meth:`StreamLogs.poll`.
         """
         self._require_same_routes(end)
         watched = self._poll()
@@ -102,15 +102,15 @@ class Triggers:
                     self._vanished(log, position)
         return pieces
 
-    def _poll(self) -> Mapping[str, WatchedLog]:
+    def _poll(self) -> Mapping[str, StreamLog]:
         return self._watched.poll(may_vanish=self._options.tolerance.loss)
 
-    def _log_pieces(self, seen: WatchedLog, first: int, last: int) -> list[LogPiece]:
+    def _log_pieces(self, seen: StreamLog, first: int, last: int) -> list[LogPiece]:
         assert seen.bound is not None
         if last > (seen.end if seen.bound.sequence is None else seen.bound.sequence):
             raise _rewound(seen, last)
         return pieces_of(
-            seen.place,
+            seen.location,
             seen.bound,
             seen.listing,
             Range(self._options.routes, first, last),
@@ -118,7 +118,7 @@ class Triggers:
             tolerance=self._options.tolerance,
         )
 
-    def _begin(self, log: str, seen: WatchedLog, end: int, *, new: bool) -> Position:
+    def _begin(self, log: str, seen: StreamLog, end: int, *, new: bool) -> Position:
         """Where the stream begins in a log that it meets; in one that has come later, with the oldest record."""
         began = seen.oldest - 1
         if new and self._stream.starting == "latest":
@@ -127,12 +127,12 @@ class Triggers:
             began = self._stream.first[log] - 1
             if began > max(end, seen.head.sequence if seen.head else 0):
                 raise NotFound(
-                    f"{seen.place.root.path}: record {began + 1}, which startingOffsets names, was never issued",
+                    f"{seen.location.root.path}: record {began + 1}, which startingOffsets names, was never issued",
                     hint='.option("startingOffsets", "latest") begins with the next one',
                 )
         return Position(began, began)
 
-    def _require_known(self, watched: Mapping[str, WatchedLog]) -> None:
+    def _require_known(self, watched: Mapping[str, StreamLog]) -> None:
         if unknown := sorted(self._stream.first.keys() - watched.keys()):
             raise InvalidInput(
                 f"startingOffsets names log {unknown[0]}, which is not there", hint=f"there are {', '.join(watched)}"
@@ -163,13 +163,13 @@ def _words(routes: frozenset[str] | None) -> str:
     return "all routes" if routes is None else f"routes {', '.join(sorted(routes))}"
 
 
-def _rewound(seen: WatchedLog, last: int) -> Damaged:
+def _rewound(seen: StreamLog, last: int) -> Damaged:
     """The error for a log that does not reach as far as a trigger did."""
-    root = seen.place.root
+    root = seen.location.root
     if seen.head is None and seen.bound is not None and seen.bound.sequence is not None:
         return lost_head(root, seen.bound)
     return Damaged(
-        f"{root.path}: log {seen.place.log} ends with record {seen.end}, and the stream has met record {last}: "
+        f"{root.path}: log {seen.location.log} ends with record {seen.end}, and the stream has met record {last}: "
         "it is older than it was",
         hint="an older copy was put in its place; a stream of it needs a checkpointLocation of its own",
     )

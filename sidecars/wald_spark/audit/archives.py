@@ -1,4 +1,4 @@
-"""The audit of archives: the bags at each destination, and what they and the ledgers come to together."""
+"""The audit of archives: the bags at each destination, judged together and by the ledgers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from wald_archive.api import (
     recorded_at,
     survey,
 )
-from wald_spark.audit.pieces import BagWork, Outcomes, Proven
-from wald_spark.audit.result import ArchiveReport, Found
+from wald_spark.audit.report import ArchiveReport, AuditFinding
+from wald_spark.audit.work import BagWork, Outcomes, Proven
 
 
 class ArchiveAudit:
-    """One destination; that it cannot be reached is a finding.
+    """One destination; if it cannot be reached, that is a finding.
 
     Args:
         roots: the logs whose ledgers say what has to be there.
@@ -39,7 +39,7 @@ class ArchiveAudit:
     def __init__(self, place: str, roots: Iterable[Root]) -> None:
         self.place = place
         self.work: list[BagWork] = []
-        self._told = _told(place, roots)
+        self._recorded = _recorded(place, roots)
         self._findings: list[Finding] = []
         self._reached = False
         try:
@@ -48,42 +48,42 @@ class ArchiveAudit:
             self._survey(destination)
             self._reached = True
         except (WaldError, OSError) as error:
-            words = str(error).removeprefix(self.place).lstrip("/: ")
-            self._findings.append(Finding(Level.ERROR, self.place, "", "", words))
+            message = str(error).removeprefix(self.place).lstrip("/: ")
+            self._findings.append(Finding(Level.ERROR, self.place, "", "", message))
 
-    def join(self, outcomes: Outcomes, whole: Bags) -> list[Finding]:
-        """What there is to find in this one; ``whole`` takes its bags in."""
+    def join(self, outcomes: Outcomes, bags: Bags) -> list[Finding]:
+        """The findings of this destination; its bags are added to ``bags``."""
         found = self._findings
         for work in self.work:
             proven: Proven = outcomes.of(work.key)
             found += proven.findings
-            whole.add(self.place, work.bag, proven.manifest, proven.digests)
+            bags.add(self.place, work.bag, proven.manifest, proven.digests)
         if self._reached:
-            found += whole.missing(self.place, self._told)
+            found += bags.missing(self.place, self._recorded)
         return found
 
     def _survey(self, destination: Destination) -> None:
-        told = self._told.by_bag()
-        for found in survey(destination, self._told):
+        recorded = self._recorded.by_bag()
+        for found in survey(destination, self._recorded):
             if isinstance(found, BagName):
                 bag = str(found)
-                self.work.append(BagWork(self.place, found, told[bag], bag_bytes(destination, bag)))
+                self.work.append(BagWork(self.place, found, recorded[bag], bag_bytes(destination, bag)))
             else:
                 self._findings.append(found)
 
 
 def archives_of(roots: Sequence[Root], destinations: Iterable[str]) -> list[ArchiveAudit]:
-    """Each destination once, however it is spelled."""
+    """The destinations, each once even if it is spelled in several ways."""
     plain = (place.removeprefix("file://") for place in destinations)
     places = {place if "://" in place else os.path.realpath(place): place for place in plain}
     return [ArchiveAudit(place, roots) for place in places.values()]
 
 
 def reports(archives: Sequence[ArchiveAudit], outcomes: Outcomes) -> list[ArchiveReport]:
-    """One for each; bundles may follow others elsewhere, so all of them are joined at once."""
-    whole = Bags()
-    findings = {archive.place: archive.join(outcomes, whole) for archive in archives}
-    for finding in whole.broken_links():
+    """A report for each; a bundle may follow one at another destination, so all are judged at once."""
+    bags = Bags()
+    findings = {archive.place: archive.join(outcomes, bags) for archive in archives}
+    for finding in bags.broken_links():
         findings[finding.place].append(finding)
     return [_report(archive, findings[archive.place]) for archive in archives]
 
@@ -95,17 +95,17 @@ def _report(archive: ArchiveAudit, findings: list[Finding]) -> ArchiveReport:
         bags=len(archive.work),
         bundles=levels[Level.OK],
         stored_bytes=sum(work.stored_bytes for work in archive.work),
-        found=tuple(Found(f.level, f.name, f.offset, f.message) for f in findings if f.level is not Level.OK),
+        found=tuple(AuditFinding(f.level, f.name, f.offset, f.message) for f in findings if f.level is not Level.OK),
     )
 
 
-def _told(place: str, roots: Iterable[Root]) -> Recorded:
-    """What all ledgers tell of one destination together; one of which none of them tells is proven by itself."""
-    told = Recorded()
+def _recorded(place: str, roots: Iterable[Root]) -> Recorded:
+    """What all ledgers record of one destination; a destination that is in no ledger is proven by itself."""
+    recorded = Recorded()
     for root in roots:
         of_one = recorded_at(read_ledger(root.ledger / "archive.jsonl").entries, place)
-        told.bundles |= of_one.bundles
-        told.whole |= of_one.whole
-        told.unfinished |= of_one.unfinished
-        told.abandoned |= of_one.abandoned
-    return told
+        recorded.bundles |= of_one.bundles
+        recorded.whole |= of_one.whole
+        recorded.unfinished |= of_one.unfinished
+        recorded.abandoned |= of_one.abandoned
+    return recorded

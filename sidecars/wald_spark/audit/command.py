@@ -1,4 +1,4 @@
-"""``wald-audit``: everything of many logs and their archives, read and judged at once."""
+"""``wald-audit``: many logs and their archives, read and judged at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from wald.cli.entry import run
 from wald.cli.options import json_option
 from wald.cli.progress import progress
 from wald.errors import Damaged, NotFound
-from wald_spark.audit.plan import plan
-from wald_spark.audit.report import tell
+from wald_spark.audit.job import audit, plan
+from wald_spark.audit.report import print_audit
 from wald_spark.commands import master_option, roots_option
 from wald_spark.session import session
 
@@ -27,7 +27,7 @@ from wald_spark.session import session
     "destinations",
     multiple=True,
     metavar="DIR|URL",
-    help="An archive besides those that the ledgers of the logs tell of. Repeatable.",
+    help="An archive besides those in the ledgers of the logs. Repeatable.",
 )
 @master_option
 @json_option
@@ -35,18 +35,16 @@ from wald_spark.session import session
 def command(roots: tuple[str, ...], destinations: tuple[str, ...], master: str, as_json: bool) -> int:
     """Read every byte of every log and of its archives, prove that nothing is missing, and change nothing.
 
-    Checked are the checksums of all frames and the sha256 of all segments, that sequences go on without a gap, that
-    every deletion was legal by the cursors that were recorded before it, and every bundle against its manifest.
-    Daemons may run meanwhile. The exit code is 4 if anything is wrong.
+    It checks the checksums of all frames, the sha256 of all segments, that sequences have no gaps, that every deletion
+    was legal by the cursors recorded before it, and every bundle against its manifest. Daemons may run meanwhile. The
+    exit code is 4 if anything is wrong.
     """
     planned = plan(list(_expanded(roots)), destinations)
-    with session("wald-audit", master=master) as spark:
-        from wald_spark.audit.job import audit  # not before it is sure that there is a PySpark
-
-        with progress("audit", sum(work.stored_bytes for work in planned.work)) as advance:
-            done = audit(spark, planned, on_bytes=advance)
-    tell(done, as_json=as_json)
-    return Damaged.exit_code if done.errors else 0
+    total = sum(work.stored_bytes for work in planned.work)
+    with session("wald-audit", master=master) as spark, progress("audit", total) as advance:
+        audited = audit(spark, planned, on_bytes=advance)
+    print_audit(audited, as_json=as_json)
+    return Damaged.exit_code if audited.errors else 0
 
 
 def main() -> None:

@@ -1,36 +1,72 @@
-"""The audit as a job: what is to be read is shared out among executors, and joined here when all of it has been."""
+"""An audit: the logs, the archives that their ledgers name and all bags in these are found, read and judged."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wald_spark.audit.archives import reports
-from wald_spark.audit.pieces import Outcomes, do
-from wald_spark.audit.plan import Plan
-from wald_spark.audit.result import Audit
-from wald_spark.tasks import run
+from wald.errors import DiskFailure, InvalidInput
+from wald.store.files.directory import Root
+from wald_spark.audit.archives import ArchiveAudit, archives_of, reports
+from wald_spark.audit.logs import LogAudit
+from wald_spark.audit.report import Audit
+from wald_spark.audit.work import Outcomes, Work, pickled_outcome
+from wald_spark.locations import require_bags
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The logs and archives to audit, as they were found."""
+
+    logs: Sequence[LogAudit]
+    archives: Sequence[ArchiveAudit]
+
+    @property
+    def work(self) -> list[Work]:
+        """For executors, the largest first, so that what is begun last does not take long."""
+        work: chain[Work] = chain(*(log.work for log in self.logs), *(archive.work for archive in self.archives))
+        return sorted(work, key=lambda each: each.stored_bytes, reverse=True)
+
+
+def plan(roots: Sequence[Path], destinations: Sequence[str]) -> Plan:
+    """Find what to read of ``roots``, of the archives that their ledgers name, and of those at ``destinations``.
+
+    Raises:
+        NotFound: one of the roots is not a log, or there is no archive at one of ``destinations``.
+    """
+    for destination in destinations:
+        with suppress(InvalidInput, DiskFailure):  # it cannot be reached: reported when it is audited
+            require_bags(destination)
+    logs = [LogAudit(Root(path)) for path in dict.fromkeys(path.absolute() for path in roots)]
+    named = (destination for log in logs for destination in log.destinations)
+    return Plan(logs, archives_of([log.root for log in logs], [*named, *destinations]))
+
+
 def audit(spark: SparkSession, planned: Plan, *, on_bytes: Callable[[int], None]) -> Audit:
-    """Read everything, change nothing, and tell what is there.
+    """Read everything and judge it; nothing is changed.
 
     Args:
-        on_bytes: told how many stored bytes have been read.
+        on_bytes: called with the number of stored bytes that have been read since the last call.
 
     Raises:
         Unavailable: Spark gives up, or an executor does not have what it is to read.
     """
+    from wald_spark.tasks import run
+
     began = time.perf_counter()
     work, outcomes = planned.work, Outcomes()
-    with closing(run(spark, work, do, on_done=lambda number: on_bytes(work[number].stored_bytes))) as results:
-        for number, told in results:
-            outcomes.add(work[number], told)
+    done = run(spark, work, pickled_outcome, on_done=lambda number: on_bytes(work[number].stored_bytes))
+    with closing(done) as results:
+        for number, pickled in results:
+            outcomes.add(work[number], pickled)
     logs = tuple(log.report(outcomes) for log in planned.logs)
     archives = tuple(reports(planned.archives, outcomes))
     return Audit(logs, archives, time.perf_counter() - began)

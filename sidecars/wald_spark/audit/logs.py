@@ -1,4 +1,4 @@
-"""The audit of one log: what there is to check, and what comes of it together with the ledgers."""
+"""The audit of one log: the segments to check, and the judgement of its ledgers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from wald.store.files.directory import Root, list_segments
 from wald.store.files.ledger import read_ledger
 from wald.store.retention.history import Entry
 from wald_spark.audit.legality import Ruling, judge, overlaps
-from wald_spark.audit.pieces import Outcomes, SegmentWork
-from wald_spark.audit.result import Found, LogReport
+from wald_spark.audit.report import AuditFinding, LogReport
+from wald_spark.audit.work import Outcomes, SegmentWork
 
 
 class LogAudit:
     """
     Attributes:
         work: for executors, oldest first.
-        destinations: where bundles of it are, by its ledger.
+        destinations: where its ledger says that bundles are.
 
     Raises:
         NotFound: there is no log.
@@ -39,10 +39,10 @@ class LogAudit:
         self.destinations = sorted({dest for dest, _, _ in self._bundles})
 
     def report(self, outcomes: Outcomes) -> LogReport:
-        """All there is to say, once; what did not come back from an executor is checked here."""
+        """The report; a segment of which no executor has returned an outcome is checked here."""
         verification = self._verification
         found = [
-            Found(finding.level, str(finding.path), finding.offset, finding.message)
+            AuditFinding(finding.level, str(finding.path), finding.offset, finding.message)
             for finding in verification.findings(outcomes.of)
             if finding.level is not Level.OK
         ]
@@ -50,8 +50,10 @@ class LogAudit:
         ledger = str(self.root.ledger / "reclaim.jsonl")
         for ruling in self._rulings():
             lost += ruling.lost
-            found += [Found(Level.ERROR, ledger, None, f"segment {ruling.base}: {words}") for words in ruling.errors]
-            found += [Found(Level.INFO, ledger, None, f"segment {ruling.base}: {words}") for words in ruling.notes]
+            found += [
+                AuditFinding(Level.ERROR, ledger, None, f"segment {ruling.base}: {each}") for each in ruling.errors
+            ]
+            found += [AuditFinding(Level.INFO, ledger, None, f"segment {ruling.base}: {each}") for each in ruling.notes]
         return LogReport(
             root=str(self.root.path),
             segments=verification.segments,
@@ -66,7 +68,7 @@ class LogAudit:
     def _rulings(self) -> Iterator[Ruling]:
         lines = self._deletions()
         there: set[int] = set()
-        with suppress(Damaged):  # told of by the verification
+        with suppress(Damaged):  # reported by the verification
             there = {segment.base_sequence for segment in list_segments(self.root).segments}
         for line in lines:
             sealed = None
@@ -76,7 +78,7 @@ class LogAudit:
         yield from overlaps(lines)
 
     def _deletions(self) -> list[Entry]:
-        """What the ledger tells of deletions; nothing if it is damaged, and of that the verification tells."""
+        """The deletions in the ledger; none if it is damaged, which the verification reports."""
         with suppress(Damaged):
             return self._verification.history.deletions()
         return []

@@ -1,10 +1,11 @@
-"""What ``wald-audit`` says: a row for each log and each archive, all that is wrong in full, and how fast it went."""
+"""The result of an audit: numbers and findings for each log and each archive; and how it is printed."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -12,16 +13,97 @@ import click
 from wald.cli.output import aligned
 from wald.kinds import bytes_in_words
 from wald.store.checking.finding import Level
-from wald_spark.audit.result import ArchiveReport, Audit, LogReport
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFinding:
+    """Something worth knowing, or wrong; ``where`` is a path or an address, ``offset`` is in bytes."""
+
+    level: Level
+    where: str
+    offset: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogReport:
+    """
+    Attributes:
+        segments, records, raw_bytes: what was read.
+        reclaimed: deleted segments. expired: records in those that no group had read.
+        bundles: in its ledger.
+    """
+
+    root: str
+    segments: int
+    records: int
+    raw_bytes: int
+    reclaimed: int
+    expired: int
+    bundles: int
+    found: tuple[AuditFinding, ...]
+
+    @property
+    def errors(self) -> int:
+        return _errors(self.found)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveReport:
+    """``bundles`` counts those that are proven, ``stored_bytes`` is of all."""
+
+    place: str
+    bags: int
+    bundles: int
+    stored_bytes: int
+    found: tuple[AuditFinding, ...]
+
+    @property
+    def errors(self) -> int:
+        return _errors(self.found)
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The whole result; ``seconds`` leaves out the start of Spark."""
+
+    logs: tuple[LogReport, ...]
+    archives: tuple[ArchiveReport, ...]
+    seconds: float
+
+    @property
+    def raw_bytes(self) -> int:
+        return sum(log.raw_bytes for log in self.logs)
+
+    @property
+    def megabytes_per_second(self) -> float:
+        return self.raw_bytes / 1e6 / self.seconds
+
+    @property
+    def errors(self) -> int:
+        return _errors(self.found)
+
+    @property
+    def found(self) -> list[AuditFinding]:
+        """All findings: of the logs, then of the archives."""
+        return [
+            *(each for log in self.logs for each in log.found),
+            *(each for at in self.archives for each in at.found),
+        ]
+
+
+def _errors(found: Iterable[AuditFinding]) -> int:
+    return sum(each.level is Level.ERROR for each in found)
+
 
 _LOGS = ("log", "segments", "records", "raw", "reclaimed", "expired", "bundles", "errors")
 _ARCHIVES = ("archive", "bags", "bundles", "stored", "errors")
 
 
-def tell(audit: Audit, *, as_json: bool) -> None:
-    """Everything, at once."""
+def print_audit(audit: Audit, *, as_json: bool) -> None:
+    """Print a row for each log and each archive, all errors, and the speed."""
     if as_json:
-        click.echo(json.dumps(_told(audit)))
+        click.echo(json.dumps(_as_json(audit)))
         return
     for found in audit.found:
         if found.level is Level.ERROR:
@@ -57,7 +139,7 @@ def _tables(audit: Audit) -> Iterator[str]:
         yield from aligned([_ARCHIVES, *places], range(1, len(_ARCHIVES)))
 
 
-def _told(audit: Audit) -> dict[str, Any]:  # Any: it is JSON
+def _as_json(audit: Audit) -> dict[str, Any]:  # Any: it is JSON
     return {
         "logs": [_log(log) for log in audit.logs],
         "archives": [_archive(archive) for archive in audit.archives],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,17 +17,29 @@ import wald
 from wald.cli.entry import run
 from wald.cli.options import json_option
 from wald.format.times import utc
+from wald.kinds import bytes_in_words
 from wald.store.files.disk import Disk
-from wald_spark.commands import alone_in, master_option, out_option, permissive_hint, roots_option, routes_option
+from wald_spark.commands import (
+    RunReport,
+    locked_by,
+    master_option,
+    out_option,
+    permissive_hint,
+    roots_option,
+    routes_option,
+)
 from wald_spark.compact.generations import Generations
 from wald_spark.session import require_spark, session
+
+if TYPE_CHECKING:
+    from wald_spark.compact.job import Compacted
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @roots_option
 @out_option
 @routes_option
-@click.option("--permissive", is_flag=True, help="Pass over what is damaged or was reclaimed too early, and say so.")
+@click.option("--permissive", is_flag=True, help="Pass over what is damaged or was reclaimed too early, and report it.")
 @master_option
 @json_option
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
@@ -33,17 +48,16 @@ def command(
 ) -> None:
     """Keep the latest value of each key as Parquet in OUT/latest.
 
-    A run reads what has come since the last one, and what that one has made. An empty value deletes its key: the row
-    stays, and its value is null. Records without a key are counted and left out.
+    A run reads the records that have come since the last run, and the result of that run. An empty value deletes its
+    key: the row stays, and its value is null. Records without a key are counted and left out.
     """
-    require_spark()  # and not before that what needs it
+    require_spark()  # before the modules that need it
     from wald_spark.compact.job import Compactor
-    from wald_spark.compact.report import Report
     from wald_spark.progress import find_logs
 
-    places = find_logs(roots, routes)
-    disk, at = Disk(), utc(time.time_ns())
-    with alone_in(out / "_wald", disk, "wald-compact"), closing(Report(as_json)) as report:
+    locations = find_logs(roots, routes)
+    disk, at, report = Disk(), utc(time.time_ns()), RunReport(as_json)
+    with locked_by("wald-compact", out / "_wald", disk), closing(report):
         compactor = Compactor(
             Generations(out, disk),
             routes,
@@ -51,16 +65,42 @@ def command(
             notes=out / "_wald" / "passed-over" / at,
             at=at,
             spark=partial(session, "wald-compact", master=master),
-            on_held=report.held.add,
-            on_begin=report.begin,
+            on_new=report.add_held_back,
+            on_begin=partial(report.begin, "compact"),
             on_done=report.advance,
         )
         with permissive_hint("everything is as it was"):
-            done = compactor.compact(places)
-        report.close()
-        report.done(done, compactor.notes)
+            compacted = compactor.compact(locations)
+    (_print_json if as_json else _print_lines)(compacted, report, compactor.notes)
 
 
 def main() -> None:
     """The console script."""
     sys.exit(run(command, "wald-compact", sys.argv[1:]))
+
+
+def _print_json(compacted: Compacted, report: RunReport, _: Path) -> None:
+    printed = {
+        "directory": str(compacted.directory) if compacted.directory else None,
+        "read": asdict(compacted.counts) | {"raw_bytes": compacted.raw_bytes},
+        "generation": asdict(compacted.generation) if compacted.generation else None,
+        "held_back": report.held_back,
+        "passed_over": compacted.passed_over,
+        "seconds": round(report.seconds, 3),
+    }
+    click.echo(json.dumps(printed))
+
+
+def _print_lines(compacted: Compacted, report: RunReport, notes: Path) -> None:
+    if not compacted.parts:
+        click.echo("nothing to compact: every complete record is in what there is")
+    for line in report.lines():
+        click.echo(line)
+    if (made := compacted.generation) is not None:
+        counts = compacted.counts
+        click.echo(f"{counts.records} records, {counts.unkeyed} of them without a key and left out")
+        click.echo(f"{made.keys} keys, {made.deleted} of them deleted, in {compacted.directory}")
+    if passed := compacted.passed_over:
+        click.echo(f"passed over {len(passed)} times, listed in {notes}: {passed[0]}")
+    if raw := compacted.raw_bytes:
+        click.echo(f"{bytes_in_words(raw)} of records in {report.seconds:.1f} s with Spark's start")

@@ -1,4 +1,4 @@
-"""Generations: what each run has made stands in a directory of its own, and a link says which one holds."""
+"""Generations: each run writes a directory of its own, and a link names the current one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from wald.errors import Damaged, Refused
 from wald.store.files.disk import Disk
-from wald_spark.progress import Reached
+from wald_spark.progress import Progress
 
 FORMAT = 1
 _LINK, _STATE = "latest", "_wald.json"
@@ -20,19 +20,19 @@ _NAME = re.compile(r"gen-(\d{6,})")
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What a directory holds.
+    """What a generation holds.
 
     Attributes:
         routes: None: all.
-        logs: how far each log is in it.
-        keys, deleted: rows; those of them whose value is null.
-        records, unkeyed: of all runs together; those without a key are in no row.
-        passed_over: how often something could not be read, and was not to be.
+        logs: how far each log was read for it.
+        keys, deleted: its rows, and those of them whose value is null.
+        records, unkeyed: records read by all runs together, and those of them without a key, which are in no row.
+        passed_over: how often something could not be read, and was passed over.
         at: when it was made.
     """
 
     routes: tuple[str, ...] | None
-    logs: dict[str, Reached]
+    logs: dict[str, Progress]
     keys: int = 0
     deleted: int = 0
     records: int = 0
@@ -42,7 +42,7 @@ class Generation:
 
 
 class Generations:
-    """The directory ``out``, which is the caller's alone."""
+    """The directory ``out``, which this process has locked."""
 
     def __init__(self, out: Path, disk: Disk) -> None:
         self._out = out
@@ -50,33 +50,33 @@ class Generations:
 
     @property
     def partial(self) -> Path:
-        """For what is passed between the parts of a run."""
+        """The directory of files that executors hand to Spark."""
         return self._out / "_partial"
 
     def latest(self) -> Path | None:
-        """The directory that holds; None before the first run has ended."""
+        """The current generation's directory; None before the first run has ended."""
         try:
             return self._out / os.readlink(self._out / _LINK)
         except FileNotFoundError:
             return None
 
     def read(self) -> Generation | None:
-        """What is in it.
+        """What the current generation holds.
 
         Raises:
-            Damaged: that is not told there.
+            Damaged: its description is missing or damaged.
         """
         latest = self.latest()
         if latest is None:
             return None
         path = latest / _STATE
         try:
-            told = json.loads(path.read_bytes())
-            if told.pop("format") != FORMAT:
+            content = json.loads(path.read_bytes())
+            if content.pop("format") != FORMAT:
                 raise Refused(f"{path}: made by another wald", hint="pip install --upgrade wald")
-            routes = told.pop("routes")
-            logs = {log: Reached(**reached) for log, reached in told.pop("logs").items()}
-            return Generation(None if routes is None else tuple(routes), logs, **told)
+            routes = content.pop("routes")
+            logs = {log: Progress(**reached) for log, reached in content.pop("logs").items()}
+            return Generation(None if routes is None else tuple(routes), logs, **content)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise Damaged(
                 f"{path}: not what a compaction has written ({error})",
@@ -84,21 +84,21 @@ class Generations:
             ) from error
 
     def begin(self) -> Path:
-        """A name for the next one; what dead runs have left is removed."""
+        """Remove what interrupted runs have left; returns the directory of the next generation."""
         number = self._sweep()
         self.partial.mkdir()
         return self._out / f"gen-{number + 1:06d}"
 
     def commit(self, directory: Path, generation: Generation) -> None:
-        """Make ``directory`` the one that holds, with all that is in it on disk."""
+        """Sync ``directory`` with all its files, and make it the current generation."""
         for path in directory.iterdir():
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 self._disk.sync(descriptor)
             finally:
                 os.close(descriptor)
-        told = {"format": FORMAT} | asdict(generation)
-        self._disk.replace(directory / _STATE, json.dumps(told, indent=1).encode() + b"\n")
+        content = {"format": FORMAT} | asdict(generation)
+        self._disk.replace(directory / _STATE, json.dumps(content, indent=1).encode() + b"\n")
         self._disk.sync_directory(self._out)
         temporary = self._out / f"{_LINK}.tmp"
         os.symlink(directory.name, temporary)
@@ -107,7 +107,7 @@ class Generations:
         self._sweep()
 
     def _sweep(self) -> int:
-        """Remove all but the generation that holds and the one before it; gives the number of the former."""
+        """Remove all but the current generation and the one before it; returns the number of the current one."""
         latest = self.latest()
         number = _number(latest) if latest else 0
         for path in self._out.glob("gen-*"):

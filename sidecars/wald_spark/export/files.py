@@ -1,7 +1,8 @@
-"""Writing: the records of some pieces as Parquet, a file for each route and day, and what takes memory bounded.
+"""What executors do for an export: write the records of a chunk as Parquet, a file for each route and day.
 
-Values are compressed and nothing else, for no dictionary would help them; sequences are kept as differences. zstd at
-its first level is faster than at the third, and the files are no larger (measured on JSON lines of 170 bytes).
+The memory for this is bounded. Values are only compressed, as a dictionary would not help them; sequences are stored
+as differences. Level 1 of zstd is faster than level 3, and the files are no larger (measured on JSON lines of 170
+bytes).
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from wald_spark.export.book import Made
-from wald_spark.export.target import staged_name
+from wald_spark.export.output import ExportedFile, staged_name
 from wald_spark.progress import Chunk
 from wald_spark.rows import CORRUPT, Rows
 
 ROW_GROUP_BYTES = 32 << 20
-BUFFERED_BYTES = 128 << 20  # of all files that are being made, together
+BUFFERED_BYTES = 128 << 20  # of all files that a task is writing
 OPEN_FILES = 128
 _SMALL_BYTES, _MIXED_BYTES = 256 << 10, 16 << 20
 _DAY_US = 86_400_000_000
@@ -35,8 +35,8 @@ _NO_STATISTICS = ("value", "headers", CORRUPT)
 
 
 @dataclass(frozen=True, slots=True)
-class Exporting:
-    """What a task does with a chunk: files in ``staging``. Its result says which: see :func:`made_by`.
+class ChunkExport:
+    """Writes the files of a chunk to ``staging``; the result lists them: see :func:`decode_files`.
 
     Attributes:
         rows: all columns but ``log``, in their order; ``route`` as a dictionary.
@@ -50,25 +50,26 @@ class Exporting:
         files = _Files(Path(self.staging), chunk.log, self.rows.schema)
         try:
             for piece in chunk.pieces:
-                for route, day, part in portions(self.rows.read(piece)):
+                for route, day, part in by_route_and_day(self.rows.read(piece)):
                     files.add(route, day, part)
-            made = files.close()
+            written = files.close()
         except BaseException:
             files.abandon()
             raise
-        return json.dumps([asdict(file) for file in made]).encode()
+        return json.dumps([asdict(file) for file in written]).encode()
 
 
-def made_by(result: bytes) -> list[Made]:
-    """The files that a task tells of."""
-    return [Made(**told) for told in json.loads(result)]
+def decode_files(result: bytes) -> list[ExportedFile]:
+    """The files in the result of a task."""
+    return [ExportedFile(**file) for file in json.loads(result)]
 
 
-def portions(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+def by_route_and_day(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, pa.RecordBatch]]:
     """All rows by route and day since 1970, in UTC; those of one route in their order.
 
-    Batches that are small, or hold several, are put together and taken apart, so that a hundred routes come in parts
-    worth handling. What comes of that is copied: a few records would keep whole frames in memory, waiting for more.
+    Batches that are small, or hold several routes or days, are joined and then split, so that the parts are large
+    enough even with a hundred routes. These parts are copied: a few records that wait would keep whole frames in
+    memory.
     """
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
@@ -87,7 +88,7 @@ def portions(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, pa.R
 
 
 def _is_uniform(batch: pa.RecordBatch) -> bool:
-    """Whether all rows are of one route and day; within a route times do not go back."""
+    """Whether all rows are of one route and day; times never decrease within a route."""
     days = _days(batch)
     return len(batch.column("route").dictionary) == 1 and bool(days[0] == days[-1])
 
@@ -108,7 +109,7 @@ def _days(batch: pa.RecordBatch) -> np.ndarray:
 
 @dataclass(slots=True)
 class _File:
-    """A file that is being made, under a name of its own: another attempt at the same task may be at work, too."""
+    """A file that is being written, under a unique name, because another attempt at the same task may run."""
 
     path: Path
     writer: parquet.ParquetWriter
@@ -121,7 +122,7 @@ class _File:
     waiting_bytes: int = 0
 
     def add(self, batch: pa.RecordBatch) -> int:
-        """Let ``batch`` wait; gives how many bytes it has."""
+        """Keep ``batch`` for the next row group; returns its bytes."""
         size = int(batch.nbytes)
         self.waiting.append(batch)
         self.waiting_bytes += size
@@ -132,7 +133,7 @@ class _File:
         return size
 
     def write(self) -> int:
-        """What waits, as a row group; gives how many bytes they were."""
+        """Write the waiting batches as a row group; returns their bytes."""
         if self.waiting:
             table = pa.Table.from_batches(self.waiting)
             rows = table.num_rows
@@ -144,7 +145,7 @@ class _File:
 
 
 class _Files:
-    """The files of one task that are being made, by route and day, the one last added to last."""
+    """The files that one task is writing, by route and day; the most recently used is last."""
 
     def __init__(self, staging: Path, log: str, schema: pa.Schema) -> None:
         self._staging = staging
@@ -156,7 +157,7 @@ class _Files:
         self._compared = [path for path in columns if path not in _NO_STATISTICS]
         self._open: dict[tuple[str, int], _File] = {}
         self._buffered = 0
-        self._made: list[Made] = []
+        self._finished: list[ExportedFile] = []
 
     def add(self, route: str, day: int, batch: pa.RecordBatch) -> None:
         file = self._open.pop((route, day), None) or self._begin(batch)
@@ -167,14 +168,14 @@ class _Files:
         while self._buffered > BUFFERED_BYTES:
             self._buffered -= max(self._open.values(), key=lambda each: each.waiting_bytes).write()
 
-    def close(self) -> list[Made]:
-        """Finish them all."""
+    def close(self) -> list[ExportedFile]:
+        """Finish all files."""
         while self._open:
             self._finish_oldest()
-        return self._made
+        return self._finished
 
     def abandon(self) -> None:
-        """Leave nothing of what is not finished."""
+        """Remove the files that are not finished."""
         for file in self._open.values():
             file.writer.close()
             file.path.unlink(missing_ok=True)
@@ -191,7 +192,7 @@ class _Files:
             use_dictionary=self._repetitive,
             write_statistics=self._compared,
             column_encoding={"seq": "DELTA_BINARY_PACKED"},
-            store_schema=False,  # else a reader might make a dictionary of a column because we have
+            store_schema=False,  # else a reader might read a column as a dictionary
         )
         return _File(path, writer, self._log, first=batch.column("seq")[0].as_py())
 
@@ -200,18 +201,18 @@ class _Files:
         file = self._open[route, day]
         self._buffered -= file.write()
         file.writer.close()
-        with file.path.open("rb") as written:
-            os.fsync(written.fileno())
-            size = os.fstat(written.fileno()).st_size
+        with file.path.open("rb") as finished:
+            os.fsync(finished.fileno())
+            size = os.fstat(finished.fileno()).st_size
         date = (_UNIX_EPOCH + timedelta(days=day)).date()
         name = f"route={route}/date={date}/{self._log}-{file.first:020d}-{file.last:020d}.parquet"
         file.path.rename(self._staging / staged_name(name))
         del self._open[route, day]
-        self._made.append(Made(name, file.records, size, file.corrupt))
+        self._finished.append(ExportedFile(name, file.records, size, file.corrupt))
 
 
 def _leaves(kind: pa.DataType, path: str) -> Iterator[str]:
-    """The columns that Parquet makes of one of ours."""
+    """The columns of Parquet that make up one column of Arrow."""
     if pa.types.is_struct(kind):
         for field in kind:
             yield from _leaves(field.type, f"{path}.{field.name}")

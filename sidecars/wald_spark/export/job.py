@@ -1,49 +1,67 @@
-"""A run: executors write all that is due, then the driver tells of it and moves it to its place."""
+"""A run of an export: what is due is planned here, written by executors, and committed to the output."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from wald.errors import InvalidInput
+from wald.errors import InvalidInput, Refused
 from wald_spark.damage import Tolerance
-from wald_spark.export.book import Exported, Made, Shape
-from wald_spark.export.fields import ddl_of, values_of
-from wald_spark.export.files import Exporting, made_by
-from wald_spark.export.plan import Due, look, settled
-from wald_spark.export.target import Target
-from wald_spark.locations import LogPlace
-from wald_spark.progress import Chunk, Portion, passed_over
+from wald_spark.export.files import ChunkExport, decode_files
+from wald_spark.export.output import ExportedFile, ExportedLog, Output, Shape
+from wald_spark.locations import LogLocation
+from wald_spark.pieces import LogPiece
+from wald_spark.progress import Chunk, NewRecords, new_records, passed_over
 from wald_spark.rows import Rows, schema_ddl
 from wald_spark.tasks import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_NO_LIMIT = (1 << 31) - 1  # of a value: none gets into the JVM
+
+_NO_LIMIT = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Due:
+    """What is to be exported of one log, and what was exported of it before."""
+
+    new: NewRecords
+    before: ExportedLog
+
+    def chunks(self, *, file_bytes: int, cores: int) -> list[Chunk]:
+        """In chunks that make files of about ``file_bytes``, and that keep all cores at work.
+
+        A chunk makes a file of each route, so with many routes in the log it has to be larger.
+        """
+        routes = self.before.shape.routes or self.new.location.root.route_names()
+        fair = self.new.raw_bytes // (2 * cores)
+        return self.new.chunks(min(file_bytes * max(1, len(routes)), max(fair, file_bytes)))
+
+
+@dataclass(frozen=True, slots=True)
+class LogResult:
     """What a run has exported of one log.
 
     Attributes:
-        passed_over: what could not be read, and was not to be.
+        passed_over: messages about what could not be read.
     """
 
     due: Due
-    entry: Exported
-    made: list[Made]
+    entry: ExportedLog
+    files: list[ExportedFile]
     passed_over: list[str]
 
 
 def _ignore(_: object) -> None:
-    """Nobody watches."""
+    """The default of callbacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +69,17 @@ class Exporter:
     """What a run is asked to do.
 
     Attributes:
-        shape: as it was asked for; what was exported before may say more.
-        notes: a directory for what is passed over.
-        at: the time, in words.
-        spark: gives a session; asked only if there is something to do.
-        on_shape: told the types that were found out.
-        on_held: told of each log what is to be done, and so what is held back.
-        on_begin, on_done: told the raw bytes of all that is due, and of each part of it that is written.
+        shape: as it was requested; the types of its columns may be known from earlier runs.
+        permissive: whether to pass over what cannot be read.
+        notes: a directory for reports of what is passed over.
+        at: the time of the run, as text.
+        spark: makes a session; called only if there is something to do.
+        on_shape: called with the types that were inferred.
+        on_new: called with what has come in each log.
+        on_begin, on_done: called with the raw bytes of all that is due, and of each part of it that is written.
     """
 
-    target: Target
+    output: Output
     shape: Shape
     permissive: bool
     file_bytes: int
@@ -68,43 +87,52 @@ class Exporter:
     at: str
     spark: Callable[[], AbstractContextManager[SparkSession]]
     on_shape: Callable[[str], None] = field(default=_ignore)
-    on_held: Callable[[Portion], None] = field(default=_ignore)
+    on_new: Callable[[NewRecords], None] = field(default=_ignore)
     on_begin: Callable[[int], None] = field(default=_ignore)
     on_done: Callable[[int], None] = field(default=_ignore)
 
-    def export(self, places: Sequence[LogPlace]) -> list[Done]:
-        """Export what has come since the last run; only logs of which there is something are in the result.
+    def export(self, locations: Sequence[LogLocation]) -> list[LogResult]:
+        """Export what has come since the last run; logs without anything new are not in the result.
 
         Raises:
-            Refused: what was exported before is of another shape, or nobody can tell what it is.
-            InvalidInput: the fields of JSON are no DDL, or their types cannot be told.
-            Damaged, NotFound: something cannot be read, or is reclaimed; nothing of this run is exported.
+            Refused: what was exported before is of another shape, or is not known.
+            InvalidInput: the fields of JSON are not DDL, or their types cannot be inferred.
+            Damaged, NotFound: something cannot be read, or was reclaimed; nothing of this run is exported.
             Unavailable: Spark does not start, or gives up.
         """
-        before = self.target.book.entries()
-        shape = settled(self.shape, before, places)
-        for place in places:
-            if place.log not in before:
-                self.target.refuse_strays(place.log)
-        tolerance = Tolerance(self.permissive, self.permissive, str(self.notes))
-        found = look(places, before, shape, tolerance)
-        for each in found:
-            self.on_held(each.portion)
-        wanted = [each for each in found if each.portion.due]
-        pieces = [piece for each in wanted for piece in each.portion.pieces]
-        if shape.names and not shape.json and pieces:
-            shape = replace(shape, json=ddl_of(shape.names, values_of(pieces)))
-            self.on_shape(shape.json)
-        staging = self.target.stage()
+        before = self.output.catalog.entries()
+        shape = agreed_shape(self.shape, before, locations)
+        for location in locations:
+            if location.log not in before:
+                self.output.refuse_strays(location.log)
+        wanted = self._due(locations, before, shape)
+        pieces = [piece for each in wanted for piece in each.new.pieces]
+        shape = self._with_types(shape, pieces)
+        staging = self.output.stage()
         files = self._written(wanted, shape.json, staging) if pieces else [[] for _ in wanted]
-        done = [self._done(each, shape, made, staging) for each, made in zip(wanted, files, strict=True)]
-        self.target.commit([each.entry for each in done], staging)
-        return done
+        results = [self._result(each, shape, made, staging) for each, made in zip(wanted, files, strict=True)]
+        self.output.commit([each.entry for each in results], staging)
+        return results
 
-    def _written(self, wanted: Sequence[Due], json_ddl: str, staging: Path) -> list[list[Made]]:
-        """The files of each log, which executors have made in ``staging``."""
-        self.on_begin(sum(each.portion.raw_bytes for each in wanted))
-        made: list[list[Made]] = [[] for _ in wanted]
+    def _due(self, locations: Sequence[LogLocation], before: Mapping[str, ExportedLog], shape: Shape) -> list[Due]:
+        """The logs in which something has come."""
+        found = due(locations, before, shape, Tolerance(self.permissive, self.permissive, str(self.notes)))
+        for each in found:
+            self.on_new(each.new)
+        return [each for each in found if each.new.due]
+
+    def _with_types(self, shape: Shape, pieces: Sequence[LogPiece]) -> Shape:
+        """``shape``, with inferred types if its names have none yet."""
+        if not shape.names or shape.json or not pieces:
+            return shape
+        ddl = inferred_ddl(shape.names, values_of(pieces))
+        self.on_shape(ddl)
+        return replace(shape, json=ddl)
+
+    def _written(self, wanted: Sequence[Due], json_ddl: str, staging: Path) -> list[list[ExportedFile]]:
+        """The files of each log, which executors make in ``staging``."""
+        self.on_begin(sum(each.new.raw_bytes for each in wanted))
+        files: list[list[ExportedFile]] = [[] for _ in wanted]
         with self.spark() as spark:
             cores = spark.sparkContext.defaultParallelism
             owned: list[tuple[int, Chunk]] = [
@@ -113,24 +141,60 @@ class Exporter:
                 for chunk in each.chunks(file_bytes=self.file_bytes, cores=cores)
             ]
             chunks = [chunk for _, chunk in owned]
-            work = Exporting(str(staging), rows_of(json_ddl))
+            work = ChunkExport(str(staging), rows_of(json_ddl))
             for number, result in run(spark, chunks, work, on_done=lambda done: self.on_done(chunks[done].raw_bytes)):
-                made[owned[number][0]] += made_by(result)
-        return made
+                files[owned[number][0]] += decode_files(result)
+        return files
 
-    def _done(self, each: Due, shape: Shape, made: list[Made], staging: Path) -> Done:
-        passed = passed_over(each.portion, self.notes)
+    def _result(self, each: Due, shape: Shape, files: list[ExportedFile], staging: Path) -> LogResult:
+        passed = passed_over(each.new, self.notes)
         entry = replace(each.before, shape=shape).with_files(
-            made, reached=each.portion.after, staging=staging.name, passed_over=len(passed), at=self.at
+            files, progress=each.new.after, staging=staging.name, passed_over=len(passed), at=self.at
         )
-        return Done(each, entry, sorted(made, key=lambda file: file.name), passed)
+        return LogResult(each, entry, sorted(files, key=lambda file: file.name), passed)
+
+
+def due(
+    locations: Sequence[LogLocation], entries: Mapping[str, ExportedLog], shape: Shape, tolerance: Tolerance
+) -> list[Due]:
+    """What has come in each log, which may be nothing.
+
+    Raises:
+        Damaged, NotFound: as :func:`wald_spark.progress.new_records` does.
+    """
+    found = []
+    for location in locations:
+        before = entries.get(location.log)
+        new = new_records(location, before.progress if before else None, shape.routes, tolerance)
+        begun = new.before.last
+        found.append(Due(new, before or ExportedLog(location.log, shape, begun + 1, begun)))
+    return found
+
+
+def agreed_shape(shape: Shape, entries: Mapping[str, ExportedLog], locations: Sequence[LogLocation]) -> Shape:
+    """``shape``, with the types that an earlier run has inferred for its names.
+
+    Raises:
+        Refused: the files of earlier runs are of another shape.
+    """
+    logs = {location.log for location in locations}
+    for log, entry in entries.items():
+        other = entry.shape
+        alike = other.names == shape.names if shape.names else (other.names, other.json) == ((), shape.json)
+        if not alike or (log in logs and other.routes != shape.routes):
+            raise Refused(
+                f"log {log} was exported there with {other.as_options()}, not with {shape.as_options()}",
+                hint="the same options again, or another --out",
+            )
+    known = next((entry.shape.json for entry in entries.values() if entry.shape.json), "")
+    return Shape(shape.routes, shape.names, known if shape.names else shape.json)
 
 
 def rows_of(json_ddl: str) -> Rows:
-    """The rows of the data source, with these columns of JSON, as files are made of them; needs a running session.
+    """The rows of the data source, with these columns of JSON, as the files have them; it needs a running session.
 
     Raises:
-        InvalidInput: Spark does not take it for DDL, or JSON is not parsed as such a type.
+        InvalidInput: it is not DDL of Spark, or JSON cannot be parsed as such a type.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
@@ -145,3 +209,47 @@ def rows_of(json_ddl: str) -> Rows:
     route = pa.field("route", pa.dictionary(pa.int32(), pa.string()))
     fields = [route if field.name == "route" else field for field in rows.schema if field.name != "log"]
     return replace(rows, schema=pa.schema(fields))
+
+
+SAMPLE = 10_000
+_TYPES: dict[type, str] = {bool: "BOOLEAN", int: "BIGINT", float: "DOUBLE", str: "STRING"}
+
+
+def inferred_ddl(names: Sequence[str], values: Iterable[bytes]) -> str:
+    """DDL for ``names``, from the first :data:`SAMPLE` values that are JSON objects.
+
+    Raises:
+        InvalidInput: a field is in none of them, is of several types, or is no scalar.
+    """
+    objects = list(islice(_objects(values), SAMPLE))
+    return ", ".join(f"`{name.replace('`', '``')}` {_type_of(name, objects)}" for name in names)
+
+
+def values_of(pieces: Iterable[LogPiece]) -> Iterator[bytes]:
+    """The values of all records, read only as far as the caller consumes them."""
+    for piece in pieces:
+        for batch in piece.batches():
+            yield from (record.value for record in batch.records())
+
+
+def _objects(values: Iterable[bytes]) -> Iterator[dict[str, object]]:
+    for value in values:
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            yield found
+
+
+def _type_of(name: str, objects: Sequence[dict[str, object]]) -> str:
+    types = {type(found[name]) for found in objects if found.get(name) is not None}
+    if types == {int, float}:
+        types = {float}
+    if len(types) != 1 or not types <= _TYPES.keys():
+        why = "is of no single scalar type in" if types else "is in none of"
+        raise InvalidInput(
+            f"field {name} {why} the first {len(objects)} records",
+            hint=f"name its type: --json-schema '{name} STRING'",
+        )
+    return _TYPES[types.pop()]

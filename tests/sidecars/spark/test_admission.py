@@ -9,27 +9,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald_spark.admission import Backlog, Run, admit
+from wald_spark.admission import Backlog, Extent, admit
 from wald_spark.options import Limits
 
 RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 50)), max_size=6)
 LIMITS = st.builds(Limits, st.none() | st.integers(1, 12), st.none() | st.integers(1, 120))
 
 
-def runs_of(shape: list[tuple[int, int, int]]) -> list[Run]:
+def runs_of(shape: list[tuple[int, int, int]]) -> list[Extent]:
     """Runs of so many records and bytes, each behind so many records of others."""
     begins = accumulate((gap + count for gap, count, _ in shape), initial=1)
-    return [Run(begin + gap, count, size) for begin, (gap, count, size) in zip(begins, shape, strict=False)]
+    return [Extent(begin + gap, count, size) for begin, (gap, count, size) in zip(begins, shape, strict=False)]
 
 
-def backlog(runs: list[Run], start: int, end: int) -> Backlog:
-    wanted = (run for run in runs if start < run.last and run.first <= end)
-    return Backlog(start, end, (run.between(start + 1, end) if run.count else run for run in wanted))
+def backlog(extents: list[Extent], start: int, end: int) -> Backlog:
+    wanted = (extent for extent in extents if start < extent.last and extent.first <= end)
+    return Backlog(start, end, (extent.between(start + 1, end) if extent.count else extent for extent in wanted))
 
 
 def even(count: int, size: int = 1, *, start: int = 0) -> Backlog:
     """Records of equal size, each a batch."""
-    return Backlog(start, start + count, [Run(start + 1 + number, 1, size) for number in range(count)])
+    return Backlog(start, start + count, [Extent(start + 1 + number, 1, size) for number in range(count)])
 
 
 @settings(max_examples=300, deadline=None)
@@ -39,7 +39,7 @@ def test_triggers_cover_everything_once_and_keep_the_limits(
 ) -> None:
     """However the records lie, and whichever of them are longer than the limit."""
     logs = [runs_of(shape) for shape in shapes]
-    ends = [max([run.last for run in runs], default=0) for runs in logs]
+    ends = [max([extent.last for extent in extents], default=0) for extents in logs]
     at = [0] * len(logs)
     for turn in range(200):
         waiting = [number for number, end in enumerate(ends) if at[number] < end]
@@ -51,37 +51,37 @@ def test_triggers_cover_everything_once_and_keep_the_limits(
             assert at[number] <= end <= ends[number]
             at[number] = end
         taken = [
-            run.between(before[n] + 1, at[n])
+            extent.between(before[n] + 1, at[n])
             for n in waiting
-            for run in logs[n]
-            if run.count and before[n] < run.last and run.first <= at[n]
+            for extent in logs[n]
+            if extent.count and before[n] < extent.last and extent.first <= at[n]
         ]
-        records = sum(run.count for run in taken)
+        records = sum(extent.count for extent in taken)
         assert at != list(before.values())
         assert limits.records is None or records <= limits.records
         if (
             limits.raw_bytes is not None and records > 1
         ):  # a record is as long as the average of its batch, in whole bytes
-            assert sum(run.raw_bytes for run in taken) <= limits.raw_bytes + records
+            assert sum(extent.raw_bytes for extent in taken) <= limits.raw_bytes + records
     assert at == ends
 
 
 def test_without_limits_nothing_is_counted() -> None:
-    counted = iter([Run(4, 1, 1)])
+    counted = iter([Extent(4, 1, 1)])
     assert admit([Backlog(3, 9, counted), Backlog(0, 5, [])], Limits(), turn=0) == [9, 5]
-    assert next(counted) == Run(4, 1, 1)
+    assert next(counted) == Extent(4, 1, 1)
 
 
 def test_only_as_much_is_read_as_is_needed() -> None:
     """A limit of ten does not go through a whole segment."""
     read: list[int] = []
 
-    def runs() -> Iterator[Run]:
+    def extents() -> Iterator[Extent]:
         for first in range(1, 1000, 5):
             read.append(first)
-            yield Run(first, 5, 100)
+            yield Extent(first, 5, 100)
 
-    assert admit([Backlog(0, 1000, runs())], Limits(records=10), turn=0) == [10]
+    assert admit([Backlog(0, 1000, extents())], Limits(records=10), turn=0) == [10]
     assert read == [1, 6]
 
 
@@ -110,22 +110,22 @@ def test_logs_take_turns_where_there_is_not_enough_for_all() -> None:
 
 
 def test_a_batch_is_cut_where_the_limit_is() -> None:
-    assert admit([Backlog(0, 1000, [Run(1, 1000, 5000)])], Limits(records=7), turn=0) == [7]
-    assert admit([Backlog(0, 1000, [Run(1, 1000, 5000)])], Limits(raw_bytes=50), turn=0) == [10]
+    assert admit([Backlog(0, 1000, [Extent(1, 1000, 5000)])], Limits(records=7), turn=0) == [7]
+    assert admit([Backlog(0, 1000, [Extent(1, 1000, 5000)])], Limits(raw_bytes=50), turn=0) == [10]
 
 
 def test_a_record_longer_than_the_limit_goes_alone() -> None:
-    long = [Backlog(0, 2, [Run(1, 1, 900), Run(2, 1, 900)]), Backlog(0, 1, [Run(1, 1, 900)])]
+    long = [Backlog(0, 2, [Extent(1, 1, 900), Extent(2, 1, 900)]), Backlog(0, 1, [Extent(1, 1, 900)])]
     assert admit(long, Limits(raw_bytes=10), turn=0) == [1, 0]
     assert admit(long, Limits(raw_bytes=10), turn=1) == [0, 1]
 
 
 def test_the_bytes_of_a_long_record_count_though_they_are_in_other_batches() -> None:
     """Ten bytes where each record begins, ninety more behind it."""
-    runs = [Run(1 + number // 2, 1 - number % 2, 90 if number % 2 else 10) for number in range(20)]
-    assert admit([Backlog(0, 10, runs)], Limits(raw_bytes=300), turn=0) == [3]
+    extents = [Extent(1 + number // 2, 1 - number % 2, 90 if number % 2 else 10) for number in range(20)]
+    assert admit([Backlog(0, 10, extents)], Limits(raw_bytes=300), turn=0) == [3]
 
 
 def test_what_nobody_wants_is_passed_over_for_nothing() -> None:
-    assert admit([Backlog(5, 900, []), Backlog(0, 900, [Run(3, 1, 10)])], Limits(records=1), turn=0) == [900, 3]
+    assert admit([Backlog(5, 900, []), Backlog(0, 900, [Extent(3, 1, 10)])], Limits(records=1), turn=0) == [900, 3]
     assert admit([], Limits(records=1), turn=3) == []

@@ -23,9 +23,8 @@ from wald.store.files.directory import Root
 from wald.store.files.ledger import Ledger, read_ledger
 from wald_archive.sizes import Records
 from wald_reclaim.policy import Limits
-from wald_spark.audit.job import audit
-from wald_spark.audit.plan import plan
-from wald_spark.audit.result import Audit
+from wald_spark.audit.job import audit, plan
+from wald_spark.audit.report import Audit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from wald_archive.codecs import Codec
 from wald_archive.sizes import Records
 from wald_spark.bundles import BundlePiece, bundle_pieces
 from wald_spark.damage import STRICT, Tolerance
-from wald_spark.locations import ArchivePlace
+from wald_spark.locations import ArchiveLocation
 
 NAMES = [name for name in schema.names if name != "headers"]  # JSON in a bundle: the same strings, spelt anew
 
@@ -36,7 +36,7 @@ def pieces(
     routes: frozenset[str] | None = None,
     tolerance: Tolerance = STRICT,
 ) -> list[BundlePiece]:
-    return bundle_pieces(ArchivePlace(str(dest)), routes, first, last, from_ns, until_ns, tolerance)
+    return bundle_pieces(ArchiveLocation(str(dest)), routes, first, last, from_ns, until_ns, tolerance)
 
 
 def rows(found: list[BundlePiece], names: list[str] = NAMES) -> list[dict[str, object]]:

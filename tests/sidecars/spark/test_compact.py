@@ -22,12 +22,11 @@ from spark_jobs import run_job
 
 from wald.errors import Damaged, Refused
 from wald.format.names import Kind
-from wald_spark.compact import partial
+from wald_spark.compact import job
 from wald_spark.compact.generations import Generation, Generations
-from wald_spark.compact.job import Compactor, Done
-from wald_spark.compact.partial import SCHEMA, Counts, Reducing, counted, last_of
+from wald_spark.compact.job import SCHEMA, ChunkReduction, Compacted, Compactor, Counts, decode_counts, last_of
 from wald_spark.damage import STRICT
-from wald_spark.progress import Chunk, Reached, find_logs, since
+from wald_spark.progress import Chunk, Progress, find_logs, new_records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +36,7 @@ Key = tuple[str, bytes]
 
 def compact(
     spark: SparkSession, out: Path, *logs: Built, routes: tuple[str, ...] | None = None, permissive: bool = False
-) -> Done:
+) -> Compacted:
     """What the command does."""
     out.mkdir(exist_ok=True)
     generations = Generations(out, Unsynced())
@@ -94,7 +93,7 @@ def test_the_latest_of_each_key_from_run_to_run(spark: SparkSession, tmp_path: P
         assert os.readlink(out / "latest") == f"gen-{number:06d}"
 
     again = compact(spark, out, *logs)
-    assert (again.portions, again.directory, again.generation) == ([], out / "gen-000003", done.generation)
+    assert (again.parts, again.directory, again.generation) == ([], out / "gen-000003", done.generation)
     assert sorted(path.name for path in out.glob("gen-*")) == ["gen-000002", "gen-000003"]
     frame = spark.read.parquet(str(out / "latest"))
     assert {name for name, kind in frame.dtypes if kind == "timestamp"} == {"timestamp", "event_time"}
@@ -147,7 +146,7 @@ def test_a_crash_at_any_step_leaves_one_generation_or_the_next(tmp_path: Path) -
         directory = generations.begin()
         directory.mkdir()
         (directory / "part.parquet").write_text(str(number))
-        generations.commit(directory, Generation(None, {"log": Reached(number)}))
+        generations.commit(directory, Generation(None, {"log": Progress(number)}))
 
     for number, disk in enumerate(until_it_survives(DyingDisk)):
         assert isinstance(disk, DyingDisk)
@@ -166,7 +165,7 @@ def test_a_crash_at_any_step_leaves_one_generation_or_the_next(tmp_path: Path) -
         told, latest = holding.read(), holding.latest()
         assert told is not None
         assert latest is not None
-        assert told.logs == {"log": Reached(int((latest / "part.parquet").read_text()))}
+        assert told.logs == {"log": Progress(int((latest / "part.parquet").read_text()))}
         before = int(latest.name[-6:]) - 1
         run(out, Unsynced(), 4)
         assert sorted(path.name for path in out.glob("gen-*")) == [f"gen-{before + 1:06d}", f"gen-{before + 2:06d}"]
@@ -195,16 +194,16 @@ def test_the_last_row_of_each_key_stays_in_order(rows: list[tuple[str, bytes]]) 
 
 def test_a_part_of_a_log_is_reduced_as_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Again and again, if more comes than is to be kept."""
-    monkeypatch.setattr(partial, "REDUCE_BYTES", 100)
+    monkeypatch.setattr(job, "REDUCE_BYTES", 100)
     built, place = Built(tmp_path / "root"), tmp_path / "partial"
     for number in range(20):
         built.columns("ab"[number % 2], [b"%d" % number, b""], keys=[b"k%d" % (number % 3), b"deleted"])
         built.lines("a", [b"without a key"])
-    portion = since(find_logs([str(built.root.path)], None)[0], None, None, STRICT)
+    portion = new_records(find_logs([str(built.root.path)], None)[0], None, None, STRICT)
     place.mkdir()
 
     assert portion is not None
-    assert counted(Reducing(str(place))(Chunk(tuple(portion.pieces)))) == Counts(records=60, unkeyed=20)
+    assert decode_counts(ChunkReduction(str(place))(Chunk(tuple(portion.pieces)))) == Counts(records=60, unkeyed=20)
     assert table_of(place) == oracle(built)
 
 

@@ -19,9 +19,8 @@ from spark_jobs import run_job
 
 from wald.errors import Damaged, InvalidInput, Refused
 from wald.format.names import Kind
-from wald_spark.export.book import Shape
-from wald_spark.export.job import Done, Exporter
-from wald_spark.export.target import Target, private
+from wald_spark.export.job import Exporter, LogResult
+from wald_spark.export.output import Output, Shape, private
 from wald_spark.progress import find_logs
 
 if TYPE_CHECKING:
@@ -38,14 +37,14 @@ def export(
     names: tuple[str, ...] = (),
     json_ddl: str = "",
     permissive: bool = False,
-) -> list[Done]:
+) -> list[LogResult]:
     """What the command does."""
     private(out).mkdir(parents=True, exist_ok=True)
-    target = Target(out, Unsynced())
-    target.recover()
+    output = Output(out, Unsynced())
+    output.recover()
     notes = private(out) / "passed-over"
     shape = Shape(routes, names, json_ddl)
-    exporter = Exporter(target, shape, permissive, 1 << 20, notes, "now", spark=lambda: nullcontext(spark))
+    exporter = Exporter(output, shape, permissive, 1 << 20, notes, "now", spark=lambda: nullcontext(spark))
     return exporter.export(find_logs([str(log.root.path) for log in logs], routes))
 
 
@@ -96,7 +95,7 @@ def test_every_complete_record_is_exported_once(spark: SparkSession, night: Buil
     done = export(spark, out, night, day)
 
     assert [(each.entry.first, each.entry.last, each.entry.records) for each in done] == [(1, 10, 9), (1, 1, 1)]
-    assert [each.entry.held for each in done] == [{"b": 8}, {}]
+    assert [each.entry.held_back for each in done] == [{"b": 8}, {}]
     columns = ("log", "seq", "route", "key", "value", "headers")
     assert rows(out, *columns) == truth(night, day)
     early = [(route, "2026-11-21", number) for number, route in enumerate(["a", "a", "keyed", "keyed", "b", "a"], 1)]

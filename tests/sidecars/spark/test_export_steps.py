@@ -16,15 +16,13 @@ from pyarrow import parquet
 from wald.errors import Damaged, InvalidInput, Locked, Refused
 from wald.format.names import Kind
 from wald.store.files.disk import Disk
-from wald_spark.commands import alone_in
+from wald_spark.commands import locked_by
 from wald_spark.damage import STRICT
 from wald_spark.export import files
-from wald_spark.export.book import Exported, Made, Shape
-from wald_spark.export.fields import ddl_of
-from wald_spark.export.files import Exporting, made_by, portions
-from wald_spark.export.plan import look, settled
-from wald_spark.export.target import Target, private, staged_name
-from wald_spark.progress import Chunk, Reached, find_logs, since
+from wald_spark.export.files import ChunkExport, by_route_and_day, decode_files
+from wald_spark.export.job import agreed_shape, due, inferred_ddl
+from wald_spark.export.output import ExportedFile, ExportedLog, Output, Shape, private, staged_name
+from wald_spark.progress import Chunk, Progress, find_logs, new_records
 from wald_spark.rows import Rows
 
 TIME = pa.timestamp("us", "UTC")
@@ -36,15 +34,15 @@ DAY_US = 86_400_000_000
 LOG, OTHER = "a" * 32, "b" * 32
 
 
-def entry(log: str, last: int, shape: Shape | None = None, **more: Any) -> Exported:
-    return Exported(log, shape or Shape(), 1, last, **more)
+def entry(log: str, last: int, shape: Shape | None = None, **more: Any) -> ExportedLog:
+    return ExportedLog(log, shape or Shape(), 1, last, **more)
 
 
-def staged(target: Target, *names: str) -> tuple[Path, list[Made]]:
-    staging = target.stage()
+def staged(output: Output, *names: str) -> tuple[Path, list[ExportedFile]]:
+    staging = output.stage()
     for name in names:
         (staging / staged_name(name)).write_text(name)
-    return staging, [Made(name, records=1, bytes=len(name)) for name in names]
+    return staging, [ExportedFile(name, records=1, bytes=len(name)) for name in names]
 
 
 def names_of(log: str, *firsts: int) -> list[str]:
@@ -60,19 +58,19 @@ def seen(out: Path) -> list[str]:
 
 def two_logs(out: Path, disk: Disk) -> None:
     """A run that exports two files of each of two logs."""
-    target = Target(out, disk)
-    staging, made = staged(target, *names_of(LOG, 1, 2), *names_of(OTHER, 3, 4))
+    output = Output(out, disk)
+    staging, made = staged(output, *names_of(LOG, 1, 2), *names_of(OTHER, 3, 4))
     entries = [
         entry(log, 0).with_files(
             [file for file in made if log in file.name],
-            reached=Reached(last),
+            progress=Progress(last),
             staging=staging.name,
             passed_over=0,
             at="now",
         )
         for log, last in ((LOG, 2), (OTHER, 4))
     ]
-    target.commit(entries, staging)
+    output.commit(entries, staging)
 
 
 def test_a_crash_at_any_step_leaves_each_log_as_it_was_or_as_it_is_to_be(tmp_path: Path) -> None:
@@ -87,13 +85,13 @@ def test_a_crash_at_any_step_leaves_each_log_as_it_was_or_as_it_is_to_be(tmp_pat
         else:
             assert number > 10
             break
-        target = Target(out, Unsynced())
-        target.recover()
+        output = Output(out, Unsynced())
+        output.recover()
 
-        told = {log: each.last for log, each in target.book.entries().items()}
+        told = {log: each.last for log, each in output.catalog.entries().items()}
         expected = [name for log, last in ((LOG, 2), (OTHER, 4)) if told.get(log) == last for name in both(log)]
         assert seen(out) == sorted(expected)
-        assert {each.pending for each in target.book.entries().values()} <= {()}
+        assert {each.pending for each in output.catalog.entries().values()} <= {()}
         assert [path.name for path in out.glob("_*")] == ["_wald"]
         assert list(private(out).glob("*.tmp")) == []
 
@@ -111,34 +109,40 @@ def test_a_crash_while_a_run_is_finished_does_no_harm(tmp_path: Path) -> None:
         with pytest.raises(Died):
             two_logs(out, _DyingAtRename())
         try:
-            Target(out, disk).recover()
+            Output(out, disk).recover()
         except Died:
             disk.abandon()
         else:
             assert number > 5
             break
-        Target(out, Unsynced()).recover()
+        Output(out, Unsynced()).recover()
         assert seen(out) == sorted(both(LOG) + both(OTHER))
 
 
 class _DyingAtRename(Unsynced):
     """Dies when the first file is to be moved: after everything was told."""
 
-    def rename(self, source: Path, target: Path) -> None:
-        if target.suffix == ".parquet":
+    def rename(self, source: Path, output: Path) -> None:
+        if output.suffix == ".parquet":
             raise Died
-        super().rename(source, target)
+        super().rename(source, output)
 
 
 def test_what_was_exported_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    target = Target(tmp_path, Unsynced())
+    output = Output(tmp_path, Unsynced())
     private(tmp_path).mkdir()
     written = entry(
-        LOG, 7, shape=Shape(("a", "b"), ("status",), "status INT"), held={"b": 4}, records=3, at="now", pending=("x",)
+        LOG,
+        7,
+        shape=Shape(("a", "b"), ("status",), "status INT"),
+        held_back={"b": 4},
+        records=3,
+        at="now",
+        pending=("x",),
     )
-    target.book.enter(written)
+    output.catalog.write(written)
 
-    assert target.book.entries() == {LOG: written}
+    assert output.catalog.entries() == {LOG: written}
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": 1}', '{"format": 1, "shape": {}}'])
@@ -147,33 +151,33 @@ def test_a_damaged_book_is_told(tmp_path: Path, text: str) -> None:
     (private(tmp_path) / f"{LOG}.json").write_text(text)
 
     with pytest.raises(Damaged, match=LOG):
-        Target(tmp_path, Unsynced()).book.entries()
+        Output(tmp_path, Unsynced()).catalog.entries()
 
 
 def test_a_file_that_is_in_neither_place_is_told(tmp_path: Path) -> None:
-    target = Target(tmp_path, Unsynced())
+    output = Output(tmp_path, Unsynced())
     private(tmp_path).mkdir()
-    target.book.enter(entry(LOG, 1, staging="gone", pending=tuple(names_of(LOG, 1))))
+    output.catalog.write(entry(LOG, 1, staging="gone", pending=tuple(names_of(LOG, 1))))
 
     with pytest.raises(Damaged, match="in neither place"):
-        target.recover()
+        output.recover()
 
 
 def test_files_of_a_log_that_nobody_tells_of_are_refused(tmp_path: Path) -> None:
     """Else its records would be there twice."""
     private(tmp_path).mkdir()
     two_logs(tmp_path, Unsynced())
-    target = Target(tmp_path, Unsynced())
+    output = Output(tmp_path, Unsynced())
     (private(tmp_path) / f"{LOG}.json").unlink()
 
-    target.refuse_strays("c" * 32)
-    with pytest.raises(Refused, match="does not tell"):
-        target.refuse_strays(LOG)
+    output.refuse_strays("c" * 32)
+    with pytest.raises(Refused, match="does not list"):
+        output.refuse_strays(LOG)
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     def alone() -> AbstractContextManager[None]:
-        return alone_in(tmp_path / "_wald", Disk(), "wald-export")
+        return locked_by("wald-export", tmp_path / "_wald", Disk())
 
     with alone(), pytest.raises(Locked, match="another wald-export"), alone():
         pass
@@ -183,11 +187,11 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 def test_no_other_program_ever(tmp_path: Path) -> None:
     """Tables of two kinds in one directory could not be read."""
-    with alone_in(tmp_path / "_wald", Disk(), "wald-export"):
+    with locked_by("wald-export", tmp_path / "_wald", Disk()):
         pass
     with (
-        pytest.raises(Refused, match="made by wald-export; wald-compact needs a place of its own"),
-        alone_in(tmp_path / "_wald", Disk(), "wald-compact"),
+        pytest.raises(Refused, match="made by wald-export; wald-compact needs a directory of its own"),
+        locked_by("wald-compact", tmp_path / "_wald", Disk()),
     ):
         pass
 
@@ -211,20 +215,20 @@ def test_another_shape_is_refused(tmp_path: Path, asked: Shape, before: Shape, o
     log = place.log if ours else OTHER
 
     with pytest.raises(Refused, match=f"log {log} was exported there with"):
-        settled(asked, {log: entry(log, 1, shape=before)}, [place])
+        agreed_shape(asked, {log: entry(log, 1, shape=before)}, [place])
 
 
 def test_types_that_were_found_out_stay_what_they_are() -> None:
     known = {OTHER: entry(OTHER, 1, shape=Shape(("x",), ("a",), "a INT"))}
 
-    assert settled(Shape(None, ("a",)), known, []) == Shape(None, ("a",), "a INT")
-    assert settled(Shape(("y",), ("a",)), known, []) == Shape(("y",), ("a",), "a INT")
+    assert agreed_shape(Shape(None, ("a",)), known, []) == Shape(None, ("a",), "a INT")
+    assert agreed_shape(Shape(("y",), ("a",)), known, []) == Shape(("y",), ("a",), "a INT")
 
 
 def test_types_are_found_out_from_records() -> None:
     values = [b'{"i":1,"f":1,"s":"x","b":true,"n":null,"`":1}', b"no json", b'{"f":1.5,"n":2,"x":[]}', b"[]"]
 
-    assert ddl_of(["i", "f", "s", "b", "n", "`"], values) == (
+    assert inferred_ddl(["i", "f", "s", "b", "n", "`"], values) == (
         "`i` BIGINT, `f` DOUBLE, `s` STRING, `b` BOOLEAN, `n` BIGINT, ```` BIGINT"
     )
 
@@ -232,7 +236,7 @@ def test_types_are_found_out_from_records() -> None:
 @pytest.mark.parametrize("name", ["missing", "mixed", "nested"])
 def test_a_type_that_cannot_be_told_is_asked_for(name: str) -> None:
     with pytest.raises(InvalidInput, match=f"field {name}"):
-        ddl_of([name], [b'{"mixed":1,"nested":[1]}', b'{"mixed":"1"}'])
+        inferred_ddl([name], [b'{"mixed":1,"nested":[1]}', b'{"mixed":"1"}'])
 
 
 def batch(rows: list[tuple[str, int, int]]) -> pa.RecordBatch:
@@ -245,7 +249,7 @@ def batch(rows: list[tuple[str, int, int]]) -> pa.RecordBatch:
 
 def parted(batches: list[pa.RecordBatch]) -> dict[tuple[str, int], list[int]]:
     found: dict[tuple[str, int], list[int]] = {}
-    for route, day, part in portions(batches):
+    for route, day, part in by_route_and_day(batches):
         found.setdefault((route, day), []).extend(part.column("seq").to_pylist())
     return found
 
@@ -274,11 +278,11 @@ def test_rows_are_parted_by_route_and_day_in_their_order(monkeypatch: pytest.Mon
     }
 
 
-def exported(root: Path, staging: Path) -> list[Made]:
+def exported(root: Path, staging: Path) -> list[ExportedFile]:
     staging.mkdir()
     place = find_logs([str(root)], None)[0]
-    portion = since(place, None, None, STRICT)
-    made = made_by(Exporting(str(staging), Rows(COLUMNS, None, 1 << 30))(Chunk(tuple(portion.pieces))))
+    portion = new_records(place, None, None, STRICT)
+    made = decode_files(ChunkExport(str(staging), Rows(COLUMNS, None, 1 << 30))(Chunk(tuple(portion.pieces))))
     assert sorted(path.name for path in staging.iterdir()) == sorted(staged_name(file.name) for file in made)
     return made
 
@@ -307,13 +311,13 @@ def test_a_chunk_that_cannot_be_read_leaves_no_file(tmp_path: Path) -> None:
     for _ in range(2):
         built.lines("a", [b"x" * 100] * 10)
         built.cut()
-    portion = since(find_logs([str(built.root.path)], None)[0], None, None, STRICT)
+    portion = new_records(find_logs([str(built.root.path)], None)[0], None, None, STRICT)
     segment = built.path(11, Kind.RAW)
     segment.write_bytes(flipped(segment.read_bytes(), 8 * (segment.stat().st_size - 50)))
     (tmp_path / "staging").mkdir()
 
     with pytest.raises(Damaged):
-        Exporting(str(tmp_path / "staging"), Rows(COLUMNS, None, 1 << 30))(Chunk(tuple(portion.pieces)))
+        ChunkExport(str(tmp_path / "staging"), Rows(COLUMNS, None, 1 << 30))(Chunk(tuple(portion.pieces)))
     assert list((tmp_path / "staging").iterdir()) == []
 
 
@@ -329,7 +333,7 @@ def test_chunks_grow_with_the_routes_and_keep_all_cores_at_work(
     place = find_logs([str(built.root.path)], None)[0]
 
     def largest(shape: Shape, cores: int) -> float:
-        found = look([place], {}, shape, STRICT)[0].chunks(file_bytes=(1 << 20) + 4096, cores=cores)
+        found = due([place], {}, shape, STRICT)[0].chunks(file_bytes=(1 << 20) + 4096, cores=cores)
         return max(chunk.raw_bytes for chunk in found) / (1 << 20)
 
     assert 3 < largest(Shape(), 1) < 4.1

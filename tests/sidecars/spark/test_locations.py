@@ -14,7 +14,7 @@ from logs import Built
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind, parse_segment_name
 from wald_spark.blocks import Range
-from wald_spark.locations import ArchivePlace, LogPlace, Place, Shipped, find_places
+from wald_spark.locations import ArchiveLocation, Location, LogLocation, Shipped, find_locations
 from wald_spark.pieces import pieces_of
 
 
@@ -39,9 +39,9 @@ def part(built: Built, to: Path, *bases: int) -> Path:
     return to
 
 
-def values(place: Place) -> list[bytes]:
+def values(place: Location) -> list[bytes]:
     """All records, as a task reads them."""
-    assert isinstance(place, LogPlace)
+    assert isinstance(place, LogLocation)
     bound, listing = place.look()
     everything = Range(None, listing.segments[0].base_sequence, 10**9)
     pieces = pieces_of(place, bound, listing, everything, limit_bytes=1)
@@ -62,40 +62,40 @@ def shipped(built: Built, to: Path) -> Path:
 
 
 def test_a_log_is_known_by_its_identity(built: Built) -> None:
-    assert find_places([str(built.root.path)]) == [LogPlace(built.root, built.log_id)]
+    assert find_locations([str(built.root.path)]) == [LogLocation(built.root, built.log_id)]
 
 
 def test_a_file_url_is_a_path(built: Built) -> None:
     for address in (f"file://{built.root.path}", f"file:{built.root.path}", f"file://localhost{built.root.path}"):
-        assert find_places([address]) == find_places([str(built.root.path)])
+        assert find_locations([address]) == find_locations([str(built.root.path)])
 
 
 @pytest.mark.parametrize("below", ["", "segments"])
 def test_shipped_segments_say_themselves_which_log_they_are(built: Built, tmp_path: Path, below: str) -> None:
     directory = shipped(built, tmp_path / "shipped" / below)
-    assert find_places([str(tmp_path / "shipped")]) == [LogPlace(Shipped(directory), built.log_id)]
+    assert find_locations([str(tmp_path / "shipped")]) == [LogLocation(Shipped(directory), built.log_id)]
 
 
 def test_a_raw_segment_says_so_too(built: Built, tmp_path: Path) -> None:
     (tmp_path / "shipped").mkdir()
     shutil.copy(built.path(3, Kind.RAW), tmp_path / "shipped")
-    assert find_places([str(tmp_path / "shipped")]) == [LogPlace(Shipped(tmp_path / "shipped"), built.log_id)]
+    assert find_locations([str(tmp_path / "shipped")]) == [LogLocation(Shipped(tmp_path / "shipped"), built.log_id)]
 
 
 def test_a_damaged_segment_leaves_it_to_the_next(built: Built, tmp_path: Path) -> None:
     directory = shipped(built, tmp_path / "shipped")
     (directory / built.path(1, Kind.SEALED).name).write_bytes(b"nothing")
-    assert find_places([str(directory)]) == [LogPlace(Shipped(directory), built.log_id)]
+    assert find_locations([str(directory)]) == [LogLocation(Shipped(directory), built.log_id)]
     (directory / built.path(2, Kind.SEALED).name).write_bytes(b"nothing")
     with pytest.raises(Damaged, match="which log it belongs to"):
-        find_places([str(directory)])
+        find_locations([str(directory)])
 
 
 def test_bags_are_an_archive_and_so_is_a_url_of_some(built: Built, tmp_path: Path, store: str) -> None:
     archive(built, tmp_path / "archive")
     place = str(tmp_path / "archive")
     fsspec.filesystem("memory").put(f"{place}/", f"{store}/", recursive=True)
-    assert find_places([place, store]) == [ArchivePlace(place), ArchivePlace(store)]
+    assert find_locations([place, store]) == [ArchiveLocation(place), ArchiveLocation(store)]
 
 
 @pytest.mark.parametrize(("segments", "words"), [(False, "no bags"), (True, "read from a directory")])
@@ -104,13 +104,13 @@ def test_a_url_without_bags_is_not_found(built: Built, store: str, segments: boo
     if segments:
         fsspec.filesystem("memory").put(str(built.path(1, Kind.SEALED)), f"{store}/{built.path(1, Kind.SEALED).name}")
     with pytest.raises(NotFound, match=words):
-        find_places([store])
+        find_locations([store])
 
 
 def test_a_pattern_names_all_that_match_and_nothing_twice(tmp_path: Path) -> None:
     ids = [Built(tmp_path / name).log_id for name in ("log-b", "log-a")]
-    found = find_places([str(tmp_path / "log-*"), str(tmp_path / "log-a")])
-    assert [place.log_id for place in found if isinstance(place, LogPlace)] == ids[::-1]
+    found = find_locations([str(tmp_path / "log-*"), str(tmp_path / "log-a")])
+    assert [place.log_id for place in found if isinstance(place, LogLocation)] == ids[::-1]
 
 
 def test_parts_of_one_log_are_read_as_one(built: Built, tmp_path: Path) -> None:
@@ -121,14 +121,14 @@ def test_parts_of_one_log_are_read_as_one(built: Built, tmp_path: Path) -> None:
         if base is not None:
             built.path(base, Kind.SEALED).unlink()
         for names in ([built.root.path, directory], [directory, built.root.path]):
-            (place,) = find_places([str(name) for name in names])
+            (place,) = find_locations([str(name) for name in names])
             assert values(place) == before
-    (place,) = find_places([str(part(built, tmp_path / "one", 2)), str(part(built, tmp_path / "two", 3))])
+    (place,) = find_locations([str(part(built, tmp_path / "one", 2)), str(part(built, tmp_path / "two", 3))])
     assert values(place) == before[1:]
 
 
 def test_a_hole_between_two_parts_is_damage(built: Built, tmp_path: Path) -> None:
-    (place,) = find_places([str(part(built, tmp_path / "one", 1)), str(part(built, tmp_path / "two", 3))])
+    (place,) = find_locations([str(part(built, tmp_path / "one", 1)), str(part(built, tmp_path / "two", 3))])
     with pytest.raises(Damaged, match="no segment holds record 2"):
         values(place)
 
@@ -138,7 +138,7 @@ def test_a_record_may_begin_in_one_part_and_end_in_another(tmp_path: Path) -> No
     built.piece("a", b"begins here, ", begins=True, ends=False)
     built.cut()
     built.piece("a", b"ends there\n", begins=False, ends=True)
-    (place,) = find_places([str(part(built, tmp_path / "one", 1)), str(part(built, tmp_path / "two", 2))])
+    (place,) = find_locations([str(part(built, tmp_path / "one", 1)), str(part(built, tmp_path / "two", 2))])
     assert values(place) == [b"begins here, ends there"]
 
 
@@ -146,7 +146,7 @@ def test_a_log_and_a_copy_that_went_on_by_itself_are_refused(built: Built, tmp_p
     """Both have a record 3, and not the same one."""
     shutil.copytree(built.root.path, tmp_path / "copy", ignore=shutil.ignore_patterns("*.sock"))
     with pytest.raises(InvalidInput, match="read twice"):
-        find_places([str(built.root.path), str(tmp_path / "copy")])
+        find_locations([str(built.root.path), str(tmp_path / "copy")])
     copy = Built(tmp_path / "copy", epoch=2)
     copy.lines("a", [b"another three", b"four"])
     copy.cut()
@@ -156,13 +156,13 @@ def test_a_log_and_a_copy_that_went_on_by_itself_are_refused(built: Built, tmp_p
     built.lines("a", [b"x"])
     ours, theirs = part(built, tmp_path / "ours", 3), part(copy, tmp_path / "theirs", 4)
     with pytest.raises(InvalidInput, match="from 4 on"):
-        find_places([str(ours), str(theirs)])
+        find_locations([str(ours), str(theirs)])
 
 
 @pytest.mark.parametrize("path", ["nowhere", "empty", "no-*"])
 def test_what_is_nothing_of_ours_is_not_found(tmp_path: Path, path: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(NotFound):
-        find_places([str(tmp_path / path)])
+        find_locations([str(tmp_path / path)])
     with pytest.raises(NotFound):
-        find_places([])
+        find_locations([])

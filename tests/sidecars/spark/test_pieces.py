@@ -19,19 +19,19 @@ from wald.format.names import Kind
 from wald.format.record import Record
 from wald_spark.blocks import Range
 from wald_spark.damage import STRICT, Tolerance
-from wald_spark.locations import LogPlace, Shipped
+from wald_spark.locations import LogLocation, Shipped
 from wald_spark.pieces import LogPiece, pieces_of
 
 EVERYTHING = Range(None, 1, 10**9)
 FORGIVING = Tolerance(damage=True, loss=True)
 
 
-def place_of(built: Built) -> LogPlace:
-    return LogPlace(built.root, built.log_id)
+def place_of(built: Built) -> LogLocation:
+    return LogLocation(built.root, built.log_id)
 
 
 def planned(
-    place: LogPlace,
+    place: LogLocation,
     wanted: Range = EVERYTHING,
     *,
     limit: int = 1 << 20,
@@ -137,7 +137,7 @@ def test_what_is_not_durable_is_not_read(built: Built) -> None:
 def test_shipped_segments_are_read_to_their_end(built: Built, tmp_path: Path) -> None:
     directory = tmp_path / "shipped"
     shutil.copytree(built.root.segments, directory)
-    assert sequences(planned(LogPlace(Shipped(directory), built.log_id))) == list(range(1, 9))
+    assert sequences(planned(LogLocation(Shipped(directory), built.log_id))) == list(range(1, 9))
 
 
 def test_a_hole_among_shipped_segments_is_damage(built: Built, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_hole_among_shipped_segments_is_damage(built: Built, tmp_path: Path) -
     directory.mkdir()
     for base in (1, 5):
         shutil.copy(built.path(base, Kind.SEALED), directory)
-    place = LogPlace(Shipped(directory), built.log_id)
+    place = LogLocation(Shipped(directory), built.log_id)
     with pytest.raises(Damaged, match="no segment holds records 3 to 4"):
         planned(place)
     assert sequences(planned(place, tolerance=FORGIVING)) == [1, 2, 5, 6]
@@ -153,7 +153,7 @@ def test_a_hole_among_shipped_segments_is_damage(built: Built, tmp_path: Path) -
 
 def test_a_foreign_segment_is_damage(built: Built, tmp_path: Path) -> None:
     with pytest.raises(Damaged, match="belongs to log"):
-        planned(LogPlace(built.root, bytes(16)))
+        planned(LogLocation(built.root, bytes(16)))
 
 
 def test_what_was_reclaimed_is_passed_over_unless_it_was_asked_for(built: Built) -> None:

@@ -14,15 +14,15 @@ from logs import Built
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind
 from wald_spark.damage import STRICT, Tolerance
-from wald_spark.locations import LogPlace
-from wald_spark.progress import Portion, Reached, find_logs, since
+from wald_spark.locations import LogLocation
+from wald_spark.progress import NewRecords, Progress, find_logs, new_records
 
 
-def place_of(built: Built) -> LogPlace:
+def place_of(built: Built) -> LogLocation:
     return find_logs([str(built.root.path)], None)[0]
 
 
-def numbers(portion: Portion) -> list[int]:
+def numbers(portion: NewRecords) -> list[int]:
     batches = [batch for piece in portion.pieces for batch in piece.batches()]
     return sorted(record.sequence for batch in batches for record in batch.records())
 
@@ -33,18 +33,18 @@ def test_an_open_record_holds_back_its_route_and_no_other(tmp_path: Path) -> Non
     built.lines("a", [b"1", b"2"])
     built.piece("b", b"long ", begins=True, ends=False)
     built.lines("a", [b"4", b"5"])
-    first = since(place_of(built), None, None, STRICT)
-    assert (first.after, numbers(first)) == (Reached(5, {"b": 2}), [1, 2, 4, 5])
-    again = since(place_of(built), first.after, None, STRICT)
+    first = new_records(place_of(built), None, None, STRICT)
+    assert (first.after, numbers(first)) == (Progress(5, {"b": 2}), [1, 2, 4, 5])
+    again = new_records(place_of(built), first.after, None, STRICT)
     assert (again.due, again.after) == (False, first.after)
 
     built.lines("a", [b"6"])
-    second = since(place_of(built), first.after, None, STRICT)
-    assert (second.after, numbers(second)) == (Reached(6, {"b": 2}), [6])
+    second = new_records(place_of(built), first.after, None, STRICT)
+    assert (second.after, numbers(second)) == (Progress(6, {"b": 2}), [6])
     built.piece("b", b"record\n", begins=False, ends=True)
     built.lines("b", [b"7"])
-    third = since(place_of(built), second.after, None, STRICT)
-    assert (third.after, numbers(third)) == (Reached(7), [3, 7])
+    third = new_records(place_of(built), second.after, None, STRICT)
+    assert (third.after, numbers(third)) == (Progress(7), [3, 7])
 
 
 @settings(deadline=None, max_examples=80)
@@ -72,7 +72,7 @@ def test_every_record_is_in_one_run(steps: list[str]) -> None:
             elif verb == "seal":
                 built.seal()
             elif verb == "run":
-                portion = since(place_of(built), reached, None, STRICT)
+                portion = new_records(place_of(built), reached, None, STRICT)
                 found += numbers(portion)
                 reached = portion.after
         assert sorted(found) == sorted(record.sequence for record in built.log.read())
@@ -84,11 +84,11 @@ def test_an_open_record_of_another_route_holds_nothing_back(tmp_path: Path) -> N
     built.piece("b", b"long ", begins=True, ends=False)
     built.lines("a", [b"2", b"3"])
 
-    assert numbers(since(place_of(built), None, ["a"], STRICT)) == [2, 3]
+    assert numbers(new_records(place_of(built), None, ["a"], STRICT)) == [2, 3]
 
 
 def test_a_log_without_records_has_nothing_to_do(tmp_path: Path) -> None:
-    assert not since(place_of(Built(tmp_path / "root")), None, None, STRICT).due
+    assert not new_records(place_of(Built(tmp_path / "root")), None, None, STRICT).due
 
 
 def test_records_that_are_not_wanted_are_passed_by(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_records_that_are_not_wanted_are_passed_by(tmp_path: Path) -> None:
     built = Built(tmp_path / "root")
     built.lines("a", [b"1"])
     built.lines("b", [b"2", b"3"])
-    found = since(place_of(built), Reached(1), ["a"], STRICT)
+    found = new_records(place_of(built), Progress(1), ["a"], STRICT)
 
-    assert (found.after, found.pieces) == (Reached(3), [])
+    assert (found.after, found.pieces) == (Progress(3), [])
 
 
 def test_what_was_reclaimed_before_the_first_run_is_no_loss_and_later_it_is(tmp_path: Path) -> None:
@@ -108,11 +108,11 @@ def test_what_was_reclaimed_before_the_first_run_is_no_loss_and_later_it_is(tmp_
         built.cut()
     built.seal()
     built.reclaim(1)
-    assert numbers(since(place_of(built), None, None, STRICT)) == [3, 4, 5, 6]
+    assert numbers(new_records(place_of(built), None, None, STRICT)) == [3, 4, 5, 6]
     with pytest.raises(NotFound, match="RECLAIM has removed record 2"):
-        since(place_of(built), Reached(1), None, STRICT)
+        new_records(place_of(built), Progress(1), None, STRICT)
 
-    found = since(place_of(built), Reached(1), None, Tolerance(damage=True, loss=True))
+    found = new_records(place_of(built), Progress(1), None, Tolerance(damage=True, loss=True))
     assert "RECLAIM has removed" in found.lost
     assert numbers(found) == [3, 4, 5, 6]
 
@@ -126,7 +126,7 @@ def test_a_missing_segment_is_told(tmp_path: Path) -> None:
     built.path(2, Kind.SEALED).unlink()
 
     with pytest.raises(Damaged, match="no segment holds record 2"):
-        since(place_of(built), None, None, STRICT)
+        new_records(place_of(built), None, None, STRICT)
 
 
 def test_logs_are_found_and_others_are_refused(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_an_older_copy_that_was_put_back_is_told(tmp_path: Path) -> None:
     built = Built(tmp_path / "root")
     for _ in range(3):
         built.lines("a", [b"x"])
-    place = LogPlace(built.root, built.log_id)
-    assert not since(place, Reached(3), None, STRICT).due
+    place = LogLocation(built.root, built.log_id)
+    assert not new_records(place, Progress(3), None, STRICT).due
     with pytest.raises(Damaged, match="ends with record 3, and record 4 was read before"):
-        since(place, Reached(4), None, STRICT)
+        new_records(place, Progress(4), None, STRICT)

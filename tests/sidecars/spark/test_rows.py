@@ -15,7 +15,7 @@ from pyspark.sql.types import StructField, StructType
 from wald.errors import InvalidInput, Refused
 from wald_spark.blocks import Range
 from wald_spark.damage import STRICT, Tolerance
-from wald_spark.locations import LogPlace
+from wald_spark.locations import LogLocation
 from wald_spark.pieces import LogPiece, pieces_of
 from wald_spark.rows import BATCH_BYTES, Rows, schema_ddl
 
@@ -49,7 +49,7 @@ def rows_of(columns: Mapping[str, object], *, value_bytes: int = 1 << 30, tolera
 
 
 def pieces(built: Built) -> list[LogPiece]:
-    place = LogPlace(built.root, built.log_id)
+    place = LogLocation(built.root, built.log_id)
     return pieces_of(place, *place.look(), Range(None, 1, 10**9), limit_bytes=1 << 20)
 
 

@@ -15,30 +15,30 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.head import Head
 from wald.store.files.directory import Listing, read_identity
 from wald.store.segments.head import Bound, read_head
-from wald_spark.admission import Runs
-from wald_spark.ends import Ends
-from wald_spark.locations import LogPlace, Place, Shipped, find_places, is_remote, local_path
+from wald_spark.admission import Extents
+from wald_spark.locations import Location, LogLocation, Shipped, find_locations, is_remote, local_path
+from wald_spark.log_end import LogEndTracker
 
 LOOK_SECONDS = 5.0
 
 
-class WatchedLog:
+class StreamLog:
     """One log, and what was seen of it last.
 
     Attributes:
         head: None where there is none: it is lost, or the segments are shipped ones.
-        bound, listing: as :meth:`LogPlace.look` gave them.
+        bound, listing: as :meth:`LogLocation.look` gave them.
         end: the last sequence up to which every record of the routes is complete.
     """
 
-    def __init__(self, place: LogPlace, routes: frozenset[str] | None) -> None:
-        self.place = place
-        self.runs = Runs(place, routes)
+    def __init__(self, location: LogLocation, routes: frozenset[str] | None) -> None:
+        self.location = location
+        self.extents = Extents(location, routes)
         self.head: Head | None = None
         self.bound: Bound | None = None
         self.listing = Listing(())
         self.end = 0
-        self._ends = Ends(place, routes)
+        self._ends = LogEndTracker(location, routes)
 
     @property
     def oldest(self) -> int:
@@ -57,29 +57,29 @@ class WatchedLog:
         if head is not None and head == self.head:
             return
         self._require()
-        bound, listing = self.place.look()
+        bound, listing = self.location.look()
         if (bound, listing) != (self.bound, self.listing):
             self.end = self._ends.end(bound, listing).complete
         self.head, self.bound, self.listing = head, bound, listing
 
     def _read_head(self) -> Head | None:
-        if isinstance(self.place.root, Shipped):
+        if isinstance(self.location.root, Shipped):
             return None
         try:
-            return read_head(self.place.root)
+            return read_head(self.location.root)
         except Damaged:  # derived, and made anew at the next commit
             return None
 
     def _require(self) -> None:
-        root = self.place.root
+        root = self.location.root
         if isinstance(root, Shipped):
             if not root.path.is_dir():
-                raise NotFound(f"{root.path}: log {self.place.log} is not there any more", hint=f"ls {root.path}")
-        elif read_identity(root).log_id != self.place.log_id:
-            raise NotFound(f"{root.path}: log {self.place.log} is not there any more", hint=f"cat {root.identity}")
+                raise NotFound(f"{root.path}: log {self.location.log} is not there any more", hint=f"ls {root.path}")
+        elif read_identity(root).log_id != self.location.log_id:
+            raise NotFound(f"{root.path}: log {self.location.log} is not there any more", hint=f"cat {root.identity}")
 
 
-class WatchedLogs:
+class StreamLogs:
     """All that ``paths`` name, by id.
 
     Args:
@@ -92,10 +92,10 @@ class WatchedLogs:
         self._paths = [path if is_remote(path) else local_path(path, hint="") for path in paths]
         self._routes = routes
         self._look_seconds = look_seconds
-        self._logs: dict[str, WatchedLog] = {}
+        self._logs: dict[str, StreamLog] = {}
         self._next_look: float | None = None
 
-    def poll(self, *, may_vanish: bool) -> Mapping[str, WatchedLog]:
+    def poll(self, *, may_vanish: bool) -> Mapping[str, StreamLog]:
         """Each as it is now.
 
         Args:
@@ -120,15 +120,15 @@ class WatchedLogs:
 
     def _look(self) -> None:
         found = {}
-        for place in self._places(first=self._next_look is None):
-            if not isinstance(place, LogPlace):
-                raise _archive(place.place)
-            known = self._logs.get(place.log)
-            found[place.log] = known if known and known.place == place else WatchedLog(place, self._routes)
+        for location in self._locations(first=self._next_look is None):
+            if not isinstance(location, LogLocation):
+                raise _archive(location.address)
+            known = self._logs.get(location.log)
+            found[location.log] = known if known and known.location == location else StreamLog(location, self._routes)
         self._logs = found
         self._next_look = time.monotonic() + self._look_seconds
 
-    def _places(self, *, first: bool) -> Sequence[Place]:
+    def _locations(self, *, first: bool) -> Sequence[Location]:
         """Where there are logs now; when asked first, each path by itself has to be one."""
         names = []
         if remote := next(filter(is_remote, self._paths), None):
@@ -142,16 +142,16 @@ class WatchedLogs:
                 ]
         if first and not names:
             raise NotFound(f"{', '.join(self._paths)}: no log there", hint=f"ls -d {' '.join(self._paths)}")
-        return find_places(names) if names else []
+        return find_locations(names) if names else []
 
 
-def _archive(place: str) -> InvalidInput:
-    return InvalidInput(f"{place}: an archive cannot be streamed", hint='spark.read.format("wald") reads it')
+def _archive(location: str) -> InvalidInput:
+    return InvalidInput(f"{location}: an archive cannot be streamed", hint='spark.read.format("wald") reads it')
 
 
 def _is_place(name: str) -> bool:
     """Whether there is something to stream; a log that is just being made has no identity yet."""
     try:
-        return any(isinstance(place, LogPlace) for place in find_places([name]))
+        return any(isinstance(location, LogLocation) for location in find_locations([name]))
     except NotFound:
         return False

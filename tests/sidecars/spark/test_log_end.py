@@ -15,8 +15,8 @@ from logs import Built
 from wald.format.names import Kind
 from wald.store.files.directory import Listing, Root
 from wald.store.segments.head import Bound
-from wald_spark.ends import Ends, end_of
-from wald_spark.locations import LogPlace, Shipped
+from wald_spark.locations import LogLocation, Shipped
+from wald_spark.log_end import LogEndTracker, log_end
 
 
 @pytest.fixture
@@ -27,13 +27,13 @@ def built(tmp_path: Path) -> Built:
     return built
 
 
-def place_of(built: Built) -> LogPlace:
-    return LogPlace(built.root, built.log_id)
+def place_of(built: Built) -> LogLocation:
+    return LogLocation(built.root, built.log_id)
 
 
-def complete(place: LogPlace, *routes: str) -> int:
+def complete(place: LogLocation, *routes: str) -> int:
     bound, listing = place.look()
-    return end_of(place, bound, listing, frozenset(routes) or None).complete
+    return log_end(place, bound, listing, frozenset(routes) or None).complete
 
 
 def begin(built: Built) -> None:
@@ -129,15 +129,15 @@ def test_a_lost_head_ends_it_in_front_of_the_newest_segment(built: Built) -> Non
     assert complete(place_of(built), "b") == 4
 
 
-def shipped(built: Built, to: Path) -> LogPlace:
+def shipped(built: Built, to: Path) -> LogLocation:
     """The segments as they are now, in a directory of their own; the newest one ends with zeros."""
     shutil.copytree(built.root.segments, to)
-    return LogPlace(Shipped(to), built.log_id)
+    return LogLocation(Shipped(to), built.log_id)
 
 
 def test_shipped_segments_end_with_the_last_of_them(built: Built, tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
-    assert complete(LogPlace(Shipped(tmp_path / "nothing"), built.log_id)) == 0
+    assert complete(LogLocation(Shipped(tmp_path / "nothing"), built.log_id)) == 0
     begin(built)
     assert complete(shipped(built, tmp_path / "raw")) == 2
     assert complete(shipped(built, tmp_path / "b"), "b") == 4
@@ -151,9 +151,9 @@ def test_shipped_segments_end_with_the_last_of_them(built: Built, tmp_path: Path
 
 def test_shipped_segments_may_become_more(built: Built, tmp_path: Path) -> None:
     seal(built)
-    place = LogPlace(Shipped(tmp_path / "ship"), built.log_id)
+    place = LogLocation(Shipped(tmp_path / "ship"), built.log_id)
     place.root.segments.mkdir()
-    ends = Ends(place, None)
+    ends = LogEndTracker(place, None)
     shutil.copy(built.path(1, Kind.SEALED), place.root.segments)
     assert ends.end(*place.look()).complete == 2
     built.lines("a", [b"3"])
@@ -214,14 +214,14 @@ def test_a_segment_that_is_sealed_meanwhile_is_found(built: Built) -> None:
     place = place_of(built)
     bound, listing = place.look()
     seal(built)
-    assert end_of(place, bound, listing, None).complete == 2
+    assert log_end(place, bound, listing, None).complete == 2
 
 
 def test_a_bound_that_has_not_moved_is_not_looked_behind(built: Built, tmp_path: Path) -> None:
     """The files might as well be gone."""
     begin(built)
     place = place_of(built)
-    ends = Ends(place, None)
+    ends = LogEndTracker(place, None)
     bound, listing = place.look()
     assert ends.end(bound, listing).complete == 2
     built.root.segments.rename(tmp_path / "away")
@@ -232,7 +232,7 @@ def test_only_what_has_come_since_is_read(built: Built) -> None:
     """What was looked at before may be as damaged as it likes."""
     begin(built)
     place = place_of(built)
-    ends = Ends(place, None)
+    ends = LogEndTracker(place, None)
     assert ends.end(*place.look()).complete == 2
     damaged(built.path(1, Kind.RAW), b"3 ")
     built.lines("b", [b"5"])
@@ -245,7 +245,7 @@ def test_an_earlier_bound_is_answered_too(built: Built) -> None:
     place = place_of(built)
     before = place.look()
     begin(built)
-    ends = Ends(place, None)
+    ends = LogEndTracker(place, None)
     assert ends.end(*place.look()).complete == 2
     finish(built)
     assert ends.end(*place.look()).complete == 4
@@ -316,17 +316,17 @@ def test_it_is_the_largest_end_up_to_which_every_record_comes_out(steps: list[St
     """Asked once at the end, and again and again on the way."""
     with tempfile.TemporaryDirectory() as path:
         built = Built(Path(path, "root"), segment_max_bytes=4096)
-        place = LogPlace(Root(built.root.path), built.log_id)
+        place = LogLocation(Root(built.root.path), built.log_id)
         choices = (None, frozenset(["a"]), frozenset(["b"]))
-        patient = [Ends(place, routes) for routes in choices]
+        patient = [LogEndTracker(place, routes) for routes in choices]
         for step in steps:
             built = step(built)
             found = place.look()
             for routes, ends in zip(choices, patient, strict=True):
-                assert ends.end(*found).complete == expected(built, routes) == end_of(place, *found, routes).complete
+                assert ends.end(*found).complete == expected(built, routes) == log_end(place, *found, routes).complete
         built.crash()
 
 
 def test_a_bound_without_any_segment_is_believed(built: Built) -> None:
     place = place_of(built)
-    assert end_of(place, Bound(9, 64, 8), Listing(()), None).complete == 8
+    assert log_end(place, Bound(9, 64, 8), Listing(()), None).complete == 8

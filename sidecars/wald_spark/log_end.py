@@ -19,11 +19,11 @@ from wald.store.files.directory import Listing, Segment, look_again
 from wald.store.segments.head import Bound
 from wald.store.segments.opened import OpenSegment, Passed, RawSegment, open_segment
 from wald.store.segments.raw import FIRST_BATCH, Gap
-from wald_spark.locations import LogPlace
+from wald_spark.locations import LogLocation
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class LogEnd:
     """Where a log ends.
 
     Attributes:
@@ -42,26 +42,26 @@ class End:
         return min((sequence - 1 for sequence in self.begun.values()), default=self.last)
 
 
-def end_of(place: LogPlace, bound: Bound, listing: Listing, routes: frozenset[str] | None) -> End:
+def log_end(location: LogLocation, bound: Bound, listing: Listing, routes: frozenset[str] | None) -> LogEnd:
     """Where ``routes`` (None: all) end.
 
     A record whose end will not come, because bytes are damaged, holds back nothing: whoever reads meets the damage.
 
     Args:
-        bound, listing: as :meth:`LogPlace.look` gave them.
+        bound, listing: as :meth:`LogLocation.look` gave them.
 
     Raises:
         UnsupportedFormat: the newest segment opens with what a newer wald has written.
         Damaged: a segment is gone for good.
     """
-    return Ends(place, routes).end(bound, listing)
+    return LogEndTracker(location, routes).end(bound, listing)
 
 
-class Ends:
-    """As :func:`end_of`, for whoever asks again and again: only what has come since is read."""
+class LogEndTracker:
+    """As :func:`log_end`, for whoever asks again and again: only what has come since is read."""
 
-    def __init__(self, place: LogPlace, routes: frozenset[str] | None) -> None:
-        self._place = place
+    def __init__(self, location: LogLocation, routes: frozenset[str] | None) -> None:
+        self._location = location
         self._routes = routes
         self._seen: Bound | None = None
         self._base = 0
@@ -69,16 +69,16 @@ class Ends:
         self._state = LogState()  # at that position
         self._all_routes = True  # whether the state has all routes
 
-    def end(self, bound: Bound, listing: Listing) -> End:
-        """What :func:`end_of` tells; where the bound has not moved, without a look at any file."""
+    def end(self, bound: Bound, listing: Listing) -> LogEnd:
+        """What :func:`log_end` tells; where the bound has not moved, without a look at any file."""
         if bound.sequence is None or bound != self._seen:  # a bound without a sequence does not tell of changes
             self._look(bound, listing)
             self._seen = bound
         begun = self._state.open_records
         last = self._state.next_sequence - 1 if bound.sequence is None else bound.sequence
         if self._routes is None:
-            return End(last, dict(begun), frozenset(self._state.routes) if self._all_routes else None)
-        return End(last, {route: at for route, at in begun.items() if route in self._routes}, self._routes)
+            return LogEnd(last, dict(begun), frozenset(self._state.routes) if self._all_routes else None)
+        return LogEnd(last, {route: at for route, at in begun.items() if route in self._routes}, self._routes)
 
     def _look(self, bound: Bound, listing: Listing) -> None:
         while (newest := _newest(listing, bound)) is not None:
@@ -86,13 +86,13 @@ class Ends:
                 self._go_on(newest, bound)
                 return
             except FileNotFoundError as gone:
-                listing = look_again(self._place.root, listing, gone)
+                listing = look_again(self._location.root, listing, gone)
         self._base, self._state, self._all_routes = 0, LogState(), False
 
     def _go_on(self, newest: Segment, bound: Bound) -> None:
         limit = bound.limit(newest.base_sequence)
         try:
-            opened = open_segment(newest, self._place.log_id)
+            opened = open_segment(newest, self._location.log_id)
         except Damaged:
             self._base, self._state, self._all_routes = 0, LogState(newest.base_sequence), False
             return

@@ -1,4 +1,4 @@
-"""What executors do for an audit: check one segment, or prove one bag; and what comes back from them."""
+"""What executors do for an audit: check one segment, or prove one bag; and what they return."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SegmentWork:
         return self.piece
 
     def outcome(self) -> Checked | None:
-        """None if it is gone: it was sealed or reclaimed meanwhile.
+        """None if the segment is gone because it was sealed or reclaimed meanwhile.
 
         Raises:
             Unavailable: the log is not on this machine.
@@ -42,7 +42,7 @@ class SegmentWork:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What came of a bag: its findings, and what :class:`wald_archive.api.Bags` wants to know of it."""
+    """A bag's findings, and what :class:`wald_archive.api.Bags` needs to judge it together with others."""
 
     findings: tuple[Finding, ...]
     manifest: Manifest | None
@@ -55,7 +55,7 @@ class BagWork:
 
     place: str
     bag: BagName
-    told: Recorded
+    recorded: Recorded
     stored_bytes: int
 
     @property
@@ -70,7 +70,7 @@ class BagWork:
         if "://" not in self.place:
             _require(Path(self.place))
         findings: list[Finding] = []
-        proof = Proof(open_destination(self.place, Disk()), self.bag, self.told, on_bytes=lambda _: None)
+        proof = Proof(open_destination(self.place, Disk()), self.bag, self.recorded, on_bytes=lambda _: None)
         try:
             findings += proof.findings()
         except (WaldError, OSError) as error:
@@ -81,29 +81,29 @@ class BagWork:
 Work = SegmentWork | BagWork
 
 
-def do(work: Work) -> bytes:
-    """Do a piece of work, on an executor."""
+def pickled_outcome(work: Work) -> bytes:
+    """Do ``work``, on an executor."""
     return pickle.dumps(work.outcome())
 
 
 @dataclass(slots=True)
 class Outcomes:
-    """What has come back; kept as it came, as there may be very many."""
+    """The outcomes of work, pickled as they arrive, because there may be very many."""
 
-    _told: dict[Hashable, bytes] = field(default_factory=dict)
+    _pickled: dict[Hashable, bytes] = field(default_factory=dict)
 
-    def add(self, work: Work, told: bytes) -> None:
-        self._told[work.key] = told
+    def add(self, work: Work, pickled: bytes) -> None:
+        self._pickled[work.key] = pickled
 
-    def of(self, key: Hashable) -> Any:  # what the work with this key says of its outcome
+    def of(self, key: Hashable) -> Any:  # the type depends on the work
         """The outcome of the work with this key; None if there was no such work."""
-        return pickle.loads(self._told[key]) if key in self._told else None  # noqa: S301 - from executors of ours
+        return pickle.loads(self._pickled[key]) if key in self._pickled else None  # noqa: S301 - from executors of ours
 
 
 def _require(directory: Path) -> None:
     """
     Raises:
-        Unavailable: it is not on this machine. Nothing is damaged for that.
+        Unavailable: it is not on this machine. That is not damage.
     """
     if not directory.is_dir():
         raise Unavailable(
