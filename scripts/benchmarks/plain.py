@@ -12,7 +12,7 @@ from pathlib import Path
 
 from wald.config import load
 from wald.daemon import intake, service
-from wald.daemon.pipes import Scratch
+from wald.daemon.pipe_calls import Scratch
 
 _SHORT_BYTES = 4096
 
@@ -25,7 +25,7 @@ class PlainScratch(Scratch):
         self._kept = b""
         self._looked = memoryview(b"")
 
-    def look(self, source: int, into: memoryview) -> int | None:
+    def peek(self, source: int, into: memoryview) -> int | None:
         kept = len(self._kept)
         into[:kept] = self._kept
         try:

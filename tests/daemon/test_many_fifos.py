@@ -40,9 +40,9 @@ def reading(path: Path, fifos: int) -> Iterator[tuple[Root, Intake, select.epoll
 def turn(intake: Intake) -> int:
     """What the loop asks of the pipes; how many drafts came of it."""
     collected = Turn(LogState(1).producers)
-    intake.look_again(0.0)
+    intake.check_lines(0.0)
     intake.collect(collected, Arena())
-    told = intake.ready, intake.has_input, intake.busy, intake.stdin_ended, intake.look_again_at()
+    told = intake.ready, intake.has_input, intake.busy, intake.stdin_ended, intake.due()
     assert told[2:4] == (frozenset(), False)
     return len(collected.drafts)
 
@@ -63,13 +63,13 @@ def test_a_turn_asks_nothing_of_those_that_are_idle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_look_after_all_of_them_is_linear(tmp_path: Path, replaced: bool) -> None:
+def test_a_check_paths_all_of_them_is_linear(tmp_path: Path, replaced: bool) -> None:
     costs = []
     for fifos in (10, 100):
         with reading(tmp_path / str(fifos), fifos) as (root, intake, _):
             if replaced:
                 root.fifo("r1").unlink()
-            costs.append(steps(lambda: intake.look_after(1e9)))
-            assert intake.replaced == replaced
+            costs.append(steps(lambda: intake.check_paths(1e9)))
+            assert intake.fifos.replaced == replaced
 
     assert costs[1] < 10 * costs[0]

@@ -34,7 +34,7 @@ from threads import started
 from tracing import traced
 
 import wald
-from wald.daemon.pipes import held_bytes
+from wald.daemon.pipe_calls import held_bytes
 from wald.errors import WaldError
 from wald.producer import Producer
 from wald.store.files.directory import Root, list_segments

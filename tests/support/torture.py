@@ -22,7 +22,7 @@ from contents import errors, records
 from running import Daemon, eventually
 from threads import started
 
-from wald.daemon.pipes import held_bytes
+from wald.daemon.pipe_calls import held_bytes
 from wald.producer import Durable, Producer
 
 PRODUCERS = 4

@@ -6,8 +6,9 @@
 
     service     the loop                        sizing      settings that the disk can hold
     turn        drafts, tickets, their memory   committer   write, sync, head; and when the disk fails
-    pipes       FIFOs and stdin                 intake      all pipes, in turn
-    transfers   what leaves a pipe              unfinished  what the last life did not take
+    intake      all pipes, in turn              pipes       how bytes leave one of them
+    fifos       the paths of FIFOs              pipe_calls  system calls on pipes
+    transfers   what is leaving a pipe, and what the last life of the daemon left unfinished
     listening   the socket's path               admission   which connections have a place
     connections all open sockets                connection  one of them
     requests    what becomes of a request       gate        what keeps a request waiting

@@ -1,4 +1,4 @@
-"""The step that makes a turn durable: place, announce, write, sync, move the head, and only then settle.
+"""The step that makes a turn durable: place, prepare the sources, write, sync, move the head, release the sources.
 
 Failures end here too. A failed write or sync costs the descriptor, never the batch: the log goes on in a new segment
 and the same batch is committed there. A full disk raises :class:`Full`, and committing the same turn again goes on
@@ -41,13 +41,13 @@ class Full(DiskFailure):
 
 
 class Sources(Protocol):
-    """What has to know when its bytes go to disk and when they are there."""
+    """The sources that act when their bytes go to disk and when they are there."""
 
-    def announce(self, placement: Placement) -> None:
-        """They are about to be written."""
+    def before_write(self, placement: Placement) -> None:
+        """The bytes are about to be written."""
 
-    def settle(self, placement: Placement) -> list[str]:
-        """They are durable; returns what went wrong with them since, in words."""
+    def after_sync(self, placement: Placement) -> list[str]:
+        """The bytes are durable; returns messages about what went wrong with them since."""
 
 
 class Committer:
@@ -236,7 +236,7 @@ class Committer:
         self._require_lock()
         self._refused = False
         self._publish()
-        for words in self._sources.settle(placement):
+        for words in self._sources.after_sync(placement):
             self._journal.error("pipe", what=words)
         now = time.monotonic()
         self._count(placement, now, now - started)
@@ -295,7 +295,7 @@ class Committer:
 
     def _attempt(self, drafts: Sequence[Draft]) -> Placement:
         placement = self.writer.place(drafts, now_ns=time.time_ns())
-        self._sources.announce(placement)
+        self._sources.before_write(placement)
         self.writer.commit(placement)
         return placement
 

@@ -1,95 +1,44 @@
-"""All pipes of the daemon: opened at the start, given a slot each, looked at in turn.
+"""All pipes of the daemon: opened at the start, given a slot each, drained in turn.
 
-At a start the transfers that the last life announced are finished first, pipe by pipe, in the slots in which they were
-announced; only then does every pipe get a slot of this life. So this start may be killed as well. A pipe that is opened
-later has its transfer finished then, and the slot is kept until then.
+At a start the transfers that the last life recorded are finished first, pipe by pipe, in the slots in which they were
+recorded; only then does every pipe get a slot of this life. So this start may be killed as well. The transfer of a pipe
+that is opened later keeps its slot until then.
 
-Every second each FIFO's path is looked at. One that was removed, or replaced by a file, is put back; the pipe that was
-open is read to its end, for its writers still have it. A FIFO that cannot be read is told, and tried again, and keeps
-nobody from the others.
+Every second the path of each FIFO is checked. One that was removed, or replaced by a file, is restored. The pipe that
+was open is read to its end, because its writers still have it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import select
-import shlex
-import stat
-import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
 from wald.config import Config
+from wald.daemon.fifos import Fifos, OpenPipe, require_other
 from wald.daemon.lifecycle import Systemd
-from wald.daemon.pipes import (
-    PAUSE_MAX_SECONDS,
-    Pipe,
-    Relay,
-    Scratch,
-    end_of_record,
-    file_of,
-    held_bytes,
-    open_fifo,
-    open_stdin,
-)
-from wald.daemon.transfers import Transfers
+from wald.daemon.pipe_calls import Scratch, held_bytes
+from wald.daemon.pipes import PAUSE_MAX_SECONDS, Pipe, end_of_record
+from wald.daemon.transfers import Transfers, Unfinished, unfinished_transfers
 from wald.daemon.turn import Arena, Turn
-from wald.daemon.unfinished import Unfinished, unfinished_transfers
-from wald.errors import InvalidInput, WaldError, command_line
+from wald.errors import InvalidInput
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.fifos import found_files, found_words, has_fifo, is_displaced, make_fifo, same_fifo_words
 from wald.store.writing.writer import Draft, Placed, Placement, Route
 
 PIPES_MAX = 1024  # slots in the transfers file; the first is stdin's
 _STDIN_SLOT = 0
 _PAUSE_SECONDS = 0.001  # before the next look at an unfinished line; then twice as long, and so on
-_LOOK_AFTER_SECONDS = 1.0  # between looks at the paths of the FIFOs
+_PATHS_SECONDS = 1.0  # between checks of the paths of the FIFOs
 SOCKETS_BYTES = 1 << 20  # of a turn that pipes leave to the sockets, however much they hold
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A pipe before it has a slot.
-
-    Attributes:
-        held: somebody else kept it alive while no daemon ran.
-        handed_over: systemd has it already.
-    """
-
-    route: str
-    descriptor: int
-    held: bool
-    handed_over: bool = False
-    is_stdin: bool = False
-    relay: Relay | None = None
-
-
-def take_stdin(root: Root, config: Config, route: str) -> Opened:
-    """Stdin as the pipe of ``route``; nothing is read or written yet.
-
-    Raises:
-        InvalidInput: stdin cannot be read, or the route has a FIFO, or shall have one.
-    """
-    if has_fifo(root, route) or (route in config.routes and config.routes[route].fifo):
-        raise InvalidInput(
-            f"{root.fifo(route)}: the route has a FIFO, and stdin would come between its lines",
-            hint=f"--stdin with another route, or write to the FIFO: producer > {shlex.quote(str(root.fifo(route)))}",
-        )
-    descriptor, held, relay = open_stdin(
-        sys.stdin, hint=f"producer | {command_line(root.path, f'run --stdin {route}')}"
-    )
-    return Opened(route, descriptor, held, is_stdin=True, relay=relay)
 
 
 class Intake:
     """The pipes. A route has one, and beside it those that had its place before, until their writers have left.
 
     Attributes:
-        replaced: how many FIFOs were found to be gone or something else.
+        fifos: the paths of the FIFOs.
     """
 
     def __init__(
@@ -100,8 +49,8 @@ class Intake:
         systemd: Systemd,
         config: Config,
     ) -> None:
+        self.fifos = Fifos(root, systemd)
         self._root = root
-        self._place = functools.cache(lambda route: os.fspath(root.fifo(route)))
         self._poller = poller
         self._systemd = systemd
         self._config = config
@@ -110,18 +59,13 @@ class Intake:
         self._pipes: dict[int, Pipe] = {}
         # What a turn or a second asks of all pipes it asks of these: there may be a thousand, of which one is busy.
         self._current: dict[str, Pipe] = {}  # by route, the one that was last found at the path of its FIFO
-        self._awake: dict[Pipe, None] = {}  # ready, or waiting for the rest of a line; who is next stands first
+        self._awake: dict[Pipe, None] = {}  # ready, or waiting for the rest of a line; the next one stands first
         self._inside: set[Pipe] = set()  # a record
         self._outgoing: set[Pipe] = set()  # whose place another has by now
         self._leaving: list[Pipe] = []
-        self._unread: dict[str, str] = {}  # route → why its FIFO is not read
-        self._found: dict[Path, str] = {}  # what stood in place of a FIFO, and was kept
-        self._told: dict[str, str] = {}  # the troubles that were told
-        self._looked_after = 0.0
-        self.replaced = 0
         self._stdin_route = ""
         self._pause = _PAUSE_SECONDS
-        self._look_at = 0.0
+        self._check_lines_at = self._check_paths_at = 0.0
         self._free_slots: list[int] = []
         self._unfinished: dict[int, Unfinished] = {}  # by the inode of the pipe
 
@@ -133,12 +77,12 @@ class Intake:
 
     @property
     def ready(self) -> bool:
-        """Whether a pipe may hold something that was not looked at, or is to be closed."""
+        """Whether a pipe may hold something that was not read, or is to be closed."""
         return bool(self._leaving) or any(pipe.ready and not self._has_to_wait(pipe) for pipe in self._awake)
 
     @property
     def has_input(self) -> bool:
-        """Whether a pipe does hold something that was not looked at."""
+        """Whether a pipe does hold something that was not read."""
         return any(pipe.has_input for pipe in self._awake)
 
     @property
@@ -154,21 +98,15 @@ class Intake:
 
     @property
     def lost(self) -> list[str]:
-        """After a stop: the routes whose pipes hold something and are gone with us."""
+        """After a stop: the routes whose pipes hold something and end with the daemon."""
         return [
             pipe.route.name
             for pipe in self._pipes.values()
             if (pipe.hung_up or pipe.route.name == self._stdin_route) and held_bytes(pipe.descriptor)
         ]
 
-    @property
-    def troubles(self) -> dict[str, str]:
-        """What keeps lines that were written to a FIFO from the log, in words, by its path."""
-        unread = {str(self._root.fifo(route)): words for route, words in self._unread.items()}
-        return unread | {str(path): words for path, words in self._found.items()}
-
     def open(
-        self, stdin: Opened | None, open_records: dict[str, int], *, log_id: bytes
+        self, stdin: OpenPipe | None, open_records: dict[str, int], *, log_id: bytes
     ) -> tuple[list[str], list[Draft]]:
         """Watch stdin, and open every route's FIFO.
 
@@ -177,35 +115,23 @@ class Intake:
             open_records: route → sequence of the record that recovery found unfinished.
 
         Returns:
-            what was finished of the last life's transfers, as text, and the drafts that end records whose rest is lost.
+            messages about the last life's transfers, and the drafts that end records whose rest is lost.
         """
-        opened: list[Opened] = []
-        if stdin is not None:
-            self._stdin_route = stdin.route
-            opened.append(stdin)
-        files = {file_of(os.fstat(each.descriptor)): each.route for each in opened}
-        for name in self._root.route_names():
-            with self._told_of(name):
-                self._find(name)
-                if has_fifo(self._root, name) or is_displaced(self._root, name):
-                    self._require_other_than_stdins(name)
-                    self._put_back(name, None)
-                    opened.append(self._open_fifo(name, files))
-                    files[file_of(os.fstat(opened[-1].descriptor))] = name
-        self._unread = {name: words for name, words in self._unread.items() if not self._root.retired(name).exists()}
-        self._unfinished = unfinished_transfers(self._root, self._transfers, PIPES_MAX, log_id=log_id)
-        told = [words for each in opened if (words := self._finish_take(each))]
-        self._clear_transfers()
+        self._stdin_route = stdin.route if stdin else ""
+        opened = self.fifos.open_all(stdin)
+        self._unfinished = unfinished_transfers(self._root, self._transfers, log_id=log_id)
+        finished = [message for each in opened if (message := self._finish_transfer(each))]
+        self._clear_slots()
         for each in opened:
-            if self._root.retired(each.route).exists():
+            if self.fifos.is_retired(each.route):
                 os.close(each.descriptor)
                 self._systemd.forget(each.route)
             else:
-                with self._told_of(each.route):
+                with self.fifos.reporting(each.route):
                     self._add(each, open_records.get(each.route, 0) if each.held else 0)
         going_on = self.busy
         lost = [end_of_record(Route.named(name), open_records[name]) for name in open_records if name not in going_on]
-        return told, lost
+        return finished, lost
 
     def add(self, route: str) -> None:
         """Open the FIFO of a route that was made while the daemon runs; one in its place before is read to its end.
@@ -214,68 +140,67 @@ class Intake:
             InvalidInput: there are too many FIFOs, it is another route's as well, or stdin feeds the route.
             OSError: it cannot be opened.
         """
-        self._require_other_than_stdins(route)
-        self._find(route)
+        require_other(route, self._stdin_route)
+        self.fifos.note_displaced(route)
         self._follow(route)
 
-    def look_after(self, now: float) -> list[str]:
-        """About once a second: see to it that every FIFO is the one that is read; returns what is new, in words."""
-        if now < self._looked_after + _LOOK_AFTER_SECONDS:
+    def check_paths(self, now: float) -> list[str]:
+        """About once a second: make sure that every FIFO is the one that is read; returns messages about changes."""
+        if now < self._check_paths_at:
             return []
-        self._looked_after = now
-        done: list[str] = []
-        for route in self._current.keys() | self._unread.keys():
+        self._check_paths_at = now + _PATHS_SECONDS
+        fifos, done = self.fifos, []
+        for route in self._current.keys() | fifos.unread.keys():
             pipe = self._current.get(route)
-            if route == self._stdin_route or (pipe and route not in self._unread and self._is_in_place(route, pipe)):
+            in_order = pipe is not None and route not in fifos.unread and fifos.is_at_path(route, pipe.file)
+            if in_order or route == self._stdin_route:
                 continue
-            if pipe is None and not os.path.lexists(self._root.fifo(route)):
-                del self._unread[route]  # it has none any more
+            if pipe is None and fifos.is_missing(route):
+                del fifos.unread[route]
                 continue
-            with self._told_of(route):
-                done += self._put_back(route, pipe)
+            with fifos.reporting(route):
+                done += fifos.restore(route, pipe.descriptor if pipe else None)
                 done += self._follow(route)
-        for path in [path for path in self._found if not os.path.lexists(path)]:
-            del self._found[path]
-        known, self._told = self._told, self.troubles
-        return done + [words for path, words in self._told.items() if known.get(path) != words]
+        return done + fifos.new_troubles()
 
     def drop(self, route: str) -> None:
         """Stop reading the FIFO of a route: the next turn ends its record and closes it. Stdin is read on."""
-        self._unread.pop(route, None)
+        self.fifos.unread.pop(route, None)
         for pipe in list(self._pipes.values()):
             if pipe.route.name == route != self._stdin_route:
                 self._let_go(pipe)
                 self._systemd.forget(route)
 
-    def look_again_at(self) -> float | None:
-        """When :meth:`look_again` or :meth:`look_after` is due, on the monotonic clock."""
+    def due(self) -> float | None:
+        """When :meth:`check_lines` or :meth:`check_paths` is due, on the monotonic clock."""
         if any(pipe.waits and not pipe.ready for pipe in self._awake):
-            return self._look_at
-        return self._looked_after + _LOOK_AFTER_SECONDS if self._pipes or self._unread else None
+            return self._check_lines_at
+        return self._check_paths_at if self._pipes or self.fifos.unread else None
 
-    def look_again(self, now: float) -> None:
-        """Look after the unfinished lines, ever more rarely.
+    def check_lines(self, now: float) -> None:
+        """Check the unfinished lines, ever more rarely.
 
-        The kernel tells of the end of each write to a pipe, but where the pipe is not empty it says nothing of one that
-        fills it up and has to wait for us.
+        The kernel reports the end of each write to a pipe. But if the pipe is not empty, it does not report a write
+        that fills the pipe and waits for the daemon to read.
         """
-        if now >= self._look_at:
+        if now >= self._check_lines_at:
             for pipe in self._awake:
-                pipe.look_again(now)
+                pipe.check(now)
             self._pause = min(2 * self._pause, PAUSE_MAX_SECONDS)
-            self._look_at = now + self._pause
+            self._check_lines_at = now + self._pause
 
     def notice(self, descriptor: int, events: int, now: float) -> None:
-        """Something happened to a pipe."""
+        """The poller reported ``events`` of a pipe."""
         self._pause = _PAUSE_SECONDS
-        self._look_at = min(self._look_at, now + self._pause)  # a busy pipe must not put off the look at another
+        # A busy pipe must not put off the check of another.
+        self._check_lines_at = min(self._check_lines_at, now + self._pause)
         pipe = self._pipes[descriptor]
         pipe.ready = True
         self._awake[pipe] = None
         pipe.hung_up = pipe.hung_up or bool(events & select.EPOLLHUP)
 
     def collect(self, turn: Turn, arena: Arena) -> None:
-        """Hand what the ready pipes hold to ``turn``; who came to nothing this time comes first the next."""
+        """Hand what the ready pipes hold to ``turn``; a pipe for which there was no room comes first in the next."""
         self._close_leaving(turn)
         for pipe in list(self._awake):
             if arena.free < pipe.chunk_bytes + SOCKETS_BYTES:
@@ -290,32 +215,32 @@ class Intake:
             elif not (pipe.ready or pipe.waits):
                 del self._awake[pipe]
 
-    def announce(self, placement: Placement) -> None:
+    def before_write(self, placement: Placement) -> None:
         """As :class:`wald.daemon.committer.Sources`."""
         ours = list(_from_pipes(placement))
         if ours:
             self._transfers.restore()
         for pipe, placed in ours:
-            pipe.announce(placed, placement.segment)
+            pipe.before_write(placed, placement.segment)
 
-    def settle(self, placement: Placement) -> list[str]:
+    def after_sync(self, placement: Placement) -> list[str]:
         """As :class:`wald.daemon.committer.Sources`."""
         wrong = []
         for pipe, placed in _from_pipes(placement):
-            wrong.append(pipe.settle(placed))
+            wrong.append(pipe.after_sync(placed))
             (self._inside.add if pipe.inside_record else self._inside.discard)(pipe)
-        return [words for words in wrong if words]
+        return [message for message in wrong if message]
 
     def release_writing_ends(self) -> None:
-        """At a stop: let the FIFOs show whether anybody else can still write to them."""
+        """At a stop: let the FIFOs show whether another process can still write to them."""
         for pipe in list(self._pipes.values()):
             self._poller.unregister(pipe.descriptor)
             self._release_writing_end(pipe)
 
-    def look_last(self) -> bool:
+    def check_last(self) -> bool:
         """At a stop: whether there is still something to take."""
         for pipe in self._pipes.values():
-            pipe.look_last()
+            pipe.check_last()
             if pipe.ready:
                 self._awake[pipe] = None
         return self.ready
@@ -328,48 +253,34 @@ class Intake:
         self._scratch.close()
         self._transfers.close()
 
-    def _is_in_place(self, route: str, pipe: Pipe) -> bool:
-        """Whether ``pipe`` is what stands at the path of the route's FIFO."""
-        try:
-            return file_of(os.stat(self._place(route))) == pipe.file
-        except OSError:
-            return False
-
-    def _put_back(self, route: str, pipe: Pipe | None) -> list[str]:
-        """Make the FIFO of a route anew if it is gone, or keep aside what stands in its place."""
-        if has_fifo(self._root, route) or not (pipe or is_displaced(self._root, route)):
-            return []
-        if self._root.retired(route).exists():
-            return []
-        found = make_fifo(self._root, route, stat.S_IMODE(os.fstat(pipe.descriptor).st_mode) if pipe else None)
-        self.replaced += 1
-        self._find(route)
-        return [f"{self._root.fifo(route)}: {'replaced' if found else 'removed'}; made anew, with the mode it had"]
-
     def _follow(self, route: str) -> list[str]:
         """Read the FIFO that is now at the path of a route's; one that was there before is read to its end.
 
         Raises:
             InvalidInput, OSError: it cannot be read.
         """
-        old = self._current.get(route)
-        if old is not None and self._is_in_place(route, old):
-            self._unread.pop(route, None)
+        old, fifos = self._current.get(route), self.fifos
+        if old is not None and fifos.is_at_path(route, old.file):
+            fifos.unread.pop(route, None)
             return []
-        opened = self._open_fifo(route, {pipe.file: pipe.route.name for pipe in self._pipes.values()})
-        told = [self._finish_take(opened)]
+        opened = fifos.open(route, {pipe.file: pipe.route.name for pipe in self._pipes.values()})
+        done = [self._finish_transfer(opened)]
         if old is not None:
-            self._systemd.forget(route)
-            self._poller.unregister(old.descriptor)
-            self._release_writing_end(old)
-            self._poller.register(old.descriptor, select.EPOLLIN | select.EPOLLET)
-            self._outgoing.add(old)
-            del self._current[route]
+            self._make_way(old)
         self._add(opened, 0)
-        waited = self._unread.pop(route, None) is not None
+        waited = fifos.unread.pop(route, None) is not None
         if old is not None or waited:
-            told.append(f"{self._root.fifo(route)}: another FIFO than before; it is read from now on")
-        return [words for words in told if words]
+            done.append(fifos.followed(route))
+        return [message for message in done if message]
+
+    def _make_way(self, pipe: Pipe) -> None:
+        """Read a pipe that is not at its path any more only until its writers have left."""
+        self._systemd.forget(pipe.route.name)
+        self._poller.unregister(pipe.descriptor)
+        self._release_writing_end(pipe)
+        self._poller.register(pipe.descriptor, select.EPOLLIN | select.EPOLLET)
+        self._outgoing.add(pipe)
+        del self._current[pipe.route.name]
 
     def _let_go(self, pipe: Pipe) -> None:
         """Have the next turn end a pipe's record and close it: it may have a batch in this one."""
@@ -394,42 +305,6 @@ class Intake:
             or any(other is not pipe and other.route.name == pipe.route.name for other in self._inside)
         )
 
-    def _require_other_than_stdins(self, route: str) -> None:
-        if route == self._stdin_route:
-            raise InvalidInput(f"route {route}: stdin feeds it, so its FIFO is not read", hint="use another route")
-
-    def _find(self, route: str) -> None:
-        for path in found_files(self._root, route):
-            self._found.setdefault(path, found_words(self._root, path, route))
-
-    @contextlib.contextmanager
-    def _told_of(self, route: str) -> Iterator[None]:
-        """Whatever is wrong with one FIFO is no reason not to read the others."""
-        try:
-            yield
-        except WaldError as error:
-            self._unread[route] = error.message
-        except OSError as error:
-            self._unread[route] = f"{error.filename or self._root.fifo(route)}: {error.strerror or error}"
-
-    def _open_fifo(self, route: str, others: Mapping[tuple[int, int], str]) -> Opened:
-        """
-        Args:
-            others: the route of each file that is open.
-        """
-        path = self._root.fifo(route)
-        file = file_of(os.stat(path))
-        other = others.get(file, route)
-        if other != route:
-            raise InvalidInput(
-                same_fifo_words(self._root, path, self._root.fifo(other)),
-                hint=command_line(self._root.path, f"route add {route} --fifo"),
-            )
-        given = self._systemd.take(file)
-        if given is not None:
-            return Opened(route, given, held=True, handed_over=True)
-        return Opened(route, *open_fifo(path))
-
     def _close_leaving(self, turn: Turn) -> None:
         """End the records of the pipes that are no longer read; close those whose record has ended."""
         for pipe in list(self._leaving):
@@ -441,7 +316,7 @@ class Intake:
                 pipe.close()
                 self._free(pipe.slot)
 
-    def _add(self, opened: Opened, open_sequence: int) -> None:
+    def _add(self, opened: OpenPipe, open_sequence: int) -> None:
         """Watch a pipe."""
         if not (opened.is_stdin or self._free_slots):
             os.close(opened.descriptor)
@@ -456,32 +331,30 @@ class Intake:
             self._inside.add(pipe)
         self._poller.register(opened.descriptor, select.EPOLLIN | select.EPOLLET)
 
-    def _clear_transfers(self) -> None:
+    def _clear_slots(self) -> None:
         """Empty the slots of the last life; those of pipes that could not be opened are finished later."""
-        self._unfinished = {
-            inode: transfer for inode, transfer in self._unfinished.items() if transfer.slot != _STDIN_SLOT
-        }
-        kept = {transfer.slot for transfer in self._unfinished.values()}
+        self._unfinished = {inode: each for inode, each in self._unfinished.items() if each.slot != _STDIN_SLOT}
+        kept = {each.slot for each in self._unfinished.values()}
         self._free_slots = [slot for slot in range(PIPES_MAX - 1, _STDIN_SLOT, -1) if slot not in kept]
         for slot in {*range(PIPES_MAX)} - kept:
             self._transfers.clear(slot)
 
-    def _finish_take(self, opened: Opened) -> str:
-        """Finish the transfer of an earlier life from this very pipe; returns what was done, in words."""
-        _, inode = file_of(os.fstat(opened.descriptor))
-        transfer = self._unfinished.pop(inode, None)
-        if transfer is None:
+    def _finish_transfer(self, opened: OpenPipe) -> str:
+        """Finish the transfer of an earlier life from this very pipe; returns a message about what was done."""
+        _, inode = opened.file
+        unfinished = self._unfinished.pop(inode, None)
+        if unfinished is None:
             return ""
-        done = self._make(opened, transfer.slot, 0).resolve(transfer.payload) if opened.held else ""
-        self._free(transfer.slot)
+        done = self._make(opened, unfinished.slot, 0).finish_transfer(unfinished.payload) if opened.held else ""
+        self._free(unfinished.slot)
         return f"{opened.route}: {done}" if done else ""
 
     def _free(self, slot: int) -> None:
-        with contextlib.suppress(OSError):  # shortened, on a full disk: then the slot says nothing either
+        with contextlib.suppress(OSError):  # shortened, on a full disk: then the slot records nothing either
             self._transfers.clear(slot)
         self._free_slots.append(slot)
 
-    def _make(self, opened: Opened, slot: int, open_sequence: int) -> Pipe:
+    def _make(self, opened: OpenPipe, slot: int, open_sequence: int) -> Pipe:
         return Pipe(
             Route.named(opened.route),
             opened.descriptor,

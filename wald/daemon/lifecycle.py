@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from types import FrameType
 
-from wald.daemon.pipes import file_of
+from wald.daemon.pipe_calls import file_of
 
 _FIRST_LISTENED = 3  # SD_LISTEN_FDS_START
 

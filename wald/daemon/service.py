@@ -22,8 +22,9 @@ from wald.daemon.commands import Commands
 from wald.daemon.committer import Committer, Full
 from wald.daemon.connections import Connections
 from wald.daemon.endpoint import Endpoint
+from wald.daemon.fifos import take_stdin
 from wald.daemon.gate import Gate
-from wald.daemon.intake import Intake, take_stdin
+from wald.daemon.intake import Intake
 from wald.daemon.journal import open_journal
 from wald.daemon.lifecycle import Signals, Systemd, allow_descriptors
 from wald.daemon.listening import check_socket, listen
@@ -187,7 +188,7 @@ class Service:
             self._writer.abandon()
         self._intake.release_writing_ends()
         try:
-            while self._intake.look_last():
+            while self._intake.check_last():
                 self._collect_pipes()
         except Full as full:
             if lost := self._intake.lost:
@@ -215,7 +216,7 @@ class Service:
         self._arena.reset()
         turn = Turn(self._writer.state.producers)
         readable = self._dispatch(events, now)
-        self._intake.look_again(now)
+        self._intake.check_lines(now)
         if room:
             self._intake.collect(turn, self._arena)
         # After the pipes: what they have begun in this very turn keeps others off its route too.
@@ -302,7 +303,7 @@ class Service:
             return min(_FULL_LOOK_SECONDS, _FULL_LOOK_SECONDS if asked is None else max(0.0, asked - now))
         if self._intake.ready:
             return 0
-        times = [at for at in (asked, self._intake.look_again_at()) if at is not None]
+        times = [at for at in (asked, self._intake.due()) if at is not None]
         times.append(self._committer.due())
         if self._connections.held_requests:
             times.append(now + _FULL_LOOK_SECONDS)
@@ -325,10 +326,10 @@ class Service:
             self._swept_at = now
             self._connections.expire(now, self._config.frame_timeout)
             self._metrics.connections = len(self._connections)
-        for words in self._intake.look_after(now):
+        for words in self._intake.check_paths(now):
             self._journal.warning("fifo", what=words)
-        self._metrics.fifo_troubles = len(self._intake.troubles)
-        self._metrics.fifos_replaced = self._intake.replaced
+        self._metrics.fifo_troubles = len(self._intake.fifos.troubles)
+        self._metrics.fifos_replaced = self._intake.fifos.replaced
         if self._writer.base_sequence != self._sealed_before:
             self._sealed_before = self._writer.base_sequence
             self._background.wake()
@@ -378,7 +379,7 @@ class Service:
             "needed_bytes": self._metrics.needed_bytes,
             "free_space_min": self._room.sizes.reserve_bytes,
             "segment_max_bytes": self._room.sizes.segment_bytes,
-            "fifo_troubles": self._intake.troubles,
+            "fifo_troubles": self._intake.fifos.troubles,
             "routes": self._writer.state.routes,
         }
 

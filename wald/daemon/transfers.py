@@ -1,19 +1,29 @@
-"""The transfers file as the daemon writes it: a slot for each pipe, whose mark the kernel sets when the bytes leave it.
+"""The transfers file as the daemon uses it: a slot for each pipe, whose mark the kernel sets when the bytes leave it.
 
-``readv(2)`` puts the first byte of a transfer into the mark, which is a mapped page of the file. Nobody here reads or
-writes that page: if somebody has shortened the file, the call fails with EFAULT and the bytes are still in their pipe,
-where a touch of ours would be a SIGBUS.
+``readv(2)`` puts the first byte of a transfer into the mark, which is a mapped page of the file. Python code neither
+reads nor writes that page: if the file was shortened, the system call fails with EFAULT and the bytes are still in
+their pipe, where an access from Python would be a SIGBUS.
+
+What the last life of the daemon recorded and did not carry out is in pipe and log. That is looked for before this life
+writes anything: what stands at a recorded place then is what was recorded. In the log it is found in whichever form its
+segment has, for a FIFO may be unreadable for more than one life.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
+from wald.errors import Damaged
+from wald.format.parsing import Whole
 from wald.format.transfers import MARK_OFFSET, SLOT_BYTES, Transfer, decode_transfer, encode_transfer
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.inplace import InPlaceFile
+from wald.store.segments.view import View, read_view
 
 
 class Transfers:
@@ -24,16 +34,17 @@ class Transfers:
     """
 
     def __init__(self, path: Path, count: int, disk: Disk) -> None:
-        self._count = count
+        self.count = count
         self._file = InPlaceFile(path, count * SLOT_BYTES, disk)
         self._map = self._mapped()
 
-    def told(self, number: int) -> tuple[Transfer, bool] | None:
-        """What slot ``number`` says, as :func:`wald.format.transfers.decode_transfer`."""
-        return decode_transfer(os.pread(self._file.descriptor, SLOT_BYTES, number * SLOT_BYTES))
+    def pending(self, slot: int) -> Transfer | None:
+        """The transfer that a slot records, if its bytes have not left their pipe."""
+        recorded = decode_transfer(os.pread(self._file.descriptor, SLOT_BYTES, slot * SLOT_BYTES))
+        return None if recorded is None or recorded[1] else recorded[0]
 
     def restore(self) -> None:
-        """Make the file anew if somebody has removed or replaced it.
+        """Make the file anew if it was removed or replaced.
 
         Raises:
             OSError: as for the class.
@@ -42,25 +53,63 @@ class Transfers:
             self._map.close()
             self._map = self._mapped()
 
-    def tell(self, number: int, transfer: Transfer) -> None:
-        """
-        Raises:
-            OSError: somebody has shortened the file, and there is no room to make it longer again.
-        """
-        self._file.write(encode_transfer(transfer), number * SLOT_BYTES)
+    def write(self, slot: int, transfer: Transfer) -> None:
+        """Record a transfer, as one whose bytes are still in their pipe.
 
-    def mark(self, number: int) -> memoryview:
+        Raises:
+            OSError: the file was shortened, and there is no room to make it longer again.
+        """
+        self._file.write(encode_transfer(transfer), slot * SLOT_BYTES)
+
+    def mark(self, slot: int) -> memoryview:
         """The byte to hand to the kernel; to be released before :meth:`restore`."""
-        at = number * SLOT_BYTES + MARK_OFFSET
+        at = slot * SLOT_BYTES + MARK_OFFSET
         return memoryview(self._map)[at : at + 1]
 
-    def clear(self, number: int) -> None:
-        """Empty a slot; errors as of :meth:`tell`."""
-        self._file.write(bytes(SLOT_BYTES), number * SLOT_BYTES)
+    def clear(self, slot: int) -> None:
+        """Empty a slot; errors as of :meth:`write`."""
+        self._file.write(bytes(SLOT_BYTES), slot * SLOT_BYTES)
 
     def close(self) -> None:
         self._map.close()
         self._file.close()
 
     def _mapped(self) -> mmap.mmap:
-        return mmap.mmap(self._file.descriptor, self._count * SLOT_BYTES)
+        return mmap.mmap(self._file.descriptor, self.count * SLOT_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A transfer to be finished when its pipe is opened: the slot that records it, and what the log holds of it."""
+
+    slot: int
+    payload: bytes
+
+
+def unfinished_transfers(root: Root, transfers: Transfers, *, log_id: bytes) -> dict[int, Unfinished]:
+    """The transfers that the slots record and whose batches were written, by the inode of their pipe."""
+    found = {}
+    for slot in range(transfers.count):
+        transfer = transfers.pending(slot)
+        payload = None if transfer is None else _written(root, transfer, log_id)
+        if transfer is not None and payload is not None:
+            found[transfer.inode] = Unfinished(slot, payload)
+    return found
+
+
+def _written(root: Root, transfer: Transfer, log_id: bytes) -> bytes | None:
+    """The payload at the place that was recorded; None if no such batch was written, or it is gone."""
+    try:
+        return _payload(read_view(root, log_id).including_released(), transfer)
+    except Damaged:
+        return None
+
+
+def _payload(view: View, transfer: Transfer) -> bytes | None:
+    for segment in view.segments:
+        if segment.base_sequence == transfer.segment:
+            with closing(view.open(segment)) as opened:
+                met = next(opened.batches(transfer.position, None), None)
+                if isinstance(met, Whole) and (met.position, met.route) == (transfer.position, transfer.route):
+                    return bytes(met.payload)
+    return None
