@@ -13,7 +13,7 @@ from powercut import RecordingDisk
 
 from wald.format.head import LINE_BYTES, Head, encode_head
 from wald.store.files.inplace import InPlaceFile
-from wald.store.writing.writer import Draft, Route
+from wald.store.writing.drafts import Draft, Route
 
 LOG = "new/above/log"  # below a directory that is there
 SEGMENT_BYTES = 4096

@@ -14,7 +14,7 @@ from logs import Built, commit, draft
 from wald.format.batch import HEADER
 from wald.format.names import Kind
 from wald.store.segments.raw import FIRST_BATCH
-from wald.store.writing.writer import Route
+from wald.store.writing.drafts import Route
 
 
 class TestUnfinishedWrites:

@@ -22,7 +22,7 @@ from wald.format.state import Written, decode_state
 from wald.store.files.directory import Root, list_segments
 from wald.store.segments.indexes import read_index
 from wald.store.segments.raw import RawFile
-from wald.store.writing.writer import Draft, Route
+from wald.store.writing.drafts import Draft, Route
 
 
 def raw(built: Built) -> bytes:

@@ -17,9 +17,10 @@ from wald.store.files.ledger import Ledger
 from wald.store.files.routes import add_route
 from wald.store.files.uptime import Moment
 from wald.store.segments.view import View, read_view
+from wald.store.writing.drafts import Draft, Placement, Route
 from wald.store.writing.recovery import recover
 from wald.store.writing.sealer import remove_temporaries, seal
-from wald.store.writing.writer import Draft, Placement, Route, Writer
+from wald.store.writing.writer import Writer
 
 START_NS = 1_700_000_000_000_000_000
 SECOND_NS = 1_000_000_000

@@ -24,9 +24,10 @@ from wald.metrics import Metrics
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk, free_bytes
 from wald.store.files.inplace import InPlaceFile
+from wald.store.writing.drafts import Draft, Placed, Placement
 from wald.store.writing.lock import Lock, holder
 from wald.store.writing.room import Cause, Room, Sizes
-from wald.store.writing.writer import Draft, Placed, Placement, Writer
+from wald.store.writing.writer import Writer
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_SECONDS = 0.25  # how long a disk that was full is taken to be

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from wald.format.protocol import Code, ProtocolError
-from wald.store.writing.writer import Route
+from wald.store.writing.drafts import Route
 
 
 class Wait(Enum):

@@ -25,7 +25,7 @@ from wald.daemon.turn import Arena, Turn
 from wald.errors import InvalidInput
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.writing.writer import Draft, Placed, Placement, Route
+from wald.store.writing.drafts import Draft, Placed, Placement, Route
 
 PIPES_MAX = 1024  # slots in the transfers file; the first is stdin's
 _STDIN_SLOT = 0

@@ -23,7 +23,7 @@ from wald.daemon.transfers import Transfers
 from wald.daemon.turn import Arena
 from wald.format.batch import Flag
 from wald.format.transfers import Transfer
-from wald.store.writing.writer import Draft, Placed, Route
+from wald.store.writing.drafts import Draft, Placed, Route
 
 PAUSE_MAX_SECONDS = 1.0  # between looks at an unfinished line
 

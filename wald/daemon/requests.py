@@ -26,7 +26,7 @@ from wald.format.columns import BadColumns
 from wald.format.columns import decode as decode_columns
 from wald.format.protocol import Code, ProtocolError, Publish, encode_err
 from wald.format.state import Written
-from wald.store.writing.writer import Route
+from wald.store.writing.drafts import Route
 
 KEPT_TOTAL_MAX_BYTES = 16 << 20  # of unfinished requests in memory; beyond it even small payloads are spooled
 QUICK = frozenset({"PING", "HEAD"})  # answered after the commit of what came before them, as records are

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from wald.errors import InvalidInput
 from wald.format.protocol import Code, ProtocolError
 from wald.store.files.directory import Root
-from wald.store.writing.writer import Route
+from wald.store.writing.drafts import Route
 
 
 @dataclass(frozen=True, slots=True)

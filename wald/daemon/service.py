@@ -41,12 +41,13 @@ from wald.store.files.disk import Disk
 from wald.store.files.fifos import has_fifo
 from wald.store.files.ledger import Ledger
 from wald.store.files.routes import add_route
+from wald.store.writing.drafts import Draft
 from wald.store.writing.lives import STOPPED, end_life
 from wald.store.writing.lock import Lock, require_free
 from wald.store.writing.recovery import recover
 from wald.store.writing.room import Room
 from wald.store.writing.sealer import Sealed, remove_temporaries
-from wald.store.writing.writer import Draft, Writer
+from wald.store.writing.writer import Writer
 
 _FULL_LOOK_SECONDS = 0.25  # how often a full disk is looked at again
 _LAST_LOOKS_SECONDS = 2.0  # how long a stop tries to give the active segment its name back

@@ -15,7 +15,7 @@ from stringzilla import count as count_bytes
 from wald.format.batch import padding
 from wald.format.columns import decode as decode_columns
 from wald.format.protocol import Publish
-from wald.store.writing.writer import Route
+from wald.store.writing.drafts import Route
 
 
 class Spooling:

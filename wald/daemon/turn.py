@@ -12,7 +12,7 @@ from wald.daemon.spooling import Spooling
 from wald.format.batch import Buffer, Encoding, Flag
 from wald.format.protocol import Code, ProtocolError, Publish
 from wald.format.state import Producers, Written
-from wald.store.writing.writer import Draft, Placed, Route
+from wald.store.writing.drafts import Draft, Placed, Route
 
 ARENA_BYTES = 4 << 20  # several pipe chunks; at a millisecond a turn more would not be faster
 

@@ -1,6 +1,7 @@
 """The active segment, its cut and sealing, and what a start repairs.
 
 blanks      files that segments are made in
+drafts      batches that wait to be written, and their places
 floor       above all sequences given out
 lives       how the lives of the daemon ended
 lock        one writer, and its epoch

@@ -1,15 +1,15 @@
-"""The active segment: the only place that appends to the log and the only one that cuts it.
+"""The writer of the active segment. No other code appends to the log or cuts a segment.
 
     placed = writer.place(drafts, now_ns=…)   where each batch will stand; nothing has happened yet
     writer.commit(placed)                     one gather-write, one fdatasync; then it is durable
     writer.cut(now_ns=…)                      the segment is complete; the next one is active
 
-Memory changes only after the disk agreed. After an OSError from a write or a sync the descriptor is finished
-(:attr:`Writer.failed`): nothing is written to it or synced again. :meth:`Writer.replace` leaves the file at its durable
-length and opens the next one, where the same drafts are placed again.
+State in memory changes only after the write and the sync have succeeded. After an OSError from either, the descriptor
+is never written or synced again (:attr:`Writer.failed`). :meth:`Writer.replace` truncates the file to its durable
+length and opens the next segment, where the same drafts are placed again.
 
-A batch lies in one segment, and a segment is cut only after it has given out a sequence, so every segment has a name of
-its own; a record larger than a segment makes its segment grow.
+A batch never spans segments. A segment is named by its first sequence, so it is cut only after it has given one out. A
+record larger than a segment makes its segment grow.
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from wald.format.batch import (
-    OUTSIDE_BYTES,
     BatchHeader,
     Buffer,
     Encoding,
@@ -30,122 +27,21 @@ from wald.format.batch import (
     Flag,
     checksum_body,
     encode,
-    padded,
-    route_prefix,
     seed,
 )
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader, encode_header
-from wald.format.state import LogState, encode_state, fingerprint
+from wald.format.state import LogState, encode_state
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.inodes import Name
 from wald.store.segments.indexes import SparseIndexWriter
 from wald.store.segments.raw import FIRST_BATCH, RawFile
 from wald.store.writing.blanks import Blanks
+from wald.store.writing.drafts import Draft, Placed, Placement
 from wald.store.writing.room import Room
 
 _U32 = 0xFFFFFFFF
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A route as the writer needs it: its name, and the bytes that open the body of each of its batches."""
-
-    name: str
-    prefix: bytes
-    name_bytes: int
-
-    @classmethod
-    def named(cls, name: str) -> Route:
-        return cls(name, route_prefix(name.encode("ascii")), len(name))
-
-
-@dataclass(slots=True)
-class Draft:
-    """One batch before it has a place in the log.
-
-    Attributes:
-        payload: the buffers; empty where ``spool`` holds the payload.
-        count: records that begin in it.
-        continues: sequence of the record that the payload starts in the middle of; 0 if it does not.
-        body_checksum: once it is known; with ``spool`` it has to be.
-        spool: descriptor of the file that holds a payload too large for memory.
-        source: whoever it is from and wants to know what becomes of it.
-    """
-
-    route: Route
-    payload: list[Buffer]
-    payload_bytes: int
-    count: int
-    encoding: int = Encoding.LINES
-    flags: int = 0
-    continues: int = 0
-    producer_id: int = 0
-    producer_sequence: int = 0
-    body_checksum: int | None = None
-    spool: int | None = None
-    source: object = None
-
-    def checksum(self) -> int:
-        """Of the body; computed once."""
-        if self.body_checksum is None:
-            self.body_checksum = checksum_body(self.route.prefix, self.payload, self.payload_bytes)
-        return self.body_checksum
-
-    @property
-    def fingerprint(self) -> int:
-        """By which a producer's batch is told from another; see :func:`wald.format.state.fingerprint`."""
-        return fingerprint(
-            body_checksum=self.checksum(),
-            payload_bytes=self.payload_bytes,
-            encoding=self.encoding,
-            route_bytes=self.route.name_bytes,
-        )
-
-    @property
-    def total_bytes(self) -> int:
-        """What it takes in the segment."""
-        return OUTSIDE_BYTES + len(self.route.prefix) + padded(self.payload_bytes)
-
-
-class Placed(NamedTuple):
-    """A draft with its place: ``position`` in the segment, and the sequence of the first record that begins in it."""
-
-    draft: Draft
-    position: int
-    base_sequence: int
-
-    @property
-    def last_sequence(self) -> int:
-        return self.base_sequence + self.draft.count - 1
-
-    def header(self, append_time_ns: int, epoch: int, flags: int) -> Fields:
-        """The header it is written with; ``flags`` are added to the draft's."""
-        draft, _, base_sequence = self
-        return (
-            draft.checksum(),
-            draft.payload_bytes,
-            base_sequence,
-            append_time_ns,
-            draft.producer_id,
-            draft.continues or draft.producer_sequence,
-            draft.count,
-            epoch,
-            draft.encoding,
-            int(draft.flags) | flags,  # flags are slow to combine
-            draft.route.name_bytes,
-        )
-
-
-class Placement(NamedTuple):
-    """What one commit will write."""
-
-    segment: int
-    position: int
-    end: int
-    append_time_ns: int
-    batches: tuple[Placed, ...]
 
 
 class Writer:
@@ -153,14 +49,14 @@ class Writer:
 
     Attributes:
         path: of the active segment.
-        failed: whether a write or sync of the active segment failed; only :meth:`replace` helps then.
+        failed: whether a write or sync of the active segment failed. Only :meth:`replace` continues from there.
         unsynced: whether there are commits that were not synced.
 
     Args:
-        state: what recovery found; the writer owns it from now on.
-        carry: a raw file without a sequence of its own, and how many of its bytes are good: the first segment takes
-            them over, at the same positions, and replaces it.
-        room: what of the disk may be allocated ahead; None: as much as there is.
+        state: as recovery returned it. The writer changes it from now on.
+        carry: a raw file without a sequence of its own, and its length up to the last good batch. The first segment
+            holds a copy of these bytes at the same positions and replaces the file.
+        room: limits what may be allocated ahead; None: no limit.
     """
 
     def __init__(
@@ -198,20 +94,20 @@ class Writer:
 
     @property
     def advanced(self) -> bool:
-        """Whether the active segment has given out a sequence: only then may it be cut."""
+        """Whether the active segment has given out a sequence. Only then may it be cut."""
         return self.state.next_sequence > self.base_sequence
 
     @property
     def full_at(self) -> int:
-        """The position that batches are not to pass: twice the control batch if a full one leaves less than half."""
+        """The position at which the segment is full. A large control batch raises it: half is left for records."""
         return max(self.segment_max_bytes, 2 * self._first_position)
 
     def overshoots(self, total_bytes: int) -> bool:
-        """Whether the segment has to be cut before ``total_bytes`` more are written."""
+        """Whether the segment must be cut before ``total_bytes`` more are written."""
         return self.position + total_bytes > self.full_at and self.advanced
 
     def place(self, drafts: Sequence[Draft], *, now_ns: int) -> Placement:
-        """Where ``drafts`` will stand, in their order."""
+        """The places of ``drafts``, in their order. Nothing is written."""
         position, sequence = self.position, self.state.next_sequence
         batches = []
         for draft in drafts:
@@ -222,12 +118,12 @@ class Writer:
         return Placement(self.base_sequence, self.position, position, time_ns, tuple(batches))
 
     def commit(self, placement: Placement) -> None:
-        """Write the batches and return when they are on disk.
+        """Write the batches and sync them.
 
         Raises:
-            OSError: they are not; nothing but :attr:`failed` has changed in memory.
+            OSError: the batches are not durable. In memory only :attr:`failed` has changed.
         """
-        assert not self.failed, "the descriptor is finished"
+        assert not self.failed, "the descriptor must not be used again"
         try:
             headers = self._write(placement)
             if self.sync_commits:
@@ -254,7 +150,7 @@ class Writer:
             if draft.spool is None:
                 pending += buffers
                 continue
-            # The body is copied inside the kernel, between its header and its padding.
+            # The kernel copies the payload between the header and the padding.
             pending.append(buffers[0])
             body = position + len(buffers[0])
             self._disk.write(self._descriptor, pending, start)
@@ -264,10 +160,10 @@ class Writer:
         return headers
 
     def sync(self) -> None:
-        """Make durable what commits left unsynced.
+        """Sync the commits that were not synced.
 
         Raises:
-            OSError: it is not, and no later sync could tell.
+            OSError: they may be lost. A later sync would not report it again.
         """
         self.unsynced = False
         try:
@@ -280,21 +176,22 @@ class Writer:
         """Complete the active segment and open the next one.
 
         Raises:
-            OSError: there is no next segment (a full disk); unless :attr:`failed`, the active one goes on.
+            OSError: there is no next segment, for example because the disk is full. Unless :attr:`failed`, the active
+                segment can still be written.
         """
-        assert self.advanced, "a segment without a sequence has no successor's name"
+        assert self.advanced, "its successor would have the same name"
         if self.unsynced:
             self.sync()
         self._open_next(now_ns, None)
 
     def replace(self, *, now_ns: int) -> None:
-        """After a failure: leave the file at its durable length and go on in a new one.
+        """After a failure: truncate the file to its durable length and open a new segment.
 
         Raises:
-            OSError: that fails too; the log is as it was before, and this can be tried again.
+            OSError: that failed too. The log has not changed, and the call may be repeated.
         """
-        # Through a descriptor of its own, and durable before there is a next segment: what was written and is in doubt
-        # would have the sequences of that one.
+        # The truncation uses a new descriptor and is synced before the next segment exists: the batches that may or may
+        # not have been written have the sequences that the next segment gives out.
         descriptor = self._disk.open(self.path)
         try:
             self._disk.truncate(descriptor, self.position)
@@ -308,15 +205,18 @@ class Writer:
         return self._name.holds()
 
     def name_again(self) -> Path | None:
-        """Go on in a copy of the active segment, at its path; returns the place in ``quarantine/`` of what stood there.
+        """Continue in a copy of the active segment under its path, after another program removed or replaced the file.
+
+        Returns:
+            where in ``quarantine/`` the file is that was found at the path; None: there was none.
 
         Raises:
-            OSError: there is no copy; or there is, and its name was not synced: then it has :attr:`failed`.
+            OSError: there is no copy; or there is one, its name was not synced, and :attr:`failed` is set.
         """
         blank = self._blanks.take(self.segment_max_bytes)
         descriptor = blank.descriptor
         try:
-            # Linux gives no name to a file that has lost its last one.
+            # Linux cannot link a file whose last name was removed.
             self._disk.copy(descriptor, self._descriptor, self.position, 0)
             self._disk.sync(descriptor)
             found = self._quarantine()
@@ -330,15 +230,15 @@ class Writer:
         return found
 
     def prepare_spare(self) -> bool:
-        """Allocate the file that the next cut will need, from the background thread; False if there is no room."""
+        """Allocate the file for the next cut, called by the background thread; False if there is no room."""
         return self._blanks.prepare(self.segment_max_bytes)
 
     def abandon(self) -> None:
-        """Touch the active segment no more: it is another daemon's by now, or what is written to it is lost."""
+        """Never write to the active segment again: another daemon owns it, or what is written to it is lost."""
         self.failed = True
 
     def close(self) -> None:
-        """Leave the active segment at its true length; the next start cuts it."""
+        """Truncate the active segment to its true length; the next start cuts it."""
         self._complete()
         self._disk.close(self._descriptor)
         if self._index is not None:
@@ -353,21 +253,21 @@ class Writer:
                 index.add(base_sequence, position, time_ns)
 
     def _complete(self) -> None:
-        """Leave the active segment at its true length."""
+        """Truncate the active segment to its true length."""
         if self.failed:
             return
         try:
             self._disk.truncate(self._descriptor, self.position)
             self._disk.sync(self._descriptor)
         except OSError:
-            self.failed = True  # what it holds is durable already, and zeros behind that are harmless
+            self.failed = True  # its batches are durable, and readers ignore the zeros behind them
 
     def _open_next(self, now_ns: int, carry: tuple[Path, int] | None) -> None:
-        """Make the next segment complete under a temporary name, then name it: a crash leaves it whole or not there."""
+        """Write the next segment under a temporary name, then rename it. After a crash it is complete or absent."""
         state = self.state
-        # Stored with the state: a clock that was set back must not make what follows older than the control batch.
+        # Append times never decrease, even if the clock was set back, and the control batch has one too.
         state.append_time_ns = max(now_ns, state.append_time_ns)
-        # A carried batch is one only under its own salt.
+        # The checksums of carried batches hold only with the salt of their segment.
         salt = secrets.randbits(32) if carry is None else _salt_of(carry[0])
         header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns, salt)
         blank = self._blanks.take(self.segment_max_bytes)
@@ -376,7 +276,7 @@ class Writer:
             if carry is None:
                 end = self._disk.write(descriptor, [encode_header(header), *self._control(salt)], 0)
             else:
-                # The old file's control batch and pieces stay where they were, so a reader's offsets stay right.
+                # The control batch and the pieces keep their positions, which readers may hold.
                 end = self._copy(descriptor, *carry)
                 self._disk.write(descriptor, [encode_header(header)], 0)
             self._disk.sync(descriptor)
@@ -386,7 +286,7 @@ class Writer:
         except OSError:
             self._blanks.discard(blank)
             raise
-        # From here on the new segment is there: what went to the old one now would be given out twice.
+        # The new segment exists. A batch written to the old one now would have the sequences of the new one.
         if self._descriptor >= 0:
             self._disk.close(self._descriptor)
         if self._index is not None:
@@ -403,19 +303,19 @@ class Writer:
         self._sync_names()
 
     def _sync_names(self) -> None:
-        # Nothing is acknowledged under a name that is perhaps not on disk.
+        # A batch must not be acknowledged while the name of its segment may be lost in a crash.
         self.failed = True
         self._disk.sync_directory(self.root.segments)
         self.failed = False
 
     def _quarantine(self) -> Path | None:
-        """Give what stands at :attr:`path` a name in ``quarantine/``, so that it may be replaced; None: nothing."""
+        """Move the file at :attr:`path` to ``quarantine/``; None if there is none."""
         if not os.path.lexists(self.path):
             return None
         target = self.root.quarantine / f"{self.path.name}-{secrets.token_hex(8)}"
         try:
-            self._disk.link(self.path, target)  # not a rename: a kill would leave the segment without any file
-        except OSError:  # a directory, a file system without links, another user's file
+            self._disk.link(self.path, target)  # a rename and a crash would leave the segment without a file
+        except OSError:  # it is a directory, or another user's file, or the file system has no links
             self._disk.rename(self.path, target)
         self._disk.sync_directory(self.root.quarantine)
         return target
