@@ -132,5 +132,7 @@ def test_every_package_comes_from_the_wheel(full: Path, tmp_path: Path, package:
 def test_a_type_checker_sees_its_types(plain: Path, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import wald\n\nreveal_type(wald.open)\n")
     mypy = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--python-executable"]
+    programs = [ROOT / "examples" / name for name in ("produce.py", "consume.py", "log.py", "pipeline.py")]
 
     assert "wald.log.Log" in run(*mypy, plain / "python", "program.py", cwd=tmp_path)
+    run(*mypy, plain / "python", "--config-file=", "--disallow-any-expr", *programs, cwd=tmp_path)

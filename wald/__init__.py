@@ -1,9 +1,9 @@
-"""wald: a durable spool for one machine, read at leisure.
+"""wald: a durable spool for one machine, read at leisure. ::
 
     format < store < daemon < cli       a layer knows nothing of the layers to its right
 
 ``format`` is bytes, ``store`` is files, ``daemon`` is the process, ``cli`` is the commands. A program imports the names
-below; each is loaded when it is first used, so that short commands start at once.
+below; each is loaded when it is first used, so that short commands start at once. ::
 
     import wald
 
@@ -65,12 +65,11 @@ def open(root: str | PathLike[str]) -> Log:  # noqa: A001 - a program calls it w
         UnsupportedFormat: it was written by a newer wald.
         Damaged: its identity cannot be read.
 
-    Example:
-        ```python
+    Example::
+
         log = wald.open("/var/spool/wald")
         for record in log.read("orders", start="earliest"):
             print(record.sequence, record.value)
-        ```
     """
     from wald.log import Log
 

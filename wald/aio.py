@@ -1,12 +1,8 @@
 """Consumer and Producer for asyncio: each call runs in a thread, and the event loop goes on meanwhile.
 
-    async with aio.Consumer("/var/spool/wald", "orders", follow=True) as consumer:
-        async for record in consumer:
-            await handle(record)
-
-The log is files and a socket that is waited for by durability, so threads are the honest way; each object has one of
-its own, which keeps its calls in order. A record costs a change of threads, some 50 µs: where that is too much,
-:meth:`Consumer.batches` changes threads once a batch.
+A log is files, and a socket whose answers wait for the disk; an event loop can wait for neither without a thread. Each
+object has one thread, which keeps its calls in order. Each record costs a change of threads, some 50 µs; with
+:meth:`Consumer.batches` each batch costs one.
 """
 
 from __future__ import annotations
@@ -49,17 +45,16 @@ class _Thread:
 
 
 class Consumer:
-    """As :class:`wald.Consumer`, with ``async with`` and ``async for``; the arguments are the same but for ``cancel``.
+    """As :class:`wald.Consumer`, with ``async with`` and ``async for``; arguments are the same but ``cancel``.
 
     A task that is cancelled while it waits for the next record ends the wait. The record that it has processed last is
     then processed, as in :class:`wald.Consumer`; the one that it did not get comes again.
 
-    Example:
-        ```python
+    Example::
+
         async with aio.Consumer("/var/spool/wald", "orders", group="billing", follow=True) as consumer:
             async for record in consumer:
                 await handle(record)
-        ```
     """
 
     def __init__(
@@ -136,12 +131,11 @@ class Producer:
     Tasks may share a producer: its calls are made in the order in which they were begun. A call whose task is
     cancelled is carried out all the same.
 
-    Example:
-        ```python
+    Example::
+
         async with aio.Producer("/var/spool/wald") as producer:
             await producer.send("orders", ["4 apples", "1 pear"])
             print(await producer.flush())
-        ```
     """
 
     def __init__(

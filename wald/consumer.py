@@ -1,9 +1,4 @@
-"""A consumer: the records of a route for a group, each processed at least once, its cursor moved in groups.
-
-with Consumer("/var/spool/wald", "orders", group="billing", follow=True) as consumer:
-for record in consumer:
-handle(record)
-"""
+"""A consumer: the records of a route for a group, each processed at least once, its cursor moved in groups."""
 
 from __future__ import annotations
 
@@ -49,7 +44,8 @@ class Consumer:
         route: the route to consume.
         group: the group whose cursor is moved.
         follow: whether to wait for more records at the end, until ``cancel`` is set.
-        cancel: ends the wait for more records; a thread or a signal handler may set it.
+        cancel: when it is set, the iteration ends behind the record in hand, and so does the wait for more records.
+            ``wald.loop.stop_on_signals()`` gives an event that SIGTERM and SIGINT set.
         commit_records: move the cursor after this many records.
         commit_bytes: move the cursor after records of this many bytes.
         commit_seconds: move the cursor when this much time has passed, also while waiting for more records.
@@ -60,12 +56,11 @@ class Consumer:
         InvalidInput: the name of the group is illegal.
         NotPermitted: this user may not read the log.
 
-    Example:
-        ```python
+    Example::
+
         with wald.Consumer("/var/spool/wald", "orders", group="billing", follow=True) as consumer:
             for record in consumer:
                 print(record.sequence, record.key, record.value)
-        ```
     """
 
     def __init__(
@@ -86,7 +81,7 @@ class Consumer:
         self.route = route
         self.group = check_group(group)
         self._follow = follow
-        self._cancel = cancel
+        self._cancel = cancel or threading.Event()
         self._on_missing = on_missing
         self._progress = _Progress(self.log, route, group, commit_records, commit_bytes, commit_seconds)
         self._last = 0  # sequence of the last record handed out
@@ -114,6 +109,9 @@ class Consumer:
                 self._last = record.sequence
                 yield record
                 self._progress.add(record.sequence, 1, len(record.value))
+                if self._cancel.is_set():
+                    self._progress.commit()
+                    return
 
     def batches(self) -> Generator[Batch]:
         """Iterate over batches of records; each batch is processed once the next one is asked for.
@@ -130,6 +128,9 @@ class Consumer:
             self._last = batch.last_sequence
             yield batch
             self._progress.add(batch.last_sequence, batch.count, len(batch.payload))
+            if self._cancel.is_set():
+                self._progress.commit()
+                return
 
     def commit(self, sequence: int | None = None) -> None:
         """Declare records processed, and move the cursor behind them; on disk when this returns.
@@ -140,13 +141,12 @@ class Consumer:
         Raises:
             Refused: the cursor cannot be moved, because another program has moved it further.
 
-        Example:
-            ```python
+        Example::
+
             for record in consumer:
                 if handle(record) == "enough":
                     consumer.commit()
                     break
-            ```
         """
         self._progress.sequence = self._last if sequence is None else sequence
         self._progress.commit()

@@ -1,10 +1,4 @@
-"""A log as a Python program reads it: records or batches from any place, cursors, and where any record is.
-
-log = wald.open("/var/spool/wald")
-for record in log.read("orders", start="cursor"):
-    handle(record.value)
-    log.set_cursor("orders", record.sequence)
-"""
+"""A log as a Python program reads it: records or batches from any place, cursors, and where any record is."""
 
 from __future__ import annotations
 

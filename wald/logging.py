@@ -1,8 +1,4 @@
-"""A handler for the standard library's logging: log records as records of a route.
-
-handler = WaldHandler("/var/spool/wald", "app")
-logging.basicConfig(handlers=[handler], level=logging.INFO)
-"""
+"""A handler for the standard library's logging, which sends log records to a route."""
 
 from __future__ import annotations
 
@@ -56,12 +52,11 @@ class WaldHandler(logging.Handler):
     Attributes:
         lost: how many records were not delivered, as far as is known.
 
-    Example:
-        ```python
+    Example::
+
         handler = WaldHandler("/var/spool/wald", "app")
         logging.basicConfig(handlers=[handler], level=logging.INFO)
         logging.info("started")
-        ```
     """
 
     def __init__(

@@ -53,13 +53,12 @@ class Producer:
         Unavailable: no daemon for that long.
         NotPermitted: this user may not connect.
 
-    Example:
-        ```python
+    Example::
+
         with wald.Producer("/var/spool/wald") as producer:
             producer.send("orders", ["4 apples", "1 pear"], keys=["ann", "bob"])
             for first, last in producer.flush():
                 print("durable:", first, last)
-        ```
     """
 
     def __init__(
@@ -117,8 +116,8 @@ class Producer:
             InvalidInput: an illegal route, a column of another length than ``values``, or a value that cannot be sent.
             WaldError: as :meth:`publish`.
 
-        Example:
-            ```python
+        Example::
+
             producer.send(
                 "orders",
                 ["4 apples", b"1 pear"],
@@ -126,7 +125,6 @@ class Producer:
                 times=[datetime.now(UTC), time.time_ns()],
                 headers=[{"from": "web"}, None],
             )
-            ```
         """
         check_route(route)
         self._publish_all(route, encode_values(values, keys=keys, times=times, headers=headers), columns=True)

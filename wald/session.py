@@ -28,12 +28,7 @@ _TRY_AGAIN = frozenset({Code.FULL, Code.BUSY, Code.TIMEOUT, Code.FAILED})
 
 
 class Durable(NamedTuple):
-    """The sequences of one acknowledged request; its records are on disk.
-
-    Attributes:
-        first: sequence of its first record.
-        last: sequence of its last record.
-    """
+    """The sequences of the first and the last record of one acknowledged request; its records are on disk."""
 
     first: int
     last: int

@@ -117,6 +117,22 @@ def test_what_waits_is_committed_when_its_time_has_come(built: Built) -> None:
         thread.join()
 
 
+def test_a_cancelled_iteration_ends_behind_the_record_in_hand(built: Built) -> None:
+    for values_ in ([b"1", b"2"], [b"3"], [b"4"]):
+        built.lines("a", values_)
+    stop = threading.Event()
+    records = consumer(built, cancel=stop)
+    for record in records:
+        stop.set()
+        assert record.value == b"1"
+    assert committed(built) == 1
+    stop.clear()
+    for batch in records.batches():
+        stop.set()
+        assert batch.last_sequence == 2
+    assert committed(built) == 2
+
+
 def test_a_new_group_keeps_what_is_there_from_the_start(built: Built) -> None:
     """Behind what was reclaimed before it came; nothing later may be reclaimed unread."""
     built.lines("a", [b"1"])
