@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wald.errors import Damaged
-from wald.format.parsing import Whole
+from wald.format.parsing import StoredBatch
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.store.files.directory import Listing, Segment, look_again
 from wald.store.segments.head import Bound
@@ -231,6 +231,6 @@ class Extents:
 
     def _raw(self, segment: OpenSegment, limit: int | None, start: int) -> Iterator[Extent]:
         for met in segment.batches(segment.position_of_sequence(start + 1, limit), limit):
-            wanted = isinstance(met, Whole) and (self._routes is None or met.route in self._routes)
-            if isinstance(met, Whole) and wanted and not met.header.is_control:
+            wanted = isinstance(met, StoredBatch) and (self._routes is None or met.route in self._routes)
+            if isinstance(met, StoredBatch) and wanted and not met.header.is_control:
                 yield Extent(met.header.base_sequence, met.header.count, met.header.total_bytes)

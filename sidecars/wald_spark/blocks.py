@@ -15,13 +15,13 @@ from typing import Protocol, TypeVar
 
 from wald.errors import Damaged
 from wald.format.names import Kind
-from wald.format.parsing import Whole
+from wald.format.parsing import StoredBatch
 from wald.format.sealed import SealedIndex
 from wald.store.files.directory import Listing, Segment, look_again
 from wald.store.segments.compression import FRAME_BYTES
 from wald.store.segments.head import Bound
 from wald.store.segments.opened import OpenSegment, SealedSegment, open_segment
-from wald.store.segments.raw import Gap
+from wald.store.segments.raw import DamagedBytes
 from wald_spark.locations import LogLocation
 
 
@@ -138,9 +138,9 @@ def _raw_blocks(
     kept: list[bool] = []
     damaged, end = False, base
     for met in segment.batches(segment.position_of_sequence(wanted.first, limit), limit):
-        if isinstance(met, Gap):
+        if isinstance(met, DamagedBytes):
             damaged = True
-        elif isinstance(met, Whole) and met.header.count:
+        elif isinstance(met, StoredBatch) and met.header.count:
             last = blocks[-1] if blocks else None
             fits = routes is None or met.route in routes
             end, total = met.header.end_sequence, met.header.total_bytes
@@ -149,7 +149,9 @@ def _raw_blocks(
             else:
                 blocks.append(Block(base, met.header.base_sequence, end, total))
                 kept.append(fits)
-        elif isinstance(met, Whole) and blocks and not met.header.is_control:  # more of a record that began before
+        elif (
+            isinstance(met, StoredBatch) and blocks and not met.header.is_control
+        ):  # more of a record that began before
             blocks[-1] = replace(blocks[-1], raw_bytes=blocks[-1].raw_bytes + met.header.total_bytes)
     short = segment.tail is not None and (segment.tail.garbage_bytes or (following is not None and end < following))
     if damaged or short:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind, is_route, parse_segment_name
-from wald.format.parsing import Whole
+from wald.format.parsing import StoredBatch
 from wald.format.segment import BadHeader
 from wald.store.files.directory import Listing, Root, Segment, list_segments, read_identity
 from wald.store.files.disk import Disk
@@ -241,7 +241,7 @@ def _end(segment: Segment, log_id: bytes) -> int:
             if isinstance(opened, SealedSegment):
                 return opened.index.next_sequence
             return max(
-                (met.header.end_sequence for met in opened.batches(FIRST_BATCH, None) if isinstance(met, Whole)),
+                (met.header.end_sequence for met in opened.batches(FIRST_BATCH, None) if isinstance(met, StoredBatch)),
                 default=0,
             )
     except (FileNotFoundError, Damaged):

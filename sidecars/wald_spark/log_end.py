@@ -13,12 +13,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from wald.errors import Damaged, UnsupportedFormat
-from wald.format.parsing import Whole
+from wald.format.parsing import StoredBatch
 from wald.format.state import BadControl, LogState, decode_state
 from wald.store.files.directory import Listing, Segment, look_again
 from wald.store.segments.head import Bound
-from wald.store.segments.opened import OpenSegment, Passed, RawSegment, open_segment
-from wald.store.segments.raw import FIRST_BATCH, Gap
+from wald.store.segments.opened import OpenSegment, RawSegment, SkippedBatches, open_segment
+from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
 from wald_spark.locations import LogLocation
 
 
@@ -109,7 +109,7 @@ class LogEndTracker:
         self._base, self._position = segment.base_sequence, FIRST_BATCH
         self._state, self._all_routes = LogState(segment.base_sequence), False
         first = next(segment.batches(FIRST_BATCH, None), None)  # durable before the segment had its name
-        if not isinstance(first, Whole) or not first.header.is_control:
+        if not isinstance(first, StoredBatch) or not first.header.is_control:
             return
         try:
             state = decode_state(first.payload)
@@ -123,12 +123,12 @@ class LogEndTracker:
         self._state = LogState(segment.base_sequence, routes=state.routes, open_records=begun)
         self._all_routes = True
 
-    def _take(self, met: Whole | Gap | Passed) -> None:
+    def _take(self, met: StoredBatch | DamagedBytes | SkippedBatches) -> None:
         state = self._state
-        if isinstance(met, Gap):
+        if isinstance(met, DamagedBytes):
             state.open_records.clear()  # a piece of any of them may be missing
             self._position = met.offset + met.length
-        elif isinstance(met, Passed):
+        elif isinstance(met, SkippedBatches):
             state.next_sequence = max(state.next_sequence, met.next_sequence)
             self._position = met.position
         elif not met.header.is_control:

@@ -13,7 +13,7 @@ from golden.samples import FOLDER, SAMPLES, SEALED_SEGMENT, SEGMENT_PAYLOADS, Sa
 from wald.format.names import Kind, segment_name
 from wald.store.files.disk import Disk
 from wald.store.segments.compression import SealedFile, compress_segment
-from wald.store.segments.raw import RawFile, Scanned
+from wald.store.segments.raw import RawFile, ScannedBatch
 
 MAKE_GOLDEN = Path(__file__).parents[2] / "scripts" / "make-golden"
 
@@ -42,7 +42,7 @@ def test_the_golden_segment_holds_its_batches() -> None:
     descriptor = os.open(SEALED_SEGMENT.with_suffix(""), os.O_RDONLY)
     try:
         raw = RawFile(descriptor)
-        scanned = [found for found in raw.scan() if isinstance(found, Scanned)]
+        scanned = [found for found in raw.scan() if isinstance(found, ScannedBatch)]
         assert [raw.payload(found) for found in scanned if not found.header.is_control] == SEGMENT_PAYLOADS
     finally:
         os.close(descriptor)

@@ -9,24 +9,24 @@ from hypothesis import strategies as st
 from sample_segments import BATCHES, SALT, batch, control_batch, crafted, joined, moved
 
 from wald.format.batch import PAYLOAD_MAX_BYTES, seed
-from wald.format.parsing import Batches, Outcome, Parsed, Whole, parse, payload_of, route_of
+from wald.format.parsing import Batches, Outcome, Parsed, StoredBatch, parse, payload_of, route_of
 from wald.format.state import LogState
 
 SOME = [control_batch(LogState(3, 5, {"web": 2})), batch(b"a\nb\n", base=3), batch(b"", base=5), batch(b"c\n", base=5)]
 
 
-def one_by_one(data: bytes, at: int, position: int) -> tuple[list[Whole], int, Parsed]:
+def one_by_one(data: bytes, at: int, position: int) -> tuple[list[StoredBatch], int, Parsed]:
     """The batches, where they end, and what stands there, by :func:`parse` alone."""
-    found: list[Whole] = []
+    found: list[StoredBatch] = []
     while True:
         parsed = parse(data, at, seed(SALT, position + at))
         if parsed.outcome is not Outcome.WHOLE or parsed.header is None:
             return found, at, parsed
-        found.append(Whole(data, at, position + at, parsed.header, route_of(data, at, parsed.header)))
+        found.append(StoredBatch(data, at, position + at, parsed.header, route_of(data, at, parsed.header)))
         at += parsed.header.total_bytes
 
 
-def iterated(data: bytes, at: int, position: int) -> tuple[list[Whole], int, Parsed]:
+def iterated(data: bytes, at: int, position: int) -> tuple[list[StoredBatch], int, Parsed]:
     batches = Batches(data, at, position=position, salt=SALT)
     return list(batches), batches.end, batches.rest
 

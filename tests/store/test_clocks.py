@@ -15,7 +15,7 @@ from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.state import decode_state
 from wald.store.files.directory import list_segments
-from wald.store.segments.raw import RawFile, Scanned
+from wald.store.segments.raw import RawFile, ScannedBatch
 
 YEAR_NS = 365 * 24 * 3600 * SECOND_NS
 STEPS = {
@@ -41,9 +41,9 @@ def steps(path: Path, name: str, *, publish: bool = True) -> Built:
     return built
 
 
-def batches(path: Path) -> list[Scanned]:
+def batches(path: Path) -> list[ScannedBatch]:
     with path.open("rb") as file:
-        return [found for found in RawFile(file.fileno()).scan() if isinstance(found, Scanned)]
+        return [found for found in RawFile(file.fileno()).scan() if isinstance(found, ScannedBatch)]
 
 
 def spoil(built: Built, sequence: int) -> int:

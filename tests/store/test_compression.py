@@ -28,7 +28,7 @@ from wald.format.segment import BadHeader
 from wald.format.state import LogState
 from wald.store.files.disk import Disk
 from wald.store.segments.compression import FRAME_BYTES, Compressed, SealedFile, compress_segment
-from wald.store.segments.raw import FIRST_BATCH, Gap, RawFile, Scanned
+from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch
 
 LINE = b"2024-05-01T12:00:00Z web-3 GET /index.html 200\r\n"
 
@@ -140,7 +140,9 @@ def test_the_index_says_what_a_scan_finds(batches: Sequence[tuple[bytes, int, in
     with TemporaryDirectory() as folder:
         path, _ = compress(Path(folder), raw_segment(*parts, base=7), frame_bytes=frame_bytes)
         with (Path(folder) / "raw").open("rb") as file:
-            scanned = [found for found in RawFile(file.fileno()).scan() if isinstance(found, Scanned) and found.route]
+            scanned = [
+                found for found in RawFile(file.fileno()).scan() if isinstance(found, ScannedBatch) and found.route
+            ]
         index, _ = everything(path)
     names = [entry.route for entry in index.routes]
     assert index.next_sequence == base
@@ -296,19 +298,19 @@ def test_sealing_believes_an_odd_batch_if_the_scan_does(odd: bytes) -> None:
     assert len(gaps) <= 1
 
 
-def assert_sealed_as_scanned(raw: bytes, *, frame_bytes: int) -> list[Gap]:
+def assert_sealed_as_scanned(raw: bytes, *, frame_bytes: int) -> list[DamagedBytes]:
     """Nothing is lost, and batches and damage are those of the scan."""
     with TemporaryDirectory() as folder:
         path, compressed = compress(Path(folder), raw, frame_bytes=frame_bytes)
         with (Path(folder) / "raw").open("rb") as file:
             gaps, positions = [], []
             for found in RawFile(file.fileno()).scan():
-                if isinstance(found, Gap):
+                if isinstance(found, DamagedBytes):
                     gaps.append(found)
-                elif isinstance(found, Scanned):
+                elif isinstance(found, ScannedBatch):
                     positions += [found.offset] if found.route else []
                 elif found.garbage_bytes:
-                    gaps.append(Gap(found.offset, len(raw) - found.offset, found.reason))
+                    gaps.append(DamagedBytes(found.offset, len(raw) - found.offset, found.reason))
         index, data = everything(path)
     assert data == raw
     assert compressed.gaps == gaps

@@ -22,7 +22,7 @@ from wald.format.names import Kind
 from wald.store.checking.dump import dump
 from wald.store.checking.verifier import verify
 from wald.store.segments import raw, resync
-from wald.store.segments.raw import FIRST_BATCH, RawFile, Scanned
+from wald.store.segments.raw import FIRST_BATCH, RawFile, ScannedBatch
 
 FORGED = b"forged"
 
@@ -135,7 +135,7 @@ def test_what_a_producer_without_the_salt_makes_is_no_batch_even_at_a_place_wher
     path = built.path(1, Kind.RAW)
     path.write_bytes(path.read_bytes()[:at] + made)
     with path.open("rb") as file:
-        assert [type(found).__name__ for found in RawFile(file.fileno()).scan()] == ["Scanned", "Tail"]
+        assert [type(found).__name__ for found in RawFile(file.fileno()).scan()] == ["ScannedBatch", "SegmentEnd"]
 
 
 def test_each_segment_has_a_salt_of_its_own(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_batch_is_none_at_another_place(tmp_path: Path) -> None:
         built.lines("a", [b"%d" % number])
     path = built.path(1, Kind.RAW)
     with path.open("rb") as file:
-        places = [found for found in RawFile(file.fileno()).scan() if isinstance(found, Scanned)][1:]
+        places = [found for found in RawFile(file.fileno()).scan() if isinstance(found, ScannedBatch)][1:]
     data = path.read_bytes()
     first, second = (data[place.offset : place.end] for place in places[1:3])
     path.write_bytes(data[: places[1].offset] + second + first + data[places[2].end :])
@@ -190,7 +190,7 @@ class TestSalt:
         lost = FIRST_BATCH + HEADER.size
         path.write_bytes(bytes(lost) + data[lost:-1] + b"\xff")
         with path.open("rb") as file:
-            assert [type(found).__name__ for found in RawFile(file.fileno()).scan()] == ["Tail"]
+            assert [type(found).__name__ for found in RawFile(file.fileno()).scan()] == ["SegmentEnd"]
 
 
 class Counted:

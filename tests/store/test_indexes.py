@@ -14,16 +14,16 @@ from sample_segments import LOG_ID, TIME_NS, segment
 from wald.format.index import INTERVAL_BYTES, SparseIndex
 from wald.format.segment import SegmentHeader
 from wald.store.segments.indexes import SparseIndexWriter, read_index
-from wald.store.segments.raw import RawFile, Scanned
+from wald.store.segments.raw import RawFile, ScannedBatch
 
 HEADER = SegmentHeader(LOG_ID, 7, 3, TIME_NS, 7)
 
 
-def scanned(raw: Path) -> list[Scanned]:
+def scanned(raw: Path) -> list[ScannedBatch]:
     """The batches of records in a raw segment."""
     with raw.open("rb") as file:
         found = RawFile(file.fileno()).scan()
-        return [batch for batch in found if isinstance(batch, Scanned) and not batch.header.is_control]
+        return [batch for batch in found if isinstance(batch, ScannedBatch) and not batch.header.is_control]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from wald.format.names import Kind
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
 from wald.store.files.directory import Listing, list_segments
-from wald.store.reading.walk import Hole, Walk
+from wald.store.reading.walk import MissingRange, Walk
 from wald.store.retention.missing import Missing
 
 
@@ -155,5 +155,5 @@ def test_what_a_listing_has_missed_is_looked_for_again_before_it_is_called_missi
         walk = Walk(short, sequence=1, routes=None)
         met = list(walk.advance(short))
         walk.close()
-        assert [found for found in met if isinstance(found, Hole)] == []
+        assert [found for found in met if isinstance(found, MissingRange)] == []
         assert sum(found.header.count for found in met if hasattr(found, "header")) == 8

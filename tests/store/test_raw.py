@@ -15,7 +15,7 @@ from wald.format.batch import HEADER, Flag
 from wald.format.parsing import Outcome
 from wald.format.segment import BadHeader
 from wald.format.state import LogState
-from wald.store.segments.raw import FIRST_BATCH, WINDOW_BYTES, Gap, RawFile, Scanned, Tail
+from wald.store.segments.raw import FIRST_BATCH, WINDOW_BYTES, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 
 PAYLOADS = [b"one\ntwo\n", b"\n", b"three\n" * 9, b"four" * 30 + b"\n", b"WBAT" * 16 + b"\n", b"last\n"]
 SMALL, OFFSETS = segment(PAYLOADS)
@@ -54,14 +54,14 @@ def opened(data: bytes, *, limit: int | None = None) -> Iterator[RawFile]:
         os.close(descriptor)
 
 
-def scan(raw: RawFile, *, start: int = FIRST_BATCH) -> tuple[list[Scanned], list[Gap], Tail]:
-    batches: list[Scanned] = []
-    gaps: list[Gap] = []
+def scan(raw: RawFile, *, start: int = FIRST_BATCH) -> tuple[list[ScannedBatch], list[DamagedBytes], SegmentEnd]:
+    batches: list[ScannedBatch] = []
+    gaps: list[DamagedBytes] = []
     *found, tail = raw.scan(start=start)
-    assert isinstance(tail, Tail)
+    assert isinstance(tail, SegmentEnd)
     for item in found:
-        assert not isinstance(item, Tail)
-        if isinstance(item, Gap):
+        assert not isinstance(item, SegmentEnd)
+        if isinstance(item, DamagedBytes):
             gaps.append(item)
         else:
             batches.append(item)
@@ -85,7 +85,7 @@ def test_a_whole_segment_is_its_batches(spare: bytes) -> None:
         assert [found.route for found in batches] == [""] + ["web"] * len(PAYLOADS)
         assert [raw.payload(found) for found in batches[1:]] == PAYLOADS
         assert gaps == []
-        assert tail == Tail(len(SMALL), Outcome.END, "", 0)
+        assert tail == SegmentEnd(len(SMALL), Outcome.END, "", 0)
 
 
 @pytest.mark.usefixtures("window")
@@ -157,7 +157,7 @@ def test_what_is_behind_the_limit_does_not_exist() -> None:
             assert raw.read(end - 4, 100) == SMALL[end - 4 : end]
 
         assert (len(batches), gaps) == (number + 1, [])
-        assert tail == Tail(end, Outcome.END, "", 0)
+        assert tail == SegmentEnd(end, Outcome.END, "", 0)
 
 
 def test_a_scan_may_start_at_any_batch() -> None:
@@ -225,7 +225,7 @@ def test_a_record_that_looks_like_a_batch_is_never_one() -> None:
         with opened(framed(damaged, after)) as raw:
             batches, gaps, _ = scan(raw)
             assert [found.header.base_sequence for found in batches] == [1, 3]
-            assert gaps == [Gap(start, len(outer), "the body's checksum is wrong")]
+            assert gaps == [DamagedBytes(start, len(outer), "the body's checksum is wrong")]
     for length in range(HEADER.size, len(outer)):
         with opened(framed(outer)[: start + length]) as raw:
             batches, gaps, tail = scan(raw)

@@ -12,7 +12,7 @@ from wald.format.index import INTERVAL_BYTES, encode_entry
 from wald.format.names import Kind
 from wald.format.segment import HEADER
 from wald.store.segments.indexes import read_index
-from wald.store.segments.raw import RawFile, Scanned
+from wald.store.segments.raw import RawFile, ScannedBatch
 
 SECTOR = 512
 LINE = b"x" * 80
@@ -28,9 +28,9 @@ def built(tmp_path: Path) -> Built:
     return built
 
 
-def batches(built: Built) -> list[Scanned]:
+def batches(built: Built) -> list[ScannedBatch]:
     with built.path(1, Kind.RAW).open("rb") as file:
-        return [found for found in RawFile(file.fileno()).scan() if isinstance(found, Scanned)][1:]
+        return [found for found in RawFile(file.fileno()).scan() if isinstance(found, ScannedBatch)][1:]
 
 
 def lose(built: Built, *offsets: int) -> set[int]:

@@ -12,7 +12,7 @@ from logs import Built
 import wald
 from wald.errors import Damaged
 from wald.store.files.directory import Root, list_segments
-from wald.store.segments.raw import RawFile, Scanned
+from wald.store.segments.raw import RawFile, ScannedBatch
 
 SEGMENT_BYTES = 4096
 NOISE = bytes(range(1, 251)) * 2
@@ -40,7 +40,7 @@ def newest(path: Path) -> Path:
 def offsets(path: Path) -> list[int]:
     """Where each batch of the newest segment begins, and where the last one ends."""
     with newest(path).open("rb") as file:
-        found = [batch for batch in RawFile(file.fileno()).scan() if isinstance(batch, Scanned)]
+        found = [batch for batch in RawFile(file.fileno()).scan() if isinstance(batch, ScannedBatch)]
     return [batch.offset for batch in found] + [found[-1].end]
 
 

@@ -13,7 +13,7 @@ from wald.format.head import Head
 from wald.format.names import Kind
 from wald.store.files.directory import Root
 from wald.store.segments.head import read_head
-from wald.store.segments.raw import RawFile, Scanned, Tail
+from wald.store.segments.raw import RawFile, ScannedBatch, SegmentEnd
 
 THREADS_MIN = 2  # the turn and the background
 DESCRIPTORS_MAX = 512
@@ -100,9 +100,9 @@ def _whole_until(path: Path, head: Head) -> tuple[int, int]:
     sequence = head.segment - 1
     with path.open("rb") as file:
         for found in RawFile(file.fileno(), limit=head.position).scan():
-            if isinstance(found, Scanned):
+            if isinstance(found, ScannedBatch):
                 sequence = max(sequence, found.header.end_sequence - 1)
-            elif isinstance(found, Tail):
+            elif isinstance(found, SegmentEnd):
                 return found.offset, sequence
             else:
                 break

@@ -10,7 +10,7 @@ from logs import Built, commit, draft
 
 from wald.format.state import LogState
 from wald.store.files.disk import Disk
-from wald.store.segments.raw import RawFile, Scanned
+from wald.store.segments.raw import RawFile, ScannedBatch
 from wald.store.writing.writer import Writer
 
 NEVER = 1 << 30  # steps a disk survives
@@ -21,12 +21,12 @@ def in_memory(writer: Writer) -> tuple[LogState, int, int]:
     return copy.deepcopy(writer.state), writer.base_sequence, writer.position
 
 
-def batches(path: Path, *, limit: int | None = None) -> list[Scanned]:
+def batches(path: Path, *, limit: int | None = None) -> list[ScannedBatch]:
     """The batches of a raw segment, which holds nothing else."""
     with path.open("rb") as file:
         *found, _tail = RawFile(file.fileno(), limit=limit).scan()
-    assert all(isinstance(batch, Scanned) for batch in found)
-    return [batch for batch in found if isinstance(batch, Scanned)]
+    assert all(isinstance(batch, ScannedBatch) for batch in found)
+    return [batch for batch in found if isinstance(batch, ScannedBatch)]
 
 
 def with_some_records(path: Path, disk: Disk) -> Built:

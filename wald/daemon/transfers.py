@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wald.errors import Damaged
-from wald.format.parsing import Whole
+from wald.format.parsing import StoredBatch
 from wald.format.transfers import MARK_OFFSET, SLOT_BYTES, Transfer, decode_transfer, encode_transfer
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
@@ -110,6 +110,6 @@ def _payload(view: View, transfer: Transfer) -> bytes | None:
         if segment.base_sequence == transfer.segment:
             with closing(view.open(segment)) as opened:
                 met = next(opened.batches(transfer.position, None), None)
-                if isinstance(met, Whole) and (met.position, met.route) == (transfer.position, transfer.route):
+                if isinstance(met, StoredBatch) and (met.position, met.route) == (transfer.position, transfer.route):
                     return bytes(met.payload)
     return None

@@ -48,7 +48,7 @@ class Parsed(NamedTuple):
     reason: str = ""
 
 
-class Whole(NamedTuple):
+class StoredBatch(NamedTuple):
     """A batch in memory: it stands at ``at`` in ``data``, and at ``position`` in the raw segment."""
 
     data: bytes
@@ -124,7 +124,7 @@ class Batches:
         self.salt = salt
         self._verified = verified
 
-    def __iter__(self) -> Iterator[Whole]:
+    def __iter__(self) -> Iterator[StoredBatch]:
         data, position = self.data, self.position
         routes: dict[bytes, str] = {}
         for at, end, fields in whole_batches(
@@ -135,7 +135,7 @@ class Batches:
             route = routes.get(name)
             if route is None:
                 route = routes[name] = name.decode("ascii", "replace")
-            yield Whole(data, at, position + at, BatchHeader._make(fields[2:13]), route)
+            yield StoredBatch(data, at, position + at, BatchHeader._make(fields[2:13]), route)
 
     @property
     def rest(self) -> Parsed:

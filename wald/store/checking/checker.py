@@ -20,7 +20,7 @@ from wald.format import columns
 from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
-from wald.format.parsing import Batches, Whole
+from wald.format.parsing import Batches, StoredBatch
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.segment import BadHeader
 from wald.format.state import BadControl, LogState, Producers, decode_state
@@ -31,7 +31,7 @@ from wald.store.files.regular import open_file
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.contents import Contents
 from wald.store.segments.indexes import read_index
-from wald.store.segments.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
+from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 from wald.store.segments.salvage import SalvagedSegment
 
 _CONTINUES, _CONTINUED = int(Flag.CONTINUES), int(Flag.CONTINUED)  # enums are slow
@@ -142,9 +142,9 @@ class _Check:
                 yield from self._belongs(header.log_id, header.base_sequence)
             for found in raw.scan():
                 self._raw_bytes = found.offset
-                if isinstance(found, Tail):
+                if isinstance(found, SegmentEnd):
                     yield from self._tail(found)
-                elif isinstance(found, Gap):
+                elif isinstance(found, DamagedBytes):
                     yield self._error(found.offset, f"{found.length} bytes are no batch: {found.reason}")
                 else:
                     payload = memoryview(raw.payload(found))
@@ -154,7 +154,7 @@ class _Check:
         yield from self._sparse_index()
         yield self._held()
 
-    def _tail(self, tail: Tail) -> Iterator[Finding]:
+    def _tail(self, tail: SegmentEnd) -> Iterator[Finding]:
         durable = self._piece.durable
         if durable is not None and tail.offset < durable:
             yield self._error(tail.offset, f"good batches end before the head, at {durable}")
@@ -164,9 +164,9 @@ class _Check:
             words = f"{tail.garbage_bytes} bytes behind the last batch of a complete segment ({tail.reason})"
             yield self._error(tail.offset, words)
 
-    def _behind(self, found: Scanned | Gap | Tail) -> Iterator[Finding]:
+    def _behind(self, found: ScannedBatch | DamagedBytes | SegmentEnd) -> Iterator[Finding]:
         """What stands where nothing is durable: what a running daemon writes, or what the last one has left."""
-        if isinstance(found, Tail) and found.garbage_bytes:
+        if isinstance(found, SegmentEnd) and found.garbage_bytes:
             words = f"{found.garbage_bytes} bytes of an unfinished write; the next start cuts them ({found.reason})"
             yield Finding(Level.INFO, self._path, found.offset, words)
 
@@ -230,10 +230,10 @@ class _Check:
         try:
             with closing(SalvagedSegment(self._piece.segment, self._piece.log_id, error)) as salvaged:
                 for met in salvaged.batches(FIRST_BATCH, None):
-                    if isinstance(met, Gap):
+                    if isinstance(met, DamagedBytes):
                         words = f"{met.length} bytes at {met.offset} of the raw segment cannot be read: {met.reason}"
                         yield self._error(salvaged.file_offset(met.offset), words)
-                    elif isinstance(met, Whole) and not met.header.is_control:
+                    elif isinstance(met, StoredBatch) and not met.header.is_control:
                         self._contents.add(met.position, met.header, met.route)
                         self._state.next_sequence = max(met.header.end_sequence, self._state.next_sequence)
         except Damaged as other:

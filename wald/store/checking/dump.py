@@ -28,7 +28,7 @@ from wald.format.transfers import SLOT_BYTES, decode_transfer
 from wald.store.files.ledger import read_ledger
 from wald.store.files.regular import open_file, read_regular
 from wald.store.segments.compression import SealedFile
-from wald.store.segments.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
+from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 
 Piece = dict[str, Any]  # JSON objects
 
@@ -78,10 +78,10 @@ def _raw(path: Path, *, records: bool) -> Iterator[Piece]:
         raw = RawFile(file.fileno())
         yield _segment_header(raw.read(0, FIRST_BATCH), SEGMENT_MAGIC)
         for found in raw.scan():
-            if isinstance(found, Scanned):
+            if isinstance(found, ScannedBatch):
                 payload = memoryview(raw.payload(found))
                 yield from _batch(found.offset, found.header, found.route, payload, records=records)
-            elif isinstance(found, Gap):
+            elif isinstance(found, DamagedBytes):
                 yield _gap(found)
             else:
                 yield _end(found, raw.limit)
@@ -100,7 +100,7 @@ def _sealed(path: Path, *, records: bool) -> Iterator[Piece]:
                 continue
             yield piece
             if index.is_damage(frame):
-                yield _gap(Gap(frame.raw_offset, len(data), "damaged before it was sealed"))
+                yield _gap(DamagedBytes(frame.raw_offset, len(data), "damaged before it was sealed"))
             else:
                 yield from _frame(data, frame.raw_offset, index.salt, records=records)
         yield {
@@ -126,7 +126,7 @@ def _frame(data: bytes, raw_offset: int, salt: int, *, records: bool) -> Iterato
     for batch in batches:
         yield from _batch(batch.position, batch.header, batch.route, batch.payload, records=records)
     if batches.end < len(data):
-        yield _gap(Gap(raw_offset + batches.end, len(data) - batches.end, batches.rest.reason))
+        yield _gap(DamagedBytes(raw_offset + batches.end, len(data) - batches.end, batches.rest.reason))
 
 
 def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, *, records: bool) -> Iterator[Piece]:
@@ -185,11 +185,11 @@ def _segment_header(data: bytes, magic: bytes) -> Piece:
     return {"kind": "header", "offset": 0} | asdict(header) | {"log_id": header.log_id.hex()}
 
 
-def _gap(gap: Gap) -> Piece:
+def _gap(gap: DamagedBytes) -> Piece:
     return {"kind": "gap", "offset": gap.offset, "bytes": gap.length, "damage": gap.reason or "zeros between batches"}
 
 
-def _end(tail: Tail, file_bytes: int) -> Piece:
+def _end(tail: SegmentEnd, file_bytes: int) -> Piece:
     piece: Piece = {"kind": "end", "offset": tail.offset, "file_bytes": file_bytes}
     return piece | ({"damage": tail.reason, "garbage_bytes": tail.garbage_bytes} if tail.garbage_bytes else {})
 

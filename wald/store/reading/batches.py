@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.columns import decode as decode_columns
-from wald.format.parsing import Whole
+from wald.format.parsing import StoredBatch
 from wald.format.record import Record, split_lines
+from wald.store.reading.walk import DamagedRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,13 +126,6 @@ def _behind_lines(payload: memoryview, count: int) -> int:
         offset += len(window)
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A record that began and whose end will not come: its next piece is missing."""
-
-    sequence: int
-
-
 @dataclass(slots=True)
 class _Open:
     """A record whose end has not come yet."""
@@ -160,55 +154,55 @@ class Joiner:
         self._open.clear()
         return sequences
 
-    def take(self, whole: Whole, segment: int, first: int, last: int) -> Iterator[Batch | Broken]:
-        """What becomes complete with ``whole``, numbers ``first`` to ``last`` only."""
-        header = whole.header
-        start, end = whole.at + header.payload_offset, whole.at + header.payload_offset + header.payload_bytes
-        begun = self._open.get(whole.route)
+    def take(self, stored: StoredBatch, segment: int, first: int, last: int) -> Iterator[Batch | DamagedRange]:
+        """What becomes complete with ``stored``, numbers ``first`` to ``last`` only."""
+        header = stored.header
+        start, end = stored.at + header.payload_offset, stored.at + header.payload_offset + header.payload_bytes
+        begun = self._open.get(stored.route)
         if begun is not None and begun.sequence != header.continues_sequence:
-            del self._open[whole.route]
-            yield Broken(begun.sequence)
+            del self._open[stored.route]
+            yield DamagedRange(f"record {begun.sequence} has lost a piece", begun.sequence, begun.sequence)
         if header.flags & Flag.CONTINUES:
-            newline = whole.data.find(b"\n", start, end)
+            newline = stored.data.find(b"\n", start, end)
             stop = newline if newline >= 0 else end
             if newline >= 0 or not header.open_sequence:
-                yield from self._finish(whole, start, stop, terminated=newline >= 0)
+                yield from self._finish(stored, start, stop, terminated=newline >= 0)
             else:
-                self._extend(whole, start, stop)
+                self._extend(stored, start, stop)
             start = newline + 1 if newline >= 0 else end
         count = header.count
         number = header.open_sequence
         if number and count:
-            tail = max(whole.data.rfind(b"\n", start, end) + 1, start)
+            tail = max(stored.data.rfind(b"\n", start, end) + 1, start)
             count -= 1
             if first <= number <= last:
-                piece = whole.data[tail:end]
-                self._open[whole.route] = _Open(number, [piece], header, segment, whole.position)
+                piece = stored.data[tail:end]
+                self._open[stored.route] = _Open(number, [piece], header, segment, stored.position)
             end = tail
         if count:
-            payload = whole.payload
+            payload = stored.payload
             if header.encoding == Encoding.LINES:
-                payload = memoryview(whole.data)[start:end]
+                payload = memoryview(stored.data)[start:end]
             terminated = not header.flags & Flag.UNTERMINATED
             last_whole = header.base_sequence + count - 1
             complete = Batch(
-                whole.route, header.base_sequence, last_whole, payload, terminated, header, segment, whole.position
+                stored.route, header.base_sequence, last_whole, payload, terminated, header, segment, stored.position
             )
             trimmed = complete.between(first, last)
             if trimmed is not None:
                 yield trimmed
 
-    def _extend(self, whole: Whole, start: int, stop: int) -> None:
-        record = self._open.get(whole.route)
+    def _extend(self, stored: StoredBatch, start: int, stop: int) -> None:
+        record = self._open.get(stored.route)
         if record is not None:
-            record.pieces.append(whole.data[start:stop])
+            record.pieces.append(stored.data[start:stop])
 
-    def _finish(self, whole: Whole, start: int, stop: int, *, terminated: bool) -> Iterator[Batch]:
+    def _finish(self, stored: StoredBatch, start: int, stop: int, *, terminated: bool) -> Iterator[Batch]:
         """Joined, if its beginning was seen and wanted."""
-        record = self._open.pop(whole.route, None)
+        record = self._open.pop(stored.route, None)
         if record is None:
             return
-        pieces = [*record.pieces, whole.data[start:stop], b"\n" if terminated else b""]
+        pieces = [*record.pieces, stored.data[start:stop], b"\n" if terminated else b""]
         payload = memoryview(b"".join(pieces))
         number = record.sequence
-        yield Batch(whole.route, number, number, payload, terminated, record.header, record.segment, record.position)
+        yield Batch(stored.route, number, number, payload, terminated, record.header, record.segment, record.position)

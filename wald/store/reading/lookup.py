@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 
 from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind, segment_name
-from wald.format.parsing import Whole
+from wald.format.parsing import StoredBatch
 from wald.format.times import utc
 from wald.store.files.directory import Segment
 from wald.store.retention.cursors import cursors_of
 from wald.store.retention.history import Entry, History, member_of
 from wald.store.segments.head import lost_head
 from wald.store.segments.opened import Misplaced
-from wald.store.segments.raw import Gap
+from wald.store.segments.raw import DamagedBytes
 from wald.store.segments.view import SegmentGone, State, View
 
 _LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which no calendar here knows
@@ -114,16 +114,16 @@ def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | st
         raise
     except Damaged as error:
         return error.message
-    gap: Gap | None = None
+    gap: DamagedBytes | None = None
     try:
         for met in opened.batches(opened.position_of_sequence(sequence, limit), limit):
-            if isinstance(met, Gap):
+            if isinstance(met, DamagedBytes):
                 gap = met
-            elif isinstance(met, Whole) and met.header.count and met.header.base_sequence <= sequence:
+            elif isinstance(met, StoredBatch) and met.header.count and met.header.base_sequence <= sequence:
                 gap = None
                 if sequence < met.header.end_sequence:
                     return _placed(view, sequence, segment, met)
-            elif isinstance(met, Whole) and met.header.base_sequence > sequence:
+            elif isinstance(met, StoredBatch) and met.header.base_sequence > sequence:
                 break
     finally:
         opened.close()
@@ -135,7 +135,7 @@ def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | st
     return ""
 
 
-def _placed(view: View, sequence: int, segment: Segment, met: Whole) -> Whereabouts:
+def _placed(view: View, sequence: int, segment: Segment, met: StoredBatch) -> Whereabouts:
     state = view.state(segment)
     place = f"in {segment.path.name} at {met.position}, route {met.route}"
     if state is State.RELEASED:

@@ -29,15 +29,15 @@ from typing import Literal
 
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.names import DEFAULT_GROUP
-from wald.format.parsing import Whole
+from wald.format.parsing import StoredBatch
 from wald.format.times import nanoseconds
-from wald.store.reading.batches import Batch, Broken, Joiner
-from wald.store.reading.walk import Hole, Lost, Walk
+from wald.store.reading.batches import Batch, Joiner
+from wald.store.reading.walk import DamagedRange, MissingRange, Walk
 from wald.store.retention.cursors import CursorState, read_cursor
 from wald.store.retention.history import History
 from wald.store.retention.missing import Missing, OnMissing, Wanted, count, policy
 from wald.store.segments.head import lost_head, readable_head
-from wald.store.segments.opened import Passed
+from wald.store.segments.opened import SkippedBatches
 from wald.store.segments.seeking import end_of, sequence_since
 from wald.store.segments.view import View, read_view
 
@@ -170,15 +170,15 @@ class _Reading:
             while True:
                 back: View | None = None
                 for met in walk.advance(self._view):
-                    if isinstance(met, Whole):
+                    if isinstance(met, StoredBatch):
                         last = self._last(met)
                         yield from self._take(met, walk.segment, last)
                         if met.header.end_sequence > last and not self._joiner.waits:
                             return
-                    elif isinstance(met, Passed):
+                    elif isinstance(met, SkippedBatches):
                         if met.next_sequence > selection.last and not self._joiner.waits:
                             return
-                    elif isinstance(met, Lost):
+                    elif isinstance(met, DamagedRange):
                         self._tell_lost(met)
                     elif (back := self._tell_hole(met, behind=walk.segment)) is not None:
                         walk.close()
@@ -196,20 +196,20 @@ class _Reading:
         finally:
             walk.close()
 
-    def _last(self, whole: Whole) -> int:
-        """The last sequence wanted, as far as ``whole`` lets one know."""
+    def _last(self, stored: StoredBatch) -> int:
+        """The last sequence wanted, as far as ``stored`` lets one know."""
         selection = self._selection
-        if whole.header.append_time_ns >= selection.until_ns:
-            return min(selection.last, whole.header.base_sequence - 1)
+        if stored.header.append_time_ns >= selection.until_ns:
+            return min(selection.last, stored.header.base_sequence - 1)
         return selection.last
 
-    def _take(self, whole: Whole, segment: int, last: int) -> Iterator[Batch]:
+    def _take(self, stored: StoredBatch, segment: int, last: int) -> Iterator[Batch]:
         selection = self._selection
-        if selection.routes is not None and whole.route not in selection.routes:
+        if selection.routes is not None and stored.route not in selection.routes:
             return
-        for done in self._joiner.take(whole, segment, selection.floor(whole.route), last):
-            if isinstance(done, Broken):
-                self._tell(f"{self._root.segments}: record {done.sequence} has lost a piece", done.sequence)
+        for done in self._joiner.take(stored, segment, selection.floor(stored.route), last):
+            if isinstance(done, DamagedRange):
+                self._tell(f"{self._root.segments}: {done.message}", done.last)
             elif done.append_time_ns >= selection.from_ns:
                 yield done
 
@@ -224,17 +224,17 @@ class _Reading:
             delay = min(2 * delay, POLL_LAST_SECONDS)
         return not cancel.is_set()
 
-    def _tell_lost(self, lost: Lost) -> None:
+    def _tell_lost(self, lost: DamagedRange) -> None:
         begun = self._joiner.abandon()
         missing = _range(lost.first, lost.last) if lost.first <= min(lost.last, self._selection.last) else ""
         begun_words = ", ".join(f"record {sequence}" for sequence in begun)
         words = " and ".join(part for part in (begun_words, missing) if part)
         if words:
             self._tell(f"{lost.message}; {words} cannot be read", max(lost.last, *begun, 0))
-        elif lost.wholly and lost.first <= self._selection.last:
+        elif lost.whole_segment and lost.first <= self._selection.last:
             self._tell(lost.message, 0)
 
-    def _tell_hole(self, hole: Hole, *, behind: int) -> View | None:
+    def _tell_hole(self, hole: MissingRange, *, behind: int) -> View | None:
         """Tell of what is not there; or return the segments as they are by now, if some of it is there again.
 
         They were named as reclaimed when they were looked for, and the ledger has taken that back before it was read.

@@ -1,9 +1,8 @@
-"""The way through a log: every stored batch from a sequence on, across segments, as far as a bound.
+"""The way through a log: every stored batch from a sequence on, across segments, as far as a view reaches.
 
-The way goes on where it ended when it is given a later bound. A raw segment is kept open until its end, so that it does
-not matter when it is sealed; a segment that is gone before it was opened is looked for again. Sequences have no gaps,
-so whatever is missing shows: as :class:`Lost` where bytes are damaged, as :class:`Hole` where a whole segment is not
-there.
+The way goes on where it ended when it is given a later view. A raw segment is kept open until its end, so that it does
+not matter when it is sealed. Sequences have no gaps, so whatever is missing shows: as a :class:`DamagedRange` where
+bytes are damaged, as a :class:`MissingRange` where a whole segment is not there.
 """
 
 from __future__ import annotations
@@ -13,30 +12,30 @@ from dataclasses import dataclass
 
 from wald.errors import Damaged
 from wald.format.names import Kind
-from wald.format.parsing import Whole
+from wald.format.parsing import StoredBatch
 from wald.store.files.directory import Segment
-from wald.store.segments.opened import Misplaced, OpenSegment, Passed
-from wald.store.segments.raw import FIRST_BATCH, Gap
+from wald.store.segments.opened import Misplaced, OpenSegment, SkippedBatches
+from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
 from wald.store.segments.view import SecondListing, SegmentGone, View
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """Damage: records ``first`` to ``last`` cannot be read (none if last < first: a piece, or control state).
+class DamagedRange:
+    """Records ``first`` to ``last`` cannot be read; none if last < first: a piece of one is lost, or control state.
 
     Attributes:
         message: path, offset in the file, and what is wrong.
-        wholly: whether it is a whole segment, of which to tell even where nothing is missing.
+        whole_segment: whether a segment cannot be opened, which is reported even where no record is lost.
     """
 
     message: str
     first: int
     last: int
-    wholly: bool = False
+    whole_segment: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class MissingRange:
     """No segment holds the records ``first`` to ``last``."""
 
     first: int
@@ -59,7 +58,7 @@ class Walk:
         self._expected: int | None = None  # the next sequence; None until the first batch has been met
         begin = view.segments[view.listing.covering(sequence)].base_sequence if view.segments else sequence
         self._behind = begin - 1 if begin <= sequence else 0  # segments with a larger base are still to come
-        self._pending: Gap | None = None
+        self._pending: DamagedBytes | None = None
 
     @property
     def segment(self) -> int:
@@ -76,7 +75,7 @@ class Walk:
             self._current.close()
             self._current = None
 
-    def advance(self, view: View) -> Iterator[Whole | Passed | Lost | Hole]:
+    def advance(self, view: View) -> Iterator[StoredBatch | SkippedBatches | DamagedRange | MissingRange]:
         """Go on to where ``view`` ends, which is not before the end of an earlier one."""
         while True:
             if self._current is None:
@@ -91,7 +90,7 @@ class Walk:
                     yield from self._missing_until(view)
                     return
                 if self._due < following.base_sequence:
-                    yield Hole(self._due, following.base_sequence - 1)
+                    yield MissingRange(self._due, following.base_sequence - 1)
                     self._expected = following.base_sequence
                 try:
                     try:
@@ -130,16 +129,16 @@ class Walk:
         else:
             self._position = opened.position_of_sequence(self._wanted, limit)
 
-    def _through(self, segment: OpenSegment, view: View) -> Iterator[Whole | Passed | Lost]:
+    def _through(self, segment: OpenSegment, view: View) -> Iterator[StoredBatch | SkippedBatches | DamagedRange]:
         """The rest of one segment, or as much of it as may be read."""
         limit = view.bound.limit(segment.base_sequence)
         if limit is not None and segment.replaced():
             segment = self._reopen(segment, view)
         for found in segment.batches(self._position, limit, self._routes):
-            if isinstance(found, Gap):
+            if isinstance(found, DamagedBytes):
                 self._pending = self._pending or found
                 self._position = found.offset + found.length
-            elif isinstance(found, Passed):
+            elif isinstance(found, SkippedBatches):
                 if found.next_sequence > self._due:
                     yield from self._pass_gap(segment, found.first_sequence, self._position)
                 self._expected = max(found.next_sequence, self._expected or 0)
@@ -155,15 +154,15 @@ class Walk:
                     yield found
         yield from self._at_end(segment, view)
 
-    def _pass_gap(self, segment: OpenSegment, resumed: int, position: int = 0) -> Iterator[Lost]:
+    def _pass_gap(self, segment: OpenSegment, resumed: int, position: int = 0) -> Iterator[DamagedRange]:
         """Tell of the damage that ends where ``resumed`` is met, or of a jump to it."""
         gap, self._pending = self._pending, None
         if gap is not None:
-            yield Lost(_told(segment, gap.offset, gap.reason), self._due, resumed - 1)
+            yield DamagedRange(_told(segment, gap.offset, gap.reason), self._due, resumed - 1)
         elif self._expected is not None and resumed > self._due:
-            yield Lost(_told(segment, position, "the sequence jumps"), self._due, resumed - 1)
+            yield DamagedRange(_told(segment, position, "the sequence jumps"), self._due, resumed - 1)
 
-    def _at_end(self, segment: OpenSegment, view: View) -> Iterator[Lost]:
+    def _at_end(self, segment: OpenSegment, view: View) -> Iterator[DamagedRange]:
         """Compare where the batches ended with where they should have."""
         bound = view.bound
         if segment.base_sequence == bound.segment:
@@ -176,7 +175,7 @@ class Walk:
             yield from self._pass_gap(segment, due or 0)
         elif tail is not None and (tail.garbage_bytes or (due and segment.base_sequence == bound.segment)):
             message = _told(segment, tail.offset, tail.reason or "the file ends before the head")
-            yield Lost(message, self._due, (due or 0) - 1)
+            yield DamagedRange(message, self._due, (due or 0) - 1)
         else:
             return
         if due is not None:
@@ -193,19 +192,19 @@ class Walk:
         segment.close()
         return self._current
 
-    def _unreadable(self, segment: Segment, error: Damaged, view: View) -> Lost:
+    def _unreadable(self, segment: Segment, error: Damaged, view: View) -> DamagedRange:
         begin = max(self._due, segment.base_sequence)
         self._behind = segment.base_sequence
         following = self._following(view)
         end = (view.bound.sequence or begin) + 1 if following is None else following.base_sequence
         self._expected = max(end, begin)
-        return Lost(error.message, begin, end - 1, wholly=True)
+        return DamagedRange(error.message, begin, end - 1, whole_segment=True)
 
-    def _missing_until(self, view: View) -> Iterator[Hole]:
+    def _missing_until(self, view: View) -> Iterator[MissingRange]:
         """The segment that the head stands in is not there, nor is any later one."""
         bound = view.bound
         if bound.sequence is not None and self._behind < bound.segment and self._due <= bound.sequence:
-            yield Hole(self._due, bound.sequence)
+            yield MissingRange(self._due, bound.sequence)
             self._expected = bound.sequence + 1
             self._behind = bound.segment - 1
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from wald.errors import Damaged
-from wald.format.parsing import Whole
+from wald.format.parsing import StoredBatch
 from wald.format.sealed import BadSealed, BatchTable, SealedIndex
 from wald.store.files.directory import Segment
 from wald.store.retention.cursors import Cursor
-from wald.store.segments.opened import Passed, SealedSegment
-from wald.store.segments.raw import FIRST_BATCH, Gap
+from wald.store.segments.opened import SealedSegment, SkippedBatches
+from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
 from wald.store.segments.view import View
 
 _NO_END = 1 << 64
@@ -74,10 +74,10 @@ def add_sealed(index: SealedIndex, lags_of: LagsOf) -> None:
                     lag.add(base, count, time_ns)
 
 
-def add_raw(batches: Iterable[Whole | Gap | Passed], lags_of: LagsOf) -> Iterator[Whole]:
+def add_raw(batches: Iterable[StoredBatch | DamagedBytes | SkippedBatches], lags_of: LagsOf) -> Iterator[StoredBatch]:
     """Count the records of a raw segment, batch by batch; what comes out has been counted."""
     for met in batches:
-        if isinstance(met, Whole) and not met.header.is_control:
+        if isinstance(met, StoredBatch) and not met.header.is_control:
             for lag in lags_of(met.route):
                 lag.add(met.header.base_sequence, met.header.count, met.header.append_time_ns)
             yield met

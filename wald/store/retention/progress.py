@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 from wald.errors import Damaged
-from wald.format.parsing import Whole
+from wald.format.parsing import StoredBatch
 from wald.format.state import BadControl, decode_state
 from wald.store.files.fifos import has_fifo
 from wald.store.retention.cursors import Cursor, cursors_of
 from wald.store.retention.lag import lags
-from wald.store.segments.raw import FIRST_BATCH, Gap
+from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
 from wald.store.segments.seeking import end_of
 from wald.store.segments.view import View
 
@@ -80,9 +80,9 @@ def last_sequences(view: View) -> dict[str, int | None]:
         return unknown
     try:
         for batch in newest.batches(FIRST_BATCH, bound.limit(newest.base_sequence)):
-            if isinstance(batch, Gap):
+            if isinstance(batch, DamagedBytes):
                 found |= unknown
-            elif not isinstance(batch, Whole):
+            elif not isinstance(batch, StoredBatch):
                 continue
             elif batch.header.is_control:
                 found |= decode_state(batch.payload).routes

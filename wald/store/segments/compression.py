@@ -37,7 +37,7 @@ from wald.store.files.disk import Disk
 from wald.store.files.regular import open_file, open_regular
 from wald.store.segments.contents import Contents, Span
 from wald.store.segments.indexes import read_index
-from wald.store.segments.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
+from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 
 FRAME_BYTES = (1 << 20) + (1 << 16)  # 1 MiB, and room for the headers of two half-MiB batches that fill it
 LEVEL = 3
@@ -49,7 +49,7 @@ class Compressed:
 
     index: SealedIndex
     stored_bytes: int
-    gaps: list[Gap]
+    gaps: list[DamagedBytes]
 
 
 def compress_segment(
@@ -84,7 +84,7 @@ def compress_segment(
     header = raw.header()
     contents = Contents(header.base_sequence, header.salt)
     frames = _Frames(target, disk, level)
-    gaps: list[Gap] = []
+    gaps: list[DamagedBytes] = []
     while True:
         offset = frames.raw_bytes
         window = raw.read(offset, frame_bytes)
@@ -94,7 +94,7 @@ def compress_segment(
         found = _judge(raw, offset, contents)
         if found is None:
             break
-        if isinstance(found, Scanned):
+        if isinstance(found, ScannedBatch):
             contents.add(found.offset, found.header, found.route)
             frames.add_long(raw, found.header.total_bytes, contents.take())
             continue
@@ -127,7 +127,7 @@ def index_raw(source: int) -> SealedIndex:
     raw = RawFile(source)
     header = raw.header()
     contents = Contents(header.base_sequence, header.salt)
-    gaps: list[Gap] = []
+    gaps: list[DamagedBytes] = []
     offset = 0
     while True:
         if whole := contents.walk(raw.read(offset, FRAME_BYTES), offset):
@@ -136,7 +136,7 @@ def index_raw(source: int) -> SealedIndex:
         found = _judge(raw, offset, contents)
         if found is None:
             break
-        if isinstance(found, Scanned):
+        if isinstance(found, ScannedBatch):
             contents.add(found.offset, found.header, found.route)
             offset += found.header.total_bytes
         else:
@@ -341,13 +341,13 @@ class _Frames:
         return self._stored_bytes + self._disk.write(self._target, [index_frame, seek_table], self._stored_bytes)
 
 
-def _judge(raw: RawFile, offset: int, contents: Contents) -> Scanned | Gap | None:
+def _judge(raw: RawFile, offset: int, contents: Contents) -> ScannedBatch | DamagedBytes | None:
     """What the scan finds at ``offset``; None at the end of the segment."""
     if offset >= raw.limit:
         return None
     # The scan starts at the batch before, because what it believes depends on that.
     scan = raw.scan(start=contents.last_position or FIRST_BATCH)
-    found = next(found for found in scan if found.offset >= offset or isinstance(found, Tail))
-    if isinstance(found, Tail):
-        return Gap(offset, raw.limit - offset, found.reason) if found.garbage_bytes else None
+    found = next(found for found in scan if found.offset >= offset or isinstance(found, SegmentEnd))
+    if isinstance(found, SegmentEnd):
+        return DamagedBytes(offset, raw.limit - offset, found.reason) if found.garbage_bytes else None
     return found

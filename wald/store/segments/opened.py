@@ -18,14 +18,14 @@ from wald.errors import Damaged
 from wald.format.batch import HEADER, BatchHeader, decode_header, seed
 from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
-from wald.format.parsing import Batches, Whole
+from wald.format.parsing import Batches, StoredBatch
 from wald.format.sealed import SealedIndex
 from wald.format.segment import BadHeader, SegmentHeader
 from wald.store.files.directory import Segment
 from wald.store.files.regular import open_regular
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.indexes import read_index
-from wald.store.segments.raw import FIRST_BATCH, WINDOW_BYTES, Gap, RawFile, Scanned, Tail
+from wald.store.segments.raw import FIRST_BATCH, WINDOW_BYTES, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class SkippedBatches:
     """Batches up to ``position`` that the index says are not wanted: records first ≤ s < next begin in them."""
 
     position: int
@@ -54,7 +54,7 @@ class RawSegment:
     def __init__(self, segment: Segment, log_id: bytes) -> None:
         self.base_sequence = segment.base_sequence
         self.path = segment.path
-        self.tail: Tail | None = None
+        self.tail: SegmentEnd | None = None
         self._log_id = log_id
         self._descriptor = open_regular(segment.path)
         try:
@@ -105,7 +105,7 @@ class RawSegment:
 
     def batches(
         self, position: int, limit: int | None, _routes: frozenset[str] | None = None
-    ) -> Iterator[Whole | Gap | Passed]:
+    ) -> Iterator[StoredBatch | DamagedBytes | SkippedBatches]:
         """Every batch from ``position`` to ``limit``; afterwards :attr:`tail` says where and how they ended.
 
         Args:
@@ -131,16 +131,16 @@ class RawSegment:
                 asked = max(WINDOW_BYTES, wanted)
                 continue
             resumed = self._judge(raw, position)
-            if isinstance(resumed, Gap):
+            if isinstance(resumed, DamagedBytes):
                 yield resumed
                 position = resumed.offset + resumed.length
-            elif isinstance(resumed, Tail):
+            elif isinstance(resumed, SegmentEnd):
                 self.tail = resumed
                 return
             asked = WINDOW_BYTES
 
     @staticmethod
-    def _judge(raw: RawFile, position: int) -> Scanned | Gap | Tail:
+    def _judge(raw: RawFile, position: int) -> ScannedBatch | DamagedBytes | SegmentEnd:
         """What stands where no whole batch does."""
         return next(raw.scan(start=position))
 
@@ -168,7 +168,7 @@ class SealedSegment:
         Damaged: its index cannot be read.
     """
 
-    tail: Tail | None = None
+    tail: SegmentEnd | None = None
 
     def __init__(self, segment: Segment, log_id: bytes) -> None:
         self.base_sequence = segment.base_sequence
@@ -212,7 +212,7 @@ class SealedSegment:
 
     def batches(
         self, position: int, limit: int | None, routes: frozenset[str] | None = None
-    ) -> Iterator[Whole | Gap | Passed]:
+    ) -> Iterator[StoredBatch | DamagedBytes | SkippedBatches]:
         """As :meth:`RawSegment.batches`; frames that hold none of ``routes`` are not decompressed."""
         index = self.index
         wanted = None if routes is None else {i for i, entry in enumerate(index.routes) if entry.route in routes}
@@ -233,22 +233,24 @@ class SealedSegment:
         for number in readable:
             frame = index.frames[number]
             if index.is_damage(frame):
-                yield Gap(frame.raw_offset, frame.raw_bytes, "damaged before it was sealed")
+                yield DamagedBytes(frame.raw_offset, frame.raw_bytes, "damaged before it was sealed")
             elif wanted is not None and wanted.isdisjoint(frame.routes):
-                yield Passed(frame.raw_offset + frame.raw_bytes, frame.first_sequence, frame.next_sequence)
+                yield SkippedBatches(frame.raw_offset + frame.raw_bytes, frame.first_sequence, frame.next_sequence)
             else:
                 yield from self._frame(number, following.get(number), position, limit)
         if limit is None or limit >= index.raw_bytes:
-            yield Passed(index.raw_bytes, index.next_sequence, index.next_sequence)
+            yield SkippedBatches(index.raw_bytes, index.next_sequence, index.next_sequence)
 
-    def _frame(self, number: int, following: int | None, position: int, limit: int | None) -> Iterator[Whole | Gap]:
+    def _frame(
+        self, number: int, following: int | None, position: int, limit: int | None
+    ) -> Iterator[StoredBatch | DamagedBytes]:
         frame = self.index.frames[number]
         end = frame.raw_offset + frame.raw_bytes
         try:
             data = self._load(number, following)
         except Damaged as error:
             reason = error.message.removeprefix(f"{self.path}: offset {frame.offset}: ")
-            yield Gap(frame.raw_offset, frame.raw_bytes, reason)
+            yield DamagedBytes(frame.raw_offset, frame.raw_bytes, reason)
             return
         at = max(position - frame.raw_offset, FIRST_BATCH if frame.raw_offset == 0 else 0)
         batches = Batches(data, at, position=frame.raw_offset, salt=self.index.salt, verified=True)
@@ -257,7 +259,7 @@ class SealedSegment:
                 return
             yield batch
         if (at := frame.raw_offset + batches.end) < (end if limit is None else min(end, limit)):
-            yield Gap(at, end - at, "no valid batch header")
+            yield DamagedBytes(at, end - at, "no valid batch header")
 
     def _load(self, number: int, following: int | None) -> bytes:
         """One frame; from the second on, the one that will be wanted next is decompressed meanwhile."""
@@ -277,10 +279,10 @@ class SealedSegment:
         return loading.result()
 
 
-def first_time_ns(batches: Iterator[Whole | Gap | Passed]) -> int | None:
+def first_time_ns(batches: Iterator[StoredBatch | DamagedBytes | SkippedBatches]) -> int | None:
     """Append time of the first of ``batches`` that holds records; None if none does."""
     for found in batches:
-        if isinstance(found, Whole) and not found.header.is_control:
+        if isinstance(found, StoredBatch) and not found.header.is_control:
             return found.header.append_time_ns
     return None
 

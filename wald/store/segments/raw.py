@@ -29,7 +29,7 @@ FIRST_BATCH = SEGMENT_HEADER.size
 _ZEROS = bytes(WINDOW_BYTES)
 
 
-class Scanned(NamedTuple):
+class ScannedBatch(NamedTuple):
     """A whole batch: its place, its header and its route ("" for control)."""
 
     offset: int
@@ -42,7 +42,7 @@ class Scanned(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class DamagedBytes:
     """Damaged bytes with good batches behind them."""
 
     offset: int
@@ -51,7 +51,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class SegmentEnd:
     """Where the good batches end, and what stands there.
 
     Attributes:
@@ -64,7 +64,7 @@ class Tail:
     garbage_bytes: int
 
 
-Scan = Iterator[Scanned | Gap | Tail]
+Scan = Iterator[ScannedBatch | DamagedBytes | SegmentEnd]
 
 
 class RawFile:
@@ -142,7 +142,7 @@ class RawFile:
             length -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def payload(self, batch: Scanned) -> bytes:
+    def payload(self, batch: ScannedBatch) -> bytes:
         """The payload of a scanned batch."""
         return self.read(batch.offset + batch.header.payload_offset, batch.header.payload_bytes)
 
@@ -157,9 +157,9 @@ class RawFile:
             if found.outcome is Outcome.WHOLE and header is not None:
                 if header.base_sequence >= next_sequence:
                     if damage is not None:
-                        yield Gap(damage[0], offset - damage[0], damage[1].reason or "zeros between batches")
+                        yield DamagedBytes(damage[0], offset - damage[0], damage[1].reason or "zeros between batches")
                         damage = None
-                    yield Scanned(offset, header, route)
+                    yield ScannedBatch(offset, header, route)
                     offset += header.total_bytes
                     next_sequence = header.end_sequence
                     continue
@@ -168,7 +168,7 @@ class RawFile:
             behind = self._behind(offset, header)
             if behind is None:
                 begun, found = damage
-                yield Tail(begun, found.outcome, found.reason, max(0, self._data_end - begun))
+                yield SegmentEnd(begun, found.outcome, found.reason, max(0, self._data_end - begun))
                 return
             offset = behind
 

@@ -18,7 +18,7 @@ import zstandard
 
 from wald.errors import Damaged
 from wald.format.batch import HEADER, decode_header, salt_of, seed
-from wald.format.parsing import Batches, Outcome, Whole
+from wald.format.parsing import Batches, Outcome, StoredBatch
 from wald.format.sealed import SEEK_FOOTER, BadSealed, SealedIndex, decode_seek_table, seek_table_bytes
 from wald.format.segment import BadHeader, SegmentHeader
 from wald.format.segment import decode_header as decode_segment_header
@@ -27,8 +27,8 @@ from wald.store.files.directory import Segment
 from wald.store.files.regular import open_regular
 from wald.store.segments.compression import FRAME_BYTES
 from wald.store.segments.contents import Contents
-from wald.store.segments.opened import Passed, check_name, first_time_ns
-from wald.store.segments.raw import FIRST_BATCH, Gap, Tail
+from wald.store.segments.opened import SkippedBatches, check_name, first_time_ns
+from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, SegmentEnd
 
 _STORED_MAX_BYTES = 2 * FRAME_BYTES  # of a frame that holds as much as a sealer puts together
 _PART_BYTES = 128 << 10
@@ -52,7 +52,7 @@ class SalvagedSegment:
         self.base_sequence = segment.base_sequence
         self.path = segment.path
         self.error = error
-        self.tail: Tail | None = None
+        self.tail: SegmentEnd | None = None
         self._places: list[tuple[int, int]] = []
         self._salt: int | None = None
         self._descriptor = open_regular(segment.path)
@@ -87,7 +87,7 @@ class SalvagedSegment:
 
     def batches(
         self, position: int, limit: int | None, _routes: frozenset[str] | None = None
-    ) -> Iterator[Whole | Gap | Passed]:
+    ) -> Iterator[StoredBatch | DamagedBytes | SkippedBatches]:
         """As :meth:`RawSegment.batches`; positions are those of the raw segment."""
         self.tail = None
         offset = begin = 0
@@ -114,11 +114,11 @@ class SalvagedSegment:
                 if not span.raw_bytes:  # nobody knows where the next frame is
                     self._places.append((begin + at, offset))
                     left = max(1, self._file_bytes - offset)
-                    self.tail = Tail(begin + at, Outcome.DAMAGED, reason or wrong, left)
+                    self.tail = SegmentEnd(begin + at, Outcome.DAMAGED, reason or wrong, left)
                     return
                 if at < span.raw_bytes:
                     self._places.append((begin + at, offset))
-                    yield Gap(begin + at, span.raw_bytes - at, wrong or reason)
+                    yield DamagedBytes(begin + at, span.raw_bytes - at, wrong or reason)
             offset, begin = offset + span.stored_bytes, begin + span.raw_bytes
 
     def _span(self, offset: int, begin: int) -> tuple[FrameSpan, str]:
@@ -226,9 +226,9 @@ def index_salvaged(segment: Segment, log_id: bytes, error: Damaged) -> SealedInd
     digest, frame, digested, end = hashlib.sha256(), b"", 0, 0
     with closing(SalvagedSegment(segment, log_id, error)) as salvaged:
         for met in salvaged.batches(FIRST_BATCH, None):
-            if isinstance(met, Gap):
+            if isinstance(met, DamagedBytes):
                 damage.append((met.offset, met.length))
-            elif isinstance(met, Whole):
+            elif isinstance(met, StoredBatch):
                 contents.add(met.position, met.header, met.route)
                 end = met.end
                 if met.data is not frame:

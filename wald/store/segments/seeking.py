@@ -7,8 +7,8 @@ from bisect import bisect_left
 from wald.errors import Damaged
 from wald.store.files.directory import Root
 from wald.store.segments.head import readable_head
-from wald.store.segments.opened import Passed, SealedSegment
-from wald.store.segments.raw import Gap
+from wald.store.segments.opened import SealedSegment, SkippedBatches
+from wald.store.segments.raw import DamagedBytes
 from wald.store.segments.salvage import SalvagedSegment
 from wald.store.segments.view import View, read_view
 
@@ -80,9 +80,9 @@ def _search(view: View, time_ns: int) -> tuple[int, int]:
         try:
             due = base
             for met in opened.batches(opened.position_of_time(time_ns, limit), limit):
-                if isinstance(met, Gap):
+                if isinstance(met, DamagedBytes):
                     missing = missing or due
-                elif isinstance(met, Passed):
+                elif isinstance(met, SkippedBatches):
                     due = met.next_sequence
                 elif met.header.count and met.header.append_time_ns >= time_ns:
                     return missing or met.header.base_sequence, met.header.base_sequence

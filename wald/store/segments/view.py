@@ -23,7 +23,7 @@ from wald.store.files.directory import Listing, Root, Segment, list_segments
 from wald.store.files.regular import open_file
 from wald.store.segments.head import EVERYTHING, Bound, lost_head, read_head, readable_head
 from wald.store.segments.opened import OpenSegment, open_segment
-from wald.store.segments.raw import RawFile, Scanned
+from wald.store.segments.raw import RawFile, ScannedBatch
 
 T = TypeVar("T")
 
@@ -206,7 +206,7 @@ def _holds_a_batch(segment: Segment) -> bool:
     try:
         with open_file(segment.path) as file:
             scan = RawFile(file.fileno()).scan()
-            return any(isinstance(found, Scanned) and not found.header.is_control for found in islice(scan, 2))
+            return any(isinstance(found, ScannedBatch) and not found.header.is_control for found in islice(scan, 2))
     except (FileNotFoundError, Damaged):
         return False
 

@@ -23,7 +23,7 @@ from wald.errors import Damaged, UnsupportedFormat
 from wald.format.batch import BatchHeader, Flag
 from wald.format.head import Head, decode_head
 from wald.format.names import Kind, segment_name
-from wald.format.parsing import Batches, Outcome, Whole
+from wald.format.parsing import Batches, Outcome, StoredBatch
 from wald.format.segment import HEADER as SEGMENT_HEADER
 from wald.format.segment import BadHeader, NewerVersion
 from wald.format.state import BadControl, LogState, decode_state
@@ -33,7 +33,7 @@ from wald.store.files.regular import open_file, read_regular
 from wald.store.files.uptime import boot_id
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.indexes import read_index
-from wald.store.segments.raw import FIRST_BATCH, Gap, RawFile, Scanned, Tail
+from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 from wald.store.segments.salvage import SalvagedSegment
 from wald.store.writing.floor import find_floor, last_sealed
 from wald.store.writing.lives import last_end, report_path
@@ -176,8 +176,8 @@ class _Examined:
     header: Header
     state: LogState
     content: Content
-    gaps: list[Gap]
-    tail: Tail
+    gaps: list[DamagedBytes]
+    tail: SegmentEnd
     batches: int
     reason: str
 
@@ -192,7 +192,7 @@ def _examine(root: Root, listing: Listing, log_id: bytes, report: Report) -> _Ex
     end = examined.tail.offset + examined.tail.garbage_bytes
     examined = _scan(root, listing, log_id, report, _TornTurn(None), limit=torn_turn.offset)
     reason = "parts of one turn reached the disk, others did not"
-    examined.tail = Tail(torn_turn.offset, Outcome.TORN, reason, end - torn_turn.offset)
+    examined.tail = SegmentEnd(torn_turn.offset, Outcome.TORN, reason, end - torn_turn.offset)
     return examined
 
 
@@ -212,8 +212,8 @@ class _TornTurn:
         # The control batch was durable before the segment had its name.
         self._from = None if durable_bytes is None else max(durable_bytes, FIRST_BATCH + 1)
 
-    def add(self, found: Scanned | Gap) -> None:
-        if isinstance(found, Scanned):
+    def add(self, found: ScannedBatch | DamagedBytes) -> None:
+        if isinstance(found, ScannedBatch):
             if found.header.flags & _BARRIER:
                 self.offset = None
         elif self.offset is None and self._from is not None and found.offset >= self._from:
@@ -233,15 +233,15 @@ def _scan(
         )
         header, reason = _header_fact(raw, log_id, segment.base_sequence)
         replay = _Replay(LogState(next_sequence=segment.base_sequence))
-        gaps: list[Gap] = []
+        gaps: list[DamagedBytes] = []
 
-        tail: Tail | None = None
+        tail: SegmentEnd | None = None
         for found in raw.scan():
-            if isinstance(found, Tail):
+            if isinstance(found, SegmentEnd):
                 tail = found
                 continue
             torn_turn.add(found)
-            if isinstance(found, Scanned):
+            if isinstance(found, ScannedBatch):
                 replay.add(found.header, found.route, raw.payload(found) if found.header.is_control else b"")
                 continue
             gaps.append(found)
@@ -310,7 +310,7 @@ def _refuse(path: Path, examined: _Examined) -> None:
     )
 
 
-def _keep_aside(root: Root, disk: Disk, path: Path, tail: Tail, report: Report) -> None:
+def _keep_aside(root: Root, disk: Disk, path: Path, tail: SegmentEnd, report: Report) -> None:
     """Copy what is behind the last good batch to ``quarantine/``; cutting follows only when the copy is durable."""
     # With the epoch, because what takes the segment's name over may be torn at the same place.
     kept = root.quarantine / f"{path.name}.{tail.offset}.{report.epoch}.torn"
@@ -383,7 +383,7 @@ def _replay_raw(segment: Segment, replay: _Replay) -> None:
     with open_file(segment.path) as file:
         raw = RawFile(file.fileno())
         for met in raw.scan():
-            if isinstance(met, Scanned):
+            if isinstance(met, ScannedBatch):
                 replay.add(met.header, met.route, raw.payload(met) if met.header.is_control else b"")
 
 
@@ -406,7 +406,7 @@ def _replay_salvaged(segment: Segment, log_id: bytes, replay: _Replay, error: Da
     """What can be read of a sealed segment without its index."""
     with contextlib.suppress(Damaged), contextlib.closing(SalvagedSegment(segment, log_id, error)) as salvaged:
         for met in salvaged.batches(FIRST_BATCH, None):
-            if isinstance(met, Whole):
+            if isinstance(met, StoredBatch):
                 replay.add(met.header, met.route, met.payload)
 
 

@@ -30,7 +30,7 @@ from wald.store.files.ledger import Ledger
 from wald.store.files.regular import open_file
 from wald.store.files.uptime import Moment
 from wald.store.segments.compression import LEVEL, Compressed, SealedFile, compress_segment
-from wald.store.segments.raw import Gap
+from wald.store.segments.raw import DamagedBytes
 from wald.store.writing.room import sealed_bytes_max
 
 _OURS = f".{secrets.token_hex(8)}{TEMPORARY}"  # of this process: one that was taken over may still be sealing
@@ -50,7 +50,7 @@ class Sealed:
     raw_bytes: int
     sealed_bytes: int
     sha256: str
-    gaps: tuple[Gap, ...]
+    gaps: tuple[DamagedBytes, ...]
 
 
 def pending(root: Root, active_base: int) -> list[Segment]:
