@@ -22,7 +22,7 @@ from wald_archive.sizes import Records
 TYPED = [
     page
     for page in PAGES
-    if any(block.runs and block.language in ("sh", "console", "python") for block in blocks(page))
+    if any(not block.mode and block.language in ("sh", "console", "python") for block in blocks(page))
 ]
 APART = {"docs/files.md", "docs/archive.md"}  # what they print is looked at by tests of their own
 

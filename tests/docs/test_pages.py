@@ -45,7 +45,8 @@ def test_the_readme_links_to_every_page() -> None:
 def test_every_block_says_what_it_is(page: str) -> None:
     """Nothing is run that nobody has marked to be run, and no block is left out by a misspelt word."""
     opened = re.findall(r"^ *```(\S.*)$", PAGES[page], re.MULTILINE)
-    known = {"sh", "sh not-run", "console", "python", "python not-run", "toml", "text", "{toctree}", "{eval-rst}"}
+    modes = {f"{language}{mode}" for language in ("sh", "python") for mode in ("", " spark", " not-run")}
+    known = modes | {"console", "toml", "text", "{toctree}", "{eval-rst}"}
 
     assert set(opened) <= known
 

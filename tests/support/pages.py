@@ -21,12 +21,13 @@ class Block:
 
     Attributes:
         language: what stands behind the fence: sh, console, python, toml, text.
-        runs: whether a test executes it; false for ``not-run``, of which only the words are checked.
+        mode: nothing: tests/docs executes it; "spark": a test that starts Spark does; "not-run": only its words are
+            checked, as it needs what no machine of ours has.
         line: of the page, on which its first line stands.
     """
 
     language: str
-    runs: bool
+    mode: str
     text: str
     line: int
 
@@ -38,7 +39,7 @@ def blocks(page: str) -> list[Block]:
     for match in _BLOCK.finditer(text):
         language, _, mode = match[2].partition(" ")
         body = re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE)
-        found.append(Block(language, mode != "not-run", body, text.count("\n", 0, match.start()) + 2))
+        found.append(Block(language, mode, body, text.count("\n", 0, match.start()) + 2))
     return found
 
 

@@ -16,15 +16,20 @@ _SETTINGS = {
 }
 
 
-def run_job(line: Sequence[object], place: Path) -> subprocess.CompletedProcess[bytes]:
-    """Run a command line to its end; its configuration is written to ``place``."""
+def quickly(place: Path) -> dict[str, str]:
+    """What the environment of a command has to have; its configuration is written to ``place``."""
     conf = place / "conf"
     conf.mkdir(exist_ok=True)
     (conf / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in _SETTINGS.items()))
+    return {"SPARK_CONF_DIR": str(conf)}
+
+
+def run_job(line: Sequence[object], place: Path) -> subprocess.CompletedProcess[bytes]:
+    """Run a command line to its end."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("WALD_")}
     return subprocess.run(
         list(map(str, line)),
-        env=env | {"SPARK_CONF_DIR": str(conf)},
+        env=env | quickly(place),
         capture_output=True,
         timeout=PATIENCE_SECONDS,
         check=False,

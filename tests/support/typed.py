@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from pages import blocks
 
@@ -24,7 +26,7 @@ def type_page(page: str, *, at: Path, root: Path) -> None:
     script = ["trap 'jobs -p | xargs -r kill; wait' EXIT", "set -eo pipefail"]
     wanted: list[tuple[str, str]] = []
     for block in blocks(page):
-        if not block.runs:
+        if block.mode:
             continue
         if block.language == "sh":
             script.append(block.text)
@@ -41,12 +43,12 @@ def type_page(page: str, *, at: Path, root: Path) -> None:
         assert fits(said, placed(output, root)), f"{page}: $ {command}\n{said}\nis not\n{output}"
 
 
-def typed(script: str, *, at: Path, root: Path) -> str:
+def typed(script: str, *, at: Path, root: Path, settings: Mapping[str, str] = MappingProxyType({})) -> str:
     """What a shell prints for some lines of a page."""
     script = placed(script, root)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = {name: value for name, value in os.environ.items() if not name.startswith("WALD_")}
-    env |= {"WALD_ROOT": str(root), "PATH": path}
+    env |= {"WALD_ROOT": str(root), "PATH": path, **settings}
     done = subprocess.run(["bash", "-c", script], cwd=at, env=env, capture_output=True, timeout=300, check=False)
     assert done.returncode == 0, f"{script}: {done.stdout.decode(errors='replace')}{done.stderr.decode()}"
     return done.stdout.decode(errors="replace")
