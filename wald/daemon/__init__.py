@@ -2,9 +2,9 @@
 
     pipes, connections ──drafts──▶ turn ──▶ store.writer ──▶ segment, head
             ▲                       │
-            └── take, reply ◀───────┘        the only backward step, one hop, after the sync
+            └─ consume, reply ◀─────┘        the only backward step, one hop, after the sync
 
-    service     the loop                        sizing      settings that the disk can hold
+    start       what a start decides            service     the loop
     turn        drafts, tickets, their memory   committer   write, sync, head; and when the disk fails
     intake      all pipes, in turn              pipes       how bytes leave one of them
     fifos       the paths of FIFOs              pipe_calls  system calls on pipes
@@ -14,8 +14,7 @@
     requests    what becomes of a request       gate        what keeps a request waiting
     spooling    payloads too large for memory   routes      who may be written to
     commands    what can be asked               background  sealing, next to the turn
-    lifecycle   signals, systemd                endpoint    metrics and health
-    journal     what the daemon says of itself
+    lifecycle   signals, systemd, the journal   endpoint    metrics and health
 
-The service wires them, runs the loop, and is the only one that knows everybody.
+The start wires them, and the service runs the loop; only these two know all the others.
 """

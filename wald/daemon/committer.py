@@ -94,9 +94,9 @@ class Committer:
         self._publish()
         self._head.sync()  # before any input is taken: a power cut must leave a head, and everything above it a name
 
-    def take_over(self, config: Config, sizes: Sizes, journal: FilteringBoundLogger) -> None:
+    def take_over(self, config: Config, sizes: Sizes) -> None:
         """Go on with other settings."""
-        self._config, self._journal = config, journal
+        self._config = config
         self._room.sizes = sizes
         self.writer.segment_max_bytes = sizes.segment_bytes
 

@@ -1,4 +1,4 @@
-"""Signals, and systemd: what the outside tells the daemon and what the daemon tells the outside.
+"""What connects the process with its surroundings: signals, systemd, the journal on stderr.
 
 Signals set flags and wake the loop. Messages to systemd are datagrams (sd_notify(3)): READY, RELOADING, STOPPING,
 WATCHDOG, and FDSTORE to hand over the pipes, so that what is in them outlives a restart. Descriptors come back
@@ -7,13 +7,18 @@ as sd_listen_fds(3) says, named by their route.
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from types import FrameType
+
+import structlog
+from structlog.typing import FilteringBoundLogger
 
 from wald.daemon.pipe_calls import file_of
 
@@ -98,6 +103,27 @@ class Systemd:
                 socket.send_fds(datagram, [message.encode()], descriptors or [])
             except OSError:  # a manager that does not listen is no reason to stop
                 return
+
+
+def open_journal(log_format: str, log_level: str) -> FilteringBoundLogger:
+    """The logger of the daemon: structured lines on stderr. A later call changes the settings of all that there are.
+
+    Args:
+        log_format: json, console, or auto for console on a terminal and JSON elsewhere.
+    """
+    on_console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    renderer = structlog.dev.ConsoleRenderer() if on_console else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, log_level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    logger: FilteringBoundLogger = structlog.get_logger()
+    return logger
 
 
 def allow_descriptors() -> None:

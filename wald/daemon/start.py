@@ -1,0 +1,297 @@
+"""A start: what it decides, in order, and the parts of the daemon that come of it.
+
+what may be refused → lock → routes → recovery → writer → pipes → head → background → socket → ready
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from structlog.typing import FilteringBoundLogger
+
+from wald.config import Config, RouteConfig
+from wald.daemon.admission import Admission
+from wald.daemon.background import Background, Failure
+from wald.daemon.commands import Commands
+from wald.daemon.committer import Committer
+from wald.daemon.connections import Connections
+from wald.daemon.endpoint import Endpoint
+from wald.daemon.fifos import OpenPipe, take_stdin
+from wald.daemon.intake import Intake
+from wald.daemon.lifecycle import Signals, Systemd, allow_descriptors, open_journal
+from wald.daemon.listening import check_socket, listen
+from wald.daemon.requests import Requests
+from wald.daemon.routes import Routes
+from wald.daemon.turn import Turn
+from wald.errors import command_line
+from wald.format.times import utc
+from wald.metrics import Metrics
+from wald.store.files.directory import Root, create_root, read_identity, require_root
+from wald.store.files.disk import Disk, total_bytes
+from wald.store.files.fifos import has_fifo
+from wald.store.files.ledger import Ledger
+from wald.store.files.routes import add_route
+from wald.store.writing.drafts import Draft
+from wald.store.writing.lives import STOPPED, end_life
+from wald.store.writing.lock import Lock, require_free
+from wald.store.writing.recovery import Report, recover
+from wald.store.writing.room import Room, Sizes, sizes_for
+from wald.store.writing.sealer import Sealed, remove_temporaries
+from wald.store.writing.writer import Writer
+
+
+class Parts:
+    """The parts of one life of the daemon, each made when the start has come to it.
+
+    What has to be closed is on ``closers``, in the order in which it was opened.
+
+    Raises:
+        WaldError, OSError: the daemon cannot start.
+    """
+
+    def __init__(self, path: Path, config: Config, closers: contextlib.ExitStack, *, stdin_route: str | None) -> None:
+        self.config = config
+        self.journal = open_journal(config.log_format, config.log_level)
+        self.metrics = Metrics()
+        self.root = Root(path)
+        self.socket_path = Path(config.socket) if config.socket else self.root.socket
+        self._disk = Disk()
+        self._closers = closers
+        # What may be refused comes before anything is written: such a start is no life, and its end is not recorded.
+        stdin, endpoint = self._require(stdin_route)
+        self._take_root(stdin_route)
+        self._listen_to_surroundings()
+        self._recover()
+        self._open_pipes(stdin)
+        self._seal_in_background()
+        self._open_socket()
+        if endpoint is not None:
+            endpoint.start()
+            closers.callback(endpoint.close)
+        self.systemd.ready()
+        self.journal.info(
+            "ready",
+            root=str(self.root.path),
+            epoch=self.lock.epoch,
+            head=self.metrics.head_sequence,
+            socket=str(self.socket_path),
+            pipes=sorted(pipe.route.name for pipe in self.intake),
+        )
+
+    def _require(self, stdin_route: str | None) -> tuple[OpenPipe | None, Endpoint | None]:
+        config = self.config
+        if config.on_missing_root == "refuse":
+            require_root(self.root.path)
+        require_free(self.root, self._disk)
+        check_socket(self.socket_path, self.root.path)
+        stdin = None if stdin_route is None else take_stdin(self.root, config, stdin_route)
+        if not config.metrics:
+            return stdin, None
+        return stdin, Endpoint(config.metrics, self.metrics, stall_timeout=config.stall_timeout)
+
+    def _take_root(self, stdin_route: str | None) -> None:
+        """Make the root if there is none, lock it, and make the routes of the settings."""
+        root, disk, now = self.root, self._disk, utc(time.time_ns(), 3)
+        create_root(root.path, disk, now=now)
+        self.lock = Lock(root, disk, now=now)
+        self._closers.callback(self.lock.release)
+        if stdin_route is not None:
+            add_route(root, disk, stdin_route)
+        for name, route in wanted_routes(self.root, self.config, self.journal):
+            add_route(root, disk, name, fifo=wants_fifo(root, name, route), mode=route.mode)
+
+    def _listen_to_surroundings(self) -> None:
+        self.poller = select.epoll()
+        self.signals = Signals()
+        self.poller.register(self.signals.descriptor, select.EPOLLIN)
+        self.systemd = Systemd(os.environ)
+        allow_descriptors()
+
+    def _recover(self) -> None:
+        """Repair what the last life has left, and begin a segment of this one."""
+        root, disk, config, epoch = self.root, self._disk, self.config, self.lock.epoch
+        remove_temporaries(root, disk)
+        self._ledger = Ledger(root.ledger / "segments.jsonl", disk)
+        self._closers.callback(self._ledger.close)
+        self.room = Room(root.segments, sizes_in_force(config, root.segments, self.journal))
+        self._log_id = read_identity(root).log_id
+        recovered = recover(root, disk, log_id=self._log_id, epoch=epoch, now_ns=time.time_ns())
+        self._report(recovered.report)
+        self.writer = Writer(
+            root,
+            disk,
+            recovered.state,
+            log_id=self._log_id,
+            epoch=epoch,
+            segment_max_bytes=self.room.sizes.segment_bytes,
+            now_ns=time.time_ns(),
+            carry=recovered.carry,
+            sync_commits=config.sync == "commit",
+            room=self.room,
+        )
+        self._closers.push(self._end)
+        self._closers.callback(self.writer.close)
+
+    def _report(self, report: Report) -> None:
+        """Log what recovery has found, and record in the ledger which sequences it has skipped."""
+        if report.before:
+            self.journal.info("last life", what=report.before)
+        for message in report.info:
+            self.journal.info("recovered", what=message)
+        for message in report.warnings:
+            self.journal.warning("recovered", what=message)
+        for message in report.errors:
+            self.journal.error("damage", what=message)
+        if report.skipped is not None:
+            first, last, why = report.skipped
+            self._ledger.append({"event": "skipped", "base": first, "last": last, "why": why, "at": time.time_ns()})
+        self.metrics.recovery_errors = len(report.errors)
+        self.metrics.trimmed_bytes = report.trimmed_bytes
+        self.metrics.epoch = self.lock.epoch
+
+    def _end(self, _: object, error: BaseException | None, __: object) -> None:
+        """Record how this life ended, even in the middle of its start."""
+        how = STOPPED if error is None else str(error) or type(error).__name__
+        with contextlib.suppress(OSError):  # a full disk: it counts as killed then
+            end_life(self.root, self._disk, self.lock.epoch, how, now_ns=time.time_ns())
+
+    def _open_pipes(self, stdin: OpenPipe | None) -> None:
+        """Open the pipes, then move the head.
+
+        The committer moves the head. Before it does, the intake reads in the last segment what pipes have left there:
+        RECLAIM keeps that segment as long as the head is in it. Nothing may be written before that either.
+        """
+        root, disk, config = self.root, self._disk, self.config
+        longest = min(config.record_max_bytes, self.room.sizes.payload_bytes)
+        self.intake = Intake(root, disk, self.poller, self.systemd, replace(config, record_max_bytes=longest))
+        self._closers.callback(self.intake.close)
+        finished, closing = self.intake.open(stdin, self.writer.state.open_records, log_id=self._log_id)
+        self.committer = Committer(
+            root, disk, self.writer, self.lock, self.room, self.intake, config, self.metrics, self.journal
+        )
+        self._closers.callback(self.committer.close)
+        for message in finished:
+            self.journal.info("pipe", what=message)
+        if closing:
+            self._commit(closing)
+
+    def _commit(self, drafts: list[Draft]) -> None:
+        turn = Turn(self.writer.state.producers)
+        for draft in drafts:
+            turn.add(draft)
+        self.committer.commit(turn)
+
+    def _seal_in_background(self) -> None:
+        self.background = Background(
+            self.root,
+            self._disk,
+            self._ledger,
+            self.writer,
+            self.room,
+            self.metrics,
+            self._report_sealing,
+            level=self.config.compression_level,
+        )
+        self._closers.callback(self.background.stop)
+        self.background.wake()
+
+    def _report_sealing(self, event: Sealed | Failure) -> None:
+        """From the background thread."""
+        if isinstance(event, Failure):
+            self.journal.error("not sealed", segment=event.name, reason=event.reason, next="it is tried again")
+        else:
+            self.journal.debug("sealed", segment=event.base_sequence, raw=event.raw_bytes, bytes=event.sealed_bytes)
+
+    def _open_socket(self) -> None:
+        config = self.config
+        self.routes = Routes(self.root, writers_of(config))
+        self.commands = Commands(
+            self.root, self._disk, self.writer, self.committer, self.intake, self.routes, self._status
+        )
+        admission = Admission(
+            self.metrics,
+            self.journal,
+            connections_max=config.connections_max,
+            per_user_max=config.connections_per_user,
+        )
+        self.connections = Connections(
+            listen(self.socket_path, config.socket_mode),
+            self.poller,
+            Requests(self.routes, self.root.path, admission.leaves_enough),
+            self.commands.answer,
+            admission=admission,
+            request_max_bytes=min(config.request_max_bytes, self.room.sizes.payload_bytes),
+            idle_timeout=config.idle_timeout,
+        )
+        self._closers.callback(self.connections.close)
+
+    def _status(self) -> dict[str, object]:
+        """What STAT answers."""
+        head, metrics, sizes = self.committer.head, self.metrics, self.room.sizes
+        return {
+            "head": head.sequence,
+            "segment": head.segment,
+            "position": head.position,
+            "epoch": head.epoch,
+            "pid": os.getpid(),
+            "degraded": metrics.degraded,
+            "degraded_by": metrics.degraded_by,
+            "held_requests": metrics.held_requests,
+            "records": metrics.records,
+            "turns": metrics.turns,
+            "cuts": metrics.cuts,
+            "sealed": metrics.sealed,
+            "seal_failures": metrics.seal_failures,
+            "seal_stalled_seconds": round(metrics.seal_stalled_seconds(time.monotonic()), 1),
+            "connections": len(self.connections),
+            "waits_to_seal": self.background.waiting,
+            "free_bytes": metrics.free_bytes,
+            "needed_bytes": metrics.needed_bytes,
+            "free_space_min": sizes.reserve_bytes,
+            "segment_max_bytes": sizes.segment_bytes,
+            "fifo_troubles": self.intake.fifos.troubles,
+            "routes": self.writer.state.routes,
+        }
+
+
+def sizes_in_force(config: Config, segments: Path, journal: FilteringBoundLogger) -> Sizes:
+    """The sizes for the disk that the directory ``segments`` is on; smaller ones than the settings are reported."""
+    total = total_bytes(segments)
+    wanted = {"segment_max_bytes": config.segment_max_bytes, "free_space_min": config.free_space_min}
+    sizes = sizes_for(total, segment_max_bytes=config.segment_max_bytes, free_space_min=config.free_space_min)
+    in_force = {"segment_max_bytes": sizes.segment_bytes, "free_space_min": sizes.reserve_bytes}
+    if in_force != wanted:
+        journal.warning(
+            "the disk is too small for its settings: smaller ones are in force",
+            disk=total,
+            wanted=wanted,
+            in_force=in_force,
+            hint=" ".join(f"WALD_{name.upper()}={value}" for name, value in in_force.items()),
+        )
+    return sizes
+
+
+def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> Iterator[tuple[str, RouteConfig]]:
+    """The routes of the settings. One that an operator has retired is reported, and stays retired."""
+    for name, route in config.routes.items():
+        if root.retired(name).exists():
+            hint = f"{command_line(root.path, f'route add {name}')} takes it back"
+            journal.warning("route is retired", route=name, hint=hint)
+        else:
+            yield name, route
+
+
+def wants_fifo(root: Root, name: str, route: RouteConfig) -> bool:
+    """Whether the settings apply to a route's FIFO: one that is there already must admit its writers only."""
+    return route.fifo or (bool(route.writers) and has_fifo(root, name))
+
+
+def writers_of(config: Config) -> dict[str, frozenset[int]]:
+    """The users that may write to a route, where the settings restrict them."""
+    return {name: route.writers for name, route in config.routes.items() if route.writers}
