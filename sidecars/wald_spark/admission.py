@@ -1,7 +1,10 @@
-"""Admission: how much of what has come since is read at one trigger, so that no log starves.
+"""Admission: how much of the new records is read at one trigger, so that no log starves.
 
 Each log gets an equal share of what may be read, and what one does not need, the others get. Something is read at every
-trigger: the log that is first in turn gets one record, however long it is, where no log's next one fits.
+trigger: if the next record of every log is too long, the log that is first in turn gets one record.
+
+To count them, no record is read. A sealed segment has a table of batches in its index; of a raw one the headers are
+read, from its sparse index on.
 """
 
 from __future__ import annotations
@@ -16,10 +19,9 @@ from numpy.typing import NDArray
 from wald.errors import Damaged
 from wald.format.parsing import StoredBatch
 from wald.format.sealed import BadSealed, SealedIndex
-from wald.store.files.directory import Listing, Segment, look_again
-from wald.store.segments.head import Bound
-from wald.store.segments.opened import OpenSegment, SealedSegment, open_segment
-from wald_spark.locations import LogLocation
+from wald.store.files.directory import Segment
+from wald.store.segments.opened import OpenSegment, SealedSegment
+from wald.store.segments.view import SegmentGone, View
 from wald_spark.options import Limits
 
 _ENDLESS = 1 << 62
@@ -27,7 +29,7 @@ _ENDLESS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Consecutive records that are wanted, ``count`` from ``first`` on; if none, more bytes of a long one before."""
+    """Consecutive wanted records, ``count`` from ``first`` on; with a count of 0, more bytes of the record before."""
 
     first: int
     count: int
@@ -38,7 +40,7 @@ class Extent:
         return self.first + self.count - 1
 
     def between(self, first: int, last: int) -> Extent:
-        """The records numbered so, of which there must be one; each has its share of the bytes."""
+        """Its records from ``first`` to ``last``, at least one; each has an equal share of the bytes."""
         first, last = max(first, self.first), min(last, self.last)
         count = last - first + 1
         return self if count == self.count else Extent(first, count, self.raw_bytes * count // self.count)
@@ -46,11 +48,11 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What has come since in one log.
+    """The new records of one log.
 
     Attributes:
-        start, end: it is numbered start < s ≤ end.
-        extents: what of it is wanted, in order; read only as far as needed.
+        start, end: they are numbered start < s ≤ end.
+        extents: those that are wanted, in order; consumed only as far as needed.
     """
 
     start: int
@@ -62,8 +64,8 @@ def admit(backlogs: Sequence[Backlog], limits: Limits, *, turn: int) -> list[int
     """The last sequence that this trigger reads of each.
 
     Args:
-        backlogs: none of them empty.
-        turn: grows with each trigger: the logs take turns in being the first.
+        backlogs: none of them is empty.
+        turn: grows with each trigger, so that the logs take turns in being the first.
     """
     if limits == Limits() or not backlogs:
         return [backlog.end for backlog in backlogs]
@@ -78,7 +80,7 @@ def admit(backlogs: Sequence[Backlog], limits: Limits, *, turn: int) -> list[int
 
 @dataclass(slots=True)
 class _Room:
-    """What may still be read."""
+    """How much may still be read."""
 
     records: int
     raw_bytes: int
@@ -88,14 +90,14 @@ class _Room:
         return cls(limits.records or _ENDLESS, limits.raw_bytes or _ENDLESS)
 
     def share(self, count: int) -> _Room:
-        """One of ``count`` equal ones, which has room for a record where there is any."""
+        """One of ``count`` equal shares, with room for at least one record."""
         return _Room(max(1, self.records // count), self.raw_bytes // count)
 
     def within(self, room: _Room) -> _Room:
         return _Room(min(self.records, room.records), min(self.raw_bytes, room.raw_bytes))
 
     def fitting(self, extent: Extent) -> Extent | None:
-        """As much of ``extent`` as there is room for."""
+        """As much of ``extent`` as there is room for; None if there is none."""
         if extent.count <= self.records and extent.raw_bytes <= self.raw_bytes:
             return extent
         by_bytes = extent.count * self.raw_bytes // max(1, extent.raw_bytes)
@@ -109,7 +111,7 @@ class _Room:
 
 @dataclass(slots=True)
 class _Lane:
-    """One log at one trigger; ``end`` is how far it has got."""
+    """One log at one trigger, which is to read up to ``end``."""
 
     end: int
     backlog: Backlog
@@ -118,7 +120,7 @@ class _Lane:
     _next: Extent | None = None
 
     def take(self, share: _Room, room: _Room) -> bool:
-        """As much as fits into ``share``, out of ``room``; whether that was anything."""
+        """Take as much as fits into ``share``, out of ``room``; returns whether that was anything."""
         taken = False
         while share.records and (extent := self._peek()) and (part := share.fitting(extent)):
             self._next = extent.between(part.last + 1, extent.last) if part.count < extent.count else None
@@ -130,14 +132,14 @@ class _Lane:
         return taken
 
     def take_one(self) -> None:
-        """One record, however long."""
+        """Take one record of any length."""
         while (extent := self._peek()) and not extent.count:
             self._next = None
         if extent:
             self.end = extent.first
 
     def _peek(self) -> Extent | None:
-        """The next run; if there is none, the end is reached."""
+        """The next extent; if there is none, the end is reached."""
         if self._next is None:
             self._next = next(self.extents, None)
         if self._next is None:
@@ -146,7 +148,7 @@ class _Lane:
 
 
 def _share_out(in_turn: Sequence[_Lane], room: _Room) -> None:
-    """Rounds of equal shares; where a share is too small for any log, the last in turn waits for another trigger."""
+    """Give equal shares in rounds; if a share is too small for every log, the last in turn waits for a trigger."""
     waiting = list(in_turn)
     while waiting and room.records:
         share = room.share(len(waiting))
@@ -173,64 +175,64 @@ class _Table:
         table = index.batch_table()
         wanted = [number for number, entry in enumerate(index.routes) if routes is None or entry.route in routes]
         kept = np.isin(np.asarray(table.routes), wanted)
-        locations = np.append(np.asarray(table.positions, np.int64), index.raw_bytes)
-        columns = (np.asarray(table.bases), np.asarray(table.counts), np.diff(locations))
+        positions = np.append(np.asarray(table.positions, np.int64), index.raw_bytes)
+        columns = (np.asarray(table.bases), np.asarray(table.counts), np.diff(positions))
         return cls(index.base_sequence, *(column.astype(np.int64)[kept] for column in columns))
 
     def extents(self, start: int) -> Iterator[Extent]:
-        """Those behind ``start``, and maybe the one that it is in."""
+        """The extents behind ``start``, and the one that holds it, if any."""
         lasts = self.firsts + self.counts - 1
         for row in range(int(np.searchsorted(lasts, start, side="right")), len(lasts)):
             yield Extent(int(self.firsts[row]), int(self.counts[row]), int(self.raw_bytes[row]))
 
 
 class Extents:
-    """The records of ``routes`` (None: all) in one log; remembers the sealed segment it was last asked about."""
+    """The records of ``routes`` (None: all) in one log; the sealed segment that was last asked for is remembered."""
 
-    def __init__(self, location: LogLocation, routes: frozenset[str] | None) -> None:
-        self._location = location
+    def __init__(self, routes: frozenset[str] | None) -> None:
         self._routes = routes
         self._table: _Table | None = None
 
-    def between(self, bound: Bound, listing: Listing, start: int, end: int) -> Iterator[Extent]:
-        """Runs of records start < s ≤ end, in order; the records of a segment that cannot be read are one run.
-
-        Args:
-            bound, listing: as :meth:`LogLocation.look` gave them.
-        """
-        while True:
-            try:
-                for segment in listing.segments[listing.covering(start + 1) :]:
-                    if segment.base_sequence > min(end, bound.segment):
-                        return
-                    for extent in self._in_segment(segment, listing, bound, start):
-                        if extent.first > end:
-                            return
-                        if extent.last > start:
-                            yield extent.between(start + 1, end) if extent.count else extent
-                            start = extent.last
+    def between(self, view: View, start: int, end: int) -> Iterator[Extent]:
+        """Extents of records start < s ≤ end, in order; a segment that cannot be read is one extent."""
+        number = view.listing.covering(start + 1)
+        while number < len(view.segments):
+            segment = view.segments[number]
+            if segment.base_sequence > min(end, view.bound.segment):
                 return
-            except FileNotFoundError as gone:
-                listing = look_again(self._location.root, listing, gone)
+            try:
+                for extent in self._in_segment(segment, view, start):
+                    if extent.first > end:
+                        return
+                    if extent.last > start:
+                        yield extent.between(start + 1, end) if extent.count else extent
+                        start = extent.last
+                number += 1
+            except SegmentGone as gone:
+                view = view.without(gone, segment)
+                number = view.listing.covering(start + 1)
 
-    def _in_segment(self, segment: Segment, listing: Listing, bound: Bound, start: int) -> Iterator[Extent]:
-        """The runs of one segment from the one on that ``start`` is in."""
+    def _in_segment(self, segment: Segment, view: View, start: int) -> Iterator[Extent]:
+        """The extents of one segment from the one on that holds ``start``."""
         if self._table is None or self._table.base_sequence != segment.base_sequence:
             try:
-                with closing(open_segment(segment, self._location.log_id)) as opened:
+                with closing(view.open(segment)) as opened:
                     if not isinstance(opened, SealedSegment):
-                        yield from self._raw(opened, bound.limit(segment.base_sequence), start)
+                        yield from self._raw(opened, view.limit(segment), start)
                         return
                     self._table = _Table.of(opened.index, self._routes)
-            except (Damaged, BadSealed):  # whoever reads it meets this
-                behind = (other.base_sequence for other in listing.segments)
-                following = min((base for base in behind if base > segment.base_sequence), default=_LAST)
-                yield Extent(segment.base_sequence, following - segment.base_sequence, 0)
+            except SegmentGone:
+                raise
+            except (Damaged, BadSealed):  # a reader of the segment meets it
+                following = view.listing.behind(segment.base_sequence)
+                end = _LAST if following is None else following.base_sequence
+                yield Extent(segment.base_sequence, end - segment.base_sequence, 0)
                 return
         yield from self._table.extents(start)
 
     def _raw(self, segment: OpenSegment, limit: int | None, start: int) -> Iterator[Extent]:
-        for met in segment.batches(segment.position_of_sequence(start + 1, limit), limit):
-            wanted = isinstance(met, StoredBatch) and (self._routes is None or met.route in self._routes)
-            if isinstance(met, StoredBatch) and wanted and not met.header.is_control:
-                yield Extent(met.header.base_sequence, met.header.count, met.header.total_bytes)
+        for found in segment.batches(segment.position_of_sequence(start + 1, limit), limit):
+            if not isinstance(found, StoredBatch) or found.header.is_control:
+                continue
+            if self._routes is None or found.route in self._routes:
+                yield Extent(found.header.base_sequence, found.header.count, found.header.total_bytes)

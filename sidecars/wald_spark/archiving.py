@@ -134,9 +134,10 @@ class SparkEngine:
             Unavailable: Spark does not start or gives up, or the log or the destination is not on all machines; the
                 next run goes on with this one.
         """
-        bound, listing = self._location.look()
+        view = self._location.view()
+        bound = view.bound
         wanted = Range(frozenset([run.origin.route]), run.first, run.last)
-        pieces = pieces_of(self._location, bound, listing, wanted, limit_bytes=PIECE_BYTES)
+        pieces = pieces_of(view, wanted, limit_bytes=PIECE_BYTES)
         measured = self._measured(pieces, run.size)
 
         def read(stretch: Stretch) -> Iterator[Batch]:

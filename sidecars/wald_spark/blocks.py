@@ -1,8 +1,8 @@
-"""The blocks of a log: what its indexes tell of the smallest runs of records that are worth reading by themselves.
+"""Blocks: the smallest ranges of records in a log that are worth reading by themselves; and how tasks are made of them.
 
-A block of a sealed segment is a frame. A raw segment has no such index; it is read through once, and its blocks are
-runs of batches of about that size. Where bytes are damaged, nobody can tell what they held: blocks then have no gap
-between them, so that whoever reads them meets the damage, once.
+A block of a sealed segment is a frame of its index. A raw segment has no such index: it is read once, and its blocks
+are batches joined up to about the size of a frame. It is not known which records damaged bytes held. There the blocks
+have no gaps between them, so that a reader of the blocks meets the damage, once.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from wald.errors import Damaged
+from wald.format.batch import BatchHeader
 from wald.format.names import Kind
 from wald.format.parsing import StoredBatch
 from wald.format.sealed import SealedIndex
-from wald.store.files.directory import Listing, Segment, look_again
+from wald.store.files.directory import Listing, Segment
 from wald.store.segments.compression import FRAME_BYTES
-from wald.store.segments.head import Bound
-from wald.store.segments.opened import OpenSegment, SealedSegment, open_segment
+from wald.store.segments.opened import OpenSegment, SealedSegment
 from wald.store.segments.raw import DamagedBytes
-from wald_spark.locations import LogLocation
+from wald.store.segments.view import SegmentGone, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,14 @@ class Block:
     next: int
     raw_bytes: int
 
+    @property
+    def last(self) -> int:
+        return self.next - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Records first ≤ s < next are in no segment, or in one that cannot be opened; ``error`` says which, None: gone."""
+    """Records first ≤ s < next are in no segment, or in one that cannot be opened, as ``error`` says."""
 
     first: int
     next: int
@@ -46,25 +50,23 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The records wanted: ``first`` to ``last`` of ``routes`` (None: all)."""
+    """Records ``first`` to ``last`` of ``routes`` (None: all)."""
 
     routes: frozenset[str] | None
     first: int
     last: int
 
 
-def blocks_of(
-    location: LogLocation, bound: Bound, listing: Listing, wanted: Range, *, active: bool = True
-) -> Iterator[Block | Unreadable]:
+def blocks_of(view: View, wanted: Range, *, active: bool = True) -> Iterator[Block | Unreadable]:
     """The blocks that hold, or may hold, records of ``wanted``, in order; and what is missing between them.
 
     Args:
-        bound, listing: as :meth:`LogLocation.look` gave them.
-        active: whether to look into the segment that is being written.
+        active: whether to read the segment that is being written.
     """
     due = wanted.first
     base = 0
-    while (segment := _next_segment(listing, base, due)) is not None and segment.base_sequence <= bound.segment:
+    bound = view.bound
+    while (segment := _next_segment(view.listing, base, due)) is not None and segment.base_sequence <= bound.segment:
         if segment.base_sequence > wanted.last:
             break
         if not active and segment.kind is Kind.RAW and segment.base_sequence == bound.segment:
@@ -72,11 +74,11 @@ def blocks_of(
         if due < segment.base_sequence:
             yield Unreadable(due, segment.base_sequence)
             due = segment.base_sequence
-        following = _behind(listing, segment, bound)
+        following = _following_sequence(view, segment)
         try:
-            found, end = _look_into(location, segment, bound, wanted, following)
-        except FileNotFoundError as gone:
-            listing = look_again(location.root, listing, gone)
+            found, end = _segment_blocks(view, segment, wanted, following)
+        except SegmentGone as gone:
+            view = view.without(gone, segment)
             continue
         except Damaged as error:
             end = following if following is not None else due
@@ -89,35 +91,32 @@ def blocks_of(
 
 
 def _next_segment(listing: Listing, base: int, sequence: int) -> Segment | None:
-    """The one that holds ``sequence``, or the first one behind it, not below ``base``."""
+    """The segment that holds ``sequence``, or the first one behind it; its base is at least ``base``."""
     segments = listing.segments
     start = listing.covering(sequence) if segments else 0
     return next((segment for segment in segments[start:] if segment.base_sequence >= base), None)
 
 
-def _behind(listing: Listing, segment: Segment, bound: Bound) -> int | None:
-    """The sequence at which whatever follows ``segment`` begins; None: only reading can tell."""
-    later = (other.base_sequence for other in listing.segments if other.base_sequence > segment.base_sequence)
-    following = next(later, None)
-    if segment.base_sequence == bound.segment or following is None:
-        return None if bound.sequence is None else bound.sequence + 1
-    return following
+def _following_sequence(view: View, segment: Segment) -> int | None:
+    """The sequence behind the last one of ``segment``, by what follows it; None: only reading the segment can say."""
+    following = view.listing.behind(segment.base_sequence)
+    if segment.base_sequence == view.bound.segment or following is None:
+        return None if view.bound.sequence is None else view.bound.sequence + 1
+    return following.base_sequence
 
 
-def _look_into(
-    location: LogLocation, segment: Segment, bound: Bound, wanted: Range, following: int | None
-) -> tuple[list[Block], int]:
+def _segment_blocks(view: View, segment: Segment, wanted: Range, following: int | None) -> tuple[list[Block], int]:
     """The blocks of one segment, and the sequence behind its last record."""
-    with closing(open_segment(segment, location.log_id)) as opened:
+    with closing(view.open(segment)) as opened:
         if not isinstance(opened, SealedSegment):
-            return _raw_blocks(opened, bound.limit(segment.base_sequence), wanted, following)
+            return _raw_blocks(opened, view.limit(segment), wanted, following)
         return _sealed_blocks(opened, wanted.routes), opened.index.next_sequence
 
 
 def _sealed_blocks(segment: SealedSegment, routes: frozenset[str] | None) -> list[Block]:
     index = segment.index
     if index.damage:
-        return _tiled(_frames(index, None), index.base_sequence, index.next_sequence)
+        return _without_gaps(_frames(index, None), index.base_sequence, index.next_sequence)
     return _frames(index, routes)
 
 
@@ -133,46 +132,60 @@ def _frames(index: SealedIndex, routes: frozenset[str] | None) -> list[Block]:
 def _raw_blocks(
     segment: OpenSegment, limit: int | None, wanted: Range, following: int | None
 ) -> tuple[list[Block], int]:
-    base, routes = segment.base_sequence, wanted.routes
-    blocks: list[Block] = []
-    kept: list[bool] = []
-    damaged, end = False, base
-    for met in segment.batches(segment.position_of_sequence(wanted.first, limit), limit):
-        if isinstance(met, DamagedBytes):
+    blocks, damaged = _RawBlocks(segment.base_sequence, wanted.routes), False
+    for found in segment.batches(segment.position_of_sequence(wanted.first, limit), limit):
+        if isinstance(found, DamagedBytes):
             damaged = True
-        elif isinstance(met, StoredBatch) and met.header.count:
-            last = blocks[-1] if blocks else None
-            fits = routes is None or met.route in routes
-            end, total = met.header.end_sequence, met.header.total_bytes
-            if last is not None and kept[-1] is fits and last.raw_bytes + total <= FRAME_BYTES:
-                blocks[-1] = replace(last, next=end, raw_bytes=last.raw_bytes + total)
-            else:
-                blocks.append(Block(base, met.header.base_sequence, end, total))
-                kept.append(fits)
-        elif (
-            isinstance(met, StoredBatch) and blocks and not met.header.is_control
-        ):  # more of a record that began before
-            blocks[-1] = replace(blocks[-1], raw_bytes=blocks[-1].raw_bytes + met.header.total_bytes)
-    short = segment.tail is not None and (segment.tail.garbage_bytes or (following is not None and end < following))
-    if damaged or short:
+        elif isinstance(found, StoredBatch):
+            blocks.add(found.header, found.route)
+    tail, end = segment.tail, blocks.end
+    if damaged or (tail is not None and (tail.garbage_bytes or (following is not None and end < following))):
         end = max(end, following or 0)
-        return _tiled(blocks, base, end), end
-    return [block for block, fits in zip(blocks, kept, strict=True) if fits], end
+        return _without_gaps(blocks.blocks, segment.base_sequence, end), end
+    return blocks.wanted(), end
 
 
-def _tiled(blocks: list[Block], first: int, end: int) -> list[Block]:
-    """The same without gaps from ``first`` to ``end``; no block at all if there is no record between them."""
+class _RawBlocks:
+    """The blocks of a raw segment: batches joined up to the size of a frame, those of wanted routes apart."""
+
+    def __init__(self, base: int, routes: frozenset[str] | None) -> None:
+        self.blocks: list[Block] = []
+        self.end = base
+        self._base = base
+        self._routes = routes
+        self._wanted: list[bool] = []
+
+    def add(self, header: BatchHeader, route: str) -> None:
+        last = self.blocks[-1] if self.blocks else None
+        total = header.total_bytes
+        if header.count:
+            self.end = header.end_sequence
+            wanted = self._routes is None or route in self._routes
+            if last is not None and self._wanted[-1] is wanted and last.raw_bytes + total <= FRAME_BYTES:
+                self.blocks[-1] = replace(last, next=self.end, raw_bytes=last.raw_bytes + total)
+            else:
+                self.blocks.append(Block(self._base, header.base_sequence, self.end, total))
+                self._wanted.append(wanted)
+        elif last is not None and not header.is_control:  # more of a record that began before
+            self.blocks[-1] = replace(last, raw_bytes=last.raw_bytes + total)
+
+    def wanted(self) -> list[Block]:
+        return [block for block, wanted in zip(self.blocks, self._wanted, strict=True) if wanted]
+
+
+def _without_gaps(blocks: list[Block], first: int, end: int) -> list[Block]:
+    """The same, extended so that they cover ``first`` to ``end``; no block if there is no record between them."""
     if first >= end:
         return []
     if not blocks:
         return [Block(first, first, end, 0)]
-    tiled = [replace(block, next=behind.first) for block, behind in pairwise(blocks)]
-    tiled.append(replace(blocks[-1], next=end))
-    return [replace(tiled[0], first=first), *tiled[1:]]
+    joined = [replace(block, next=behind.first) for block, behind in pairwise(blocks)]
+    joined.append(replace(blocks[-1], next=end))
+    return [replace(joined[0], first=first), *joined[1:]]
 
 
 class Sized(Protocol):
-    """What takes so many bytes to read."""
+    """Anything that takes ``raw_bytes`` to read."""
 
     @property
     def raw_bytes(self) -> int: ...
@@ -180,45 +193,38 @@ class Sized(Protocol):
 
 S = TypeVar("S", bound=Sized)
 
-TASKS = 8  # so many at least share what there is to read, …
-LEAST_BYTES = 8 << 20  # … unless each had less than this, as a task costs 30 ms of its own
+TASKS = 8  # at least so many tasks share what there is to read, …
+LEAST_BYTES = 8 << 20  # … unless each would have less than this, because a task by itself costs 30 ms
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Records ``first`` to ``last`` of a log."""
-
-    first: int
-    last: int
-    raw_bytes: int
-
-
-def spans(blocks: Iterable[Block], *, first: int, last: int, limit_bytes: int) -> Iterator[Span]:
+def joined_blocks(blocks: Iterable[Block], *, first: int, last: int, limit_bytes: int) -> Iterator[Block]:
     """Neighbouring blocks joined up to ``limit_bytes``, a larger one by itself, and cut to ``first`` to ``last``.
 
-    What lies between two blocks of one segment is part of their span: whoever reads it passes over it by the index.
+    Frames between two blocks of one segment become part of the joined block; a reader skips them by the index.
     """
     joined: Block | None = None
     for block in blocks:
-        if joined is not None and (
-            (block.segment == joined.segment or block.first == joined.next)
-            and joined.raw_bytes + block.raw_bytes <= limit_bytes
-        ):
-            joined = Block(block.segment, joined.first, block.next, joined.raw_bytes + block.raw_bytes)
-            continue
-        if joined is not None:
-            yield _cut(joined, first, last)
-        joined = block
+        if joined is None or not _joinable(joined, block, limit_bytes):
+            if joined is not None:
+                yield _cut(joined, first, last)
+            joined = block
+        else:
+            joined = Block(joined.segment, joined.first, block.next, joined.raw_bytes + block.raw_bytes)
     if joined is not None:
         yield _cut(joined, first, last)
 
 
-def _cut(block: Block, first: int, last: int) -> Span:
-    return Span(max(block.first, first), min(block.next - 1, last), block.raw_bytes)
+def _joinable(joined: Block, block: Block, limit_bytes: int) -> bool:
+    neighbours = block.segment == joined.segment or block.first == joined.next
+    return neighbours and joined.raw_bytes + block.raw_bytes <= limit_bytes
+
+
+def _cut(block: Block, first: int, last: int) -> Block:
+    return replace(block, first=max(block.first, first), next=min(block.next, last + 1))
 
 
 def fair_share(total_bytes: int, most_bytes: int) -> int:
-    """What one task is to read where it may read up to ``most_bytes`` and there are ``total_bytes`` for all."""
+    """How much of ``total_bytes`` one task is to read, which may read up to ``most_bytes``."""
     return min(most_bytes, max(total_bytes // TASKS, LEAST_BYTES))
 
 

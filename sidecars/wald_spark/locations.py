@@ -23,13 +23,13 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind, is_route, parse_segment_name
 from wald.format.parsing import StoredBatch
 from wald.format.segment import BadHeader
-from wald.store.files.directory import Listing, Root, Segment, list_segments, read_identity
+from wald.store.files.directory import Root, Segment, list_segments, read_identity
 from wald.store.files.disk import Disk
 from wald.store.segments.compression import SealedFile
-from wald.store.segments.head import EVERYTHING, Bound
+from wald.store.segments.head import EVERYTHING
 from wald.store.segments.opened import SealedSegment, open_segment
 from wald.store.segments.raw import FIRST_BATCH, RawFile
-from wald.store.segments.view import read_view
+from wald.store.segments.view import View, read_view
 from wald_archive.api import open_destination, parse_bag_name
 
 
@@ -70,16 +70,13 @@ class LogLocation:
     def log(self) -> str:
         return self.log_id.hex()
 
-    def look(self) -> tuple[Bound, Listing]:
-        """How far it may be read, and its segments; of shipped ones everything that is there.
+    def view(self) -> View:
+        """The log as it is now; shipped segments may be read to their ends.
 
         Raises:
             Damaged: the directory is gone.
         """
-        if isinstance(self.root, Shipped):
-            return EVERYTHING, list_segments(self.root)
-        view = read_view(self.root, self.log_id)
-        return view.bound, view.listing
+        return read_view(self.root, self.log_id, bound=EVERYTHING if isinstance(self.root, Shipped) else None)
 
 
 @dataclass(frozen=True, slots=True)

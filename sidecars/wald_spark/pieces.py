@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from wald.errors import Damaged, NotFound, command_line
-from wald.store.files.directory import Listing
 from wald.store.reading.batches import Batch
 from wald.store.reading.reader import read_span
 from wald.store.retention.history import History
 from wald.store.segments.head import Bound, lost_head
-from wald.store.segments.view import read_view
-from wald_spark.blocks import Block, Range, Unreadable, blocks_of, fair_share, spans
+from wald.store.segments.view import View, read_view
+from wald_spark.blocks import Block, Range, Unreadable, blocks_of, fair_share, joined_blocks
 from wald_spark.damage import STRICT, DamageReport, Tolerance
 from wald_spark.locations import LogLocation
 
@@ -86,9 +85,7 @@ LOSS_HINT = (
 
 
 def pieces_of(
-    location: LogLocation,
-    bound: Bound,
-    listing: Listing,
+    view: View,
     wanted: Range,
     *,
     limit_bytes: int,
@@ -105,12 +102,13 @@ def pieces_of(
         NotFound: RECLAIM has removed records that are wanted, and loss is not tolerated.
         Damaged: a segment is missing or cannot be opened, or there is no head, and damage is not tolerated.
     """
+    location, bound = LogLocation(view.root, view.log_id), view.bound
     history = History(location.root)
     blocks: list[Block] = []
     with closing(DamageReport(tolerance, f"{location.log}-planning-{wanted.first:020d}")) as told:
         if bound.lost and active and bound.sequence is not None and wanted.last > bound.sequence:
             told(lost_head(location.root, bound))
-        for met in blocks_of(location, bound, listing, wanted, active=active):
+        for met in blocks_of(view, wanted, active=active):
             if isinstance(met, Block):
                 blocks.append(met)
             elif met.error is not None:
@@ -120,8 +118,8 @@ def pieces_of(
                 _missing(location, met, history, told, excused=excused)
     limit = fair_share(sum(block.raw_bytes for block in blocks), limit_bytes)
     return [
-        LogPiece(location, wanted.routes, span.first, span.last, bound, span.raw_bytes, tolerance)
-        for span in spans(blocks, first=wanted.first, last=wanted.last, limit_bytes=limit)
+        LogPiece(location, wanted.routes, block.first, block.last, bound, block.raw_bytes, tolerance)
+        for block in joined_blocks(blocks, first=wanted.first, last=wanted.last, limit_bytes=limit)
     ]
 
 

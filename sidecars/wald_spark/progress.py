@@ -129,7 +129,8 @@ def new_records(
         Damaged: something is missing, and that is not tolerated.
         NotFound: RECLAIM has removed records behind ``before``, and that is not tolerated.
     """
-    bound, listing = location.look()
+    view = location.view()
+    bound = view.bound
     wanted = None if routes is None else frozenset(routes)
     if before is not None and not bound.lost and bound.sequence is not None and bound.sequence < before.last:
         raise Damaged(
@@ -137,8 +138,8 @@ def new_records(
             "older copy was put back",
             hint=f"another --out begins anew; {command_line(location.root.path, 'verify')} tells what is there",
         )
-    end = log_end(location, bound, listing, wanted)
-    oldest = listing.segments[0].base_sequence if listing.segments else 1
+    end = log_end(view, wanted)
+    oldest = view.segments[0].base_sequence if view.segments else 1
     begun = before or Progress(oldest - 1)
     after = begun.to(end)
     ranges = begun.ranges(after, end, wanted)
@@ -147,9 +148,7 @@ def new_records(
         return [
             piece
             for span in ranges
-            for piece in pieces_of(
-                location, bound, listing, span, limit_bytes=PIECE_BYTES, tolerance=tolerance, gaps=gaps
-            )
+            for piece in pieces_of(view, span, limit_bytes=PIECE_BYTES, tolerance=tolerance, gaps=gaps)
         ]
 
     lost = ""

@@ -8,7 +8,6 @@ from itertools import pairwise
 from wald.errors import InvalidInput, NotFound
 from wald.store.files.disk import Disk
 from wald.store.segments.seeking import sequence_at
-from wald.store.segments.view import read_view
 from wald_archive.api import open_destination
 from wald_spark.blocks import Range
 from wald_spark.bundles import BundlePiece, bundle_pieces
@@ -88,18 +87,16 @@ def require_routes(locations: Sequence[Location], routes: frozenset[str]) -> Non
 
 
 def _log_pieces(location: LogLocation, options: Options) -> list[LogPiece]:
-    bound, listing = location.look()
-    oldest = listing.segments[0].base_sequence if listing.segments else 1
+    view = location.view()
+    oldest = view.segments[0].base_sequence if view.segments else 1
     first, last = options.first or oldest, options.last
     # Append times never go back, so a range of times is one of sequences.
     if options.from_ns is not None:
-        first = max(first, sequence_at(read_view(location.root, location.log_id), options.from_ns))
+        first = max(first, sequence_at(view, options.from_ns))
     if options.until_ns is not None:
-        last = min(last, sequence_at(read_view(location.root, location.log_id), options.until_ns) - 1)
+        last = min(last, sequence_at(view, options.until_ns) - 1)
     return pieces_of(
-        location,
-        bound,
-        listing,
+        view,
         Range(options.routes, first, last),
         limit_bytes=options.partition_bytes,
         active=options.active,

@@ -1,7 +1,8 @@
-"""The logs that a stream reads: found, found anew where a pattern may match more, and looked at for how far they go.
+"""The logs that a stream reads: found by their paths, and polled for how far they go.
 
-A log that has not moved costs one read of its head, and shipped segments a listing of their directory. The paths are
-looked at again every few seconds; what a pattern matches and is no log, or none yet, is passed over.
+A poll of a log that has not moved reads its head; of shipped segments it lists their directory. The paths are searched
+again every few seconds, as a pattern may match more logs by then. What a pattern matches and is not a log, or not yet,
+is ignored.
 """
 
 from __future__ import annotations
@@ -13,64 +14,64 @@ from collections.abc import Mapping, Sequence
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.head import Head
-from wald.store.files.directory import Listing, read_identity
-from wald.store.segments.head import Bound, read_head
+from wald.store.files.directory import read_identity
+from wald.store.segments.head import read_head
+from wald.store.segments.view import View
 from wald_spark.admission import Extents
 from wald_spark.locations import Location, LogLocation, Shipped, find_locations, is_remote, local_path
 from wald_spark.log_end import LogEndTracker
 
-LOOK_SECONDS = 5.0
+SEARCH_SECONDS = 5.0
 
 
 class StreamLog:
-    """One log, and what was seen of it last.
+    """One log, as it was at the last poll.
 
     Attributes:
-        head: None where there is none: it is lost, or the segments are shipped ones.
-        bound, listing: as :meth:`LogLocation.look` gave them.
+        head: None if it is lost, or the segments are shipped ones.
+        view: None before the first poll.
         end: the last sequence up to which every record of the routes is complete.
     """
 
     def __init__(self, location: LogLocation, routes: frozenset[str] | None) -> None:
         self.location = location
-        self.extents = Extents(location, routes)
+        self.extents = Extents(routes)
         self.head: Head | None = None
-        self.bound: Bound | None = None
-        self.listing = Listing(())
+        self.view: View | None = None
         self.end = 0
-        self._ends = LogEndTracker(location, routes)
+        self._end_tracker = LogEndTracker(routes)
 
     @property
     def oldest(self) -> int:
-        """The first record that there is; the next one, if there is none."""
-        segments = self.listing.segments
+        """The first record that there is; if there is none, the next one."""
+        segments = self.view.segments if self.view else ()
         return segments[0].base_sequence if segments else self.end + 1
 
     def poll(self) -> None:
-        """See how far the log goes by now.
+        """Find how far the log goes by now.
 
         Raises:
-            NotFound: it is gone, or another one is in its place.
-            Damaged, UnsupportedFormat: it cannot be told.
+            NotFound: it is gone, or there is another log under its path.
+            Damaged, UnsupportedFormat: it cannot be read.
         """
         head = self._read_head()
         if head is not None and head == self.head:
             return
-        self._require()
-        bound, listing = self.location.look()
-        if (bound, listing) != (self.bound, self.listing):
-            self.end = self._ends.end(bound, listing).complete
-        self.head, self.bound, self.listing = head, bound, listing
+        self._require_same_log()
+        view = self.location.view()
+        if self.view is None or (view.bound, view.listing) != (self.view.bound, self.view.listing):
+            self.end = self._end_tracker.end(view).complete
+        self.head, self.view = head, view
 
     def _read_head(self) -> Head | None:
         if isinstance(self.location.root, Shipped):
             return None
         try:
             return read_head(self.location.root)
-        except Damaged:  # derived, and made anew at the next commit
+        except Damaged:  # derived, and written again at the next commit
             return None
 
-    def _require(self) -> None:
+    def _require_same_log(self) -> None:
         root = self.location.root
         if isinstance(root, Shipped):
             if not root.path.is_dir():
@@ -83,31 +84,31 @@ class StreamLogs:
     """All that ``paths`` name, by id.
 
     Args:
-        look_seconds: how often the paths are looked at again.
+        search_seconds: how often the paths are searched.
     """
 
     def __init__(
-        self, paths: Sequence[str], routes: frozenset[str] | None, *, look_seconds: float = LOOK_SECONDS
+        self, paths: Sequence[str], routes: frozenset[str] | None, *, search_seconds: float = SEARCH_SECONDS
     ) -> None:
         self._paths = [path if is_remote(path) else local_path(path, hint="") for path in paths]
         self._routes = routes
-        self._look_seconds = look_seconds
+        self._search_seconds = search_seconds
         self._logs: dict[str, StreamLog] = {}
-        self._next_look: float | None = None
+        self._next_search: float | None = None
 
     def poll(self, *, may_vanish: bool) -> Mapping[str, StreamLog]:
-        """Each as it is now.
+        """The logs as they are now, by id.
 
         Args:
-            may_vanish: whether a log that is gone is left out, and no error.
+            may_vanish: whether a log that is gone is left out instead of an error.
 
         Raises:
             NotFound: a path holds no log, or no longer the one it held; or nothing matches.
             InvalidInput: a path holds what cannot be streamed, or two hold the same log.
-            Damaged, UnsupportedFormat: what is there cannot be told.
+            Damaged, UnsupportedFormat: a log cannot be read.
         """
-        if self._next_look is None or time.monotonic() >= self._next_look:
-            self._look()
+        if self._next_search is None or time.monotonic() >= self._next_search:
+            self._search()
         for log, watched in list(self._logs.items()):
             try:
                 watched.poll()
@@ -115,18 +116,18 @@ class StreamLogs:
                 if not may_vanish:
                     raise
                 del self._logs[log]
-                self._next_look = 0.0
+                self._next_search = 0.0
         return self._logs
 
-    def _look(self) -> None:
+    def _search(self) -> None:
         found = {}
-        for location in self._locations(first=self._next_look is None):
+        for location in self._locations(first=self._next_search is None):
             if not isinstance(location, LogLocation):
                 raise _archive(location.address)
             known = self._logs.get(location.log)
             found[location.log] = known if known and known.location == location else StreamLog(location, self._routes)
         self._logs = found
-        self._next_look = time.monotonic() + self._look_seconds
+        self._next_search = time.monotonic() + self._search_seconds
 
     def _locations(self, *, first: bool) -> Sequence[Location]:
         """Where there are logs now; when asked first, each path by itself has to be one."""

@@ -73,8 +73,8 @@ class Triggers:
             if seen.head is not None and position.last > seen.head.sequence:
                 raise _rewound(seen, position.last)
             if position.last < end:
-                assert seen.bound is not None
-                extents = seen.extents.between(seen.bound, seen.listing, position.last, end)
+                assert seen.view is not None
+                extents = seen.extents.between(seen.view, position.last, end)
                 backlogs[log] = Backlog(position.last, end, extents)
         self.latest = _moved(positions, {log: backlog.end for log, backlog in backlogs.items()}, start.routes)
         ends = admit(list(backlogs.values()), limits, turn=self._turn)
@@ -106,13 +106,12 @@ class Triggers:
         return self._watched.poll(may_vanish=self._options.tolerance.loss)
 
     def _log_pieces(self, seen: StreamLog, first: int, last: int) -> list[LogPiece]:
-        assert seen.bound is not None
-        if last > (seen.end if seen.bound.sequence is None else seen.bound.sequence):
+        assert seen.view is not None
+        known = seen.view.bound.sequence
+        if last > (seen.end if known is None else known):
             raise _rewound(seen, last)
         return pieces_of(
-            seen.location,
-            seen.bound,
-            seen.listing,
+            seen.view,
             Range(self._options.routes, first, last),
             limit_bytes=self._options.partition_bytes,
             tolerance=self._options.tolerance,
@@ -166,8 +165,8 @@ def _words(routes: frozenset[str] | None) -> str:
 def _rewound(seen: StreamLog, last: int) -> Damaged:
     """The error for a log that does not reach as far as a trigger did."""
     root = seen.location.root
-    if seen.head is None and seen.bound is not None and seen.bound.sequence is not None:
-        return lost_head(root, seen.bound)
+    if seen.head is None and seen.view is not None and seen.view.bound.sequence is not None:
+        return lost_head(root, seen.view.bound)
     return Damaged(
         f"{root.path}: log {seen.location.log} ends with record {seen.end}, and the stream has met record {last}: "
         "it is older than it was",

@@ -42,9 +42,9 @@ def part(built: Built, to: Path, *bases: int) -> Path:
 def values(place: Location) -> list[bytes]:
     """All records, as a task reads them."""
     assert isinstance(place, LogLocation)
-    bound, listing = place.look()
-    everything = Range(None, listing.segments[0].base_sequence, 10**9)
-    pieces = pieces_of(place, bound, listing, everything, limit_bytes=1)
+    view = place.view()
+    everything = Range(None, view.segments[0].base_sequence, 10**9)
+    pieces = pieces_of(view, everything, limit_bytes=1)
     return [record.value for piece in pieces for batch in piece.batches() for record in batch.records()]
 
 

@@ -15,6 +15,7 @@ from logs import Built
 from wald.format.names import Kind
 from wald.store.files.directory import Listing, Root
 from wald.store.segments.head import Bound
+from wald.store.segments.view import View
 from wald_spark.locations import LogLocation, Shipped
 from wald_spark.log_end import LogEndTracker, log_end
 
@@ -32,8 +33,7 @@ def place_of(built: Built) -> LogLocation:
 
 
 def complete(place: LogLocation, *routes: str) -> int:
-    bound, listing = place.look()
-    return log_end(place, bound, listing, frozenset(routes) or None).complete
+    return log_end(place.view(), frozenset(routes) or None).complete
 
 
 def begin(built: Built) -> None:
@@ -153,13 +153,13 @@ def test_shipped_segments_may_become_more(built: Built, tmp_path: Path) -> None:
     seal(built)
     place = LogLocation(Shipped(tmp_path / "ship"), built.log_id)
     place.root.segments.mkdir()
-    ends = LogEndTracker(place, None)
+    ends = LogEndTracker(None)
     shutil.copy(built.path(1, Kind.SEALED), place.root.segments)
-    assert ends.end(*place.look()).complete == 2
+    assert ends.end(place.view()).complete == 2
     built.lines("a", [b"3"])
     seal(built)
     shutil.copy(built.path(3, Kind.SEALED), place.root.segments)
-    assert ends.end(*place.look()).complete == 3
+    assert ends.end(place.view()).complete == 3
 
 
 def damaged(path: Path, what: bytes) -> None:
@@ -212,44 +212,44 @@ def test_a_link_in_place_of_a_segment_ends_in_front_of_it_as_any_damage_does(bui
 def test_a_segment_that_is_sealed_meanwhile_is_found(built: Built) -> None:
     begin(built)
     place = place_of(built)
-    bound, listing = place.look()
+    view = place.view()
     seal(built)
-    assert log_end(place, bound, listing, None).complete == 2
+    assert log_end(view, None).complete == 2
 
 
 def test_a_bound_that_has_not_moved_is_not_looked_behind(built: Built, tmp_path: Path) -> None:
     """The files might as well be gone."""
     begin(built)
     place = place_of(built)
-    ends = LogEndTracker(place, None)
-    bound, listing = place.look()
-    assert ends.end(bound, listing).complete == 2
+    ends = LogEndTracker(None)
+    view = place.view()
+    assert ends.end(view).complete == 2
     built.root.segments.rename(tmp_path / "away")
-    assert ends.end(bound, listing).complete == 2
+    assert ends.end(view).complete == 2
 
 
 def test_only_what_has_come_since_is_read(built: Built) -> None:
     """What was looked at before may be as damaged as it likes."""
     begin(built)
     place = place_of(built)
-    ends = LogEndTracker(place, None)
-    assert ends.end(*place.look()).complete == 2
+    ends = LogEndTracker(None)
+    assert ends.end(place.view()).complete == 2
     damaged(built.path(1, Kind.RAW), b"3 ")
     built.lines("b", [b"5"])
-    assert ends.end(*place.look()).complete == 2
+    assert ends.end(place.view()).complete == 2
     finish(built)
-    assert ends.end(*place.look()).complete == 5
+    assert ends.end(place.view()).complete == 5
 
 
 def test_an_earlier_bound_is_answered_too(built: Built) -> None:
     place = place_of(built)
-    before = place.look()
+    before = place.view()
     begin(built)
-    ends = LogEndTracker(place, None)
-    assert ends.end(*place.look()).complete == 2
+    ends = LogEndTracker(None)
+    assert ends.end(place.view()).complete == 2
     finish(built)
-    assert ends.end(*place.look()).complete == 4
-    assert ends.end(*before).complete == 2
+    assert ends.end(place.view()).complete == 4
+    assert ends.end(before).complete == 2
 
 
 Step = Callable[[Built], Built]
@@ -318,15 +318,15 @@ def test_it_is_the_largest_end_up_to_which_every_record_comes_out(steps: list[St
         built = Built(Path(path, "root"), segment_max_bytes=4096)
         place = LogLocation(Root(built.root.path), built.log_id)
         choices = (None, frozenset(["a"]), frozenset(["b"]))
-        patient = [LogEndTracker(place, routes) for routes in choices]
+        patient = [LogEndTracker(routes) for routes in choices]
         for step in steps:
             built = step(built)
-            found = place.look()
+            view = place.view()
             for routes, ends in zip(choices, patient, strict=True):
-                assert ends.end(*found).complete == expected(built, routes) == log_end(place, *found, routes).complete
+                assert ends.end(view).complete == expected(built, routes) == log_end(view, routes).complete
         built.crash()
 
 
 def test_a_bound_without_any_segment_is_believed(built: Built) -> None:
     place = place_of(built)
-    assert log_end(place, Bound(9, 64, 8), Listing(()), None).complete == 8
+    assert log_end(View(place.root, place.log_id, Bound(9, 64, 8), Listing(())), None).complete == 8

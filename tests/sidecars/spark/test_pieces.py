@@ -39,8 +39,7 @@ def planned(
     active: bool = True,
     gaps: bool = False,
 ) -> list[LogPiece]:
-    bound, listing = place.look()
-    return pieces_of(place, bound, listing, wanted, limit_bytes=limit, tolerance=tolerance, active=active, gaps=gaps)
+    return pieces_of(place.view(), wanted, limit_bytes=limit, tolerance=tolerance, active=active, gaps=gaps)
 
 
 def read(pieces: list[LogPiece]) -> list[Record]:

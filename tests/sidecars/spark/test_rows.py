@@ -50,7 +50,7 @@ def rows_of(columns: Mapping[str, object], *, value_bytes: int = 1 << 30, tolera
 
 def pieces(built: Built) -> list[LogPiece]:
     place = LogLocation(built.root, built.log_id)
-    return pieces_of(place, *place.look(), Range(None, 1, 10**9), limit_bytes=1 << 20)
+    return pieces_of(place.view(), Range(None, 1, 10**9), limit_bytes=1 << 20)
 
 
 def table(rows: Rows, built: Built) -> pa.Table:

@@ -260,21 +260,6 @@ def being_sealed(root: Root) -> set[int]:
     }
 
 
-def look_again(root: Root, seen: Listing, gone: FileNotFoundError) -> Listing:
-    """The segments by now, after a file of ``seen`` turned out to be ``gone``: it was sealed or reclaimed meanwhile.
-
-    Raises:
-        Damaged: nothing has changed, so it is gone for good.
-    """
-    listing = list_segments(root)
-    if listing == seen:
-        raise Damaged(
-            f"{gone.filename}: its directory lists it, and there is no such file",
-            hint=f"ls -l {root.segments}; restore the file from an archive or a backup",
-        ) from gone
-    return listing
-
-
 def read_identity(root: Root) -> Identity:
     """Who the log in ``root`` is.
 
