@@ -1,9 +1,9 @@
-"""One run of the command: records in on its stdin, its exit code out, also if drain is killed meanwhile.
+"""One run of the command: records to its stdin, its exit code back, even if drain is killed in between.
 
     drain ──fork──▶ keeper ──▶ command          routes/<route>/<group>.command
 
-The keeper waits for the command and writes into the file how it ended; both hold the file's lock. So a drain that
-starts after another was killed waits for the command that it left, and knows whether that has processed its batch.
+The keeper is a process that waits for the command and writes into the file how it ended; both hold the file's lock. So
+if drain is killed, the next one waits for the command that is still running, and learns whether it succeeded.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from wald.errors import InvalidInput
 from wald.loop import SIGNALS
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald_drain.line import decode_line, encode_line
+from wald_drain.checked_line import decode_line, encode_line
 
 _NOT_A_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
-_LINE_BYTES = 512  # more than is ever written; allocated once, so that a full disk takes it, too
+_LINE_BYTES = 512  # more than is ever written; allocated once, so that a full disk takes it too
 _POLL_SECONDS = 0.2
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _LOCK, _STDIN = 3, 4  # descriptors of the keeper
@@ -48,10 +48,10 @@ class Ended:
     """How a run ended.
 
     Attributes:
-        cursor: which cursor file stood there when it began: its inode, and when it was changed. Whoever sets a cursor,
-            even to where it is, makes another; so a run that was followed by that is not taken for the last word.
-        exit_code: as :mod:`subprocess` has it: below 0 is the signal that ended it.
-        error: the error number with which it could not be run at all; 0: it could.
+        cursor: the identity of the cursor file when the run began: its inode and when it was changed. Setting a cursor,
+            even to the value it has, makes a new file; the result of a run before that is ignored.
+        exit_code: as in :mod:`subprocess`: a negative number is the signal that ended the command.
+        error: the error number with which the command could not be started; 0: it was started.
     """
 
     cursor: tuple[int, int]
@@ -67,19 +67,19 @@ def encode_ended(ended: Ended) -> bytes:
 
 
 def decode_ended(line: bytes) -> Ended | None:
-    """What a line says; None if it says nothing."""
-    told = decode_line(line)
-    if told is None:
+    """The run that a line describes; None if it describes none."""
+    fields = decode_line(line)
+    if fields is None:
         return None
     try:
-        inode, changed_ns = told.pop("cursor")
-        return Ended((inode, changed_ns), **told)
+        inode, changed_ns = fields.pop("cursor")
+        return Ended((inode, changed_ns), **fields)
     except (KeyError, TypeError, ValueError):
         return None
 
 
 def cursor_identity(path: Path) -> tuple[int, int]:
-    """What tells a cursor file from the one that replaces it; (0, 0) where there is none."""
+    """What tells a cursor file from the one that replaces it; (0, 0) if there is none."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -88,10 +88,10 @@ def cursor_identity(path: Path) -> tuple[int, int]:
 
 
 class Attempts:
-    """Runs of the command for ``route`` and ``group``, one at a time, whoever started them.
+    """Runs of the command for ``route`` and ``group``, one at a time, whichever process started them.
 
     Raises:
-        NotFound: no such route.
+        NotFound: there is no such route.
     """
 
     def __init__(self, root: Root, route: str, group: str, disk: Disk) -> None:
@@ -109,36 +109,36 @@ class Attempts:
     ) -> None:
         self._disk.close(self._descriptor)
 
-    def wait(self, stop: threading.Event, tell: Callable[[str], None]) -> bool:
-        """Return once no command is at work that an earlier drain has left; False if ``stop`` was set before that."""
-        told = False
+    def wait(self, stop: threading.Event, report: Callable[[str], None]) -> bool:
+        """Wait until no command of an earlier drain is running; False if ``stop`` was set before that."""
+        reported = False
         while not self._disk.lock(self._descriptor):
-            if not told:
-                tell(f"waits for the command that an earlier wald-drain has left running: fuser {self.path}")
-                told = True
+            if not reported:
+                report(f"waits for the command that an earlier wald-drain has left running: fuser {self.path}")
+                reported = True
             if stop.wait(_POLL_SECONDS):
                 return False
         return True
 
     def processed(self) -> Ended | None:
-        """The last run, if it was a success that the cursor does not tell of yet."""
+        """The last run, if it succeeded and the cursor has not moved since."""
         ended = self._last()
         if ended is None or ended.exit_code or ended.error or ended.cursor != cursor_identity(self._cursor):
             return None
         return ended
 
     def run(self, command: Sequence[str], stdin: bytes, variables: Mapping[str, str], *, first: int, last: int) -> int:
-        """Run ``command`` to its end; returns its exit code, or the signal that ended it as a number below 0.
+        """Run ``command`` to its end; return its exit code, or the signal that ended it as a negative number.
 
-        It may leave off reading whenever it likes. Its stdin is a file in memory that nobody can change: all of
-        ``stdin``, or the command does not run. It has a session of its own, so that Ctrl-C, which the terminal sends to
-        everything in its foreground, ends drain after this run and not in the midst of it.
+        Its stdin is a file in memory that no process can change; it holds all of ``stdin``, and the command need not
+        read it to the end. The command has a session of its own, so that Ctrl-C, which the terminal sends to every
+        process in its foreground, ends drain after this run and not during it.
 
         Args:
-            variables: what its environment has beside our own.
+            variables: added to the environment of the command.
 
         Raises:
-            InvalidInput: it cannot be run at all.
+            InvalidInput: the command cannot be started.
         """
         cursor = cursor_identity(self._cursor)
         batch = _sealed(stdin)
@@ -153,7 +153,7 @@ class Attempts:
             os.close(batch)
         _, status = os.waitpid(keeper, 0)
         ended = self._last()
-        if status or ended is None:  # somebody killed the keeper, and the command may still be at work
+        if status or ended is None:  # the keeper was killed, and the command may still be running
             self._renew()
             return os.waitstatus_to_exitcode(status) or 1
         if ended.error in _NOT_A_PROGRAM:
@@ -163,10 +163,10 @@ class Attempts:
         return ended.exit_code
 
     def _keep(self, command: Sequence[str], batch: int, variables: Mapping[str, str], ended: Ended) -> None:
-        """What the keeper does; it has nothing of drain's but the lock and the batch."""
+        """The work of the keeper, which keeps nothing of drain but the lock and the batch."""
         os.setsid()
         for number in SIGNALS:
-            signal.signal(number, lambda *_: None)  # not ignored: that the command would inherit
+            signal.signal(number, lambda *_: None)  # caught, not ignored: the command would inherit that
         high = max(self._descriptor, batch, _STDIN) + 1
         lock, stdin = fcntl.fcntl(self._descriptor, fcntl.F_DUPFD, high), fcntl.fcntl(batch, fcntl.F_DUPFD, high)
         os.dup2(lock, _LOCK)
@@ -184,7 +184,7 @@ class Attempts:
             ended = Ended(ended.cursor, ended.first, ended.last, done.returncode)
         except OSError as error:
             ended = Ended(ended.cursor, ended.first, ended.last, 0, error.errno or errno.EIO)
-        # Not by way of the disk, and not synced: a machine that stops has no orphans.
+        # Not through the disk class, and not synced: after a crash of the machine no command is still running.
         os.pwrite(_LOCK, encode_ended(ended), 0)
         os._exit(0)
 
@@ -192,7 +192,7 @@ class Attempts:
         return decode_ended(os.pread(self._descriptor, _LINE_BYTES, 0))
 
     def _renew(self) -> None:
-        """Another hold on the file, which does not share its lock with what was started under the former."""
+        """Open the file anew: commands started before do not share the lock of the new descriptor."""
         self._disk.close(self._descriptor)
         self._descriptor = self._opened()
 
@@ -210,7 +210,7 @@ class Attempts:
 
 
 def _sealed(data: bytes) -> int:
-    """A file in memory with this content, at its beginning, which cannot change any more."""
+    """A file in memory with this content, positioned at its start, which can no longer change."""
     descriptor = os.memfd_create("batch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         rest = memoryview(data)
@@ -224,8 +224,8 @@ def _sealed(data: bytes) -> int:
     return descriptor
 
 
-def _not_a_program(command: Sequence[str], words: str) -> InvalidInput:
+def _not_a_program(command: Sequence[str], why: str) -> InvalidInput:
     return InvalidInput(
-        f"{command[0]}: cannot be run: {words}",
+        f"{command[0]}: cannot be run: {why}",
         hint=f"command -v {command[0]}; a script needs a first line like #!/bin/sh",
     )

@@ -21,7 +21,7 @@ from wald.store.files.disk import Disk
 from wald_drain.attempt import check_command
 from wald_drain.consumer import Consumer
 from wald_drain.feed import Drain, Job
-from wald_drain.portions import Form
+from wald_drain.portions import StdinFormat
 from wald_drain.redrive import redrive as put_back
 
 _DEAD_LETTER = "dead_letter"
@@ -38,8 +38,7 @@ _DEAD_LETTER = "dead_letter"
 def command(ctx: click.Context, root: Path | None) -> None:
     """Feed a route to a command, batch by batch; put back what it could not process.
 
-    `wald-drain ROUTE -- COMMAND...` is short for `wald-drain feed ROUTE -- COMMAND...`, whose --help tells of its
-    options.
+    `wald-drain ROUTE -- COMMAND...` is short for `wald-drain feed ROUTE -- COMMAND...`; see `wald-drain feed --help`.
     """
     ctx.obj = root
 
@@ -55,25 +54,29 @@ def command(ctx: click.Context, root: Path | None) -> None:
     default=1000,
     show_default=True,
     metavar="N",
-    help="The command gets at most so many records at a time.",
+    help="At most so many records for one run of the command.",
 )
 @click.option(
     "--tries",
     type=click.IntRange(1, 1000),
     metavar="N",
-    help="So often it gets a record alone before that is given up; without it: until it succeeds.",
+    help="Give up a single record after so many tries; without this option: never.",
 )
 @click.option(
-    "--dead-letter", default=_DEAD_LETTER, show_default=True, metavar="ROUTE", help="The route for what is given up."
+    "--dead-letter",
+    default=_DEAD_LETTER,
+    show_default=True,
+    metavar="ROUTE",
+    help="The route for records that are given up.",
 )
-@click.option("--exit-at-end", is_flag=True, help="Exit once everything is processed that was there at the start.")
+@click.option("--exit-at-end", is_flag=True, help="Exit when every record that existed at the start is processed.")
 @click.option(
     "--format",
     "form",
-    type=click.Choice([form.value for form in Form]),
-    default=Form.RAW.value,
+    type=click.Choice([each.value for each in StdinFormat]),
+    default=StdinFormat.RAW.value,
     show_default=True,
-    help="json: an object a line.",
+    help="json: one object per line.",
 )
 @socket_option
 def feed(
@@ -88,20 +91,20 @@ def feed(
     form: str,
     socket: Path | None,
 ) -> int:
-    """Feed the records of ROUTE behind the group's cursor to COMMAND, a batch at a time.
+    """Feed the records of ROUTE after the group's cursor to COMMAND, one batch at a time.
 
-    COMMAND gets a batch on its stdin, a file that holds all of it. If it exits 0, the cursor moves behind the batch; if
-    not, it gets the very same batch again after 0.1 s and 0.2 s, and then in halves, until the record at which it fails
-    stands alone. That one it gets after 0.1 s, 0.2 s, 0.4 s and so on up to 30 s, until it succeeds; or, with --tries,
-    so often: then the record goes to the dead-letter route, where it says in its headers where it comes from and why,
-    and the cursor moves. If COMMAND exits 75 (EX_TEMPFAIL), that is no try: it gets the same again later.
+    COMMAND gets a batch on its stdin, which is a file with all of it. If it exits 0, the cursor moves past the batch.
+    If not, it gets the same batch again after 0.1 s and 0.2 s, and then in halves, until the record that fails is
+    alone. It gets that record after 0.1 s, 0.2 s, 0.4 s and so on up to 30 s, until it succeeds. With --tries N, the
+    record goes to the dead-letter route after N tries, with headers that say where it comes from and why, and the
+    cursor moves. Exit code 75 (EX_TEMPFAIL) does not count as a try: COMMAND gets the same records again later.
 
-    COMMAND finds WALD_ROUTE, WALD_GROUP, WALD_FIRST, WALD_LAST (sequences), WALD_COUNT (of records) and WALD_TRY in its
-    environment. It may get a batch again that it has processed, if the machine stops before the cursor has moved. If
-    only drain is killed, COMMAND goes on, and the next start waits for it and believes its exit code.
+    The environment of COMMAND has WALD_ROUTE, WALD_GROUP, WALD_FIRST, WALD_LAST (sequences), WALD_COUNT (of records)
+    and WALD_TRY. COMMAND may get a batch again that it has processed, if the machine stops before the cursor has moved.
+    If only drain is killed, COMMAND goes on, and the next start waits for it and uses its exit code.
 
-    SIGTERM or Ctrl-C lets a running COMMAND finish and starts no other. Where bytes are damaged, or records missing, it
-    ends with the cursor in front of them, and the exit code is 4 or 3; else it is 10 if something was given up.
+    SIGTERM or Ctrl-C lets a running COMMAND finish and starts no other. If records are damaged or missing, drain ends
+    with the cursor before them and exit code 4 or 3; otherwise the exit code is 10 if a record was given up.
     """
     if check_route(dead_letter) == route and tries is not None:
         raise InvalidInput(
@@ -110,7 +113,7 @@ def feed(
     check_command(words)
     job = Job(
         command=words,
-        form=Form(form),
+        stdin_format=StdinFormat(form),
         records_max=batch_records,
         tries=tries,
         dead_letter=dead_letter,
@@ -118,7 +121,7 @@ def feed(
         exit_at_end=exit_at_end,
     )
     with _at_work(root, route, group) as (consumer, stop):
-        given_up = Drain(consumer, job, stop=stop, tell=_tell).run()
+        given_up = Drain(consumer, job, stop=stop, report=_report).run()
     if given_up:
         redriving = command_line(root, f"redrive {dead_letter}", program="wald-drain")
         raise GivenUp(
@@ -134,25 +137,25 @@ def feed(
 @group_option
 @socket_option
 def redrive(root: Path, route: str, group: str, socket: Path | None) -> int:
-    """Put the dead letters of ROUTE (dead_letter) behind the group's cursor back to where they came from.
+    """Put the dead letters of ROUTE (dead_letter) after the group's cursor back to the routes they came from.
 
-    Each is appended once to the route that its headers name, as it was before: value, key, event time and headers. It
+    Each is appended once to the route that its headers name, with its value, key, event time and headers as before. It
     is a new record there, which every group of that route gets. Then the cursor moves.
     """
     with _at_work(root, route, group) as (consumer, stop):
-        put_back(consumer, daemon=socket or root, stop=stop, tell=_tell)
+        put_back(consumer, daemon=socket or root, stop=stop, report=_report)
     return 0
 
 
 @contextmanager
 def _at_work(root: Path, route: str, group: str) -> Iterator[tuple[Consumer, threading.Event]]:
-    """A consumer, and what stops it on a signal."""
+    """A consumer, and the event that a signal sets."""
     consumer = Consumer(wald.open(root), route, group, Disk(), time.time_ns)
     with stop_on_signals() as stop:
         yield consumer, stop
 
 
-def _tell(line: str) -> None:
+def _report(line: str) -> None:
     click.echo(f"wald-drain: {line}", err=True)
 
 

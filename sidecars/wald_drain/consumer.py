@@ -1,4 +1,4 @@
-"""A group on its route: what is behind its cursor, and moving the cursor."""
+"""A consumer group on its route: the records after its cursor, and moving the cursor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Consumer:
     """``group`` on ``route``.
 
     Attributes:
-        now_ns: the time, ns since 1970.
+        now_ns: the clock, in ns since 1970.
     """
 
     log: Log
@@ -32,10 +32,10 @@ class Consumer:
     def cursor(self) -> Cursor:
         return self.log.cursor(self.route, self.group)
 
-    def enter(self, tell: Callable[[str], None]) -> None:
-        """Give a new group a cursor, so that what it has not processed is kept for it from now on.
+    def enter(self, report: Callable[[str], None]) -> None:
+        """Give a new group a cursor, so that the records that it has not processed are kept from now on.
 
-        What was reclaimed before it came, from the first record on, is nothing that it has missed.
+        Records that were reclaimed before the group existed, from the first record on, do not count as missed.
         """
         if self.cursor.state is CursorState.ABSENT:
             news = newcomer(self.log.root, self.route, self.group)
@@ -44,29 +44,29 @@ class Consumer:
             first, _ = next(History(self.log.root).unexplained(1, oldest - 1), (oldest, oldest))
             self.commit(first - 1)
             if news:
-                tell(news)
+                report(news)
 
     def commit(self, sequence: int) -> None:
-        """Say that everything up to ``sequence`` is processed; on disk when this returns."""
+        """Move the cursor: everything up to ``sequence`` is processed; on disk when this returns."""
         self.log.move_cursor(self.route, sequence, self.group, disk=self.disk, now=utc(self.now_ns()))
 
     def unprocessed(self) -> Iterator[Record]:
-        """What is there now behind the cursor.
+        """The records that are now after the cursor.
 
         Raises:
-            Damaged: something cannot be read; the cursor has to stay in front of it, so that nobody deletes it.
+            Damaged: a record cannot be read; the cursor must stay before it, so that it is not reclaimed.
         """
         return self.log.read(self.route, "cursor", group=self.group)
 
     def records(self, first: int, last: int) -> Iterator[Record]:
-        """What is there of these, wherever the cursor is."""
+        """The records of the route in this range, wherever the cursor is."""
         return self.log.read(self.route, first, last)
 
     def more_come(self, stop: threading.Event) -> bool:
-        """Wait until there is a record behind the cursor; False if ``stop`` was set instead."""
-        coming = self.log.batches(self.route, "cursor", group=self.group, limit=1, follow=True, cancel=stop)
-        return next(coming, None) is not None
+        """Wait until there is a record after the cursor; False if ``stop`` was set instead."""
+        following = self.log.batches(self.route, "cursor", group=self.group, limit=1, follow=True, cancel=stop)
+        return next(following, None) is not None
 
     def named(self, first: int, last: int) -> str:
-        """Records of the route, in words."""
+        """A range of records, as text."""
         return f"{self.route} {first}" if first == last else f"{self.route} {first} to {last}"

@@ -1,19 +1,17 @@
-"""Dead letters: records as they were, with headers that say where they come from and why nobody wanted them.
+"""Dead letters: records with headers that say where they come from and why the command could not process them.
 
-    wald.origin.log  wald.origin.route  wald.origin.sequence  wald.origin.append_time_ns     where it was
+    wald.origin.log  wald.origin.route  wald.origin.sequence  wald.origin.append_time_ns     where the record was
     wald.group  wald.reason  wald.tries                                                      what happened there
 
-Value, key, event time and the other headers are kept; headers that are not a JSON object of strings, which headers are
-asked to be, are kept in hexadecimal as ``wald.origin.headers``.
+Value, key, event time and the other headers are kept, so each record can be put back unchanged. Headers that are not
+the JSON object of strings that headers should be are kept in hexadecimal as ``wald.origin.headers``.
 
-So each can be put back to where it came from, as it was.
+Dead letters are sent in windows of as many requests as the daemon remembers of one producer, each window under a
+producer id made from its content. So the daemon recognises a window that is sent again after a crash. A window that
+differs in anything, for example because a record was damaged in between, has another id, and all of it is sent.
 
-They are sent in windows of as many requests as the daemon remembers of one producer, each window under an id made of
-its content. So a window that is sent again, after a crash of ours, is recognised; and one that differs in anything, as
-when damage has taken one of its records meanwhile, is another window, of which nothing is mistaken for sent.
-
-A record may be too large: a pipe brings longer ones than a request to the daemon takes. It is never passed over unless
-somebody decides so, and what comes before it is sent.
+A record may be too large for a dead letter, because a pipe takes longer records than a request to the daemon. Such a
+record ends the run: everything before it is sent, and only the operator can pass over it.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -34,22 +32,22 @@ from wald.format.state import WINDOW
 from wald.payloads import FRAME_MAX_BYTES
 from wald.producer import Durable, Producer
 from wald.store.files.directory import Root
-from wald_drain.handover import Handover
 
-RETRY_SECONDS = 10.0  # for which a daemon that restarts is waited for
+RETRY_SECONDS = 10.0  # how long to wait for a daemon that restarts
 _FIXED_BYTES = 128  # of a payload besides its records: count, last offsets, padding
 _RECORD_BYTES = 24  # of a record besides its bytes: a time, three offsets, its bits
 PAYLOAD_MAX_BYTES = FRAME_MAX_BYTES  # the least that a daemon can be configured to take
-_LOG, _ROUTE, _SEQUENCE, _TIME = (f"wald.origin.{name}" for name in ("log", "route", "sequence", "append_time_ns"))
+LOG, ROUTE, _SEQUENCE, _TIME = (f"wald.origin.{name}" for name in ("log", "route", "sequence", "append_time_ns"))
+GROUP, REASON, TRIES = "wald.group", "wald.reason", "wald.tries"
 _ODD = "wald.origin.headers"
-_OURS = frozenset({_LOG, _ROUTE, _SEQUENCE, _TIME, "wald.group", "wald.reason", "wald.tries"})
+_OURS = frozenset({LOG, ROUTE, _SEQUENCE, _TIME, GROUP, REASON, TRIES})
 
 
 class Undeliverable(Exception):
-    """The daemon does not take a dead letter; its message says why.
+    """The daemon refused a dead letter; the message says why.
 
     Attributes:
-        sent: how many records are on disk as dead letters before the one it does not take.
+        sent: how many records before it are on disk as dead letters.
     """
 
     def __init__(self, message: str, *, sent: int) -> None:
@@ -59,58 +57,47 @@ class Undeliverable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where records come from, and who could not process them."""
+    """The log and the route that records come from, and the group that could not process them."""
 
     log_id: bytes
     route: str
     group: str
 
 
-def headers_of(handover: Handover, origin: Origin) -> dict[str, str]:
-    """What all dead letters of a handover say."""
-    return {
-        _LOG: origin.log_id.hex(),
-        _ROUTE: origin.route,
-        "wald.group": origin.group,
-        "wald.reason": handover.reason,
-        "wald.tries": str(handover.tries),
-    }
-
-
 def dead_letter(record: Record, headers: Mapping[str, str], route: str) -> Record:
-    """What goes to ``route`` for a record that was given up; its sequence is still that of the record."""
-    told = _own_headers(record) | dict(headers)
-    told[_SEQUENCE] = str(record.sequence)
-    told[_TIME] = str(record.append_time_ns)
-    return replace(record, route=route, headers=_encoded(told))
+    """The dead letter on ``route`` of a record that was given up; it keeps the record's sequence."""
+    every = _own_headers(record) | dict(headers)
+    every[_SEQUENCE] = str(record.sequence)
+    every[_TIME] = str(record.append_time_ns)
+    return replace(record, route=route, headers=_encoded(every))
 
 
 def original(letter: Record, log_id: bytes, root: Path) -> Record:
-    """What goes back to where a dead letter came from; its sequence is still that of the letter.
+    """The record that a dead letter was made from; it keeps the dead letter's sequence.
 
     Raises:
-        InvalidInput: it is no dead letter of the log with this id, which is at ``root``.
+        InvalidInput: it is no dead letter of the log with this id, whose directory is ``root``.
     """
-    told = _own_headers(letter)
-    route = told.get(_ROUTE, "")
-    if told.get(_LOG) != log_id.hex() or not is_route(route):
+    headers = _own_headers(letter)
+    route = headers.get(ROUTE, "")
+    if headers.get(LOG) != log_id.hex() or not is_route(route):
         passing = command_line(root, f"cursor set {letter.route} {letter.sequence}")
         raise InvalidInput(
             f"{letter.route} {letter.sequence}: is not a dead letter of this log",
-            hint=f"{passing} passes over it; then the same again",
+            hint=f"{passing} passes over it; then type the same command again",
         )
-    own = {name: value for name, value in told.items() if name not in _OURS}
+    own = {name: value for name, value in headers.items() if name not in _OURS}
     try:
-        headers = bytes.fromhex(own[_ODD]) if _ODD in own else _encoded(own) if own else None
-    except ValueError:  # that was not ours
-        headers = _encoded(own)
-    return replace(letter, route=route, headers=headers)
+        encoded = bytes.fromhex(own[_ODD]) if _ODD in own else _encoded(own) if own else None
+    except ValueError:  # a header of the producer that has this name
+        encoded = _encoded(own)
+    return replace(letter, route=route, headers=encoded)
 
 
 def payloads(letters: Iterable[Record]) -> Iterator[tuple[str, bytes]]:
-    """Letters, in order, as routes and ``columns`` payloads of at most :data:`PAYLOAD_MAX_BYTES`.
+    """Letters, in order, as pairs of a route and a ``columns`` payload of at most :data:`PAYLOAD_MAX_BYTES`.
 
-    A letter that is larger by itself goes alone, and the daemon judges it.
+    A single letter that is larger gets a payload of its own, which the daemon takes or refuses.
     """
     # Times are all there or all absent in one payload.
     for (route, timed), run in groupby(letters, lambda letter: (letter.route, letter.event_time_ns is not None)):
@@ -127,7 +114,7 @@ def payloads(letters: Iterable[Record]) -> Iterator[tuple[str, bytes]]:
 
 
 def fits(letter: Record, *, bytes_max: int = REQUEST_MAX_BYTES) -> bool:
-    """Whether a letter by itself makes a payload of at most ``bytes_max``; more than the default no daemon takes."""
+    """Whether a single letter makes a payload of at most ``bytes_max``; no daemon takes more than the default."""
     return _letter_bytes(letter) + _FIXED_BYTES <= bytes_max
 
 
@@ -135,8 +122,8 @@ def prepare(daemon: Path, root: Root, route: str) -> None:
     """Make the dead-letter route if it is missing.
 
     Raises:
-        Unavailable: no daemon.
-        Refused: the daemon does not let us.
+        Unavailable: no daemon runs.
+        Refused: the daemon does not permit it.
     """
     with Producer(daemon, retry_for=RETRY_SECONDS) as producer:
         if not root.route(route).is_dir():
@@ -144,11 +131,11 @@ def prepare(daemon: Path, root: Root, route: str) -> None:
 
 
 def send(daemon: Path, letters: Iterator[tuple[str, bytes]], *, seed: bytes) -> list[Durable]:
-    """Send routes and payloads; on disk when this returns. What was sent before under this seed is not doubled.
+    """Send payloads to routes; on disk when this returns. What was sent before under this seed is not sent twice.
 
     Raises:
         Undeliverable: a payload is too large; all before it are on disk.
-        WaldError: as :meth:`wald.producer.Producer.publish`.
+        WaldError: as raised by :meth:`wald.producer.Producer.publish`.
     """
     durable: list[Durable] = []
     while window := list(islice(letters, WINDOW)):
@@ -163,14 +150,8 @@ def send(daemon: Path, letters: Iterator[tuple[str, bytes]], *, seed: bytes) -> 
     return durable
 
 
-def seed_of(handover: Handover, origin: Origin) -> bytes:
-    """What tells this handover from any other."""
-    told = (origin.log_id.hex(), origin.route, origin.group, *astuple(handover))
-    return hashlib.sha256(repr(told).encode()).digest()
-
-
 def producer_id(seed: bytes, window: Sequence[tuple[str, bytes]]) -> int:
-    """Under which these payloads are sent to these routes."""
+    """The id of the producer that sends these payloads to these routes."""
     digest = hashlib.sha256(seed)
     for route, payload in window:
         digest.update(f"{route} {len(payload)} ".encode())
@@ -190,10 +171,10 @@ def _own_headers(record: Record) -> dict[str, str]:
     if record.headers is None:
         return {}
     try:
-        told = json.loads(record.headers.decode())
-        if isinstance(told, dict) and all(isinstance(value, str) for value in told.values()):
-            _encoded(told)  # half of a surrogate pair could not be sent
-            return told
+        headers = json.loads(record.headers.decode())
+        if isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values()):
+            _encoded(headers)  # half of a surrogate pair could not be sent
+            return headers
     except (ValueError, RecursionError):
         pass
     return {_ODD: record.headers.hex()}

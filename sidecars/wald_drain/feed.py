@@ -1,14 +1,14 @@
-"""Feeding a route to a command: batch after batch, until there is no more, or a signal says stop.
+"""Feeding a route to a command: batch after batch, until there is no more, or a signal stops it.
 
-    take ─▶ try ─▶ exit 0 ─────────────────────────▶ cursor
+    read ─▶ try ─▶ exit 0 ─────────────────────────▶ cursor
              ▲       │ else
              └─ pause ┤ in halves, from the third failure on
-                      └ after the last try of a record alone ─▶ handed over to the dead-letter route ─▶ cursor
+                      └ after the last try of a single record ─▶ handed over to the dead-letter route ─▶ cursor
 
-A record that is too large for a dead letter ends it; whoever moves the cursor behind it passes over nothing else.
+A record that is too large for a dead letter ends the run with the cursor just before it.
 
-Whatever is interrupted before the cursor has moved is done again by the next start: the command gets the same records,
-or what was being handed over is handed over, wholly. A command that outlives its drain is waited for.
+What was interrupted before the cursor moved is done again by the next start: the command gets the same records again,
+or the handover is finished. If a command outlives its drain, the next start waits for it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ from wald.errors import DISK_ERRORS, DiskFailure
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald_drain.attempt import Attempts
 from wald_drain.consumer import Consumer
-from wald_drain.handing import Handing
-from wald_drain.handover import HandoverFile
-from wald_drain.portions import Form, Portion, portions
-from wald_drain.verdict import Verdict, ending, judge, pause_seconds, reason, tries_of
+from wald_drain.handover import HandoverFile, Handovers
+from wald_drain.portions import Portion, StdinFormat, portions
+from wald_drain.retries import NextStep, ending, next_step, pause_seconds, reason, tries_of
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What was asked for.
+    """The options of one drain.
 
     Attributes:
-        records_max: how many the command gets at a time.
-        tries: how often it gets a record alone before that is given up; None: until it succeeds.
+        records_max: how many records the command gets at a time.
+        tries: how often it gets a single record before that is given up; None: until it succeeds.
         daemon: the root of the log, or the daemon's socket.
-        letter_max_bytes: of a dead letter with a single record; what is longer is not even tried.
+        letter_max_bytes: of a dead letter with a single record; a longer one is not even tried.
     """
 
     command: tuple[str, ...]
-    form: Form
+    stdin_format: StdinFormat
     records_max: int
     tries: int | None
     dead_letter: str
@@ -52,29 +51,29 @@ class Job:
 
 
 class Drain:
-    """One job at work.
+    """Carries out one job.
 
     Args:
-        stop: once it is set no command is started any more.
-        tell: gets a line for every failed try and every record given up.
+        stop: after it is set, no other command is started.
+        report: gets a line for every failed try and every record given up.
     """
 
-    def __init__(self, consumer: Consumer, job: Job, *, stop: threading.Event, tell: Callable[[str], None]) -> None:
+    def __init__(self, consumer: Consumer, job: Job, *, stop: threading.Event, report: Callable[[str], None]) -> None:
         self._consumer = consumer
         self._job = job
         self._stop = stop
-        self._tell = tell
+        self._report = report
         self._given_up = 0
 
     def run(self) -> int:
-        """Return at the end, if the job is to exit there, or once ``stop`` is set: how many records were given up.
+        """Run to the end of the route, if the job exits there, or until ``stop`` is set; return how many were given up.
 
         Raises:
-            NotFound: no such route, or records that the group has not processed were reclaimed.
-            Locked: the route is being drained for this group already.
-            Damaged: the cursor cannot be trusted, or what is behind it cannot be read; it stays in front of that.
+            NotFound: there is no such route, or records that the group has not processed were reclaimed.
+            Locked: another process drains the route for this group.
+            Damaged: the cursor cannot be trusted, or a record cannot be read; the cursor stays before that record.
             InvalidInput: the command cannot be run, or a record is too large for a dead letter.
-            Unavailable: records are to be given up and there is no daemon; the cursor is in front of them.
+            Unavailable: records are to be given up, and no daemon runs; the cursor stays before them.
             DiskFailure: the disk is full, or fails.
         """
         root = self._consumer.log.root
@@ -85,7 +84,7 @@ class Drain:
                 raise
             raise DiskFailure(
                 f"{error.filename or root.routes}: {error.strerror}; nothing is lost",
-                hint=f"df -h {root.path}; then start wald-drain again, which goes on behind the cursor",
+                hint=f"df -h {root.path}; then start wald-drain again, which goes on after the cursor",
             ) from error
         return self._given_up
 
@@ -95,86 +94,86 @@ class Drain:
         with ExitStack() as held:
             file = held.enter_context(HandoverFile(root, route, group, disk))
             attempts = held.enter_context(Attempts(root, route, group, disk))
-            handing = Handing(consumer, file, daemon=job.daemon, tell=self._tell, letter_max_bytes=job.letter_max_bytes)
-            if not attempts.wait(self._stop, self._told_of_route):
+            handovers = Handovers(
+                consumer, file, daemon=job.daemon, report=self._report, letter_max_bytes=job.letter_max_bytes
+            )
+            if not attempts.wait(self._stop, self._report_of_route):
                 return
-            self._given_up += handing.finish()
+            self._given_up += handovers.finish()
             self._finish_run(attempts)
-            consumer.enter(self._tell)
+            consumer.enter(self._report)
             while True:
                 for portion in portions(consumer.unprocessed(), records_max=job.records_max):
-                    if not self._process(portion, attempts, handing):
+                    if not self._process(portion, attempts, handovers):
                         return
                 if job.exit_at_end or not consumer.more_come(self._stop):
                     return
 
     def _finish_run(self, attempts: Attempts) -> None:
-        """The cursor moves behind what the command of an earlier drain has processed since that was killed."""
+        """Move the cursor past what the command of an earlier drain processed after that drain was killed."""
         ended = attempts.processed()
         if ended is not None:
             self._consumer.commit(ended.last)
             named = self._consumer.named(ended.first, ended.last)
-            self._tell(f"{named}: processed by a command that has outlived its wald-drain")
+            self._report(f"{named}: processed by a command that has outlived its wald-drain")
 
-    def _process(self, portion: Portion, attempts: Attempts, handing: Handing) -> bool:
-        """Have the command process a portion, or give up what fails in it; False if some is left because of a stop."""
+    def _process(self, portion: Portion, attempts: Attempts, handovers: Handovers) -> bool:
+        """Have the command process a portion, or give up what fails in it; False if drain stopped before the end."""
         parts = [portion]
         while parts:
             part = parts.pop()
-            match self._tried(part, attempts, handing, halved=part is not portion):
-                case Verdict.LEAVE:
+            match self._try(part, attempts, handovers, halved=part is not portion):
+                case NextStep.LEAVE:
                     return False
-                case Verdict.HALVE:
+                case NextStep.HALVE:
                     parts.extend(reversed(part.halves()))
         return True
 
-    def _tried(self, part: Portion, attempts: Attempts, handing: Handing, *, halved: bool) -> Verdict:
-        """Have the command process a part; returns what becomes of it, COMMIT and GIVE_UP being done."""
+    def _try(self, part: Portion, attempts: Attempts, handovers: Handovers, *, halved: bool) -> NextStep:
+        """Have the command process a part; return what follows, which for COMMIT and GIVE_UP is done already."""
         job = self._job
-        stdin = part.encoded(job.form)
+        stdin = part.encoded(job.stdin_format)
         tries = tries_of(part.count, halved=halved, tries=job.tries)
         number = 1
         for runs in count(1):
-            if self._stop.is_set() or not attempts.wait(self._stop, self._told_of_route):
-                return Verdict.LEAVE
+            if self._stop.is_set() or not attempts.wait(self._stop, self._report_of_route):
+                return NextStep.LEAVE
             variables = self._variables(part, number)
             exit_code = attempts.run(job.command, stdin, variables, first=part.first, last=part.last)
-            verdict = judge(exit_code, number=number, tries=tries, count=part.count, stopping=self._stop.is_set())
-            if verdict is Verdict.COMMIT:
+            step = next_step(exit_code, number=number, tries=tries, count=part.count, stopping=self._stop.is_set())
+            if step is NextStep.COMMIT:
                 self._consumer.commit(part.last)
-                return verdict
-            seconds = pause_seconds(1 if verdict is Verdict.HALVE else runs)
-            self._tell(
-                f"{self._consumer.named(part.first, part.last)}: {self._words(verdict, exit_code, number, seconds)}"
-            )
-            if verdict is Verdict.GIVE_UP:
-                why = reason(exit_code, number)
-                handing.give_up(part.records[0], why, tries=number, route=job.dead_letter)
+                return step
+            seconds = pause_seconds(1 if step is NextStep.HALVE else runs)
+            self._report_failure(part, step, exit_code, number, seconds)
+            if step is NextStep.GIVE_UP:
+                handovers.give_up(part.records[0], reason(exit_code, number), tries=number, route=job.dead_letter)
                 self._given_up += 1
-                return verdict
-            if verdict is Verdict.LEAVE or self._stop.wait(seconds):
-                return Verdict.LEAVE
-            if verdict is Verdict.HALVE:
-                return verdict
-            number += verdict is Verdict.RETRY
+                return step
+            if step is NextStep.LEAVE or self._stop.wait(seconds):
+                return NextStep.LEAVE
+            if step is NextStep.HALVE:
+                return step
+            number += step is NextStep.RETRY
         raise AssertionError("unreachable")
 
-    def _words(self, verdict: Verdict, exit_code: int, number: int, seconds: float) -> str:
-        """What is told of a run that has failed."""
-        told = ending(exit_code)
-        if verdict is Verdict.LATER:
-            return f"{told}, which says later, again in {seconds:g} s"
-        tries = self._job.tries
-        told += f", try {number}" if tries is None else f", try {number} of {tries}"
-        match verdict:
-            case Verdict.RETRY:
-                return f"{told}, again in {seconds:g} s"
-            case Verdict.HALVE:
-                return f"{told}, in halves in {seconds:g} s"
-        return told
+    def _report_failure(self, part: Portion, step: NextStep, exit_code: int, number: int, seconds: float) -> None:
+        """Report a failed try, and when the command gets the records again."""
+        of_tries = "" if self._job.tries is None else f" of {self._job.tries}"
+        text = f"{self._consumer.named(part.first, part.last)}: {ending(exit_code)}"
+        match step:
+            case NextStep.LATER:
+                text += f", which says later, again in {seconds:g} s"
+            case NextStep.RETRY:
+                text += f", try {number}{of_tries}, again in {seconds:g} s"
+            case NextStep.HALVE:
+                text += f", try {number}{of_tries}, in halves in {seconds:g} s"
+            case _:
+                text += f", try {number}{of_tries}"
+        self._report(text)
 
-    def _told_of_route(self, words: str) -> None:
-        self._tell(f"{self._consumer.route}: {words}")
+    def _report_of_route(self, text: str) -> None:
+        self._report(f"{self._consumer.route}: {text}")
 
     def _variables(self, portion: Portion, number: int) -> dict[str, str]:
         return {

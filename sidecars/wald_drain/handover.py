@@ -1,30 +1,53 @@
-"""What is being handed over to another route, in a file that is also the lock of its route and group.
+"""Handing records over to another route, each exactly once: to the dead-letter route, or from there back.
 
     routes/<route>/<group>.drain    empty, or one line of JSON: {"after": 10, "first": 11, "last": 20, …, "crc": "…"}
 
-The line is there before the first record is sent, and goes after the cursor has moved. So after a crash in between the
-next start finishes exactly this handover, whatever has arrived since and whatever options it got: the daemon recognises
-what it has already.
+    write the line ─▶ send ─▶ move the cursor ─▶ clear the line
+
+After a crash at any step the next start finishes exactly the handover of that line, whatever has arrived since and
+whatever options it got; the daemon recognises what it has already. The file is also the lock of its route and group.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from wald.errors import Locked
+from wald.errors import InvalidInput, Locked, NotFound, command_line
+from wald.format.protocol import REQUEST_MAX_BYTES
+from wald.format.record import Record
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald_drain.line import decode_line, encode_line
+from wald.store.retention.cursors import CursorState
+from wald_drain.checked_line import decode_line, encode_line
+from wald_drain.consumer import Consumer
+from wald_drain.deadletters import (
+    GROUP,
+    LOG,
+    REASON,
+    ROUTE,
+    TRIES,
+    Origin,
+    Undeliverable,
+    dead_letter,
+    fits,
+    original,
+    payloads,
+    prepare,
+    send,
+)
 
 _LINE_MAX_BYTES = 4096  # some ten times what is ever written
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """Records that the command was given in vain, or dead letters on their way back.
+    """Records that the command could not process, or dead letters on their way back.
 
     Attributes:
         after: the cursor before; the handover is finished once it has moved.
@@ -43,15 +66,15 @@ class Handover:
 
 
 def encode_handover(handover: Handover) -> bytes:
-    """The line."""
+    """The line of the file."""
     return encode_line(asdict(handover))
 
 
 def decode_handover(line: bytes) -> Handover | None:
-    """What a line says; None for one that was half written, when nothing had been sent yet."""
-    told = decode_line(line)
+    """The handover of a line; None if it is half-written, and then nothing has been sent yet."""
+    fields = decode_line(line)
     try:
-        return None if told is None else Handover(**told)
+        return None if fields is None else Handover(**fields)
     except TypeError:
         return None
 
@@ -60,8 +83,8 @@ class HandoverFile:
     """The right to drain ``route`` for ``group``, held until it is closed.
 
     Raises:
-        NotFound: no such route.
-        Locked: somebody else drains it for this group.
+        NotFound: there is no such route.
+        Locked: another process drains it for this group.
     """
 
     def __init__(self, root: Root, route: str, group: str, disk: Disk) -> None:
@@ -73,7 +96,7 @@ class HandoverFile:
             if not disk.lock(self._descriptor):
                 raise Locked(
                     f"{path}: another wald-drain is at work on route {route} for group {group}",
-                    hint=f"wait until it is done, or look for it: fuser {path}",
+                    hint=f"wait until it has ended, or find it: fuser {path}",
                 )
             disk.sync_directory(path.parent)
         except (Locked, OSError):
@@ -89,16 +112,147 @@ class HandoverFile:
         self._disk.close(self._descriptor)
 
     def begun(self) -> Handover | None:
-        """The handover under way."""
+        """The handover that was begun; None if there is none."""
         return decode_handover(os.pread(self._descriptor, _LINE_MAX_BYTES, 0))
 
     def begin(self, handover: Handover) -> None:
-        """Say what is to be handed over; on disk when this returns."""
+        """Write down what is to be handed over; on disk when this returns."""
         self._disk.truncate(self._descriptor, 0)
         self._disk.write(self._descriptor, [encode_handover(handover)], 0)
         self._disk.sync(self._descriptor)
 
     def end(self) -> None:
-        """Say that nothing is."""
+        """Clear the file; on disk when this returns."""
         self._disk.truncate(self._descriptor, 0)
         self._disk.sync(self._descriptor)
+
+
+class Handovers:
+    """Carries out the handovers of one consumer.
+
+    Args:
+        file: of the consumer, held.
+        daemon: the root of the log, or the daemon's socket.
+        report: gets a line for every handover.
+        letter_max_bytes: of a dead letter with a single record; a longer one is not even tried.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        file: HandoverFile,
+        *,
+        daemon: Path,
+        report: Callable[[str], None],
+        letter_max_bytes: int = REQUEST_MAX_BYTES,
+    ) -> None:
+        self._consumer = consumer
+        self._file = file
+        self._daemon = daemon
+        self._report = report
+        self._letter_max_bytes = letter_max_bytes
+        self._origin = Origin(consumer.log.identity.log_id, consumer.route, consumer.group)
+
+    def give_up(self, record: Record, why: str, *, tries: int, route: str) -> None:
+        """Make a dead letter on ``route`` of the record after the cursor, and move the cursor.
+
+        Raises:
+            InvalidInput: the record is too large for a dead letter.
+            Unavailable: no daemon runs, and nothing has happened.
+        """
+        prepare(self._daemon, self._consumer.log.root, route)  # before the file: without a daemon nothing is begun
+        handover = self._handover([record], reason=why, tries=tries, dead_letter=route)
+        if not fits(self._letter(record, handover), bytes_max=self._letter_max_bytes):
+            raise self._undeliverable(record.sequence, f"more than {self._letter_max_bytes} bytes", "mend the command")
+        self._file.begin(handover)
+        self._carry_out(handover, [record])
+
+    def put_back(self, letters: Sequence[Record]) -> None:
+        """Send the dead letters after the cursor to where they came from, and move the cursor.
+
+        Raises:
+            InvalidInput: one of them is no dead letter of this log; those before it are put back.
+            NotFound: the route of one of them is gone; those before it are put back.
+        """
+        handover = self._handover(letters, reason="put back", tries=0, dead_letter=None)
+        root = self._consumer.log.root
+        for number, letter in enumerate(letters):
+            try:
+                root.require_route(self._letter(letter, handover).route)
+            except (InvalidInput, NotFound):
+                if number:
+                    self.put_back(letters[:number])
+                raise
+        self._file.begin(handover)
+        self._carry_out(handover, letters)
+
+    def finish(self) -> int:
+        """Finish the handover of an earlier process, as it was begun; return how many records that gave up."""
+        handover = self._file.begun()
+        cursor = self._consumer.cursor
+        if handover is None or cursor.state not in (CursorState.VALID, CursorState.ABSENT):
+            return 0
+        if cursor.effective != handover.after:  # only the last step is missing, or the operator has moved the cursor
+            self._file.end()
+            return 0
+        records = list(self._consumer.records(handover.first, handover.last))
+        self._carry_out(handover, records)
+        return 0 if handover.dead_letter is None else len(records)
+
+    def _handover(self, records: Sequence[Record], *, reason: str, tries: int, dead_letter: str | None) -> Handover:
+        consumer = self._consumer
+        first, last = records[0].sequence, records[-1].sequence
+        return Handover(consumer.cursor.effective, first, last, reason, tries, dead_letter, consumer.now_ns())
+
+    def _letter(self, record: Record, handover: Handover) -> Record:
+        if handover.dead_letter is None:
+            return original(record, self._origin.log_id, self._consumer.log.root.path)
+        return dead_letter(record, headers_of(handover, self._origin), handover.dead_letter)
+
+    def _carry_out(self, handover: Handover, records: Sequence[Record]) -> None:
+        letters = payloads(self._letter(record, handover) for record in records)
+        try:
+            durable = send(self._daemon, letters, seed=seed_of(handover, self._origin))
+        except Undeliverable as error:
+            sequence = records[error.sent].sequence
+            raise self._undeliverable(sequence, str(error), "raise request_max_bytes of the daemon") from error
+        self._consumer.commit(handover.last)
+        self._file.end()
+        sent_as = (durable[0].first, durable[-1].last) if durable else None
+        self._report(_line(self._consumer.named(handover.first, handover.last), handover, len(records), sent_as))
+
+    def _undeliverable(self, sequence: int, why: str, remedy: str) -> InvalidInput:
+        """The error about a record that cannot be a dead letter either."""
+        consumer = self._consumer
+        set_ = command_line(consumer.log.root.path, f"cursor set {consumer.route} {sequence} --group {consumer.group}")
+        return InvalidInput(
+            f"{consumer.named(sequence, sequence)}: cannot be a dead letter: {why}",
+            hint=f"{remedy}, or pass over this record: {set_}; then start wald-drain again",
+        )
+
+
+def headers_of(handover: Handover, origin: Origin) -> dict[str, str]:
+    """The headers that all dead letters of a handover have."""
+    return {
+        LOG: origin.log_id.hex(),
+        ROUTE: origin.route,
+        GROUP: origin.group,
+        REASON: handover.reason,
+        TRIES: str(handover.tries),
+    }
+
+
+def seed_of(handover: Handover, origin: Origin) -> bytes:
+    """A digest that differs between any two handovers."""
+    identity = (origin.log_id.hex(), origin.route, origin.group, *astuple(handover))
+    return hashlib.sha256(repr(identity).encode()).digest()
+
+
+def _line(named: str, handover: Handover, count: int, sent_as: tuple[int, int] | None) -> str:
+    """The line that reports a finished handover."""
+    records = "1 record" if count == 1 else f"{count} records"
+    first, last = sent_as or (0, 0)
+    where = f" as {first}" + (f" to {last}" if last > first else "") if sent_as else ""
+    if handover.dead_letter is None:
+        return f"{named}: {records} put back{where}"
+    return f"{named}: given up: {handover.reason}; {records} sent to {handover.dead_letter}{where}"

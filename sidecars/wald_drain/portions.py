@@ -1,4 +1,4 @@
-"""What one run of the command gets: some records of a route, in order, as bytes for its stdin."""
+"""Portions: the records that one run of the command gets, in order, as bytes for its stdin."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from enum import StrEnum
 from wald.errors import Damaged
 from wald.format.record import Record
 
-PORTION_MAX_BYTES = 8 << 20  # of values; with N of any size a portion could outgrow the memory
+PORTION_MAX_BYTES = 8 << 20  # of values, so that a portion of any number of records fits into memory
 
 
-class Form(StrEnum):
-    """How records are written."""
+class StdinFormat(StrEnum):
+    """How the command gets records."""
 
     RAW = "raw"  # each value and a newline
-    JSON = "json"  # an object a line, as ``wald read --format json``
+    JSON = "json"  # one object per line, as written by ``wald read --format json``
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +38,22 @@ class Portion:
         return len(self.records)
 
     def halves(self) -> tuple[Portion, Portion]:
-        """The same in two; it has at least two records."""
+        """Both halves of a portion with at least two records."""
         middle = self.count // 2
         return Portion(self.records[:middle]), Portion(self.records[middle:])
 
-    def encoded(self, form: Form) -> bytes:
-        """All of it, as the command is to read it."""
-        if form is Form.RAW:
+    def encoded(self, form: StdinFormat) -> bytes:
+        """The bytes for the command's stdin."""
+        if form is StdinFormat.RAW:
             return b"".join(record.value + b"\n" for record in self.records)
         return "".join(record.to_json() + "\n" for record in self.records).encode()
 
 
 def portions(records: Iterable[Record], *, records_max: int, bytes_max: int = PORTION_MAX_BYTES) -> Iterator[Portion]:
-    """All of ``records``: each portion ends at ``records_max`` of them, or with the one that reaches ``bytes_max``.
+    """All of ``records``, each portion with ``records_max`` of them, or ending with the one that reaches ``bytes_max``.
 
     Raises:
-        Damaged: ``records`` did; what came before it has come out.
+        Damaged: from ``records``, after the records before the damage were given out.
     """
     taken: list[Record] = []
     taken_bytes = 0

@@ -1,4 +1,4 @@
-"""Putting dead letters back to the routes they came from: those that are there at the start, each exactly once."""
+"""Redrive: puts the dead letters that exist at the start back to the routes they came from, each exactly once."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wald_drain.consumer import Consumer
-from wald_drain.handing import Handing
-from wald_drain.handover import HandoverFile
+from wald_drain.handover import HandoverFile, Handovers
 from wald_drain.portions import portions
 
-_RECORDS_MAX = 1000  # at a time; what is put back is told of
+_RECORDS_MAX = 1000  # at a time; each batch is reported
 
 
-def redrive(consumer: Consumer, *, daemon: Path, stop: threading.Event, tell: Callable[[str], None]) -> None:
-    """Put back what is behind the cursor of ``consumer``, whose route is a dead-letter route, and move the cursor.
+def redrive(consumer: Consumer, *, daemon: Path, stop: threading.Event, report: Callable[[str], None]) -> None:
+    """Put back the dead letters after the cursor of ``consumer``, and move the cursor.
 
     Args:
         daemon: the root of the log, or the daemon's socket.
-        stop: once it is set nothing more is begun.
-        tell: gets a line for every batch.
+        stop: after it is set, no other batch is begun.
+        report: gets a line for every batch.
 
     Raises:
-        NotFound: no such route, or the route of a dead letter is gone; those before it are back.
-        Locked: the dead-letter route is being drained for this group.
-        InvalidInput: a record is no dead letter of this log; those before it are back.
-        Unavailable: there is no daemon.
+        NotFound: there is no such route, or none that a dead letter came from; those before that one are put back.
+        Locked: another process drains the dead-letter route for this group.
+        InvalidInput: a record is no dead letter of this log; those before it are put back.
+        Unavailable: no daemon runs.
     """
     with HandoverFile(consumer.log.root, consumer.route, consumer.group, consumer.disk) as file:
-        handing = Handing(consumer, file, daemon=daemon, tell=tell)
-        handing.finish()
-        consumer.enter(tell)
+        handovers = Handovers(consumer, file, daemon=daemon, report=report)
+        handovers.finish()
+        consumer.enter(report)
         for portion in portions(consumer.unprocessed(), records_max=_RECORDS_MAX):
             if stop.is_set():
                 return
-            handing.put_back(portion.records)
+            handovers.put_back(portion.records)

@@ -16,7 +16,7 @@ import wald
 from wald.store.files.disk import Disk
 from wald_drain.consumer import Consumer
 from wald_drain.feed import Drain, Job
-from wald_drain.portions import Form
+from wald_drain.portions import StdinFormat
 from wald_drain.redrive import redrive
 
 NOW_NS = 1_795_255_200_000_000_000
@@ -42,16 +42,16 @@ def drain_refusal(*arguments: object) -> tuple[int, str, str]:
 
 
 class InProcess:
-    """A drain in this process, and what it told."""
+    """A drain in this process, and the lines that it reported."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.stop = threading.Event()
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.given_up = 0
 
-    def tell(self, line: str) -> None:
-        self.told.append(line)
+    def report(self, line: str) -> None:
+        self.reported.append(line)
 
     def run(
         self,
@@ -66,7 +66,7 @@ class InProcess:
         # Any: they are of many types.
         job: dict[str, Any] = {
             "command": tuple(map(str, words)),
-            "form": Form.RAW,
+            "stdin_format": StdinFormat.RAW,
             "records_max": 1000,
             "tries": 1,
             "dead_letter": "dead_letter",
@@ -74,11 +74,13 @@ class InProcess:
             "exit_at_end": True,
         }
         consumer = self.consumer(route, group, disk=disk, now_ns=now_ns)
-        self.given_up = Drain(consumer, Job(**(job | options)), stop=self.stop, tell=self.tell).run()
+        self.given_up = Drain(consumer, Job(**(job | options)), stop=self.stop, report=self.report).run()
 
     def redrive(self, route: str, *, group: str = "processed", disk: Disk | None = None, now_ns: int = NOW_NS) -> None:
         """Put the dead letters of a route back."""
-        redrive(self.consumer(route, group, disk=disk, now_ns=now_ns), daemon=self.root, stop=self.stop, tell=self.tell)
+        redrive(
+            self.consumer(route, group, disk=disk, now_ns=now_ns), daemon=self.root, stop=self.stop, report=self.report
+        )
 
     def consumer(self, route: str, group: str, *, disk: Disk | None, now_ns: int) -> Consumer:
         """A group on a route of the log."""

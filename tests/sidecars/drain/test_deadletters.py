@@ -24,15 +24,13 @@ from wald_drain.deadletters import (
     Undeliverable,
     dead_letter,
     fits,
-    headers_of,
     original,
     payloads,
     prepare,
     producer_id,
-    seed_of,
     send,
 )
-from wald_drain.handover import Handover
+from wald_drain.handover import Handover, headers_of, seed_of
 
 ORIGIN = Origin(bytes(range(16)), "orders", "billing")
 HANDOVER = Handover(10, 11, 20, "exit 3 after 5 tries", 5, "dead_letter", 7)

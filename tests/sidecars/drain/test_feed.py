@@ -13,7 +13,7 @@ from logs import Built
 
 from wald.errors import Damaged, NotFound, Refused
 from wald.format.names import Kind
-from wald_drain.portions import PORTION_MAX_BYTES, Form
+from wald_drain.portions import PORTION_MAX_BYTES, StdinFormat
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ class Keeping:
         self.got = folder / "got"
         self.got.mkdir()
         script = 'n=$(ls "$0" | wc -l); cat > "$0/$n"; echo "$WALD_ROUTE $WALD_GROUP $WALD_FIRST-$WALD_LAST '
-        script += '$WALD_COUNT $WALD_TRY" >> "$0.told"; ' + exits
+        script += '$WALD_COUNT $WALD_TRY" >> "$0.reported"; ' + exits
         self.words = ("sh", "-c", script, self.got)
 
     @property
@@ -41,8 +41,8 @@ class Keeping:
         return [(self.got / name).read_bytes() for name in sorted(os.listdir(self.got), key=int)]
 
     @property
-    def told(self) -> list[str]:
-        return self.got.with_suffix(".told").read_text().splitlines()
+    def reported(self) -> list[str]:
+        return self.got.with_suffix(".reported").read_text().splitlines()
 
 
 def cursor(built: Built, group: str = "processed") -> int:
@@ -54,9 +54,9 @@ def test_success_moves_the_cursor_to_the_end(built: Built, tmp_path: Path) -> No
     inside.run(*command.words)
 
     assert command.runs == [b"1\n2\n3\n5\n6\n7\n8\n9\n10\n"]
-    assert command.told == ["a processed 1-10 9 1"]
+    assert command.reported == ["a processed 1-10 9 1"]
     assert cursor(built) == 10
-    assert inside.told == []
+    assert inside.reported == []
 
 
 def test_batches_have_at_most_so_many_records(built: Built, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_batches_have_at_most_so_many_records(built: Built, tmp_path: Path) -> N
     InProcess(built.root.path).run(*command.words, records_max=4, group="g")
 
     assert command.runs == [b"1\n2\n3\n5\n", b"6\n7\n8\n9\n", b"10\n"]
-    assert command.told == ["a g 1-5 4 1", "a g 6-9 4 1", "a g 10-10 1 1"]
+    assert command.reported == ["a g 1-5 4 1", "a g 6-9 4 1", "a g 10-10 1 1"]
     assert (cursor(built, "g"), cursor(built)) == (10, 0)
 
 
@@ -89,8 +89,8 @@ def test_failure_gets_the_very_same_batch_again(built: Built, tmp_path: Path) ->
     inside.run(*command.words, tries=None, records_max=6)
 
     assert command.runs == [b"1\n2\n3\n5\n6\n7\n"] * 3 + [b"8\n9\n10\n"] * 3
-    assert command.told[:3] == ["a processed 1-7 6 1", "a processed 1-7 6 2", "a processed 1-7 6 3"]
-    assert inside.told[:2] == [
+    assert command.reported[:3] == ["a processed 1-7 6 1", "a processed 1-7 6 2", "a processed 1-7 6 3"]
+    assert inside.reported[:2] == [
         "a 1 to 7: exit 7, try 1, again in 0.1 s",
         "a 1 to 7: exit 7, try 2, again in 0.2 s",
     ]
@@ -104,15 +104,15 @@ def test_a_batch_that_fails_is_halved_until_the_record_that_fails_stands_alone(b
     """What comes before it is processed, and what comes after it waits: the order is kept."""
 
     class Stopping(InProcess):
-        def tell(self, line: str) -> None:
-            super().tell(line)
+        def report(self, line: str) -> None:
+            super().report(line)
             if line.startswith("a 6: exit 1, try 4,"):
                 self.stop.set()
 
     command, inside = Keeping(tmp_path, POISONED), Stopping(built.root.path)
     inside.run(*command.words, tries=None)
 
-    assert command.told == [
+    assert command.reported == [
         *(f"a processed 1-10 9 {number}" for number in (1, 2, 3)),
         "a processed 1-5 4 1",
         "a processed 6-10 5 1",
@@ -120,7 +120,7 @@ def test_a_batch_that_fails_is_halved_until_the_record_that_fails_stands_alone(b
         *(f"a processed 6-6 1 {number}" for number in (1, 2, 3, 4)),
     ]
     assert cursor(built) == 5
-    assert inside.told[2:5] == [
+    assert inside.reported[2:5] == [
         "a 1 to 10: exit 1, try 3, in halves in 0.1 s",
         "a 6 to 10: exit 1, try 1, in halves in 0.1 s",
         "a 6 to 7: exit 1, try 1, in halves in 0.1 s",
@@ -132,7 +132,7 @@ def test_without_tries_nothing_is_ever_given_up(built: Built, tmp_path: Path) ->
     command, inside = Keeping(tmp_path, "test $(ls $0 | wc -l) -gt 9"), InProcess(built.root.path)
     inside.run(*command.words, tries=None)
 
-    assert [line.split()[3:] for line in command.told[3:11]] == [
+    assert [line.split()[3:] for line in command.reported[3:11]] == [
         ["4", "1"],
         ["2", "1"],
         *(["1", f"{n}"] for n in range(1, 6)),
@@ -147,14 +147,14 @@ def test_exit_75_is_no_try(built: Built, tmp_path: Path) -> None:
     command, inside = Keeping(tmp_path, "test $(ls $0 | wc -l) -gt 3 || exit 75"), InProcess(built.root.path)
     inside.run(*command.words, tries=1)
 
-    assert command.told == ["a processed 1-10 9 1"] * 4
-    assert inside.told == [f"a 1 to 10: exit 75, which says later, again in {pause} s" for pause in (0.1, 0.2, 0.4)]
+    assert command.reported == ["a processed 1-10 9 1"] * 4
+    assert inside.reported == [f"a 1 to 10: exit 75, which says later, again in {pause} s" for pause in (0.1, 0.2, 0.4)]
     assert cursor(built) == 10
 
 
 def test_what_arrives_between_two_tries_is_not_added(built: Built, tmp_path: Path) -> None:
     class Arriving(InProcess):
-        def tell(self, line: str) -> None:
+        def report(self, line: str) -> None:
             built.lines("a", [b"late"])
 
     command = Keeping(tmp_path, "test $WALD_TRY = 2")
@@ -168,7 +168,7 @@ def test_json_has_keys_times_headers_and_binary_values(built: Built, tmp_path: P
     built.columns("a", [b"v", b"\xff"], keys=[b"k", None], times_ns=[5, 6], headers=[b'{"h":"1"}', None])
     built.log.set_cursor("a", 10)
     command = Keeping(tmp_path)
-    InProcess(built.root.path).run(*command.words, form=Form.JSON)
+    InProcess(built.root.path).run(*command.words, stdin_format=StdinFormat.JSON)
 
     (run,) = command.runs
     told = [json.loads(line) for line in run.splitlines()]
@@ -187,7 +187,7 @@ def test_stop_before_a_batch_leaves_it(built: Built, tmp_path: Path) -> None:
 
 def test_stop_in_a_pause_ends_it_at_once(built: Built, tmp_path: Path) -> None:
     class Stopping(InProcess):
-        def tell(self, line: str) -> None:
+        def report(self, line: str) -> None:
             self.stop.set()
 
     command = Keeping(tmp_path, "exit 1")

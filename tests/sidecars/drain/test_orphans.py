@@ -40,7 +40,7 @@ class Orphan:
         return f'echo "$WALD_FIRST-$WALD_LAST $WALD_COUNT $(wc -l)" >> {self.journal}'
 
     @property
-    def told(self) -> list[str]:
+    def reported(self) -> list[str]:
         return self.journal.read_text().splitlines()
 
     def successor(self, start: Start) -> subprocess.Popen[bytes]:
@@ -69,30 +69,30 @@ def test_an_orphan_has_the_whole_batch(built: Built, tmp_path: Path, start: Star
     """It had not read any of it when drain was killed."""
     orphan = Orphan(built, tmp_path, start)
     orphan.go.let_reader_go()
-    eventually(lambda: orphan.told)
+    eventually(lambda: orphan.reported)
 
-    assert orphan.told == ["1-1000 1000 1000"]
+    assert orphan.reported == ["1-1000 1000 1000"]
 
 
 def test_what_an_orphan_has_processed_is_not_processed_again(built: Built, tmp_path: Path, start: Start) -> None:
     orphan = Orphan(built, tmp_path, start)
     successor = orphan.successor(start)
-    assert orphan.told == []
+    assert orphan.reported == []
     orphan.go.let_reader_go()
 
     assert successor.wait(TIMEOUT_SECONDS) == 0
-    assert orphan.told == ["1-1000 1000 1000", "1001-1001 1 1"]
+    assert orphan.reported == ["1-1000 1000 1000", "1001-1001 1 1"]
     assert orphan.cursor == 1001
 
 
 def test_what_an_orphan_has_failed_at_is_processed_after_it(built: Built, tmp_path: Path, start: Start) -> None:
     orphan = Orphan(built, tmp_path, start, exit_code=1)
     successor = orphan.successor(start)
-    assert orphan.told == []
+    assert orphan.reported == []
     orphan.go.let_reader_go()
 
     assert successor.wait(TIMEOUT_SECONDS) == 0
-    assert orphan.told == ["1-1000 1000 1000", "1-1000 1000 1000", "1001-1001 1 1"]
+    assert orphan.reported == ["1-1000 1000 1000", "1-1000 1000 1000", "1001-1001 1 1"]
     assert orphan.cursor == 1001
 
 
@@ -102,10 +102,10 @@ def test_waiting_for_an_orphan_ends_with_a_signal(built: Built, tmp_path: Path, 
     successor.send_signal(signal.SIGTERM)
 
     assert successor.wait(TIMEOUT_SECONDS) == 0
-    assert orphan.told == []
+    assert orphan.reported == []
     orphan.go.let_reader_go()
     assert drain("a", "--exit-at-end", "--root", orphan.root, "--", "true").returncode == 0
-    assert len(orphan.told) == 1
+    assert len(orphan.reported) == 1
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_cursor_set_since_counts_for_more_than_an_orphan(
     orphan.go.let_reader_go()
 
     assert successor.wait(TIMEOUT_SECONDS) == 0
-    assert orphan.told[1:] == batches
+    assert orphan.reported[1:] == batches
     assert orphan.cursor == 1001
 
 
@@ -133,7 +133,7 @@ def test_a_new_group_has_a_cursor_before_its_command_runs(built: Built, tmp_path
     assert built.root.cursor("a", "processed").exists()
     assert orphan.cursor == 0
     orphan.go.let_reader_go()
-    eventually(lambda: orphan.told)
+    eventually(lambda: orphan.reported)
 
 
 def test_a_command_that_leaves_something_running_does_not_hold_up_its_own_drain(built: Built, tmp_path: Path) -> None:

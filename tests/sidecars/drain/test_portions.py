@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wald.format.record import Record
-from wald_drain.portions import Form, Portion, portions
+from wald_drain.portions import Portion, StdinFormat, portions
 
 
 def records(values: list[bytes]) -> list[Record]:
@@ -49,12 +49,12 @@ def test_raw_is_each_value_and_a_newline() -> None:
     """Values come as they are, whatever is in them, also one whose line had no end."""
     portion = Portion([Record("a", 1, b"one\r", 7), Record("a", 2, b"\xff\n\0", 7, terminated=False)])
 
-    assert portion.encoded(Form.RAW) == b"one\r\n\xff\n\0\n"
+    assert portion.encoded(StdinFormat.RAW) == b"one\r\n\xff\n\0\n"
 
 
 def test_json_is_what_wald_read_writes() -> None:
     portion = Portion([Record("a", 1, b"one", 7, key="ключ".encode()), Record("a", 2, b"\xff", 7)])
-    lines = portion.encoded(Form.JSON).decode().splitlines()
+    lines = portion.encoded(StdinFormat.JSON).decode().splitlines()
 
     assert lines == [record.to_json() for record in portion.records]
     assert [json.loads(line).get("key") for line in lines] == ["ключ", None]

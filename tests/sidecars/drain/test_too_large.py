@@ -87,7 +87,7 @@ def test_what_no_daemon_takes_is_not_begun(limited: Daemon, tmp_path: Path) -> N
         assert "cursor set a 3 --group processed" in refused.value.hint
         assert values(limited.root, "dead_letter") == [b"one", b"two"]
         assert cursor(limited.root, "processed") == 2
-    assert [line for line in inside.told if line.startswith("a 3: exit 1")]
+    assert [line for line in inside.reported if line.startswith("a 3: exit 1")]
 
     got = tmp_path / "got"
     inside.run("sh", "-c", f"cat > {got}", letter_max_bytes=131_072)

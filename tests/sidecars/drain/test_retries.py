@@ -1,4 +1,4 @@
-"""The verdict on a try: every exit code, every try, running or stopping."""
+"""The step after a try: every exit code, every try, running or stopping."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from wald_drain.verdict import (
+from wald_drain.retries import (
     PAUSE_MAX_SECONDS,
     TRIES_WHOLE,
-    Verdict,
+    NextStep,
     ending,
-    judge,
+    next_step,
     pause_seconds,
     reason,
     tries_of,
@@ -31,8 +31,8 @@ def numbers(tries: int | None) -> range:
 def test_success_commits_whatever_else(tries: int | None) -> None:
     for stopping in (False, True):
         for count in COUNTS:
-            verdicts = {judge(0, number=n, tries=tries, count=count, stopping=stopping) for n in numbers(tries)}
-            assert verdicts == {Verdict.COMMIT}
+            steps = {next_step(0, number=n, tries=tries, count=count, stopping=stopping) for n in numbers(tries)}
+            assert steps == {NextStep.COMMIT}
 
 
 @pytest.mark.parametrize("tries", TRIES)
@@ -40,12 +40,13 @@ def test_failure_is_tried_again_until_the_last_try(tries: int | None) -> None:
     """Then a record alone is given up, and several are halved; without a last try neither ever is."""
     for exit_code in FAILURES:
         for count in COUNTS:
-            verdicts = [
-                judge(exit_code, number=number, tries=tries, count=count, stopping=False) for number in numbers(tries)
+            steps = [
+                next_step(exit_code, number=number, tries=tries, count=count, stopping=False)
+                for number in numbers(tries)
             ]
-            last = Verdict.GIVE_UP if count == 1 else Verdict.HALVE
-            assert verdicts[:-1] == [Verdict.RETRY] * (len(verdicts) - 1)
-            assert verdicts[-1] is (Verdict.RETRY if tries is None else last)
+            last = NextStep.GIVE_UP if count == 1 else NextStep.HALVE
+            assert steps[:-1] == [NextStep.RETRY] * (len(steps) - 1)
+            assert steps[-1] is (NextStep.RETRY if tries is None else last)
 
 
 @pytest.mark.parametrize("tries", TRIES)
@@ -53,15 +54,15 @@ def test_failure_while_stopping_leaves_the_records(tries: int | None) -> None:
     """Not even the last try gives them up: the next start has all of its tries."""
     for exit_code in (*FAILURES, os.EX_TEMPFAIL):
         for number in numbers(tries):
-            assert judge(exit_code, number=number, tries=tries, count=1, stopping=True) is Verdict.LEAVE
+            assert next_step(exit_code, number=number, tries=tries, count=1, stopping=True) is NextStep.LEAVE
 
 
 @pytest.mark.parametrize("tries", TRIES)
 def test_later_is_never_a_last_try(tries: int | None) -> None:
     for count in COUNTS:
         for number in numbers(tries):
-            verdict = judge(os.EX_TEMPFAIL, number=number, tries=tries, count=count, stopping=False)
-            assert verdict is Verdict.LATER
+            step = next_step(os.EX_TEMPFAIL, number=number, tries=tries, count=count, stopping=False)
+            assert step is NextStep.LATER
 
 
 def test_a_batch_is_tried_a_few_times_and_its_halves_once() -> None:

@@ -1,7 +1,7 @@
-"""What a try of the command means: its exit code and the number of the try in, what to do next out.
+"""What follows a try of the command: its exit code and the number of the try in, the next step out.
 
-A batch that fails is tried a few times as it is, and then in halves, and a half that fails in halves again: so what is
-good in it is processed, and the record that makes it fail stands alone. Only that one is given up, if anything is.
+A batch that fails is tried a few times as it is, then in halves, and a half that fails in halves again. So its good
+records are processed, and the record that makes it fail is alone in the end. Only such a record is ever given up.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ PAUSE_MAX_SECONDS = 30.0
 TRIES_WHOLE = 3  # of a batch with several records, before it is halved
 
 
-class Verdict(Enum):
-    """What becomes of the records that the command was given."""
+class NextStep(Enum):
+    """What happens to the records that the command was given."""
 
     COMMIT = "they are processed"
-    RETRY = "the same again, after a pause"
-    LATER = "the same again, after a pause, and this was no try"
-    HALVE = "the first half of them, after a pause, then the other"
+    RETRY = "the command gets them again after a pause"
+    LATER = "the command gets them again after a pause, and this was no try"
+    HALVE = "the command gets the first half of them after a pause, then the second"
     GIVE_UP = "they go to the dead-letter route"
     LEAVE = "they wait for the next start"
 
@@ -30,33 +30,33 @@ def tries_of(count: int, *, halved: bool, tries: int | None) -> int | None:
     """How often the command gets the same ``count`` records; None: until it succeeds.
 
     Args:
-        halved: whether they were part of a batch that has failed.
-        tries: of a record before it is given up; None: it never is.
+        halved: whether they are part of a batch that has failed.
+        tries: of a record before it is given up; None: it is never given up.
     """
     if count == 1:
         return tries
     return 1 if halved else min(TRIES_WHOLE, tries or TRIES_WHOLE)
 
 
-def judge(exit_code: int, *, number: int, tries: int | None, count: int, stopping: bool) -> Verdict:
-    """The verdict on one try.
+def next_step(exit_code: int, *, number: int, tries: int | None, count: int, stopping: bool) -> NextStep:
+    """What follows one try.
 
     Args:
-        exit_code: as :mod:`subprocess` has it: below 0 is the signal that ended it.
+        exit_code: as in :mod:`subprocess`: a negative number is the signal that ended the command.
         number: of this try; the first is 1, the last is ``tries``.
-        tries: as :func:`tries_of`.
+        tries: as returned by :func:`tries_of`.
         count: how many records the command was given.
-        stopping: whether drain has been told to stop.
+        stopping: whether drain is stopping.
     """
     if exit_code == 0:
-        return Verdict.COMMIT
+        return NextStep.COMMIT
     if stopping:
-        return Verdict.LEAVE
+        return NextStep.LEAVE
     if exit_code == os.EX_TEMPFAIL:
-        return Verdict.LATER
+        return NextStep.LATER
     if tries is None or number < tries:
-        return Verdict.RETRY
-    return Verdict.GIVE_UP if count == 1 else Verdict.HALVE
+        return NextStep.RETRY
+    return NextStep.GIVE_UP if count == 1 else NextStep.HALVE
 
 
 def pause_seconds(number: int) -> float:
@@ -65,7 +65,7 @@ def pause_seconds(number: int) -> float:
 
 
 def ending(exit_code: int) -> str:
-    """How the command ended, in words.
+    """How the command ended, as text.
 
     >>> ending(3), ending(-11)
     ('exit 3', 'killed by SIGSEGV')
@@ -79,5 +79,5 @@ def ending(exit_code: int) -> str:
 
 
 def reason(exit_code: int, tries: int) -> str:
-    """Why records were given up, in words."""
+    """Why records were given up, as text."""
     return f"{ending(exit_code)} after {tries} {'try' if tries == 1 else 'tries'}"
