@@ -126,6 +126,16 @@ def _behind_lines(payload: memoryview, count: int) -> int:
         offset += len(window)
 
 
+def _complete(stored: StoredBatch, segment: int, count: int, start: int, end: int) -> Batch:
+    """The ``count`` records that begin in a stored batch and end there; lines from ``start`` to ``end`` of its data."""
+    header = stored.header
+    lines = header.encoding == Encoding.LINES
+    payload = memoryview(stored.data)[start:end] if lines else stored.payload
+    terminated = not header.flags & Flag.UNTERMINATED
+    base = header.base_sequence
+    return Batch(stored.route, base, base + count - 1, payload, terminated, header, segment, stored.position)
+
+
 @dataclass(slots=True)
 class _Open:
     """A record whose end has not come yet."""
@@ -170,27 +180,14 @@ class Joiner:
             else:
                 self._extend(stored, start, stop)
             start = newline + 1 if newline >= 0 else end
-        count = header.count
-        number = header.open_sequence
+        count, number = header.count, header.open_sequence
         if number and count:
-            tail = max(stored.data.rfind(b"\n", start, end) + 1, start)
-            count -= 1
+            begin = max(stored.data.rfind(b"\n", start, end) + 1, start)
             if first <= number <= last:
-                piece = stored.data[tail:end]
-                self._open[stored.route] = _Open(number, [piece], header, segment, stored.position)
-            end = tail
-        if count:
-            payload = stored.payload
-            if header.encoding == Encoding.LINES:
-                payload = memoryview(stored.data)[start:end]
-            terminated = not header.flags & Flag.UNTERMINATED
-            last_whole = header.base_sequence + count - 1
-            complete = Batch(
-                stored.route, header.base_sequence, last_whole, payload, terminated, header, segment, stored.position
-            )
-            trimmed = complete.between(first, last)
-            if trimmed is not None:
-                yield trimmed
+                self._open[stored.route] = _Open(number, [stored.data[begin:end]], header, segment, stored.position)
+            count, end = count - 1, begin
+        if count and (trimmed := _complete(stored, segment, count, start, end).between(first, last)) is not None:
+            yield trimmed
 
     def _extend(self, stored: StoredBatch, start: int, stop: int) -> None:
         record = self._open.get(stored.route)

@@ -10,8 +10,8 @@ that a range that was printed can be typed back. A time is a moment between reco
 
 Records that were reclaimed are an error where a start was named, a sequence or a time, and where a cursor is in front
 of them; from "earliest" on, or for a group without a cursor, they are passed over. ``on_missing`` decides otherwise.
-Damage is an error too, or told to ``on_damage``, and what follows it is read; so is what is in no segment although no
-ledger says that it was reclaimed, from record 1 on.
+Damage is an error, too, or reported to ``on_damage``, and what follows it is read. Records that are in no segment
+although no ledger says that they were reclaimed are damage, from record 1 on.
 
 Following polls the head: one 160-byte read, after 1 ms at first and then ever more rarely, up to 50 ms. File events
 would help little: those that a segment raises come before the data in it is durable, and on a file system that another
@@ -61,7 +61,7 @@ class Selection:
         first: the lowest sequence wanted of any route; ``floors`` has routes that begin elsewhere.
         last: the highest; with a time limit too, whichever comes first ends it.
         from_ns, until_ns: append times, from ≤ t < until.
-        earliest: whether nobody has named a start: it begins with what there is.
+        earliest: whether no start was named: reading begins with the oldest record there is.
         floors: of each route, where it begins behind a cursor; ``fresh`` are those without one, which begin as above.
         group: whose cursors these are.
     """
@@ -122,11 +122,9 @@ def read_span(
 
     Raises:
         NotFound: RECLAIM has removed some of them since, and none may be missing.
-        Damaged: something cannot be read, and there is no ``on_damage`` to tell.
+        Damaged: something cannot be read, and there is no ``on_damage`` to report it to.
     """
-    selection = Selection(routes, first, last=last)
-    on_missing = policy("skip" if loss else "error")
-    reading = _Reading(view, selection, on_damage, on_missing)
+    reading = _Reading(view, Selection(routes, first, last=last), on_damage, policy("skip" if loss else "error"))
     return reading.batches(follow=False, cancel=threading.Event(), renewed=False)
 
 
@@ -148,6 +146,7 @@ class _Reading:
         self._on_missing = on_missing
         self._history = History(view.root)
         self._joiner = Joiner()
+        self._complete = False
 
     def batches(
         self,
@@ -159,7 +158,7 @@ class _Reading:
     ) -> Generator[Batch]:
         """
         Args:
-            renewed: whether what is appended before the first batch is taken counts.
+            renewed: whether records count that are appended before the first batch is taken.
         """
         selection = self._selection
         if renewed and _moved(self._view):
@@ -168,24 +167,12 @@ class _Reading:
         walk = Walk(self._view, sequence=lowest, routes=selection.routes)
         try:
             while True:
-                back: View | None = None
-                for met in walk.advance(self._view):
-                    if isinstance(met, StoredBatch):
-                        last = self._last(met)
-                        yield from self._take(met, walk.segment, last)
-                        if met.header.end_sequence > last and not self._joiner.waits:
-                            return
-                    elif isinstance(met, SkippedBatches):
-                        if met.next_sequence > selection.last and not self._joiner.waits:
-                            return
-                    elif isinstance(met, DamagedRange):
-                        self._tell_lost(met)
-                    elif (back := self._tell_hole(met, behind=walk.segment)) is not None:
-                        walk.close()
-                        self._view = back
-                        walk = Walk(back, sequence=met.first, routes=selection.routes)
-                        break
-                if back is not None:
+                again = yield from self._advance(walk)
+                if self._complete:
+                    return
+                if again is not None:
+                    walk.close()
+                    walk = Walk(self._view, sequence=again, routes=selection.routes)
                     continue
                 bound = self._view.bound
                 if not follow and bound.lost and selection.last > (bound.sequence or 0):
@@ -196,8 +183,25 @@ class _Reading:
         finally:
             walk.close()
 
+    def _advance(self, walk: Walk) -> Generator[Batch, None, int | None]:
+        """Go on to the end of the view, or of what is wanted; return where to begin again, if that is necessary."""
+        for met in walk.advance(self._view):
+            if isinstance(met, StoredBatch):
+                last = self._last(met)
+                yield from self._take(met, walk.segment, last)
+                self._complete = met.header.end_sequence > last and not self._joiner.waits
+            elif isinstance(met, SkippedBatches):
+                self._complete = met.next_sequence > self._selection.last and not self._joiner.waits
+            elif isinstance(met, DamagedRange):
+                self._report_damaged(met)
+            elif self._report_missing(met, behind=walk.segment):
+                return met.first
+            if self._complete:
+                return None
+        return None
+
     def _last(self, stored: StoredBatch) -> int:
-        """The last sequence wanted, as far as ``stored`` lets one know."""
+        """The last sequence wanted, as far as it is known once ``stored`` is met."""
         selection = self._selection
         if stored.header.append_time_ns >= selection.until_ns:
             return min(selection.last, stored.header.base_sequence - 1)
@@ -209,7 +213,7 @@ class _Reading:
             return
         for done in self._joiner.take(stored, segment, selection.floor(stored.route), last):
             if isinstance(done, DamagedRange):
-                self._tell(f"{self._root.segments}: {done.message}", done.last)
+                self._report_lost(f"{self._root.segments}: {done.message}", done.last)
             elif done.append_time_ns >= selection.from_ns:
                 yield done
 
@@ -224,45 +228,47 @@ class _Reading:
             delay = min(2 * delay, POLL_LAST_SECONDS)
         return not cancel.is_set()
 
-    def _tell_lost(self, lost: DamagedRange) -> None:
-        begun = self._joiner.abandon()
-        missing = _range(lost.first, lost.last) if lost.first <= min(lost.last, self._selection.last) else ""
-        begun_words = ", ".join(f"record {sequence}" for sequence in begun)
-        words = " and ".join(part for part in (begun_words, missing) if part)
-        if words:
-            self._tell(f"{lost.message}; {words} cannot be read", max(lost.last, *begun, 0))
-        elif lost.whole_segment and lost.first <= self._selection.last:
-            self._tell(lost.message, 0)
+    def _report_damaged(self, damaged: DamagedRange) -> None:
+        begun, first, last = self._joiner.abandon(), damaged.first, damaged.last
+        spans = [", ".join(f"record {sequence}" for sequence in begun)] if begun else []
+        if first <= min(last, self._selection.last):
+            spans.append(_range(first, last))
+        if spans:
+            self._report_lost(f"{damaged.message}; {' and '.join(spans)} cannot be read", max(last, *begun, 0))
+        elif damaged.whole_segment and first <= self._selection.last:
+            self._report_lost(damaged.message, 0)
 
-    def _tell_hole(self, hole: MissingRange, *, behind: int) -> View | None:
-        """Tell of what is not there; or return the segments as they are by now, if some of it is there again.
+    def _report_missing(self, missing: MissingRange, *, behind: int) -> bool:
+        """Report records that are in no segment. If some of them are there again, take a new view and return True.
 
-        They were named as reclaimed when they were looked for, and the ledger has taken that back before it was read.
+        RECLAIM had renamed their segments when the directory was listed, and has taken that back in its ledger since.
 
         Args:
-            behind: base of the segment in front of the hole.
+            behind: base of the segment in front of the records.
         """
-        first, last = hole.first, min(hole.last, self._selection.last)
+        first, last = missing.first, min(missing.last, self._selection.last)
         try:
             lost = list(self._history.unexplained(first, last))
             if lost:
-                back = replace(read_view(self._root, self._view.log_id).including_released(), bound=self._view.bound)
-                if back.listing.between(behind + 1, hole.last):
-                    return back
-                lost = list(self._history.unexplained(first, last))  # and deleted, maybe, since it was read
-            missing = self._missing(first, last)
-        except Damaged as error:  # of the ledger that should say so
+                view = replace(read_view(self._root, self._view.log_id).including_released(), bound=self._view.bound)
+                if view.listing.between(behind + 1, missing.last):
+                    self._view = view
+                    return True
+                lost = list(self._history.unexplained(first, last))  # they may have been deleted since it was read
+            reclaimed = self._reclaimed(first, last)
+        except Damaged as error:  # of the ledger
             self._joiner.abandon()
             self._report(error)
-            return None
+            return False
         self._joiner.abandon()
         for begin, end in lost:
-            self._tell(f"{self._root.segments}: no segment holds {_range(begin, end)}, and no ledger says why", end)
-        if missing is not None:
-            self._on_missing(missing)
-        return None
+            message = f"{self._root.segments}: no segment holds {_range(begin, end)}, and no ledger says why"
+            self._report_lost(message, end)
+        if reclaimed is not None:
+            self._on_missing(reclaimed)
+        return False
 
-    def _missing(self, first: int, last: int) -> Missing | None:
+    def _reclaimed(self, first: int, last: int) -> Missing | None:
         """What was reclaimed of the records ``first`` to ``last`` that are wanted; None if nothing was."""
         selection = self._selection
         wanted = Wanted(self._floor, selection.routes, first, last, selection.from_ns, selection.until_ns)
@@ -295,7 +301,7 @@ class _Reading:
         cursor = read_cursor(self._root, route, selection.group, log_id=view.log_id, head_sequence=head_sequence)
         return max(selection.floor(route), cursor.effective + 1)
 
-    def _tell(self, message: str, last: int) -> None:
+    def _report_lost(self, message: str, last: int) -> None:
         """
         Args:
             last: the last record that is lost; 0: none is.

@@ -43,10 +43,11 @@ class MissingRange:
 
 
 class Walk:
-    """
+    """One way through a log, in the order of its sequences.
+
     Args:
-        sequence: the way begins at this record; batches before it may be met too.
-        routes: what is not of these routes may be passed over.
+        sequence: the first record wanted; batches before it may be met, too.
+        routes: batches of other routes may be skipped; None: none may.
     """
 
     def __init__(self, view: View, *, sequence: int, routes: frozenset[str] | None) -> None:
@@ -62,12 +63,12 @@ class Walk:
 
     @property
     def segment(self) -> int:
-        """Base sequence of the segment that the last batch stands in."""
+        """Base sequence of the segment of the last batch."""
         return self._behind
 
     @property
     def _due(self) -> int:
-        """The first record that would be missed if it were not there."""
+        """The next record wanted: if it is not there, it is missing."""
         return max(self._wanted, self._expected or 0)
 
     def close(self) -> None:
@@ -79,13 +80,8 @@ class Walk:
         """Go on to where ``view`` ends, which is not before the end of an earlier one."""
         while True:
             if self._current is None:
+                view = self._completed(view)
                 following = self._following(view)
-                last = view.bound.segment if following is None else following.base_sequence - 1
-                if following is None or self._due <= last:
-                    completed = self._second_listing.complete(view, self._behind + 1, last)
-                    if completed is not view and self._following(completed) is not None:
-                        view = completed
-                        continue
                 if following is None:
                     yield from self._missing_until(view)
                     return
@@ -93,33 +89,38 @@ class Walk:
                     yield MissingRange(self._due, following.base_sequence - 1)
                     self._expected = following.base_sequence
                 try:
-                    try:
-                        self._enter(following, view)
-                    except SegmentGone as gone:
-                        view = view.without(gone, following)
-                        continue
+                    view = self._enter(following, view)
                 except Damaged as error:
-                    before = view.listing.before(following)
-                    if isinstance(error, Misplaced) and self._expected is None and before is not None:
-                        self._behind = before.base_sequence - 1  # what is wanted may be in that one
-                    else:
-                        yield self._unreadable(following, error, view)
-                    continue
-            segment = self._current
-            assert segment is not None
-            yield from self._through(segment, view)
-            if segment.base_sequence >= view.bound.segment:
-                return
-            self.close()
+                    yield from self._unreadable(following, error, view)
+            if self._current is not None:
+                yield from self._through(self._current, view)
+                if self._behind >= view.bound.segment:
+                    return
+                self.close()
+
+    def _completed(self, view: View) -> View:
+        """``view``, with what it lacks in front of the next segment and is there by now."""
+        while True:
+            following = self._following(view)
+            last = view.bound.segment if following is None else following.base_sequence - 1
+            if following is not None and self._due > last:
+                return view
+            completed = self._second_listing.complete(view, self._behind + 1, last)
+            if completed is view or self._following(completed) is None:
+                return view
+            view = completed
 
     def _following(self, view: View) -> Segment | None:
         found = view.listing.behind(self._behind)
         return found if found is not None and found.base_sequence <= view.bound.segment else None
 
-    def _enter(self, segment: Segment, view: View) -> None:
-        opened = view.open(segment)
-        limit = view.limit(segment)
-        bound = view.bound
+    def _enter(self, segment: Segment, view: View) -> View:
+        """Open ``segment``; if it is gone, return the view without it."""
+        try:
+            opened = view.open(segment)
+        except SegmentGone as gone:
+            return view.without(gone, segment)
+        limit, bound = view.limit(segment), view.bound
         self._current = opened
         self._behind = segment.base_sequence
         if self._expected is not None:
@@ -128,6 +129,7 @@ class Walk:
             self._position, self._expected = limit, bound.sequence + 1
         else:
             self._position = opened.position_of_sequence(self._wanted, limit)
+        return view
 
     def _through(self, segment: OpenSegment, view: View) -> Iterator[StoredBatch | SkippedBatches | DamagedRange]:
         """The rest of one segment, or as much of it as may be read."""
@@ -140,27 +142,27 @@ class Walk:
                 self._position = found.offset + found.length
             elif isinstance(found, SkippedBatches):
                 if found.next_sequence > self._due:
-                    yield from self._pass_gap(segment, found.first_sequence, self._position)
+                    yield from self._report_gap(segment, found.first_sequence, self._position)
                 self._expected = max(found.next_sequence, self._expected or 0)
                 self._position = found.position
                 yield found
             else:
                 header = found.header
                 if not header.is_control:
-                    yield from self._pass_gap(segment, header.base_sequence, found.position)
+                    yield from self._report_gap(segment, header.base_sequence, found.position)
                     self._expected = header.end_sequence
                 self._position = found.end
                 if not header.is_control:
                     yield found
         yield from self._at_end(segment, view)
 
-    def _pass_gap(self, segment: OpenSegment, resumed: int, position: int = 0) -> Iterator[DamagedRange]:
-        """Tell of the damage that ends where ``resumed`` is met, or of a jump to it."""
+    def _report_gap(self, segment: OpenSegment, resumed: int, position: int = 0) -> Iterator[DamagedRange]:
+        """Report the damage that ends at record ``resumed``, or a jump to that record."""
         gap, self._pending = self._pending, None
         if gap is not None:
-            yield DamagedRange(_told(segment, gap.offset, gap.reason), self._due, resumed - 1)
+            yield DamagedRange(_message(segment, gap.offset, gap.reason), self._due, resumed - 1)
         elif self._expected is not None and resumed > self._due:
-            yield DamagedRange(_told(segment, position, "the sequence jumps"), self._due, resumed - 1)
+            yield DamagedRange(_message(segment, position, "the sequence jumps"), self._due, resumed - 1)
 
     def _at_end(self, segment: OpenSegment, view: View) -> Iterator[DamagedRange]:
         """Compare where the batches ended with where they should have."""
@@ -172,9 +174,9 @@ class Walk:
             due = None if behind is None else behind.base_sequence
         tail = segment.tail
         if self._pending is not None:
-            yield from self._pass_gap(segment, due or 0)
+            yield from self._report_gap(segment, due or 0)
         elif tail is not None and (tail.garbage_bytes or (due and segment.base_sequence == bound.segment)):
-            message = _told(segment, tail.offset, tail.reason or "the file ends before the head")
+            message = _message(segment, tail.offset, tail.reason or "the file ends before the head")
             yield DamagedRange(message, self._due, (due or 0) - 1)
         else:
             return
@@ -192,13 +194,18 @@ class Walk:
         segment.close()
         return self._current
 
-    def _unreadable(self, segment: Segment, error: Damaged, view: View) -> DamagedRange:
+    def _unreadable(self, segment: Segment, error: Damaged, view: View) -> Iterator[DamagedRange]:
+        """Report a segment that cannot be opened; the first record wanted may be in the one before a misplaced one."""
+        before = view.listing.before(segment)
+        if isinstance(error, Misplaced) and self._expected is None and before is not None:
+            self._behind = before.base_sequence - 1
+            return
         begin = max(self._due, segment.base_sequence)
         self._behind = segment.base_sequence
         following = self._following(view)
         end = (view.bound.sequence or begin) + 1 if following is None else following.base_sequence
         self._expected = max(end, begin)
-        return DamagedRange(error.message, begin, end - 1, whole_segment=True)
+        yield DamagedRange(error.message, begin, end - 1, whole_segment=True)
 
     def _missing_until(self, view: View) -> Iterator[MissingRange]:
         """The segment that the head stands in is not there, nor is any later one."""
@@ -209,5 +216,5 @@ class Walk:
             self._behind = bound.segment - 1
 
 
-def _told(segment: OpenSegment, position: int, reason: str) -> str:
+def _message(segment: OpenSegment, position: int, reason: str) -> str:
     return f"{segment.path}: offset {segment.file_offset(position)}: {reason}"
