@@ -28,7 +28,8 @@ from wald.format.segment import SegmentHeader, encode_header
 from wald.store.files.directory import Root, list_segments
 from wald.store.files.disk import Disk
 from wald.store.segments.raw import FIRST_BATCH
-from wald.store.writing.recovery import REPORTS_KEPT, Content, Fate, Header, Recovered, recover, verdict
+from wald.store.writing.examination import Content, Header
+from wald.store.writing.recovery import REPORTS_KEPT, Fate, Recovered, decide, recover
 
 # The table.
 
@@ -36,8 +37,8 @@ FACTS = list(itertools.product(Header, Content, [False, True]))
 
 
 @pytest.mark.parametrize(("header", "content", "torn"), FACTS)
-def test_every_combination_of_facts_has_a_verdict(header: Header, content: Content, torn: bool) -> None:
-    decided = verdict(header=header, content=content, torn=torn)
+def test_every_combination_of_facts_has_a_decide(header: Header, content: Content, torn: bool) -> None:
+    decided = decide(header=header, content=content, torn=torn)
     not_ours = header in (Header.FOREIGN, Header.NEWER)
 
     assert (decided.fate is Fate.REFUSE) == not_ours

@@ -1,0 +1,99 @@
+"""The state of a log at the end of a segment, rebuilt from the batches of that segment."""
+
+from __future__ import annotations
+
+import contextlib
+
+from wald.errors import Damaged
+from wald.format.batch import BatchHeader
+from wald.format.names import Kind
+from wald.format.parsing import Batches, StoredBatch
+from wald.format.state import BadControl, LogState, decode_state
+from wald.store.files.directory import Listing, Segment
+from wald.store.files.regular import open_file
+from wald.store.segments.compression import SealedFile
+from wald.store.segments.raw import FIRST_BATCH, RawFile, ScannedBatch
+from wald.store.segments.salvage import SalvagedSegment
+
+
+class Replay:
+    """The state that batches build up: a control batch replaces it, every other batch adds to it.
+
+    Attributes:
+        batches: how many there were.
+        pieces: whether one of them continues a record that began in an earlier segment.
+    """
+
+    def __init__(self, state: LogState) -> None:
+        self.state = state
+        self.batches = 0
+        self.pieces = False
+
+    def add(self, header: BatchHeader, route: str, payload: bytes | memoryview) -> None:
+        """Add the next batch. Only of a control batch the payload is used."""
+        self.batches += 1
+        self.pieces = self.pieces or bool(header.continues_sequence)
+        self.state.apply(header, route)
+        if not header.is_control:
+            return
+        with contextlib.suppress(BadControl):  # a newer wald wrote it; the batches that follow say enough
+            before, self.state = self.state, decode_state(payload)
+            self.state.next_sequence = max(self.state.next_sequence, before.next_sequence)
+            self.state.append_time_ns = max(self.state.append_time_ns, before.append_time_ns)
+
+    def add_scanned(self, raw: RawFile, batch: ScannedBatch) -> None:
+        """Add a batch of a raw segment."""
+        self.add(batch.header, batch.route, raw.payload(batch) if batch.header.is_control else b"")
+
+
+def state_after(listing: Listing, log_id: bytes, errors: list[str]) -> LogState:
+    """The state at the end of the newest segment, as far as it can be read; without segments that of a new log.
+
+    Args:
+        errors: what cannot be read is added to these.
+    """
+    if not listing.segments:
+        return LogState()
+    newest = listing.segments[-1]
+    replay = Replay(LogState(next_sequence=newest.base_sequence))
+    if newest.kind is Kind.RAW:
+        _replay_raw(newest, replay)
+        return replay.state
+    try:
+        with SealedFile(newest.path) as sealed:
+            _replay_sealed(sealed, replay, errors)
+    except Damaged as error:
+        errors.append(error.message)
+        _replay_salvaged(newest, log_id, replay, error)
+    return replay.state
+
+
+def _replay_raw(segment: Segment, replay: Replay) -> None:
+    with open_file(segment.path) as file:
+        raw = RawFile(file.fileno())
+        for met in raw.scan():
+            if isinstance(met, ScannedBatch):
+                replay.add_scanned(raw, met)
+
+
+def _replay_sealed(sealed: SealedFile, replay: Replay, errors: list[str]) -> None:
+    for number, frame in enumerate(sealed.index.frames):
+        if sealed.index.is_damage(frame):
+            continue  # its bytes may look like batches
+        try:
+            data = sealed.frame(number)
+        except Damaged as error:
+            errors.append(error.message)
+            continue
+        first = 0 if number else FIRST_BATCH
+        for batch in Batches(data, first, position=frame.raw_offset, salt=sealed.index.salt):
+            replay.add(batch.header, batch.route, batch.payload)
+    replay.state.next_sequence = max(replay.state.next_sequence, sealed.index.next_sequence)
+
+
+def _replay_salvaged(segment: Segment, log_id: bytes, replay: Replay, error: Damaged) -> None:
+    """Add the batches that can be read of a sealed segment without its index."""
+    with contextlib.suppress(Damaged), contextlib.closing(SalvagedSegment(segment, log_id, error)) as salvaged:
+        for met in salvaged.batches(FIRST_BATCH, None):
+            if isinstance(met, StoredBatch):
+                replay.add(met.header, met.route, met.payload)
