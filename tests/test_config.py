@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from wald.config import Config, RouteConfig, _parse, load, reference
 from wald.errors import InvalidInput
-from wald.kinds import GIB, KIB, MIB, Duration, Size
+from wald.setting_types import GIB, KIB, MIB, Duration, Size
 
 
 def from_text(tmp_path: Path, text: str) -> Config:

@@ -27,7 +27,7 @@ SEGMENTS_ROOM = (*FILES_ROOM, "wald.store.segments")
 RETENTION_ROOM = (*SEGMENTS_ROOM, "wald.store.retention")
 READING_ROOM = (*RETENTION_ROOM, "wald.store.reading")
 READING = (*READING_ROOM, "wald.store.checking")
-COMMAND_LINE = ("wald.cli.entry", "wald.cli.options", "wald.cli.output", "wald.cli.progress", "wald.kinds")
+COMMAND_LINE = ("wald.cli.entry", "wald.cli.options", "wald.cli.output", "wald.cli.progress", "wald.setting_types")
 SIDECARS = (*PURE, *READING, *COMMAND_LINE, "wald.log", "wald.payloads", "wald.producer", "wald.loop")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald": (
@@ -41,9 +41,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "wald.__main__": ("wald.cli",),
     "wald.errors": (),
-    "wald.kinds": (),
+    "wald.setting_types": (),
     "wald.metrics": (),
-    "wald.config": ("wald.errors", "wald.format.names", "wald.kinds"),
+    "wald.config": ("wald.errors", "wald.format.names", "wald.setting_types"),
     "wald.connection": PURE,
     "wald.payloads": PURE,
     "wald.refusals": (*PURE, "wald.connection"),

@@ -6,7 +6,7 @@ durations seconds or "10s", "5m", "1h". Routes have a table each:
     [routes.access]
     fifo = true             # make routes/access/in
     mode = "0620"           # of the FIFO
-    writers = ["www-data"]  # users, by name or number, that may write over the socket; empty: everyone
+    writers = ["www-data"]  # users, by name or number, that may write over the socket; empty: all users
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from wald.errors import InvalidInput
 from wald.format.names import check_route
-from wald.kinds import GIB, KIB, MIB, TIB, Choice, Count, Duration, Fraction, Kind, Mode, Size, Text
+from wald.setting_types import GIB, KIB, MIB, TIB, Choice, Count, Duration, Fraction, Mode, SettingType, Size, Text
 
 ENVIRONMENT_PREFIX = "WALD_"
 _NEARLY = 0.8  # as alike as this, a variable is a misspelt setting; Kubernetes sets WALD_PORT and more, which are not
@@ -37,9 +37,9 @@ class RouteConfig:
 
     Attributes:
         fifo: there is a FIFO ``routes/NAME/in``.
-        mode: the FIFO's permission bits; with ``writers`` nobody but the owner may have any, for a FIFO does not ask
-            who writes. None: it keeps those it has, and a new one gets 0620.
-        writers: user ids that may write over the socket; empty: everyone who can reach it.
+        mode: the FIFO's permission bits. With ``writers`` only its owner may have any, because a FIFO does not check
+            which user writes. None: it keeps those it has, and a new one gets 0620.
+        writers: user ids that may write over the socket; empty: all that can reach it.
     """
 
     fifo: bool = False
@@ -47,9 +47,9 @@ class RouteConfig:
     writers: frozenset[int] = frozenset()
 
 
-def _setting(kind: Kind, default: object, meaning: str) -> Any:
-    """A dataclass field; the type is the annotation's."""
-    return field(default=kind.parse(default), metadata={"kind": kind, "meaning": meaning})
+def _setting(type_: SettingType, default: object, meaning: str) -> Any:
+    """A dataclass field; the type of its value is the annotation's."""
+    return field(default=type_.parse(default), metadata={"type": type_, "meaning": meaning})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +61,52 @@ class Config:
     )
     """What SIGHUP may change; anything else needs a restart."""
 
-    segment_max_bytes: int = _setting(Size(64 * KIB, 64 * GIB), "64MiB", "a segment is cut before it outgrows this")
+    segment_max_bytes: int = _setting(
+        Size(64 * KIB, 64 * GIB), "64MiB", "a segment is cut before it grows larger than this"
+    )
     segment_max_age: float = _setting(
         Duration(1, 366 * _DAY, zero=True), "1h", "a segment that holds records is cut at this age; 0: never"
     )
     segment_age_jitter: float = _setting(
-        Fraction(0.9), 0.1, "how much earlier, at random, so that many logs do not cut at once"
+        Fraction(0.9), 0.1, "how much earlier a segment may be cut, at random, so that many logs do not cut at once"
     )
     sync: str = _setting(
         Choice(("commit", "interval", "never")),
         "commit",
-        "when to fdatasync: at every commit; or every sync_interval, or when the kernel likes: a host crash then loses "
-        "what was acknowledged since",
+        "when to call fdatasync: at every commit, every sync_interval, or never; without it at every commit a host "
+        "crash loses what was acknowledged since the last one",
     )
     sync_interval: float = _setting(Duration(0.001, 3600), "1s", 'time between syncs where sync = "interval"')
     free_space_min: int = _setting(
         Size(MIB, 1024 * TIB, zero=True),
         "256MiB",
-        "free space that is left to others, beside room to seal and for the next segment",
+        "free space that is left to others, besides room to seal and for the next segment",
     )
     on_missing_root: str = _setting(
         Choice(("make", "refuse")),
         "make",
-        "a root that is no log yet is made one, or refused: a mount point without its file system looks like that",
+        "whether a root that is no log yet is made one or refused; a mount point without its file system is no log",
     )
-    on_full: str = _setting(Choice(("block", "reject")), "block", "sockets wait then, or are answered ERR full")
-    socket: str = _setting(Text("a path"), "", "of the unix socket; empty: ROOT/wald.sock")
+    on_full: str = _setting(
+        Choice(("block", "reject")),
+        "block",
+        "whether requests over the socket wait while the disk is full, or are answered ERR full",
+    )
+    socket: str = _setting(Text("a path"), "", "path of the unix socket; empty: ROOT/wald.sock")
     socket_mode: int = _setting(Mode(), 0o660, "permission bits of the socket")
-    connections_max: int = _setting(Count(1, 65536), 256, "connections at a time")
+    connections_max: int = _setting(Count(1, 65536), 256, "the most connections at a time")
     connections_per_user: int = _setting(
-        Count(1, 65536), 128, "of one user, but for the log's owner and root, for whom some places are kept besides"
+        Count(1, 65536),
+        128,
+        "the most connections of one user; the log's owner and root are not limited, and some places are kept for them",
     )
     idle_timeout: float = _setting(
-        Duration(0.1, _DAY), "5s", "who has had nothing under way for this long is hung up on when his place is needed"
+        Duration(0.1, _DAY), "5s", "a connection that has been idle for this long is closed when its place is needed"
     )
-    frame_timeout: float = _setting(Duration(0.1, _DAY), "30s", "a half-sent request may stand still for this long")
-    record_max_bytes: int = _setting(Size(KIB, GIB), "512MiB", "the longest record a pipe may bring")
+    frame_timeout: float = _setting(
+        Duration(0.1, _DAY), "30s", "a half-sent request that stands still for this long ends its connection"
+    )
+    record_max_bytes: int = _setting(Size(KIB, GIB), "512MiB", "the longest record that a pipe may carry")
     request_max_bytes: int = _setting(Size(128 * KIB, 512 * MIB), "64MiB", "the largest payload of one request")
     compression_level: int = _setting(Count(1, 19), 3, "zstd level of sealed segments")
     metrics: str = _setting(
@@ -105,12 +115,16 @@ class Config:
         "where /metrics and /healthz are served; empty: nowhere",
     )
     stall_timeout: float = _setting(
-        Duration(1, _DAY), "60s", "input that waits for this long while the head stands still is unhealthy"
+        Duration(1, _DAY), "60s", "input that waits for this long while the head does not move is unhealthy"
     )
     log_format: str = _setting(
-        Choice(("auto", "json", "console")), "auto", "of messages on stderr; auto: console on a terminal, else json"
+        Choice(("auto", "json", "console")),
+        "auto",
+        "format of messages on stderr; auto: console on a terminal, else json",
     )
-    log_level: str = _setting(Choice(("debug", "info", "warning", "error")), "info", "the least that is told")
+    log_level: str = _setting(
+        Choice(("debug", "info", "warning", "error")), "info", "the least severe messages that are logged"
+    )
     routes: Mapping[str, RouteConfig] = field(
         default_factory=lambda: MappingProxyType({}),
         metadata={"meaning": "made at start, one table [routes.NAME] each: fifo, mode, writers"},
@@ -119,9 +133,15 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row of the table of settings; default and bounds are as one would write them in the file."""
+    """One row of the table of settings; default and bounds are as they are written in the file.
+
+    Attributes:
+        type: size, duration, count, fraction, choice, text, mode, or tables.
+        unit: in which a bare number is counted; "" if there is none.
+    """
 
     name: str
+    type: str
     unit: str
     default: str
     bounds: str
@@ -129,7 +149,9 @@ class Setting:
     reloadable: bool
 
 
-_KINDS: dict[str, Kind] = {each.name: each.metadata["kind"] for each in fields(Config) if "kind" in each.metadata}
+_TYPES: dict[str, SettingType] = {
+    each.name: each.metadata["type"] for each in fields(Config) if "type" in each.metadata
+}
 _ROUTE_KEYS = tuple(each.name for each in fields(RouteConfig))
 
 
@@ -145,34 +167,38 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
 
 
 def reference() -> list[Setting]:
-    """Every setting, in the order in which they are best explained."""
+    """Every setting with its type, unit, default, bounds and meaning, in the order in which they are best explained."""
     rows = []
     for each in fields(Config):
-        kind = _KINDS.get(each.name)
-        unit, default, bounds = (kind.unit, kind.show(each.default), kind.bounds()) if kind else ("", "", "tables")
-        rows.append(Setting(each.name, unit, default, bounds, each.metadata["meaning"], each.name in Config.reloadable))
+        meaning, reloadable = each.metadata["meaning"], each.name in Config.reloadable
+        if each.name in _TYPES:
+            type_ = _TYPES[each.name]
+            name, default = type(type_).__name__.lower(), type_.show(each.default)
+            rows.append(Setting(each.name, name, type_.unit, default, type_.bounds(), meaning, reloadable))
+        else:
+            rows.append(Setting(each.name, "tables", "", "", "tables", meaning, reloadable))
     return rows
 
 
 def _from_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_bytes().decode()
-        told = tomllib.loads(text)
+        tables = tomllib.loads(text)
     except OSError as error:
         raise InvalidInput(f"{path}: {error.strerror}", hint=f"ls -l {path}") from error
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path}: not text, at offset {error.start}", hint=f"file {path}") from error
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"{path}: not TOML: {error}", hint=f"edit {path}; in TOML words are quoted") from error
+        raise InvalidInput(f"{path}: not TOML: {error}", hint=f"edit {path}; in TOML text is quoted") from error
     values: dict[str, Any] = {}
-    for name, value in told.items():
+    for name, value in tables.items():
         place = _place(path, text, name)
         if name == "routes":
             values[name] = MappingProxyType(_routes(value, path, text))
-        elif name in _KINDS:
+        elif name in _TYPES:
             values[name] = _parse(name, value, place)
         else:
-            raise _unknown(name, (*_KINDS, "routes"), place)
+            raise _unknown(name, (*_TYPES, "routes"), place)
     return values
 
 
@@ -182,18 +208,18 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-        if name in _KINDS:
+        if name in _TYPES:
             values[name] = _parse(name, value, variable)
-        elif difflib.get_close_matches(name, _KINDS, cutoff=_NEARLY):
-            raise _unknown(name, _KINDS, variable)
+        elif difflib.get_close_matches(name, _TYPES, cutoff=_NEARLY):
+            raise _unknown(name, _TYPES, variable)
     return values
 
 
-def _routes(told: object, path: Path, text: str) -> dict[str, RouteConfig]:
-    if not isinstance(told, dict):
+def _routes(tables: object, path: Path, text: str) -> dict[str, RouteConfig]:
+    if not isinstance(tables, dict):
         raise InvalidInput(f"{_place(path, text, 'routes')}: routes must be tables", hint="write [routes.NAME]")
     routes = {}
-    for name, keys in told.items():
+    for name, keys in tables.items():
         place = _place(path, text, name)
         if not isinstance(keys, dict):
             raise InvalidInput(f"{place}: routes.{name} must be a table", hint=f"write [routes.{name}]")
@@ -222,26 +248,26 @@ def _route(route: str, keys: dict[str, object], path: Path, text: str) -> RouteC
             raise _unknown(key, _ROUTE_KEYS, place)
     if values.get("writers") and values.setdefault("mode", _GUARDED_MODE) & ~_GUARDED_MODE:
         place = _place(path, text, "mode", after=route)
-        words = f"{place}: routes.{route} has writers, and a FIFO lets in whoever its mode does"
-        raise InvalidInput(words, hint=f'mode = "{_GUARDED_MODE:04o}", or no writers')
+        message = f"{place}: routes.{route} has writers, and a FIFO admits every user that its mode does"
+        raise InvalidInput(message, hint=f'mode = "{_GUARDED_MODE:04o}", or no writers')
     return RouteConfig(**values)
 
 
-def _writers(name: str, told: object, place: str) -> frozenset[int]:
-    if not isinstance(told, list) or not all(isinstance(user, int | str) for user in told):
+def _writers(name: str, users: object, place: str) -> frozenset[int]:
+    if not isinstance(users, list) or not all(isinstance(user, int | str) for user in users):
         raise InvalidInput(
             f"{place}: {name} must be a list of users", hint='write names or numbers, as in ["root", 33]'
         )
     try:
-        return frozenset(pwd.getpwnam(user).pw_uid if isinstance(user, str) else int(user) for user in told)
+        return frozenset(pwd.getpwnam(user).pw_uid if isinstance(user, str) else int(user) for user in users)
     except KeyError as error:
         raise InvalidInput(f"{place}: {name}: {error.args[0]}", hint="getent passwd lists users") from None
 
 
-def _parse(name: str, value: object, place: str, kind: Kind | None = None) -> Any:
-    """The checked value; its type is the kind's."""
+def _parse(name: str, value: object, place: str, type_: SettingType | None = None) -> Any:
+    """The checked value."""
     try:
-        return (kind or _KINDS[name]).parse(value)
+        return (type_ or _TYPES[name]).parse(value)
     except ValueError as error:
         raise InvalidInput(f"{place}: {name} must be {error}", hint="wald run --help lists every setting") from None
 

@@ -33,16 +33,16 @@ def refused(error: ProtocolError, request: bytes, *, root: Path | None, socket: 
     route = words[2] if words[:1] == ["ROUTE"] else words[1] if len(words) > 1 else ""
     match error.code:
         case Code.NO_ROUTE:
-            return NotFound(error.words, hint=_how_to_make(route, root, socket, retired="retired" in error.words))
+            return NotFound(error.message, hint=_how_to_make(route, root, socket, retired="retired" in error.message))
         case Code.DENIED:
-            return NotPermitted(error.words, hint=_how_to_permit(words, route, socket))
+            return NotPermitted(error.message, hint=_how_to_permit(words, route, socket))
         case Code.GAP | Code.FORGOTTEN | Code.CONFLICT:
             reading = f"{_command(root, f'read {route}')} shows what has arrived"
-            return Refused(error.words, hint=f"use another producer id; {reading}")
+            return Refused(error.message, hint=f"use another producer id; {reading}")
         case Code.TOO_LARGE:
-            return InvalidInput(error.words, hint="raise request_max_bytes, or write the record to the route's FIFO")
+            return InvalidInput(error.message, hint="raise request_max_bytes, or write the record to the route's FIFO")
         case _:
-            return InvalidInput(f"{error.code}: {error.words}", hint="wald append --help")
+            return InvalidInput(f"{error.code}: {error.message}", hint="wald append --help")
 
 
 def unreachable(reason: OSError | ProtocolError, *, root: Path | None, socket: Path) -> WaldError:
@@ -55,7 +55,7 @@ def unreachable(reason: OSError | ProtocolError, *, root: Path | None, socket: P
     """
     if isinstance(reason, ProtocolError):
         kind = DiskFailure if reason.code is Code.FULL else Unavailable
-        return kind(f"{socket}: {reason.code}: {reason.words}", hint=_inspect(root, socket, "head"))
+        return kind(f"{socket}: {reason.code}: {reason.message}", hint=_inspect(root, socket, "head"))
     if isinstance(reason, PermissionError):
         return NotPermitted.of(reason, socket)
     if isinstance(reason, TimeoutError):

@@ -17,8 +17,8 @@ from wald.cli.progress import progress
 from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, command_line
 from wald.format.names import check_route
 from wald.format.times import utc
-from wald.kinds import MIB
 from wald.log import Log
+from wald.setting_types import MIB
 from wald.store.checking.finding import Level
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk

@@ -12,8 +12,8 @@ from importlib.metadata import entry_points
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind
-from wald.kinds import GIB
 from wald.log import Log
+from wald.setting_types import GIB
 from wald.store.files.directory import Segment
 from wald.store.retention.pins import sealed_index
 from wald.store.segments.view import View

@@ -13,7 +13,7 @@ from typing import Any, Self
 import click
 
 from wald.cli.progress import progress
-from wald.kinds import bytes_in_words
+from wald.setting_types import format_bytes
 from wald.store.checking.finding import Level
 from wald_archive.ledger import Run
 from wald_archive.pack import Packed, Request
@@ -123,7 +123,7 @@ def _lines(done: Packed) -> Iterator[str]:
         contents = bundle.contents
         yield (
             f"{bundle.name}: {contents.count} records, {contents.first} to {contents.last}, "
-            f"{bytes_in_words(contents.record_bytes)} in {bytes_in_words(bundle.bytes)}, sha256 {bundle.sha256}"
+            f"{format_bytes(contents.record_bytes)} in {format_bytes(bundle.bytes)}, sha256 {bundle.sha256}"
         )
     yield f"bag {run.bag}: {manifest.count} records in {_bundles(len(manifest.entries))} at {run.dest}"
 

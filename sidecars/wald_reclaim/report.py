@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import click
 
-from wald.kinds import bytes_in_words
+from wald.setting_types import format_bytes
 from wald_reclaim.plan import Decision
 from wald_reclaim.policy import Verdict
 
@@ -54,7 +54,7 @@ class Report:
         words = ", ".join(f"{count} unread of {route}" for route, count in lost.items())
         click.echo(
             f"{'would reclaim' if self.intended else 'reclaimed'} {decision.segment.path.name}: {records}, "
-            f"{bytes_in_words(decision.stored_bytes)}, rule {decision.verdict.value}"
+            f"{format_bytes(decision.stored_bytes)}, rule {decision.verdict.value}"
             f"{', damaged' if entry.get('damaged') else ''}{words and f'; LOST: {words}'}"
         )
 
@@ -106,9 +106,9 @@ class Report:
         deleted = "would be deleted" if self.intended else "deleted"
         segments = f"{self._gone} segment{'' if self._gone == 1 else 's'}"
         words = [
-            f"{segments} {done}, {bytes_in_words(self._gone_bytes)}",
+            f"{segments} {done}, {format_bytes(self._gone_bytes)}",
             f"{self._deleted} of those released {deleted}",
         ]
         kept = ", ".join(f"{count} because {verdict.value}" for verdict, count in self._kept.items())
-        words.append(f"{self._kept.total()} kept, {bytes_in_words(self._kept_bytes)}{kept and f': {kept}'}")
+        words.append(f"{self._kept.total()} kept, {format_bytes(self._kept_bytes)}{kept and f': {kept}'}")
         return "; ".join(words)

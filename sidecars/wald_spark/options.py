@@ -32,7 +32,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from wald.errors import InvalidInput
 from wald.format.names import check_route
 from wald.format.times import nanoseconds
-from wald.kinds import GIB, KIB, MIB, TIB, Choice, Count, Kind, Size
+from wald.setting_types import GIB, KIB, MIB, TIB, Choice, Count, SettingType, Size
 from wald_spark.damage import STRICT, Tolerance
 
 PARTITION_BYTES = 64 * MIB
@@ -190,7 +190,7 @@ class _Told:
             ) from None
 
     @staticmethod
-    def _parsed(name: str, kind: Kind, given: str) -> int | str:
+    def _parsed(name: str, kind: SettingType, given: str) -> int | str:
         try:
             parsed: int | str = kind.parse(given)
         except ValueError as error:

@@ -36,7 +36,7 @@ import pyarrow as pa
 from pyarrow import compute
 
 from wald.errors import Damaged, InvalidInput, Refused
-from wald.kinds import bytes_in_words
+from wald.setting_types import format_bytes
 from wald_spark.damage import STRICT, DamageReport, Tolerance
 from wald_spark.jsonvalues import JsonValues, arrow_fields
 
@@ -156,10 +156,10 @@ class Rows:
         for row in np.flatnonzero(too_long.to_numpy(zero_copy_only=False)):
             sequence, length = batch.column("sequence")[row].as_py(), len(values[row].as_buffer())
             route = batch.column("route")[row].as_py()
-            words = f"record {sequence} of route {route} has {_WORDS[name]} of {bytes_in_words(length)}"
+            words = f"record {sequence} of route {route} has {_WORDS[name]} of {format_bytes(length)}"
             if not self.tolerance.damage:
                 raise Refused(
-                    f"{words}, and maxValueBytes is {bytes_in_words(self.value_bytes)}",
+                    f"{words}, and maxValueBytes is {format_bytes(self.value_bytes)}",
                     hint=f'.option("maxValueBytes", "{length}"), with three times as much memory for each task; or '
                     '.option("mode", "PERMISSIVE"), which makes it null',
                 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from wald.cli.top_screen import cells, lines, plain
 from wald.cli.top_snapshot import Activity, Amount, Condition, Inventory, Row, Snapshot
-from wald.kinds import GIB, MIB
+from wald.setting_types import GIB, MIB
 from wald.store.retention.cursors import CursorState
 
 ROW = Row(

@@ -13,7 +13,7 @@ from contents import assert_sound, errors, values
 from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually
 
-from wald.kinds import MIB
+from wald.setting_types import MIB
 from wald.store.files.directory import Root, list_segments
 
 Start = Callable[..., Daemon]

@@ -12,7 +12,7 @@ from contents import assert_sound, values
 from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually
 
-from wald.kinds import MIB
+from wald.setting_types import MIB
 from wald.store.files.disk import free_bytes
 
 Start = Callable[..., Daemon]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from filling import RESERVES, SEGMENTS, Row, table, walk
 
-from wald.kinds import MIB
+from wald.setting_types import MIB
 
 
 @pytest.mark.slow

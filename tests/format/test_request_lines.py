@@ -98,7 +98,7 @@ def test_a_bad_request_says_how_to_go_on(line: bytes, code: Code, payload_bytes:
     with pytest.raises(ProtocolError) as caught:
         parse_request(line)
     assert (caught.value.code, caught.value.payload_bytes) == (code, payload_bytes)
-    assert parse_error(encode_err(caught.value.code, caught.value.words)).code == code
+    assert parse_error(encode_err(caught.value.code, caught.value.message)).code == code
 
 
 def parse_error(line: bytes) -> ProtocolError:
@@ -152,10 +152,10 @@ def test_any_line_is_a_request_or_a_protocol_error(line: bytes) -> None:
     try:
         request = parse_request(line)
     except ProtocolError as error:
-        answer = encode_err(error.code, error.words)
+        answer = encode_err(error.code, error.message)
     else:
         assert isinstance(request, Command) or 0 <= request.payload_bytes <= REQUEST_MAX_BYTES
-    assert answer == b"" or parse_error(answer).words
+    assert answer == b"" or parse_error(answer).message
 
 
 @pytest.mark.parametrize(
@@ -189,13 +189,13 @@ def test_a_good_reply_is_its_words(line: bytes, words: str) -> None:
 )
 def test_any_other_reply_is_an_error(line: bytes, code: Code, words: str) -> None:
     error = parse_error(line if line.endswith(b"\n") else line + b"\n")
-    assert (error.code, error.words) == (code, words)
+    assert (error.code, error.message) == (code, words)
 
 
 @pytest.mark.parametrize("code", Code)
 def test_every_code_comes_back(code: Code) -> None:
     error = parse_error(encode_err(code, "some\nwords \r\n here"))
-    assert (error.code, error.words) == (code, "some words here")
+    assert (error.code, error.message) == (code, "some words here")
 
 
 @settings(max_examples=200, deadline=None)

@@ -32,7 +32,7 @@ def read(reader: RequestReader, data: bytes, taken: list[Taken]) -> None:
     reader.feed(buffer, len(b"before"), len(buffer) - len(b"after PUB web 5\n"))
     while take_payload(reader, taken) and (event := reader.next_event()) is not None:
         if isinstance(event, ProtocolError):
-            taken.append(("error", (event.code, event.words, event.payload_bytes), b""))
+            taken.append(("error", (event.code, event.message, event.payload_bytes), b""))
             continue
         taken.append(("request", event, b""))
         if isinstance(event, Publish) and event.route == b"no":

@@ -14,7 +14,7 @@ import pytest
 from full_disk import fill, small_file_system
 
 from wald.format.segment import SegmentHeader, encode_header
-from wald.kinds import GIB, KIB, MIB, TIB, bytes_in_words
+from wald.setting_types import GIB, KIB, MIB, TIB, format_bytes
 from wald.store.files.disk import Disk, free_bytes
 from wald.store.segments.compression import compress_segment
 from wald.store.writing.room import Cause, Room, Sizes, sealed_bytes_max, sizes_for
@@ -28,7 +28,7 @@ def sizes(disk: int, segment: int, reserve: int) -> Sizes:
     return sizes_for(disk, segment_max_bytes=segment, free_space_min=reserve)
 
 
-each_disk = pytest.mark.parametrize("disk", DISKS, ids=bytes_in_words)
+each_disk = pytest.mark.parametrize("disk", DISKS, ids=format_bytes)
 
 
 @dataclass

@@ -21,8 +21,8 @@ from contents import errors
 from full_disk import small_file_system
 from running import Client, Daemon, readable, run, sidecar
 
-from wald.kinds import MIB, bytes_in_words
 from wald.log import Log
+from wald.setting_types import MIB, format_bytes
 from wald.store.files.disk import free_bytes
 
 SEGMENTS = (4 * MIB, 64 * MIB, 256 * MIB)
@@ -45,7 +45,7 @@ class Row:
 
     def __str__(self) -> str:
         sizes = (self.disk, self.segment, self.reserve)
-        disk, segment, reserve = (bytes_in_words(size).replace(" ", "") for size in sizes)
+        disk, segment, reserve = (format_bytes(size).replace(" ", "") for size in sizes)
         return f"{disk}-segments-{segment}-reserve-{reserve}-{'random' if self.random else 'equal'}"
 
 

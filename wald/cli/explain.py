@@ -17,8 +17,8 @@ from wald.cli.output import aligned
 from wald.cli.positions import moment, warn_without_daemon
 from wald.errors import command_line
 from wald.format.names import is_route
-from wald.kinds import bytes_in_words, seconds_in_words
 from wald.log import Log
+from wald.setting_types import format_bytes, format_seconds
 from wald.store.files.fifos import troubles
 from wald.store.retention.backlog import Backlog, GroupBacklog, SegmentStatus
 from wald.store.retention.cursors import CursorState
@@ -132,13 +132,13 @@ def _kind(status: SegmentStatus) -> tuple[str, State, str, int]:
 def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
     if not counts:
         return "no segments: nothing has been written yet"
-    parts = ", ".join(f"{count} {state} ({bytes_in_words(sizes[state])})" for state, count in counts.items())
-    return f"{counts.total()} segment{'' if counts.total() == 1 else 's'}, {bytes_in_words(sizes.total())}: {parts}"
+    parts = ", ".join(f"{count} {state} ({format_bytes(sizes[state])})" for state, count in counts.items())
+    return f"{counts.total()} segment{'' if counts.total() == 1 else 's'}, {format_bytes(sizes.total())}: {parts}"
 
 
 def _segments_line(run: _Run) -> str:
     first, last = run.first, run.last
-    size = bytes_in_words(run.stored_bytes)
+    size = format_bytes(run.stored_bytes)
     count = f"{run.count} segments, " if run.count > 1 else ""
     begin, end = first.segment.base_sequence, last.last_sequence
     records = f"from record {begin} on" if end is None or end < begin else f"records {begin} to {end}"
@@ -172,15 +172,15 @@ def _pinned_by(pins: tuple[Pin, ...]) -> str:
 
 def _row(group: GroupBacklog, growth: Growth | None, now_ns: int) -> tuple[str, ...]:
     cursor = group.cursor
-    rate = bytes_in_words(growth.routes.get(cursor.route, 0.0) * _DAY) if growth else "-"
+    rate = format_bytes(growth.routes.get(cursor.route, 0.0) * _DAY) if growth else "-"
     return (
         cursor.route,
         cursor.group,
         "-" if cursor.state is CursorState.ABSENT else str(cursor.sequence),
         str(group.lag.records),
-        seconds_in_words(group.lag.seconds(now_ns)) if group.lag.records else "-",
-        "-" if group.retired else bytes_in_words(group.pinned_bytes),
-        "-" if group.retired else bytes_in_words(group.exclusive_bytes),
+        format_seconds(group.lag.seconds(now_ns)) if group.lag.records else "-",
+        "-" if group.retired else format_bytes(group.pinned_bytes),
+        "-" if group.retired else format_bytes(group.exclusive_bytes),
         rate,
     )
 
@@ -219,12 +219,12 @@ def _names(routes: list[str]) -> str:
 
 
 def _outlook(growth: Growth | None, free: int) -> str:
-    left = f"{bytes_in_words(free)} are free"
+    left = f"{format_bytes(free)} are free"
     seconds = growth.seconds_until(free) if growth else None
     if growth is None or seconds is None:
-        return f"{left}; how fast the log grows cannot be told yet, from less than {seconds_in_words(LEAST_SECONDS)}."
-    rate = bytes_in_words(growth.bytes_per_second * _DAY)
-    return f"{left}; the log grows by {rate} a day: full in {seconds_in_words(seconds)} if nothing is reclaimed."
+        return f"{left}; how fast the log grows cannot be told yet, from less than {format_seconds(LEAST_SECONDS)}."
+    rate = format_bytes(growth.bytes_per_second * _DAY)
+    return f"{left}; the log grows by {rate} a day: full in {format_seconds(seconds)} if nothing is reclaimed."
 
 
 def _objects(backlog: Backlog, now_ns: int) -> Iterator[dict[str, object]]:

@@ -12,7 +12,7 @@ import click
 from wald.cli.entry import ROOT
 from wald.errors import InvalidInput
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
-from wald.kinds import TIB, Duration, Kind, Size
+from wald.setting_types import TIB, Duration, SettingType, Size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,7 +77,7 @@ def size_option(name: str, default: str | None, words: str) -> Callable[[F], F]:
     return _kind_option(name, Size(0, 1024 * TIB), default, words, "64MiB")
 
 
-def _kind_option(name: str, kind: Kind, default: str | None, words: str, example: str) -> Callable[[F], F]:
+def _kind_option(name: str, kind: SettingType, default: str | None, words: str, example: str) -> Callable[[F], F]:
     def parsed(_: click.Context, __: click.Parameter, given: str | None) -> Any:  # the type is the kind's
         try:
             return None if given is None else kind.parse(given)

@@ -15,7 +15,7 @@ from wald.cli.output import aligned
 from wald.cli.positions import warn_without_daemon
 from wald.errors import InvalidInput, command_line
 from wald.format.times import utc
-from wald.kinds import Mode
+from wald.setting_types import Mode
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import FIFO_MODE

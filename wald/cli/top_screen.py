@@ -23,7 +23,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from wald.cli.top_snapshot import Activity, Condition, Inventory, Row, Snapshot
-from wald.kinds import bytes_in_words, seconds_in_words
+from wald.setting_types import format_bytes, format_seconds
 from wald.store.retention.cursors import CursorState
 
 _LABEL_CELLS = 10
@@ -114,7 +114,7 @@ def _activity(activity: Activity | None, width: int) -> Iterator[Text]:
         (f"{activity.sequence:,}", "bold"),
         (f"{_rate(activity.records_per_second)} records/s", ""),
         (_bytes_rate(activity.bytes_per_second), ""),
-        (f"last commit {seconds_in_words(activity.durable_seconds)} ago", "bright_black"),
+        (f"last commit {format_seconds(activity.durable_seconds)} ago", "bright_black"),
     ]
     yield from _packed("head", pieces, width)
 
@@ -129,16 +129,16 @@ def _inventory(inventory: Inventory | None, width: int) -> Iterator[Text]:
     for state, count in zip(states, cells([a.stored_bytes for a in amounts], _bar_cells(width)), strict=True):
         glyph, style = _TEXTURES[state]
         bar.append(glyph * count, style)
-    total = bytes_in_words(sum(amount.stored_bytes for amount in amounts))
+    total = format_bytes(sum(amount.stored_bytes for amount in amounts))
     pieces = [(f"{sum(amount.segments for amount in amounts):,} segments, {total}", "bold")]
     if inventory.age_seconds >= _OLD_SECONDS:
-        pieces.append((f"as of {seconds_in_words(inventory.age_seconds)} ago", "bright_black"))
+        pieces.append((f"as of {format_seconds(inventory.age_seconds)} ago", "bright_black"))
     yield from _packed("segments", pieces, width)
     yield _labelled("", bar)
     legend: list[Cell] = []
     for state, amount in zip(states, amounts, strict=True):
         glyph, style = _TEXTURES[state]
-        legend.append((f"{glyph} {state.value} {amount.segments:,}, {bytes_in_words(amount.stored_bytes)}", style))
+        legend.append((f"{glyph} {state.value} {amount.segments:,}, {format_bytes(amount.stored_bytes)}", style))
     yield from _packed("", legend, width)
 
 
@@ -154,13 +154,13 @@ def _disk(inventory: Inventory, width: int) -> Iterator[Text]:
     used, free = cells([inventory.total_bytes - inventory.free_bytes, inventory.free_bytes], _bar_cells(width))
     style = _urgency(inventory)
     yield _labelled("disk", Text.assemble(("█" * used, style), ("░" * free, "bright_black")))
-    pieces = [(f"{bytes_in_words(inventory.free_bytes)} free of {bytes_in_words(inventory.total_bytes)}", "bold")]
+    pieces = [(f"{format_bytes(inventory.free_bytes)} free of {format_bytes(inventory.total_bytes)}", "bold")]
     if inventory.growth_bytes_per_second is None:
         pieces.append(("how fast it fills is not known yet", "bright_black"))
     else:
-        pieces.append((f"grows {bytes_in_words(inventory.growth_bytes_per_second * _DAY)} a day", ""))
+        pieces.append((f"grows {format_bytes(inventory.growth_bytes_per_second * _DAY)} a day", ""))
         if inventory.seconds_until_full is not None:
-            pieces.append((f"full in {seconds_in_words(inventory.seconds_until_full)} if nothing is reclaimed", style))
+            pieces.append((f"full in {format_seconds(inventory.seconds_until_full)} if nothing is reclaimed", style))
     yield from _packed("", pieces, width)
 
 
@@ -201,7 +201,7 @@ def _fitted(cell: Cell, width: int, is_name: bool) -> Text:
 def _cells_of(row: Row) -> list[Cell]:
     pale = "bright_black"
     cursor = (f"{row.cursor:,}", "") if row.state is CursorState.VALID else _CURSOR_WORDS[row.state]
-    held = (bytes_in_words(row.held_bytes), "bold yellow" if row.held_bytes else pale)
+    held = (format_bytes(row.held_bytes), "bold yellow" if row.held_bytes else pale)
     return [
         (row.route, pale if row.retired else "bold"),
         ("?" if row.last_sequence is None else f"{row.last_sequence:,}", ""),
@@ -209,7 +209,7 @@ def _cells_of(row: Row) -> list[Cell]:
         (_printable(row.group), ""),
         cursor,
         (f"{row.lag_records:,}", "" if row.lag_records else pale),
-        ("-" if row.oldest_seconds is None else seconds_in_words(row.oldest_seconds), ""),
+        ("-" if row.oldest_seconds is None else format_seconds(row.oldest_seconds), ""),
         (_rate(row.processed_per_second), ""),
         ("retired", pale) if row.retired else held,
     ]
@@ -238,7 +238,7 @@ def _summed_up(rows: Sequence[Row]) -> str:
     if len(rows) > routes:
         what = f"{len(rows):,} more groups of {routes:,} route{'s' * (routes != 1)}"
     most = max(row.held_bytes for row in rows)
-    return f"and {what}, holding back {f'{bytes_in_words(most)} or less each' if most else 'nothing'}"
+    return f"and {what}, holding back {f'{format_bytes(most)} or less each' if most else 'nothing'}"
 
 
 def _packed(label: str, pieces: Sequence[Cell], width: int) -> Iterator[Text]:
@@ -275,7 +275,7 @@ def _rate(per_second: float | None) -> str:
 
 
 def _bytes_rate(per_second: float | None) -> str:
-    return "- B/s" if per_second is None else f"{bytes_in_words(per_second)}/s"
+    return "- B/s" if per_second is None else f"{format_bytes(per_second)}/s"
 
 
 def _printable(words: str) -> str:

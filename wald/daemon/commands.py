@@ -53,7 +53,7 @@ class Commands:
     def answer(self, command: Command, user_id: int) -> bytes:
         """The reply to a user's request."""
         try:
-            match command.verb, command.words:
+            match command.verb, command.arguments:
                 case "PING", ():
                     return encode_ok("pong")
                 case "HEAD", ():

@@ -100,7 +100,7 @@ class Requests:
             elif event is None:
                 break
             elif isinstance(event, ProtocolError):
-                answers.append(encode_err(event.code, event.words))
+                answers.append(encode_err(event.code, event.message))
                 connection.closing = reader.closed
             else:
                 connection.receive_bytes = COMMAND_RECEIVE_BYTES
@@ -132,7 +132,7 @@ class Requests:
                 connection.spooling = self._open_spool(request, route, gate)
             return self._spool(connection, connection.spooling, turn, gate)
         except ProtocolError as error:
-            connection.answers.append(encode_err(error.code, error.words))
+            connection.answers.append(encode_err(error.code, error.message))
             connection.reader.skip_payload()
             connection.request = None
             self._drop_spooling(connection)

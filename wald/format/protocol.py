@@ -5,7 +5,7 @@ r"""The text protocol of the socket, as bytes: requests and replies are lines, p
     STAT                                                              →  OK {…}\n
     CUT | ROUTE ADD <name> [fifo] [mode=<octal>] | ROUTE RETIRE <name> | PING   →  OK …\n
 
-Anything else gets ``ERR <code> <words>\n``, and the connection lives on where the length of what follows is known.
+Anything else gets ``ERR <code> <message>\n``, and the connection goes on if the length of what follows is known.
 Replies come in the order of the requests; requests may be pipelined. ``socat - UNIX:ROOT/wald.sock`` speaks it.
 
 A payload of lines must end in a newline; each line is a record. With ``pid`` and ``pseq`` a request may be repeated,
@@ -56,10 +56,10 @@ class ProtocolError(Exception):
         payload_bytes: how many bytes of payload to pass over before the next request; None if that cannot be known.
     """
 
-    def __init__(self, code: Code, words: str, *, payload_bytes: int | None = 0) -> None:
-        super().__init__(words)
+    def __init__(self, code: Code, message: str, *, payload_bytes: int | None = 0) -> None:
+        super().__init__(message)
         self.code = code
-        self.words = words
+        self.message = message
         self.payload_bytes = payload_bytes
 
 
@@ -76,10 +76,10 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Any other request: its verb and words."""
+    """Any other request."""
 
     verb: str
-    words: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 _LINES_REMEMBERED = 256  # a producer without an id sends the same line again and again
@@ -248,27 +248,27 @@ def encode_publish(request: Publish) -> bytes:
     return line + b"\n"
 
 
-def encode_ok(words: str) -> bytes:
+def encode_ok(text: str) -> bytes:
     """A positive reply."""
-    return f"OK {words}\n".encode()
+    return f"OK {text}\n".encode()
 
 
-def encode_err(code: Code, words: str) -> bytes:
+def encode_err(code: Code, message: str) -> bytes:
     """A negative reply, on one line."""
-    return f"ERR {code} {' '.join(words.split())}\n".encode()
+    return f"ERR {code} {' '.join(message.split())}\n".encode()
 
 
 def parse_reply(line: bytes) -> str:
-    """The words after OK.
+    """The text after OK.
 
     Raises:
         ProtocolError: the reply is an ERR, or no reply at all.
     """
     text = line.decode("utf-8", "replace").rstrip("\n")
-    verdict, _, words = text.partition(" ")
-    if verdict == "OK":
-        return words
-    code, _, reason = words.partition(" ")
-    if verdict != "ERR" or code not in set(Code):
+    status, _, rest = text.partition(" ")
+    if status == "OK":
+        return rest
+    code, _, message = rest.partition(" ")
+    if status != "ERR" or code not in set(Code):
         raise ProtocolError(Code.BAD_REQUEST, f"not a reply: {text[:80]!r}")
-    raise ProtocolError(Code(code), reason)
+    raise ProtocolError(Code(code), message)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from wald.cli.output import aligned
-from wald.kinds import bytes_in_words
+from wald.setting_types import format_bytes
 from wald.store.checking.finding import Level
 
 
@@ -115,7 +115,7 @@ def print_audit(audit: Audit, *, as_json: bool) -> None:
     judged = "damaged" if audit.errors else "good"
     click.echo(
         f"{judged}: {counts[Level.INFO]} info, {counts[Level.ERROR]} error; "
-        f"{bytes_in_words(audit.raw_bytes)} in {audit.seconds:.1f} s, {audit.megabytes_per_second:.0f} MB/s"
+        f"{format_bytes(audit.raw_bytes)} in {audit.seconds:.1f} s, {audit.megabytes_per_second:.0f} MB/s"
     )
 
 
@@ -124,7 +124,7 @@ def _tables(audit: Audit) -> Iterator[str]:
         (
             log.root,
             *map(str, (log.segments, log.records)),
-            bytes_in_words(log.raw_bytes),
+            format_bytes(log.raw_bytes),
             *map(str, (log.reclaimed, log.expired, log.bundles, log.errors)),
         )
         for log in audit.logs
@@ -133,7 +133,7 @@ def _tables(audit: Audit) -> Iterator[str]:
     if audit.archives:
         yield ""
         places = [
-            (each.place, str(each.bags), str(each.bundles), bytes_in_words(each.stored_bytes), str(each.errors))
+            (each.place, str(each.bags), str(each.bundles), format_bytes(each.stored_bytes), str(each.errors))
             for each in audit.archives
         ]
         yield from aligned([_ARCHIVES, *places], range(1, len(_ARCHIVES)))

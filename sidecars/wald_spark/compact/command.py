@@ -17,7 +17,7 @@ import wald
 from wald.cli.entry import run
 from wald.cli.options import json_option
 from wald.format.times import utc
-from wald.kinds import bytes_in_words
+from wald.setting_types import format_bytes
 from wald.store.files.disk import Disk
 from wald_spark.commands import (
     RunReport,
@@ -103,4 +103,4 @@ def _print_lines(compacted: Compacted, report: RunReport, notes: Path) -> None:
     if passed := compacted.passed_over:
         click.echo(f"passed over {len(passed)} times, listed in {notes}: {passed[0]}")
     if raw := compacted.raw_bytes:
-        click.echo(f"{bytes_in_words(raw)} of records in {report.seconds:.1f} s with Spark's start")
+        click.echo(f"{format_bytes(raw)} of records in {report.seconds:.1f} s with Spark's start")

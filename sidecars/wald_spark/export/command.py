@@ -18,7 +18,7 @@ from wald.cli.entry import run
 from wald.cli.options import json_option, size_option
 from wald.errors import InvalidInput
 from wald.format.times import utc
-from wald.kinds import bytes_in_words
+from wald.setting_types import format_bytes
 from wald.store.files.disk import Disk
 from wald_spark.commands import (
     RunReport,
@@ -131,7 +131,7 @@ def _print_lines(out: Path, results: Sequence[LogResult], report: RunReport, not
     if passed_over := [message for result in results for message in result.passed_over]:
         click.echo(f"passed over {len(passed_over)} times, listed in {notes}: {passed_over[0]}")
     if raw := sum(result.due.new.raw_bytes for result in results):
-        click.echo(f"{bytes_in_words(raw)} of records in {report.seconds:.1f} s with Spark's start, to {out}")
+        click.echo(f"{format_bytes(raw)} of records in {report.seconds:.1f} s with Spark's start, to {out}")
 
 
 def _line(result: LogResult) -> str:
@@ -140,7 +140,7 @@ def _line(result: LogResult) -> str:
     return (
         f"{result.due.new.location.root.path}: up to record {entry.last}: {entry.records - before.records} records"
         f"{f' ({corrupt} of them corrupt)' if corrupt else ''} in {_files(len(result.files))}, "
-        f"{bytes_in_words(entry.bytes - before.bytes)}"
+        f"{format_bytes(entry.bytes - before.bytes)}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wald.errors import InvalidInput
-from wald.kinds import MIB
+from wald.setting_types import MIB
 from wald_spark.options import STREAM_OPTIONS, Limits, StreamOptions, parse_stream_options
 
 LOG = "0123456789abcdef" * 2

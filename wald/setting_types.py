@@ -1,6 +1,6 @@
-"""Kinds of value a setting may have: sizes, durations, counts, words; each reads and writes what a person would.
+"""Types of settings and options: sizes, durations, numbers, choices, text; parsed from, and shown in, readable units.
 
-``parse`` raises ValueError with words that complete "SETTING must be …"; ``show`` gives what one would write in TOML.
+``parse`` raises ValueError with a message that completes "SETTING must be …"; ``show`` gives the value in TOML.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?(|ms|s|m|h|d)")
 _DURATION_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "": 1.0}
 
 
-class Kind(Protocol):
+class SettingType(Protocol):
     """What a setting may be."""
 
     @property
     def unit(self) -> str:
-        """In which the value is counted; "" if it is not."""
+        """In which a bare number is counted; "" if there is none."""
 
     def parse(self, value: object) -> Any:
-        """The checked value; its type is the kind's."""
+        """The checked value."""
 
     def show(self, value: Any) -> str:
-        """The value as one would write it."""
+        """The value as it is written in TOML."""
 
     def bounds(self) -> str:
-        """What is allowed, in words."""
+        """The values that are allowed, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +139,13 @@ class Fraction:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of some words."""
+    """One of a few values."""
 
-    words: tuple[str, ...]
+    choices: tuple[str, ...]
     unit: ClassVar[str] = ""
 
     def parse(self, value: object) -> str:
-        if not isinstance(value, str) or value not in self.words:
+        if not isinstance(value, str) or value not in self.choices:
             raise ValueError(f"{self.bounds()}, not {value!r}")
         return value
 
@@ -153,12 +153,12 @@ class Choice:
         return f'"{value}"'
 
     def bounds(self) -> str:
-        return " or ".join(map(self.show, self.words))
+        return " or ".join(map(self.show, self.choices))
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Words of a form, or none at all."""
+    """Text of a form, or none at all."""
 
     form: str
     pattern: str = r"[^\0]+"
@@ -199,10 +199,10 @@ class Mode:
         return "0o0 to 0o777"
 
 
-def bytes_in_words(count: float) -> str:
-    """About so many bytes, for a person.
+def format_bytes(count: float) -> str:
+    """About so many bytes, in a readable unit.
 
-    >>> bytes_in_words(1_500_000), bytes_in_words(12)
+    >>> format_bytes(1_500_000), format_bytes(12)
     ('1.4 MiB', '12 B')
     """
     for unit, suffix in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
@@ -211,10 +211,10 @@ def bytes_in_words(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def seconds_in_words(seconds: float) -> str:
-    """About so long, for a person.
+def format_seconds(seconds: float) -> str:
+    """About so long, in readable units.
 
-    >>> seconds_in_words(93_784), seconds_in_words(0.25)
+    >>> format_seconds(93_784), format_seconds(0.25)
     ('1 d 2 h', '0.2 s')
     """
     if seconds < 10:
