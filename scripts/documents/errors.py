@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 from documents.tables import table
@@ -15,23 +16,22 @@ _WORD = re.compile(r"(?!offset)[A-Za-z]{3}")  # without one, all of a message is
 
 def messages(name: str) -> str:
     """The messages of the errors of one class; what differs from call to call is `…`."""
-    rows = {tuple(row) for path in sources() for row in rows_of(ast.parse(path.read_text()), name)}
-    return table(["message", "hint"], [[*row] for row in sorted(rows)])
+    return table(["message", "hint"], [[*row] for row in sorted(errors_made()[name])])
 
 
-def sources() -> list[Path]:
-    """Every module of wald and of the programs beside it."""
-    return sorted(path for folder in ("wald", "sidecars") for path in (ROOT / folder).rglob("*.py"))
-
-
-def rows_of(tree: ast.Module, name: str) -> Iterator[list[str]]:
-    """Message and hint of each error of class ``name`` that a module makes."""
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1] == name and call.args:
-            message = shown(call.args[0])
-            if _WORD.search(message):
-                hint = next((shown(each.value) for each in call.keywords if each.arg == "hint"), "")
-                yield [f"`{message}`", f"`{hint}`" if _WORD.search(hint) else ""]
+@cache
+def errors_made() -> dict[str, set[tuple[str, str]]]:
+    """By class, message and hint of each error that wald and the programs beside it make."""
+    found: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for folder in ("wald", "sidecars"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for call in ast.walk(ast.parse(path.read_text())):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.args:
+                    name, message = call.func.id, shown(call.args[0])
+                    hint = next((shown(each.value) for each in call.keywords if each.arg == "hint"), "")
+                    if _WORD.search(message):
+                        found[name].add((f"`{message}`", f"`{hint}`" if _WORD.search(hint) else ""))
+    return found
 
 
 def shown(node: ast.expr) -> str:
