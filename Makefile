@@ -32,9 +32,10 @@ check: $(READY) ## format, lint, types, who imports whom
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_layers.py tests/test_tidy.py
 
-fix: $(READY) ## mend what a tool can mend
+fix: $(READY) ## mend what a tool can mend, and write the generated parts of docs/
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python scripts/make-docs
 
 # One process more than there are cores, as tests wait for syncs and for daemons.
 PARALLEL := -n $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile

@@ -1,4 +1,4 @@
-"""The README and the pages of docs/ can be typed: every block that is to be run is run, against a log of its own."""
+"""The pages can be typed: every block that is to be run is run, against a log of its own."""
 
 from __future__ import annotations
 

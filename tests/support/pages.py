@@ -1,4 +1,4 @@
-"""The README and the pages of docs/, as tests read them: tables, blocks of code, headings, links."""
+"""The pages that a reader finds, as tests read them: tables, blocks of code, headings, links."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {
-    str(path.relative_to(ROOT)): path.read_text()
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-}
+_PATHS = [
+    *(ROOT / folder / "README.md" for folder in (".", "examples", "sidecars")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in _PATHS}
 _BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _PUNCTUATION = re.compile(r"[^\w\- ]")
 
