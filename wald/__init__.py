@@ -68,7 +68,7 @@ def open(root: str | PathLike[str]) -> Log:  # noqa: A001 - a program calls it w
     Example::
 
         log = wald.open("/var/spool/wald")
-        for record in log.read("orders", start="earliest"):
+        for record in log.records("orders", start="earliest"):
             print(record.sequence, record.value)
     """
     from wald.log import Log

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +19,9 @@ from wald.store.files.disk import Disk
 from wald.store.reading.batches import Batch
 from wald.store.reading.lookup import Whereabouts, where
 from wald.store.reading.reader import Start, Stop, read_batches
-from wald.store.retention.cursors import Cursor, read_cursor, set_cursor
+from wald.store.retention.cursors import Cursor, read_cursor
 from wald.store.retention.missing import OnMissing
-from wald.store.retention.taken import taken_above
+from wald.store.retention.taken import move_cursor
 from wald.store.segments.seeking import end_sequence
 from wald.store.segments.view import View, head_of, read_view
 
@@ -31,13 +30,24 @@ if TYPE_CHECKING:
 
 
 class Log:
-    """The log in a directory. Holds nothing open; may be used while a daemon writes, and from any thread.
+    """The log in a directory, to be read.
+
+    It needs no daemon, holds no file open, and may be used while a daemon writes. Threads may share it.
+
+    Args:
+        root: the root of the log.
 
     Raises:
         NotFound: there is no log.
         NotPermitted: this user may not read it.
         UnsupportedFormat: it was written by a newer wald.
         Damaged: its identity cannot be read.
+
+    Example::
+
+        log = wald.open("/var/spool/wald")
+        for record in log.records("orders", start=1000, stop=1999):
+            print(record.sequence, record.key, record.value)
     """
 
     def __init__(self, root: str | PathLike[str]) -> None:
@@ -46,7 +56,10 @@ class Log:
         self._view: View | None = None
 
     def head(self) -> Head | None:
-        """Up to where the log is durable; None before anything was.
+        """How far the log is durable.
+
+        Returns:
+            the head; None before anything was durable.
 
         Raises:
             Damaged: the head file is not readable, or lost.
@@ -54,7 +67,7 @@ class Log:
         return head_of(self.root)
 
     def view(self) -> View:
-        """How far the log may be read by now, and its segments.
+        """The segments of the log and how far they may be read, as they are now; what reading takes.
 
         Raises:
             Damaged: the directory of the segments is gone.
@@ -64,10 +77,10 @@ class Log:
         return view
 
     def routes(self) -> list[str]:
-        """Every route, by name."""
+        """The names of all routes."""
         return self.root.route_names()
 
-    def read(
+    def records(
         self,
         route: str | None = None,
         start: Start = "earliest",
@@ -81,7 +94,13 @@ class Log:
         on_missing: OnMissing = None,
         on_wait: Callable[[], None] | None = None,
     ) -> Iterator[Record]:
-        """Records, one by one; arguments and errors are those of :meth:`batches`."""
+        """Iterate over records; arguments and errors are those of :meth:`batches`.
+
+        Example::
+
+            for record in log.records("orders", start=datetime(2026, 11, 21, tzinfo=UTC), follow=True):
+                print(record.sequence, record.value)
+        """
         batches = self.batches(
             route,
             start,
@@ -110,7 +129,7 @@ class Log:
         on_missing: OnMissing = None,
         on_wait: Callable[[], None] | None = None,
     ) -> Iterator[Batch]:
-        """Batches of whole records, durable ones only, each record once and in the order of the log.
+        """Iterate over batches of whole records: durable ones only, each record once, in the order of the log.
 
         Args:
             route: None: every route; a record in several pieces then comes when it is complete.
@@ -127,12 +146,20 @@ class Log:
             on_missing: what to do about wanted records that were reclaimed: "error", "skip", or a function that is
                 called with each :class:`Missing` and may raise. Without it they are an error if they were asked for:
                 ``start`` is a sequence, a time, or a cursor in front of them.
-            on_wait: called while waiting for more records, at most every 50 ms.
+            on_wait: called again and again while waiting for more records, at intervals of up to 50 ms.
+
+        Yields:
+            consecutive records of one route.
 
         Raises:
             InvalidInput: a start or stop that can never be right.
             NotFound: no such route, a record never issued, or wanted records that were reclaimed.
             Damaged: something that should be there cannot be read, or the cursor cannot be trusted.
+
+        Example::
+
+            for batch in log.batches("orders", start="cursor", group="billing"):
+                print(batch.first_sequence, batch.last_sequence, len(batch.raw()))
         """
         return read_batches(
             self.view(),
@@ -159,7 +186,21 @@ class Log:
         on_damage: Callable[[Damaged], None] | None = None,
         on_missing: OnMissing = None,
     ) -> pa.RecordBatchReader:
-        """The records as a stream of Arrow batches, as DuckDB and others take it; small batches are put together."""
+        """The records as a stream of Arrow batches, as DuckDB and others take it; needs ``wald[arrow]``.
+
+        Small batches are joined. The arguments are those of :meth:`batches`.
+
+        Returns:
+            a ``pyarrow.RecordBatchReader`` with the columns sequence, route, append_time, event_time, key, value and
+            headers.
+
+        Raises:
+            WaldError: as :meth:`batches`, here or while the stream is read.
+
+        Example::
+
+            table = log.to_arrow_reader("orders").read_all()
+        """
         import pyarrow as pa
 
         from wald.store.reading.arrow import record_batches, schema
@@ -168,55 +209,63 @@ class Log:
         return pa.RecordBatchReader.from_batches(schema, record_batches(batches))
 
     def where(self, sequence: int) -> Whereabouts:
-        """What has become of a record; there is an answer for every number from 1 on.
+        """Report what has become of a record; there is an answer for every number from 1 on.
+
+        Args:
+            sequence: the number of the record.
+
+        Returns:
+            whether it is there, reclaimed, lost or still to come, and where.
 
         Raises:
             InvalidInput: below 1.
-            Damaged: it is in no segment, and the ledger that should tell of it is damaged.
+            Damaged: it is in no segment, and the ledger that should report it is damaged.
         """
         return where(self.view(), sequence)
 
     def cursor(self, route: str, group: str = DEFAULT_GROUP) -> Cursor:
         """How far ``group`` has processed ``route``.
 
+        Args:
+            route: the route.
+            group: the group.
+
+        Returns:
+            the cursor; its state says whether there is one that can be trusted.
+
         Raises:
+            InvalidInput: an illegal name.
             NotFound: no such route.
         """
         head_sequence = end_sequence(self.root, self.identity.log_id) - 1
         return read_cursor(self.root, route, group, log_id=self.identity.log_id, head_sequence=head_sequence)
 
     def set_cursor(self, route: str, sequence: int, group: str = DEFAULT_GROUP, *, rewind: bool = False) -> Cursor:
-        """Say that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
+        """Declare that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
 
-        The ``message`` of a cursor that is new or was moved with ``rewind`` says what it needs and RECLAIM has taken.
+        This costs two syncs of the disk. :class:`wald.Consumer` does it for groups of records.
+
+        Args:
+            route: the route.
+            sequence: the last processed record; 0: none.
+            group: the group whose cursor it is.
+            rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
+
+        Returns:
+            the cursor. The ``message`` of one that is new or was rewound says what it needs and RECLAIM has taken.
 
         Raises:
+            InvalidInput: an illegal name, or a negative sequence.
             NotFound: no such route.
             Refused: backwards without ``rewind``, or beyond the head.
         """
-        now = utc(time.time_ns())
-        return self.move_cursor(route, sequence, group, disk=Disk(), now=now, rewind=rewind)
-
-    def move_cursor(
-        self, route: str, sequence: int, group: str, *, disk: Disk, now: str, rewind: bool = False
-    ) -> Cursor:
-        """As :meth:`set_cursor`, for programs that bring their own disk and clock."""
-        try:
-            head = self.head()
-        except Damaged:  # derived, and made anew at the next commit
-            head = None
-        follows = not rewind and self.root.cursor(route, group).exists()
-        cursor = set_cursor(
+        return move_cursor(
             self.root,
             route,
             group,
             sequence,
-            disk=disk,
-            head_sequence=end_sequence(self.root, self.identity.log_id) - 1,
-            epoch=head.epoch if head else 0,
-            now=now,
+            log_id=self.identity.log_id,
+            disk=Disk(),
+            now=utc(time.time_ns()),
             rewind=rewind,
         )
-        if follows:  # what it needs, it has held back all the time
-            return cursor
-        return replace(cursor, message=taken_above(self.root, cursor, log_id=self.identity.log_id))

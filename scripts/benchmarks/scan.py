@@ -52,7 +52,7 @@ def first_ms(log: Log, places: Iterator[Start]) -> float:
     taken = []
     for place in places:
         began = time.perf_counter()
-        next(iter(log.read(ROUTE, place)))
+        next(iter(log.records(ROUTE, place)))
         taken.append((time.perf_counter() - began) * 1e3)
     return statistics.median(taken)
 
@@ -69,7 +69,7 @@ def times(log: Log) -> Iterator[Start]:
     head = log.head()
     assert head is not None
     # The last record's own time: a later cut has moved the head's.
-    first, last = (next(iter(log.read(ROUTE, place))).append_time_ns for place in ("earliest", head.sequence))
+    first, last = (next(iter(log.records(ROUTE, place))).append_time_ns for place in ("earliest", head.sequence))
     yield from (datetime.fromtimestamp(chance.uniform(first, last - 1_000_000) / 1e9, UTC) for _ in range(_LOOKS))
 
 

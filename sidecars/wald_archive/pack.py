@@ -21,6 +21,7 @@ from wald.store.reading.batches import Batch
 from wald.store.reading.reader import Start
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.progress import last_sequences
+from wald.store.retention.taken import move_cursor
 from wald.store.segments.seeking import end_of
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
@@ -242,7 +243,8 @@ class Packer:
             self.ledger.append(*lines)
         route, group = run.origin.route, run.origin.group
         if self.log.cursor(route, group).effective < run.last:
-            self.log.move_cursor(route, run.last, group, disk=self.disk, now=self.moment())
+            log_id = self.log.identity.log_id
+            move_cursor(self.log.root, route, group, run.last, log_id=log_id, disk=self.disk, now=self.moment())
         self.ledger.append(run.finished(at_ns=self.now_ns()))
         return Packed(run, manifest, resumed)
 

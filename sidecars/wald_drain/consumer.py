@@ -12,6 +12,7 @@ from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import Cursor, CursorState, newcomer
 from wald.store.retention.history import History
+from wald.store.retention.taken import move_cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class Consumer:
 
     def commit(self, sequence: int) -> None:
         """Move the cursor: everything up to ``sequence`` is processed; on disk when this returns."""
-        self.log.move_cursor(self.route, sequence, self.group, disk=self.disk, now=utc(self.now_ns()))
+        log_id, now = self.log.identity.log_id, utc(self.now_ns())
+        move_cursor(self.log.root, self.route, self.group, sequence, log_id=log_id, disk=self.disk, now=now)
 
     def unprocessed(self) -> Iterator[Record]:
         """The records that are now after the cursor.
@@ -56,11 +58,11 @@ class Consumer:
         Raises:
             Damaged: a record cannot be read; the cursor must stay before it, so that it is not reclaimed.
         """
-        return self.log.read(self.route, "cursor", group=self.group)
+        return self.log.records(self.route, "cursor", group=self.group)
 
     def records(self, first: int, last: int) -> Iterator[Record]:
         """The records of the route in this range, wherever the cursor is."""
-        return self.log.read(self.route, first, last)
+        return self.log.records(self.route, first, last)
 
     def more_come(self, stop: threading.Event) -> bool:
         """Wait until there is a record after the cursor; False if ``stop`` was set instead."""

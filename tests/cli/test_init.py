@@ -22,7 +22,7 @@ def test_a_log_that_was_made_is_run_on(tmp_path: Path) -> None:
         assert daemon.stop() == 0
     assert output_of("init", "--root", root) == b""
     assert (root / "log.json").read_bytes() == made
-    assert list(wald.open(root).read()) == []
+    assert list(wald.open(root).records()) == []
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["empty", "missing"])

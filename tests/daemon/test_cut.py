@@ -102,7 +102,7 @@ def test_readers_that_follow_see_each_record_once_across_a_hundred_cuts(start: S
     heads: list[tuple[int, int, int]] = []
 
     def follow(route: str | None) -> None:
-        for record in log.read(route, follow=True, cancel=cancel):
+        for record in log.records(route, follow=True, cancel=cancel):
             seen[route].append((record.sequence, record.value))
 
     def watch() -> None:
@@ -205,7 +205,7 @@ def test_a_fresh_segment_begins_with_what_is_no_record(start: Start, root: Path)
         assert client.ask(b"HEAD\n").startswith("OK seq=00000000000000000001 segment=00000000000000000002 ")
         assert client.ask(b"PUB a 2\ny\n") == "OK 2 2"
     assert [(record.sequence, record.value) for record in records(root)] == [(1, b"x"), (2, b"y")]
-    assert [record.value for record in wald.open(root).read("a", 2)] == [b"y"]
+    assert [record.value for record in wald.open(root).records("a", 2)] == [b"y"]
 
 
 def test_a_long_line_may_span_many_cuts(start: Start, root: Path) -> None:

@@ -282,7 +282,7 @@ def test_half_a_request_is_not_finished_by_the_next(daemon: Daemon) -> None:
             assert producer.flush() == [Durable(2, 2), Durable(3, 3)]
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert [len(record.value) for record in wald.open(daemon.root).read("a")] == [3, 2_400_000, 5]
+    assert [len(record.value) for record in wald.open(daemon.root).records("a")] == [3, 2_400_000, 5]
 
 
 def test_a_daemon_is_waited_for_at_the_start_too(tmp_path: Path) -> None:

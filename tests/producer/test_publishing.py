@@ -30,7 +30,7 @@ def test_what_is_published_is_in_the_log(daemon: Daemon) -> None:
 
         assert producer.flush() == [Durable(1, 2), Durable(3, 3)]
         assert producer.flush() == []
-    records = list(wald.open(daemon.root).read("a"))
+    records = list(wald.open(daemon.root).records("a"))
     assert [(record.key, record.value) for record in records] == [(None, b"one"), (None, b"two"), (b"k", b"three")]
 
 
@@ -70,7 +70,7 @@ def test_a_repeated_request_is_acknowledged_with_its_first_sequences(daemon: Dae
             producer.publish("a", b"two\n")
             assert producer.flush() == [Durable(1, 1), Durable(2, 2)]
 
-    assert [record.value for record in wald.open(daemon.root).read("a")] == [b"one", b"two"]
+    assert [record.value for record in wald.open(daemon.root).records("a")] == [b"one", b"two"]
 
 
 def test_a_fork_makes_two_producers(daemon: Daemon) -> None:
@@ -92,7 +92,7 @@ def test_a_fork_makes_two_producers(daemon: Daemon) -> None:
         _, ended = os.waitpid(child, 0)
 
     assert (ended, acknowledged) == (0, 7)
-    found = [record.value for record in wald.open(daemon.root).read("a")]
+    found = [record.value for record in wald.open(daemon.root).records("a")]
     assert sorted(found) == sorted(
         [b"before", b"under way", *(b"%b %d" % (name, n) for name in (b"child", b"parent") for n in range(5))]
     )
@@ -131,7 +131,7 @@ def test_threads_may_share_a_producer(daemon: Daemon) -> None:
             thread.join()
         producer.flush()
 
-    found = [record.value.decode() for record in wald.open(daemon.root).read("a")]
+    found = [record.value.decode() for record in wald.open(daemon.root).records("a")]
     assert sorted(found) == sorted(f"{name} {number}" for name in "tuvw" for number in range(100) for _ in range(50))
 
 

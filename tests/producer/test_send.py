@@ -34,7 +34,7 @@ def test_values_are_stored_with_their_keys_times_and_headers(daemon: Daemon) -> 
         )
         assert producer.flush() == [Durable(1, 2)]
 
-    first, second = wald.open(daemon.root).read("a")
+    first, second = wald.open(daemon.root).records("a")
     assert (first.value, first.key, first.event_time_ns) == ("grüß dich".encode(), b"k", NOON_NS)
     assert first.headers == '{"from":"web","é":"ü"}'.encode()
     assert (second.value, second.key, second.event_time_ns, second.headers) == (b"\n\xff", None, NOON_NS + 1, None)
@@ -46,7 +46,7 @@ def test_a_block_ends_once_everything_is_durable(daemon: Daemon) -> None:
         for number in range(100):
             producer.send("a", [str(number)])
 
-    assert len(list(wald.open(daemon.root).read("a"))) == 100
+    assert len(list(wald.open(daemon.root).records("a"))) == 100
     assert [first for first, _ in producer.acknowledged()] == list(range(1, 101))
 
 
@@ -120,7 +120,7 @@ def test_threads_may_send_through_one_producer(daemon: Daemon) -> None:
         for thread in threads:
             thread.join()
 
-    found = [record.value.decode().split() for record in wald.open(daemon.root).read("a")]
+    found = [record.value.decode().split() for record in wald.open(daemon.root).records("a")]
     for name in "0123":
         assert [number for thread, number in found if thread == name] == [str(number) for number in range(50)]
 

@@ -41,7 +41,7 @@ def test_tasks_may_share_a_producer(daemon: Daemon) -> None:
             await asyncio.gather(*(producer.send("a", [str(number)]) for number in range(50)))
 
     run(main())
-    assert [record.value for record in wald.open(daemon.root).read("a")] == [b"%d" % number for number in range(50)]
+    assert [record.value for record in wald.open(daemon.root).records("a")] == [b"%d" % number for number in range(50)]
 
 
 def test_an_error_is_raised_in_the_task(daemon: Daemon) -> None:

@@ -38,7 +38,7 @@ def shop(daemon: Daemon) -> Path:
 
 def test_produce(shop: Path) -> None:
     assert output("produce", shop) == "durable: records 1 to 3\n"
-    found = [(record.key, record.value, record.headers) for record in wald.open(shop).read("orders")]
+    found = [(record.key, record.value, record.headers) for record in wald.open(shop).records("orders")]
     assert found == [
         (b"ann", b"ann 1", b'{"from":"web"}'),
         (b"bob", b"bob 2", b'{"from":"shop"}'),
@@ -66,7 +66,7 @@ def test_consume(shop: Path) -> None:
 
 def test_log(shop: Path) -> None:
     assert output("log", shop) == ""
-    first, second, third = (record.value.decode() for record in wald.open(shop).read("orders"))
+    first, second, third = (record.value.decode() for record in wald.open(shop).records("orders"))
     assert (first, third) == ("INFO open", "INFO closed")
     assert re.fullmatch(r"(?s)ERROR no customers\nTraceback.*ZeroDivisionError: division by zero", second)
 
@@ -80,7 +80,7 @@ def test_pipeline(shop: Path) -> None:
     output("produce", shop)
     assert output("pipeline", shop) == "durable: invoices 4 to 6\n"
     assert output("pipeline", shop) == ""
-    found = [(record.key, record.value, record.headers) for record in wald.open(shop).read("invoices")]
+    found = [(record.key, record.value, record.headers) for record in wald.open(shop).records("invoices")]
     assert found[0] == (b"ann", b"invoice for ann 1", b'{"order":"1"}')
     assert len(found) == 3
 

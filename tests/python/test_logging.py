@@ -37,7 +37,7 @@ def logger() -> Iterator[logging.Logger]:
 
 
 def values(daemon: Daemon) -> list[str]:
-    return [record.value.decode() for record in wald.open(daemon.root).read("a")]
+    return [record.value.decode() for record in wald.open(daemon.root).records("a")]
 
 
 def test_a_record_has_its_text_time_level_and_logger(daemon: Daemon, logger: logging.Logger) -> None:
@@ -48,7 +48,7 @@ def test_a_record_has_its_text_time_level_and_logger(daemon: Daemon, logger: log
     logger.warning("größer als %d\nund mehr \ud800", 7)
     handler.flush()
 
-    (record,) = wald.open(daemon.root).read("a")
+    (record,) = wald.open(daemon.root).records("a")
     assert record.value.decode() == "WARNING größer als 7\nund mehr \\ud800"
     assert record.headers == b'{"level":"WARNING","logger":"test"}'
     assert record.event_time_ns is not None
@@ -150,7 +150,7 @@ def test_what_the_daemon_refuses_is_on_stderr_and_the_next_one_is_sent(
     logger.info("taken")
     handler.flush()
 
-    found = [record.value for record in wald.open(daemon.root).read("later")]
+    found = [record.value for record in wald.open(daemon.root).records("later")]
     assert found == [b"1 log records were lost", b"taken"]
 
 

@@ -87,7 +87,7 @@ def test_before_it_is_archived_everything_is_kept(year: Built) -> None:
     assert year.log.cursor("archive").state is CursorState.ABSENT
     assert pinned(year) == [True]
     assert reclaim(year) == []
-    assert [record.value for record in year.log.read("archive")] == RECORDS
+    assert [record.value for record in year.log.records("archive")] == RECORDS
 
 
 def test_a_run_is_begun_told_and_finished_in_the_ledger(year: Built, dest: Path) -> None:
@@ -138,7 +138,7 @@ def test_once_archived_it_is_let_go_and_still_has_an_answer(year: Built, dest: P
 
     assert reclaim(year) == [1]
     assert [segment.kind for segment in list_segments(year.root).segments] == [Kind.RAW]
-    assert list(year.log.read("archive")) == []
+    assert list(year.log.records("archive")) == []
     assert {year.log.where(sequence).state for sequence in (1, 250, 251, 1000)} == {State.ARCHIVED}
 
 

@@ -111,7 +111,7 @@ def test_the_slaves_cursor_frees_exactly_what_is_behind_it(bus: Built, cursor: i
     assert [entry["base"] for entry in told] == freed
     assert [entry["routes"][0]["cursors"] for entry in told] == [{"slave": cursor}] * len(freed)
     assert [base for base, _ in segments(bus)] == [base for base in (1, 251, 501) if base not in freed]
-    assert [record.value for record in bus.log.read("smpte")] == FRAMES[250 * len(freed) :]
+    assert [record.value for record in bus.log.records("smpte")] == FRAMES[250 * len(freed) :]
 
 
 def test_the_active_segment_stays_however_far_the_cursor_is(bus: Built) -> None:

@@ -27,7 +27,7 @@ def rows(table: pa.Table | pa.RecordBatch) -> list[tuple[object, ...]]:
 def expected(built: Built, **options: int) -> list[tuple[object, ...]]:
     return [
         (r.sequence, r.route, r.append_time_ns, r.event_time_ns, r.key, r.value, r.headers)
-        for r in built.log.read(**options)  # type: ignore[arg-type]
+        for r in built.log.records(**options)  # type: ignore[arg-type]
     ]
 
 

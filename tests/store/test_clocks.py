@@ -87,7 +87,7 @@ class TestClocks:
         assert [f"offset {offset}: " in line for line in built.report.errors] == [True]
         assert built.report.trimmed_bytes == 0
         told: list[Damaged] = []
-        read = [record.value for record in wald.open(tmp_path).read("web", on_damage=told.append)]
+        read = [record.value for record in wald.open(tmp_path).records("web", on_damage=told.append)]
         assert read == [b"1", b"2", b"3", b"5", b"6"]
         assert len(told) == 1
 
@@ -117,6 +117,6 @@ class TestClocks:
             for since in {record.append_time_ns for record in records(tmp_path)}:
                 wanted = [record.value for record in records(tmp_path) if record.append_time_ns >= since]
                 start = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=since // 1000)
-                lines = built.log.read("web", start=start)
+                lines = built.log.records("web", start=start)
                 assert [record.value for record in lines] == wanted
         assert values(tmp_path) == [b"%d" % number for number in range(1, 7)]

@@ -119,7 +119,7 @@ SPOILED = st.lists(st.tuples(st.integers(0, 2), DAMAGE), min_size=1, max_size=3)
 def check_reading(root: Path, written: dict[int, Record], start: int = 1) -> set[int]:
     """Nothing made up, nothing twice, and nothing missing without a word; returns what is there."""
     told: list[Damaged] = []
-    found = list(wald.open(root).read(start=start, on_damage=told.append))
+    found = list(wald.open(root).records(start=start, on_damage=told.append))
     for record in found:
         assert record == written[record.sequence]
     there = {record.sequence for record in found}
@@ -148,7 +148,7 @@ def check_damaged(log: Written, spoiled: list[tuple[int, Damage]], start: int) -
         assert newest <= there or built.report.errors
         added = built.lines("a", [b"new"])
         assert added > max(written)
-        assert [record.value for record in wald.open(root).read(start=added)] == [b"new"]
+        assert [record.value for record in wald.open(root).records(start=added)] == [b"new"]
         built.crash()
 
 

@@ -140,8 +140,8 @@ def test_after_a_restored_backup_every_new_record_is_delivered(tmp_path: Path) -
         assert "11 to 45 are passed over" in daemon.log
         output_of("append", "a", "--root", root, stdin=b"new\n" * 5)
         eventually(lambda: daemon.ask("HEAD").startswith("OK seq=00000000000000000050 "))
-        fresh = [record.sequence for record in built.log.read("a", start="cursor")]
-        slow = [record.sequence for record in built.log.read("a", start="cursor", group="slow")]
+        fresh = [record.sequence for record in built.log.records("a", start="cursor")]
+        slow = [record.sequence for record in built.log.records("a", start="cursor", group="slow")]
         daemon.kill()
         daemon.start_again()
         assert daemon.stop() == 0

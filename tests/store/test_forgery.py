@@ -92,8 +92,8 @@ class Story:
         """The forger's own lines may be lost; nothing else is, and nobody sees them on another route."""
         told: list[Damaged] = []
         log = wald.open(self.path)
-        assert [r.value for r in log.read("secure", on_damage=told.append)] == [b"real"]
-        assert [r.value for r in log.read(on_damage=told.append)] == self.real
+        assert [r.value for r in log.records("secure", on_damage=told.append)] == [b"real"]
+        assert [r.value for r in log.records(on_damage=told.append)] == self.real
         assert told
 
 
@@ -119,7 +119,7 @@ def test_nothing_forged_is_ever_read(tmp_path: Path, name: str, behind: int) -> 
     assert built.report.errors
     built.lines("secure", [b"new"])
     told: list[Damaged] = []
-    read = [r.value for r in built.log.read(on_damage=told.append)]
+    read = [r.value for r in built.log.records(on_damage=told.append)]
     assert read == [*story.real, b"new"]
     built.crash()
 
@@ -160,7 +160,7 @@ def test_a_batch_is_none_at_another_place(tmp_path: Path) -> None:
     first, second = (data[place.offset : place.end] for place in places[1:3])
     path.write_bytes(data[: places[1].offset] + second + first + data[places[2].end :])
     told: list[Damaged] = []
-    assert [r.value for r in built.log.read(on_damage=told.append)] == [b"0", b"3"]
+    assert [r.value for r in built.log.records(on_damage=told.append)] == [b"0", b"3"]
     assert told
 
 
@@ -181,7 +181,7 @@ class TestSalt:
         built = Built(tmp_path, epoch=2)
         assert built.report.errors
         built.lines("a", [b"new"])
-        assert [r.value for r in built.log.read(on_damage=lambda _: None)] == [b"0", b"1", b"2", b"new"]
+        assert [r.value for r in built.log.records(on_damage=lambda _: None)] == [b"0", b"1", b"2", b"new"]
 
     def test_one_that_a_payload_tells_is_not_taken(self, tmp_path: Path) -> None:
         """Where first and last batch are lost as well, the rest is; nobody asks what stands between them."""
@@ -240,7 +240,7 @@ def test_the_search_is_linear_however_many_headers_a_payload_holds(
     path.write_bytes(data)
 
     counted = Counted(monkeypatch)
-    read = [r.value for r in built.log.read(on_damage=lambda _: None)]
+    read = [r.value for r in built.log.records(on_damage=lambda _: None)]
     assert read == [b"1", b"behind"]
     assert counted.bytes < 10 * len(payload)
     built.crash()

@@ -39,7 +39,7 @@ def built(tmp_path: Path) -> Built:
 
 def counted(built: Built, route: str, cursor: int) -> int:
     """The records behind a cursor, read one by one."""
-    return sum(record.sequence > cursor for record in built.log.read(route))
+    return sum(record.sequence > cursor for record in built.log.records(route))
 
 
 def asked(built: Built, route: str) -> set[int]:

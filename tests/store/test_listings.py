@@ -72,14 +72,14 @@ def test_setting_a_cursor_lists_no_segments(built: Built) -> None:
 
 def test_reading_from_a_cursor_lists_the_segments_once(built: Built) -> None:
     with listings_of(built.root.segments) as listings:
-        assert [record.value for record in built.log.read("a", "cursor")] == [b"2", b"3", b"4"]
+        assert [record.value for record in built.log.records("a", "cursor")] == [b"2", b"3", b"4"]
     assert len(listings) == 1
 
 
 @pytest.mark.parametrize("start", ["earliest", "end", 3])
 def test_so_does_reading_from_anywhere_else(built: Built, start: Start) -> None:
     with listings_of(built.root.segments) as listings:
-        list(built.log.read("a", start))
+        list(built.log.records("a", start))
     assert len(listings) == 1
 
 
@@ -87,11 +87,11 @@ def test_a_log_that_is_kept_lists_the_segments_again_only_when_their_directory_h
     log = built.log
     with listings_of(built.root.segments) as listings:
         for _ in range(3):
-            assert len(list(log.read("a"))) == 4
+            assert len(list(log.records("a"))) == 4
         assert len(listings) == 1
         built.cut()
         built.lines("a", [b"5"])
-        assert len(list(log.read("a"))) == 5
+        assert len(list(log.records("a"))) == 5
     assert len(listings) == 2
 
 
@@ -100,12 +100,12 @@ def test_what_changed_this_moment_is_listed_each_time(built: Built) -> None:
     built.cut()
     log = built.log
     with listings_of(built.root.segments) as listings:
-        assert [len(list(log.read("a"))) for _ in range(3)] == [4, 4, 4]
+        assert [len(list(log.records("a"))) for _ in range(3)] == [4, 4, 4]
     assert len(listings) == 3
 
 
 def test_a_follower_lists_nothing_while_the_active_segment_grows(built: Built) -> None:
-    following = built.log.read("a", follow=True)
+    following = built.log.records("a", follow=True)
     assert [next(following).value for _ in range(4)] == [b"1", b"2", b"3", b"4"]
     with listings_of(built.root.segments) as listings:
         for number in range(20):

@@ -32,7 +32,7 @@ def built(tmp_path: Path) -> Built:
 
 def read(built: Built, *arguments: object) -> tuple[list[int], list[str]]:
     told: list[str] = []
-    reading = built.log.read(*arguments, on_damage=lambda error: told.append(error.message))  # type: ignore[arg-type]
+    reading = built.log.records(*arguments, on_damage=lambda error: told.append(error.message))  # type: ignore[arg-type]
     return [record.sequence for record in reading], told
 
 
@@ -44,7 +44,7 @@ def test_one_that_comes_back_while_it_is_passed_is_read(built: Built) -> None:
     """RECLAIM had renamed three, has given one its old name back, and the ledger has taken all of it back by now."""
     for base in (1, 3, 5):
         built.path(base, Kind.SEALED).rename(built.path(base, Kind.RELEASED))
-    reading = built.log.read("a", 1)
+    reading = built.log.records("a", 1)
     found = [next(reading).sequence]
     built.path(3, Kind.RELEASED).rename(built.path(3, Kind.SEALED))
     found += [record.sequence for record in reading]
@@ -63,7 +63,7 @@ def test_a_lost_front_is_damage(built: Built, start: tuple[object, ...]) -> None
     assert "records 1 to 2" in told[0] or "record 2" in told[0]
     assert "no ledger says why" in told[0]
     with pytest.raises(Damaged):
-        list(built.log.read("a", *start))  # type: ignore[arg-type]
+        list(built.log.records("a", *start))  # type: ignore[arg-type]
     assert any("records 1 to 2" in error for error in errors(built))
 
 
@@ -94,18 +94,18 @@ def test_a_reclaimed_segment_tells_its_times_by_the_ledger(built: Built) -> None
     built.reclaim(1)
     built.reclaim(3)
     with pytest.raises(NotFound, match="records 3 to 4: 2 records of route a"):
-        list(built.log.read("a", moment(1.5)))
+        list(built.log.records("a", moment(1.5)))
     assert read(built, "a", moment(2.5)) == ([5, 6, 7, 8], [])
     with pytest.raises(NotFound, match="records 1 to 4: 4 records of route a"):
-        list(built.log.read("a", moment(0)))
+        list(built.log.records("a", moment(0)))
 
 
 def test_a_ledger_without_times_does_not_say_that_nothing_is_missing(built: Built) -> None:
     built.reclaim(1)
     (built.root.ledger / "segments.jsonl").unlink()
     with pytest.raises(NotFound, match="up to 2 records of route a"):
-        list(built.log.read("a", moment(0)))
-    assert [r.sequence for r in built.log.read("a", moment(2.5))] == [5, 6, 7, 8]
+        list(built.log.records("a", moment(0)))
+    assert [r.sequence for r in built.log.records("a", moment(2.5))] == [5, 6, 7, 8]
 
 
 class TestOnMissing:
@@ -114,14 +114,14 @@ class TestOnMissing:
     def test_skip_gives_what_there_is(self, built: Built) -> None:
         built.reclaim(1)
         for start in (1, moment(0), "earliest", "cursor"):
-            assert [r.sequence for r in built.log.read("a", start, on_missing="skip")] == [3, 4, 5, 6, 7, 8]
+            assert [r.sequence for r in built.log.records("a", start, on_missing="skip")] == [3, 4, 5, 6, 7, 8]
         assert built.log.to_arrow_reader("a", 1, on_missing="skip").read_all().num_rows == 6
 
     def test_error_is_one_in_any_case(self, built: Built) -> None:
         built.reclaim(1)
         for start in (1, moment(0), "earliest", "cursor"):
             with pytest.raises(NotFound, match="2 records of route a are missing"):
-                list(built.log.read("a", start, on_missing="error"))
+                list(built.log.records("a", start, on_missing="error"))
 
     def test_a_function_is_told_and_counts(self, built: Built) -> None:
         built.reclaim(1)
@@ -132,7 +132,7 @@ class TestOnMissing:
 
     def test_nothing_else_is_a_policy(self, built: Built) -> None:
         with pytest.raises(InvalidInput):
-            built.log.read(on_missing="perhaps")  # type: ignore[arg-type]
+            built.log.records(on_missing="perhaps")  # type: ignore[arg-type]
 
     def test_a_cursor_of_another_route_does_not_ask(self, tmp_path: Path) -> None:
         built = Built(tmp_path / "root")
@@ -143,7 +143,7 @@ class TestOnMissing:
         built.log.set_cursor("b", 0)
         built.reclaim(1)
         told: list[Missing] = []
-        assert [r.sequence for r in built.log.read(None, "cursor", on_missing=told.append)] == [2]
+        assert [r.sequence for r in built.log.records(None, "cursor", on_missing=told.append)] == [2]
         assert [(sorted(m.routes), m.asked, m.group) for m in told] == [(["a"], False, None)]
 
 

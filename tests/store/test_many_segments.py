@@ -31,13 +31,13 @@ def test_the_way_through_them_is_linear(tmp_path: Path) -> None:
     for segments in (10, 100):
         log = built(tmp_path / str(segments), segments)
         log.seal()
-        costs.append(steps(lambda log=log: list(log.log.read("a"))))  # type: ignore[misc]
+        costs.append(steps(lambda log=log: list(log.log.records("a"))))  # type: ignore[misc]
 
     assert costs[1] < 10 * costs[0]
 
 
 def passing_by(log: Built) -> object:
-    return list(log.log.read("b", on_missing="skip"))
+    return list(log.log.records("b", on_missing="skip"))
 
 
 def verifying(log: Built) -> object:

@@ -34,7 +34,7 @@ def path_of(built: Built, base: int) -> Path:
 def read(built: Built) -> tuple[list[int], list[str]]:
     """The sequences that are read, each with the value it was written with, and what is told."""
     told: list[str] = []
-    records = list(built.log.read(on_damage=lambda error: told.append(error.message)))
+    records = list(built.log.records(on_damage=lambda error: told.append(error.message)))
     assert [record.value for record in records] == [b"%d" % record.sequence for record in records]
     return [record.sequence for record in records], told
 
@@ -144,7 +144,7 @@ def test_without_somebody_to_tell_it_is_an_error(built: Built, sealed: int, star
     fill(built, sealed=sealed)
     shutil.copy(path_of(built, 5), path_of(built, 1))
     with pytest.raises(Damaged, match="segment 5"):
-        list(built.log.read(start=start))
+        list(built.log.records(start=start))
 
 
 @FORMS
@@ -168,8 +168,8 @@ def test_from_a_time_a_segment_that_cannot_be_read_is_told_and_not_passed_over(
     path_of(built, base).write_bytes(b"")
     at = datetime.fromtimestamp(START_NS / 1e9 + (base + 1) / 2, UTC)
     with pytest.raises(Damaged, match=f"records {base} to {base + 1}"):
-        list(built.log.read(start=at))
-    after = built.log.read(start=at + timedelta(seconds=1.5))
+        list(built.log.records(start=at))
+    after = built.log.records(start=at + timedelta(seconds=1.5))
     assert [record.sequence for record in after] == list(range(base + 4, 9))
 
 
@@ -188,4 +188,4 @@ def test_a_start_refuses_a_newest_segment_under_another_name(tmp_path: Path, bas
     assert wrong.read_bytes() == before
     wrong.rename(right)
     again = Built(tmp_path / "log", epoch=2)
-    assert [record.value for record in again.log.read("a")] == [b"one", b"two", b"three"]
+    assert [record.value for record in again.log.records("a")] == [b"one", b"two", b"three"]

@@ -88,9 +88,9 @@ def test_whoever_looks_at_the_log_does_not_wait(built: Built, place: str, what: 
     plant(path, what)
 
     calls: dict[str, Callable[[], object]] = {
-        "read": lambda: list(log.read(on_damage=lambda _: None)),
-        "read from": lambda: list(log.read("a", 2, on_damage=lambda _: None)),
-        "read on": lambda: list(log.read("a", "cursor", on_damage=lambda _: None)),
+        "read": lambda: list(log.records(on_damage=lambda _: None)),
+        "read from": lambda: list(log.records("a", 2, on_damage=lambda _: None)),
+        "read on": lambda: list(log.records("a", "cursor", on_damage=lambda _: None)),
         "where": lambda: log.where(1),
         "cursor": lambda: log.cursor("a"),
         "progress": lambda: progress(built.view),
@@ -110,7 +110,7 @@ def test_whoever_looks_at_the_log_does_not_wait(built: Built, place: str, what: 
 def test_a_segment_that_is_none_loses_itself_alone(built: Built, what: str) -> None:
     plant(built.path(3, Kind.RAW), what)
     damage: list[Damaged] = []
-    assert [record.sequence for record in built.log.read(on_damage=damage.append)] == [1, 2, 5, 6]
+    assert [record.sequence for record in built.log.records(on_damage=damage.append)] == [1, 2, 5, 6]
     assert "not a regular file; records 3 to 4" in damage[0].message
     assert built.path(3, Kind.RAW).name in damage[0].message
 

@@ -25,17 +25,17 @@ class TestPlaces:
 
     def test_one_route(self, built: Built) -> None:
         three_forms(built)
-        assert seen(built.log.read("b")) == [(2, "b", b"b2"), (4, "b", b"b4"), (6, "b", b"b6")]
+        assert seen(built.log.records("b")) == [(2, "b", b"b2"), (4, "b", b"b4"), (6, "b", b"b6")]
 
     @pytest.mark.parametrize("start", range(1, 8))
     def test_from_each_sequence(self, built: Built, start: int) -> None:
         three_forms(built)
-        assert [record.sequence for record in built.log.read(start=start)] == list(range(start, 7))
+        assert [record.sequence for record in built.log.records(start=start)] == list(range(start, 7))
 
     @pytest.mark.parametrize(("start", "stop"), [(1, 1), (2, 5), (4, 4), (5, 99), (3, 2)])
     def test_stop_is_the_last_one_wanted(self, built: Built, start: int, stop: int) -> None:
         three_forms(built)
-        found = [record.sequence for record in built.log.read(start=start, stop=stop)]
+        found = [record.sequence for record in built.log.records(start=start, stop=stop)]
         assert found == list(range(start, min(stop, 6) + 1))
 
     def test_the_middle_of_a_batch(self, built: Built) -> None:
@@ -68,12 +68,12 @@ class TestPlaces:
     def test_times_are_found_across_segments(self, built: Built) -> None:
         three_forms(built)
         for second in range(1, 7):
-            assert next(built.log.read(start=moment(second))).sequence == second
+            assert next(built.log.records(start=moment(second))).sequence == second
 
     def test_a_record_before_the_time_that_is_followed_from_is_not_given(self, built: Built) -> None:
         """The time lies ahead, so what comes until then is not wanted."""
         built.lines("a", [b"1"])
-        following = built.log.read(start=moment(2.5), follow=True)
+        following = built.log.records(start=moment(2.5), follow=True)
         built.lines("a", [b"2"])
         built.lines("a", [b"3"])
         assert next(following).value == b"3"
@@ -84,7 +84,7 @@ class TestPlaces:
     def test_a_sequence_never_issued_is_an_error(self, built: Built, start: int, error: type[Exception]) -> None:
         three_forms(built)
         with pytest.raises(error):
-            built.log.read(start=start)
+            built.log.records(start=start)
 
     def test_the_sequence_after_the_last_is_the_end(self, built: Built) -> None:
         three_forms(built)
@@ -92,11 +92,11 @@ class TestPlaces:
 
     def test_an_unknown_start_route_or_root_is_an_error(self, built: Built, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput):
-            built.log.read(start="yesterday")  # type: ignore[arg-type]
+            built.log.records(start="yesterday")  # type: ignore[arg-type]
         with pytest.raises(NotFound):
-            built.log.read("nothing")
+            built.log.records("nothing")
         with pytest.raises(InvalidInput):
-            built.log.read("../x")
+            built.log.records("../x")
         with pytest.raises(NotFound):
             wald.open(tmp_path / "nowhere")
 
@@ -119,19 +119,19 @@ class TestContent:
 
     def test_columns_come_back_with_keys_times_and_headers(self, built: Built) -> None:
         built.columns("a", [b"x\ny", b""], keys=[b"k", None], times_ns=[5, 6], headers=[None, b'{"h":"1"}'])
-        first, second = built.log.read()
+        first, second = built.log.records()
         assert (first.value, first.key, first.event_time_ns, first.headers) == (b"x\ny", b"k", 5, None)
         assert (second.value, second.key, second.event_time_ns, second.headers) == (b"", None, 6, b'{"h":"1"}')
         assert next(built.log.batches()).raw() == b"x\ny\n\n"
 
     def test_the_middle_of_columns(self, built: Built) -> None:
         built.columns("a", [b"1", b"2", b"3"], keys=[b"a", None, b"c"])
-        assert [(r.sequence, r.value, r.key) for r in built.log.read(start=2)] == [(2, b"2", None), (3, b"3", b"c")]
+        assert [(r.sequence, r.value, r.key) for r in built.log.records(start=2)] == [(2, b"2", None), (3, b"3", b"c")]
         assert next(built.log.batches(start=2, stop=2)).raw() == b"2\n"
 
     def test_a_line_without_an_end_is_a_record(self, built: Built) -> None:
         built.append("a", b"whole\nrest", 2, flags=4)
-        assert [(r.value, r.terminated) for r in built.log.read()] == [(b"whole", True), (b"rest", False)]
+        assert [(r.value, r.terminated) for r in built.log.records()] == [(b"whole", True), (b"rest", False)]
         assert next(built.log.batches()).raw() == b"whole\nrest\n"
 
     def test_the_first_thing_in_a_fresh_segment_is_no_record(self, built: Built) -> None:
@@ -140,9 +140,9 @@ class TestContent:
         for value in (b"1", b"2"):
             built.lines("a", [value])
             built.cut()
-            assert [r.sequence for r in built.log.read()] == list(range(1, built.last + 1))
+            assert [r.sequence for r in built.log.records()] == list(range(1, built.last + 1))
         built.seal()
-        assert [r.sequence for r in built.log.read()] == [1, 2]
+        assert [r.sequence for r in built.log.records()] == [1, 2]
 
     def test_the_payload_of_lines_is_not_copied(self, built: Built) -> None:
         built.lines("a", [b"x"] * 1000)
@@ -179,17 +179,17 @@ class TestPieces:
             (5, "a", b"five"),
             (6, "a", b"six"),
         ]
-        assert seen(built.log.read()) == expected
-        assert [r.value for r in built.log.read("a")] == [b"one", b"longer", b"five", b"six"]
+        assert seen(built.log.records()) == expected
+        assert [r.value for r in built.log.records("a")] == [b"one", b"longer", b"five", b"six"]
 
     def test_a_reader_that_starts_behind_the_beginning_passes_over_them(self, built: Built) -> None:
         self.pieces(built)
-        assert [r.sequence for r in built.log.read("a", start=3)] == [5, 6]
+        assert [r.sequence for r in built.log.records("a", start=3)] == [5, 6]
 
     def test_a_stop_waits_for_the_end_of_the_last_record(self, built: Built) -> None:
         self.pieces(built)
-        assert seen(built.log.read("a", start=2, stop=2)) == [(2, "a", b"longer")]
-        assert [r.sequence for r in built.log.read(stop=3)] == [1, 3, 2]
+        assert seen(built.log.records("a", start=2, stop=2)) == [(2, "a", b"longer")]
+        assert [r.sequence for r in built.log.records(stop=3)] == [1, 3, 2]
 
     def test_the_joined_record_is_a_batch_of_its_own(self, built: Built) -> None:
         self.pieces(built)
@@ -203,10 +203,10 @@ class TestPieces:
     def test_one_that_ends_with_the_input_has_no_newline(self, built: Built) -> None:
         built.piece("a", b"be", begins=True, ends=False)
         built.piece("a", b"", begins=False, ends=True)
-        assert [(r.sequence, r.value, r.terminated) for r in built.log.read()] == [(1, b"be", False)]
+        assert [(r.sequence, r.value, r.terminated) for r in built.log.records()] == [(1, b"be", False)]
 
     def test_a_follower_gets_it_when_the_last_piece_is_durable(self, built: Built) -> None:
-        following = built.log.read(follow=True)
+        following = built.log.records(follow=True)
         built.piece("a", b"be", begins=True, ends=False)
         built.lines("b", [b"x"])
         assert next(following).value == b"x"
@@ -222,7 +222,7 @@ class TestDurability:
         built.lines("a", [b"written"], publish=False)
         assert values(built) == [b"durable"]
         with pytest.raises(NotFound):
-            built.log.read(start=3)
+            built.log.records(start=3)
         built.publish()
         assert values(built) == [b"durable", b"written"]
 
@@ -252,7 +252,7 @@ class TestDurability:
         if head is not None:
             built.root.head.write_bytes(head)
         told: list[Damaged] = []
-        assert [r.value for r in built.log.read(on_damage=told.append)] == [b"a1", b"b2", b"a3", b"b4"]
+        assert [r.value for r in built.log.records(on_damage=told.append)] == [b"a1", b"b2", b"a3", b"b4"]
         assert "no readable head" in told[0].message
         with pytest.raises(Damaged, match="no readable head"):
             values(built)
@@ -268,7 +268,7 @@ class TestDurability:
         built.writer.close()
         built.root.head.unlink()
         built.path(7, Kind.RAW).unlink()
-        assert [r.sequence for r in built.log.read()] == [1, 2, 3, 4, 5, 6]
+        assert [r.sequence for r in built.log.records()] == [1, 2, 3, 4, 5, 6]
         assert values(built, start=7) == []
 
 
@@ -334,6 +334,6 @@ def test_a_log_reads_as_a_list_would(script: list[tuple[str, str, list[bytes]]],
         stop = data.draw(st.integers(start, built.last + 2))
         chosen = data.draw(st.sampled_from([None, *built.root.route_names()]))
         wanted = [r for r in model if start <= r[0] <= stop and chosen in (None, r[1])]
-        assert seen(built.log.read()) == model
-        assert seen(built.log.read(chosen, start, stop)) == wanted
+        assert seen(built.log.records()) == model
+        assert seen(built.log.records(chosen, start, stop)) == wanted
         built.writer.close()

@@ -21,7 +21,7 @@ class TestUnderItsFeet:
 
     def test_cut_and_sealed_between_two_records(self, built: Built) -> None:
         built.lines("a", [b"1", b"2"])
-        following = built.log.read(follow=True)
+        following = built.log.records(follow=True)
         assert next(following).value == b"1"
         built.cut()
         built.lines("a", [b"3"])
@@ -34,7 +34,7 @@ class TestUnderItsFeet:
         for value in (b"1", b"2", b"3"):
             built.lines("a", [value])
             built.cut()
-        reading = built.log.read()
+        reading = built.log.records()
         assert next(reading).value == b"1"
         built.seal()
         assert [r.value for r in reading] == [b"2", b"3"]
@@ -44,7 +44,7 @@ class TestUnderItsFeet:
             built.lines("a", [value])
             built.cut()
         built.seal()
-        reading = built.log.read()
+        reading = built.log.records()
         assert next(reading).value == b"1"
         built.reclaim(2)
         assert [r.value for r in reading] == [b"3"]
@@ -69,7 +69,7 @@ class TestUnderItsFeet:
     def test_a_follower_sees_each_record_once_across_many_cuts(self, built: Built) -> None:
         cancel = threading.Event()
         got: list[Record] = []
-        reading = built.log.read(follow=True, cancel=cancel)
+        reading = built.log.records(follow=True, cancel=cancel)
         thread = threading.Thread(target=lambda: got.extend(reading))
         thread.start()
         for number in range(100):
@@ -84,7 +84,7 @@ class TestUnderItsFeet:
 
     def test_following_can_be_cancelled_while_it_waits(self, built: Built) -> None:
         cancel = threading.Event()
-        reading = built.log.read(start="end", follow=True, cancel=cancel)
+        reading = built.log.records(start="end", follow=True, cancel=cancel)
         thread = threading.Thread(target=lambda: list(reading))
         thread.start()
         cancel.set()
@@ -115,7 +115,7 @@ class TestReclaimed:
 
     def test_earliest_begins_with_what_there_is(self, built: Built) -> None:
         self.reclaimed(built)
-        assert [r.sequence for r in built.log.read()] == [3, 4, 5, 6]
+        assert [r.sequence for r in built.log.records()] == [3, 4, 5, 6]
 
     def test_asking_for_it_is_an_error_that_names_it(self, built: Built) -> None:
         self.reclaimed(built)
@@ -131,7 +131,7 @@ class TestReclaimed:
     def test_what_the_group_has_processed_meanwhile_is_passed_over(self, built: Built) -> None:
         three_forms(built)
         built.log.set_cursor("a", 0)
-        reading = built.log.read("a", "cursor")
+        reading = built.log.records("a", "cursor")
         built.log.set_cursor("a", 3)
         built.reclaim(1)
         assert [r.sequence for r in reading] == [3, 5]
@@ -139,7 +139,7 @@ class TestReclaimed:
     def test_a_cursor_behind_the_gap_reads_on(self, built: Built) -> None:
         self.reclaimed(built)
         built.log.set_cursor("a", 3)
-        assert [r.sequence for r in built.log.read("a", start="cursor")] == [5]
+        assert [r.sequence for r in built.log.records("a", start="cursor")] == [5]
 
     def test_a_cursor_in_front_of_the_gap_reads_on_if_its_route_lost_nothing(self, built: Built) -> None:
         """The ledger tells which routes a segment held, so an idle route's cursor need not move."""
@@ -168,7 +168,7 @@ class TestReclaimed:
 
     def test_a_group_without_a_cursor_begins_with_what_there_is(self, built: Built) -> None:
         self.reclaimed(built)
-        assert [r.sequence for r in built.log.read("b", "cursor", group="new")] == [4, 6]
+        assert [r.sequence for r in built.log.records("b", "cursor", group="new")] == [4, 6]
 
     def test_a_segment_that_vanished_from_the_middle_is_damage(self, built: Built) -> None:
         three_forms(built)
@@ -194,10 +194,10 @@ class TestCursorStart:
         three_forms(built)
         built.log.set_cursor("a", 3)
         built.log.set_cursor("b", 2)
-        assert [r.sequence for r in built.log.read(start="cursor")] == [4, 5, 6]
+        assert [r.sequence for r in built.log.records(start="cursor")] == [4, 5, 6]
 
     def test_one_that_cannot_be_trusted_is_an_error(self, built: Built) -> None:
         three_forms(built)
         built.root.cursor("a", "processed").write_bytes(b"7\n")
         with pytest.raises(Damaged, match="beyond the head"):
-            built.log.read("a", "cursor")
+            built.log.records("a", "cursor")

@@ -91,7 +91,7 @@ class TestDamage:
         built.lines("a", [b"2"])
         spoil(built.path(1, Kind.RAW), self.place(built, 2) + 70)
         damage: list[Damaged] = []
-        following = built.log.read(follow=True, on_damage=damage.append)
+        following = built.log.records(follow=True, on_damage=damage.append)
         assert next(following).value == b"1"
         built.lines("a", [b"3"])
         assert next(following).value == b"3"
@@ -116,13 +116,13 @@ class TestDamage:
         with pytest.raises(Damaged, match="record 2 "):
             values(built)
         damage: list[Damaged] = []
-        assert [r.sequence for r in built.log.read(on_damage=damage.append)] == [1, 3]
+        assert [r.sequence for r in built.log.records(on_damage=damage.append)] == [1, 3]
         assert len(damage) == 1
 
     def test_a_frame_of_other_routes_does_no_harm(self, built: Built) -> None:
         self.frames(built)
         self.spoil_frame(built, 2)
-        assert [r.sequence for r in built.log.read("a")] == [1, 3]
+        assert [r.sequence for r in built.log.records("a")] == [1, 3]
 
     def test_a_sealed_segment_cut_short_anywhere(self, built: Built) -> None:
         """What is in front of the cut is read, and only what is not there is missing."""
@@ -191,8 +191,8 @@ class TestDamage:
                     int.from_bytes(data[entry + 8 : entry + 16], "little") + shift
                 ).to_bytes(8, "little")
             path.write_bytes(data)
-            assert [r.sequence for r in built.log.read(start=30)] == list(range(30, 41))
-            assert next(built.log.read(start=moment(30))).sequence == 30
+            assert [r.sequence for r in built.log.records(start=30)] == list(range(30, 41))
+            assert next(built.log.records(start=moment(30))).sequence == 30
 
 
 @settings(max_examples=30, deadline=None)
@@ -213,7 +213,7 @@ def test_damage_never_makes_wrong_records(seed: int, changes: int) -> None:
             built.piece("a", b"\nrest", begins=False, ends=True)
             if number == 0:
                 built.seal()
-        model = seen(built.log.read())
+        model = seen(built.log.records())
         files = sorted([*built.root.segments.iterdir(), built.root.head])
         for _ in range(changes):
             path = chance.choice(files)
@@ -225,7 +225,7 @@ def test_damage_never_makes_wrong_records(seed: int, changes: int) -> None:
                 data[at : at + 8] = chance.randbytes(chance.randrange(16))
             path.write_bytes(data)
         damage: list[Damaged] = []
-        found = seen(built.log.read(on_damage=damage.append))
+        found = seen(built.log.records(on_damage=damage.append))
         left = iter(model)
         assert all(record in left for record in found), "in order, and nothing else"
         head_is_lost = decode_head(built.root.head.read_bytes()) is None  # then nobody knows how far to read

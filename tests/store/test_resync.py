@@ -49,7 +49,7 @@ def lose(built: Built, *offsets: int) -> set[int]:
 
 def missing(built: Built) -> set[int]:
     told: list[Damaged] = []
-    found = {record.sequence for record in built.log.read("a", on_damage=told.append)}
+    found = {record.sequence for record in built.log.records("a", on_damage=told.append)}
     assert told
     return set(range(1, COUNT + 1)) - found
 

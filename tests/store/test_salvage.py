@@ -43,7 +43,7 @@ def sealed(built: Built) -> Path:
 def read(built: Built) -> tuple[list[int], list[str]]:
     """The sequences that are read, each with its content, and what is told."""
     told: list[str] = []
-    records = list(built.log.read(on_damage=lambda error: told.append(error.message)))
+    records = list(built.log.records(on_damage=lambda error: told.append(error.message)))
     return [record.sequence for record in records], told
 
 
@@ -68,8 +68,8 @@ def test_a_flipped_bit_in_index_or_seek_table_loses_nothing(built: Built) -> Non
         path.write_bytes(flipped(whole, bit))
         assert read(built) == ([*range(1, RECORDS + 2)], [])
         told += isinstance(open_segment(Segment(1, Kind.SEALED, path), built.log_id), SalvagedSegment)
-        assert [record.sequence for record in built.log.read("b", 4)] == [*range(4, RECORDS + 1, 2)]
-        assert next(built.log.read(start=RECORDS)).sequence == RECORDS
+        assert [record.sequence for record in built.log.records("b", 4)] == [*range(4, RECORDS + 1, 2)]
+        assert next(built.log.records(start=RECORDS)).sequence == RECORDS
         assert built.log.where(5).segment == path.name
     assert told > 20, "many bits of an index matter"
 
@@ -182,4 +182,4 @@ def test_a_long_batch_comes_out_of_a_frame_of_its_own(tmp_path: Path) -> None:
     built.seal()
     path = sealed(built)
     path.write_bytes(path.read_bytes()[:-1])
-    assert [record.value for record in built.log.read()] == [b"1", value, b"3"]
+    assert [record.value for record in built.log.records()] == [b"1", value, b"3"]

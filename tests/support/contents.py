@@ -13,7 +13,7 @@ from wald.store.files.directory import Root
 
 def records(root: Path, route: str | None = None) -> list[Record]:
     """Every durable record, in order."""
-    return list(wald.open(root).read(route))
+    return list(wald.open(root).records(route))
 
 
 def values(root: Path, route: str | None = None) -> list[bytes]:

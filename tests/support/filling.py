@@ -145,7 +145,7 @@ class _Walk:
         log = Log(self.daemon.root)
         for route in self.read:
             expected, last = self.read[route], 0
-            for record in log.read(route, start="cursor"):
+            for record in log.records(route, start="cursor"):
                 number, last = int(record.value[:10]), record.sequence
                 if number != expected:
                     # Unacknowledged requests of a connection that ended may be in the log, and are sent again then.

@@ -15,7 +15,7 @@ def seen(records: object) -> list[tuple[int, str, bytes]]:
 
 def values(built: Built, *args: object, **options: object) -> list[bytes]:
     """The values of what a read gives."""
-    return [record.value for record in built.log.read(*args, **options)]  # type: ignore[arg-type]
+    return [record.value for record in built.log.records(*args, **options)]  # type: ignore[arg-type]
 
 
 def three_forms(built: Built) -> None:

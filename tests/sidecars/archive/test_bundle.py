@@ -63,7 +63,7 @@ def test_its_time_is_that_of_the_records(mixed: Built) -> None:
     """Not that of the packing."""
     times = [member.mtime for member in members(made(mixed)[1]).values()]
 
-    assert times[0] == next(iter(mixed.log.read("a"))).append_time_ns // 10**9
+    assert times[0] == next(iter(mixed.log.records("a"))).append_time_ns // 10**9
     assert times == sorted(times)
 
 

@@ -26,5 +26,5 @@ def test_the_golden_bag_gives_its_records_back(tmp_path: Path) -> None:
     built = sample_log(tmp_path / "root")
 
     assert restored(FOLDER) == text(built.root.path, "a") + b"\n"
-    lines = "".join(record.to_json() + "\n" for record in built.log.read("a"))
+    lines = "".join(record.to_json() + "\n" for record in built.log.records("a"))
     assert restored(FOLDER, as_json=True) == lines.encode()

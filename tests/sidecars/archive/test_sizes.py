@@ -44,7 +44,7 @@ def test_portions_are_those_of_one_record_after_the_other(steps: list[Step], lim
     """By records and by bytes; the values are those of the log."""
     with tempfile.TemporaryDirectory() as folder:
         log = build(Path(folder) / "root", steps).log
-        records = list(log.read("a"))
+        records = list(log.records("a"))
 
         by_bytes = sequences(BundleBatches(log.batches("a"), Bytes(limit)))
         by_records = sequences(BundleBatches(log.batches("a"), Records(limit)))

@@ -172,7 +172,7 @@ def test_json_has_keys_times_headers_and_binary_values(built: Built, tmp_path: P
 
     (run,) = command.runs
     told = [json.loads(line) for line in run.splitlines()]
-    assert told == [json.loads(record.to_json()) for record in built.log.read("a", 11)]
+    assert told == [json.loads(record.to_json()) for record in built.log.records("a", 11)]
     assert (told[0]["key"], told[0]["event_time_ns"], told[0]["headers"]) == ("k", 5, {"h": "1"})
     assert told[1]["value_hex"] == "ff"
 

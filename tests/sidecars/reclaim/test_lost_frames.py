@@ -237,7 +237,7 @@ def test_lag_counts_what_a_reader_would_still_get(built: Built, sealed_line: boo
         backlog = Backlog(built.view)
         list(backlog.segments())
         cursors = [group.cursor for group in backlog.groups.values()]
-        counted = {route: sum(r.sequence > at for r in built.log.read(route, on_damage=print)) for route in "ab"}
+        counted = {route: sum(r.sequence > at for r in built.log.records(route, on_damage=print)) for route in "ab"}
         assert {group.cursor.route: group.lag.records for group in backlog.groups.values()} == counted
         assert {route: lag.records for (route, _), lag in lags(built.view, cursors).items()} == (counted)
 

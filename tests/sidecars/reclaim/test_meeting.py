@@ -89,7 +89,7 @@ def test_a_cursor_set_in_any_gap_has_its_records_or_was_told(
         cursor = found[0]
         Reclaimer(built.root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)  # the next run, as it was told
         if "takes them back" in cursor.message or not cursor.message:
-            records = [record.sequence for record in built.log.read("a", "cursor", group=cursor.group)]
+            records = [record.sequence for record in built.log.records("a", "cursor", group=cursor.group)]
             assert records == [3, 5, 7], (number, cursor.message)
             assert set(bases(built.root)) >= {3, 5, 7}
         told.append(cursor.message)
@@ -155,7 +155,7 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
             assert bases(root) == [1]
         if "are deleted" not in message:
             order = [choice for choice, _ in schedule.taken]
-            assert [record.sequence for record in Log(root.path).read("a", "cursor")] == [1], (order, message)
+            assert [record.sequence for record in Log(root.path).records("a", "cursor")] == [1], (order, message)
         told.append(message)
     assert any(not message for message in told)
     assert any("takes them back" in message for message in told)
@@ -184,7 +184,7 @@ def test_a_cursor_set_while_its_segments_wait_out_the_grace_period_gets_them_bac
     cursor = rewind(built)
     assert "records 3 to 7 of a" in cursor.message
     assert "wald-reclaim --root" in cursor.message
-    assert [record.sequence for record in built.log.read("a", "cursor")] == [3, 5, 7]
+    assert [record.sequence for record in built.log.records("a", "cursor")] == [3, 5, 7]
     reclaimer.look(now_ns=built.now_ns)
 
     assert bases(built.root, Kind.RELEASED) == [1]

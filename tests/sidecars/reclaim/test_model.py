@@ -158,7 +158,7 @@ class Interleavings(RuleBasedStateMachine):
     def what_was_not_released_is_readable(self) -> None:
         if not hasattr(self, "built"):
             return
-        found = {record.sequence: (record.route, record.value) for record in self.built.log.read()}
+        found = {record.sequence: (record.route, record.value) for record in self.built.log.records()}
 
         assert found.items() <= self.appended.items()
         assert self.appended.keys() - found.keys() <= self.released

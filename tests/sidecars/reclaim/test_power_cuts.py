@@ -11,6 +11,7 @@ from powercut import RecordingDisk
 from reclaiming import Reclaimer, bases, ledger
 
 from wald.format.names import Kind
+from wald.store.retention.taken import move_cursor
 
 
 def story(base: Path, disk: RecordingDisk) -> None:
@@ -20,11 +21,11 @@ def story(base: Path, disk: RecordingDisk) -> None:
         built.lines("a", [b"x"])
         built.cut()
         built.seal()
-    built.log.move_cursor("a", 3, "processed", disk=disk, now="")
+    move_cursor(built.root, "a", "processed", 3, log_id=built.log_id, disk=disk, now="")
     reclaimer = Reclaimer(built.root, disk, grace_ns=10**18)
     reclaimer.look(now_ns=built.now_ns)
     assert bases(built.root, Kind.RELEASED) == [1, 2, 3]
-    built.log.move_cursor("a", 1, "processed", disk=disk, now="", rewind=True)
+    move_cursor(built.root, "a", "processed", 1, log_id=built.log_id, disk=disk, now="", rewind=True)
     disk.acknowledged = 1
     reclaimer.grace_ns = 0
     reclaimer.look(now_ns=built.now_ns)
@@ -33,7 +34,7 @@ def story(base: Path, disk: RecordingDisk) -> None:
 
 
 def needed(built: Built) -> list[int]:
-    return [record.sequence for record in built.log.read("a", "cursor")]
+    return [record.sequence for record in built.log.records("a", "cursor")]
 
 
 def test_what_a_cursor_needs_outlives_a_power_cut(tmp_path: Path) -> None:

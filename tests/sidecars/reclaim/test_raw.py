@@ -49,7 +49,7 @@ def test_a_raw_segment_that_everybody_has_read_goes(built: Built) -> None:
     ]
     assert (second["base"], second["last"]) == (4, 4)
     assert built.log.where(2).state is State.RECLAIMED
-    assert [record.value for record in built.log.read(start="earliest")] == [b"5"]
+    assert [record.value for record in built.log.records(start="earliest")] == [b"5"]
     assert errors(built.root.path) == []
 
 
@@ -69,7 +69,7 @@ def test_a_raw_segment_waits_out_its_grace_and_comes_back_for_who_needs_it(built
     assert [segment.kind for segment in list_segments(built.root).released] == [Kind.RAW_RELEASED] * 2
     assert built.log.where(2).state is State.RELEASED
     built.log.set_cursor("a", 2, rewind=True)
-    assert [record.sequence for record in built.log.read("a", start="cursor")] == [4]
+    assert [record.sequence for record in built.log.records("a", start="cursor")] == [4]
     reclaim(built, grace_ns=10**18)
 
     assert raw(built) == [4, 5]
@@ -95,7 +95,7 @@ def test_a_raw_segment_that_is_sealed_before_it_is_renamed_is_judged_anew(built:
     built.log.set_cursor("b", 5)
     reclaim(built, disk=_SealingMeanwhile(built))
     assert bases(built.root, Kind.SEALED) == [1, 4]
-    assert [record.value for record in built.log.read("a", start=1)] == [b"1", b"2", b"4"]
+    assert [record.value for record in built.log.records("a", start=1)] == [b"1", b"2", b"4"]
     reclaim(built)
 
     assert (raw(built), bases(built.root, Kind.SEALED)) == ([5], [])

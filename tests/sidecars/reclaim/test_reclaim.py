@@ -79,7 +79,7 @@ def test_one_route_may_free_segments_between_those_another_one_needs(tmp_path: P
     reclaim(built)
 
     assert bases(built.root) == [1]
-    assert [record.value for record in built.log.read("idle", "cursor")] == [b"x"]
+    assert [record.value for record in built.log.records("idle", "cursor")] == [b"x"]
     assert errors(built.root.path) == []
 
 
@@ -116,7 +116,7 @@ def test_a_route_made_after_a_reclaim_is_no_error(built: Built) -> None:
     built.seal()
     reclaim(built)
 
-    assert [record.value for record in built.log.read("late", "cursor")] == [b"z"]
+    assert [record.value for record in built.log.records("late", "cursor")] == [b"z"]
     assert bases(built.root) == [9]
 
 
@@ -233,7 +233,7 @@ def test_a_grace_period_ends_with_the_boot_for_no_reader_outlives_that(built: Bu
 
 
 def test_a_reader_that_holds_a_segment_reads_on_when_it_is_deleted(built: Built) -> None:
-    reading = built.log.read()
+    reading = built.log.records()
     first = [next(reading), next(reading), next(reading)]  # it holds segment 3 by now
     read_all(built)
     reclaim(built)
@@ -252,7 +252,7 @@ def test_reading_from_a_cursor_passes_over_what_was_reclaimed_again_and_again(bu
         built.seal()
         read_all(built, a=built.last, b=8)
         reclaim(built)
-        assert [record.value for record in built.log.read("idle", "cursor")] == [b"i"] * ((base - 1) // 2)
+        assert [record.value for record in built.log.records("idle", "cursor")] == [b"i"] * ((base - 1) // 2)
     assert errors(built.root.path) == []
 
 

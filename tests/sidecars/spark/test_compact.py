@@ -55,7 +55,9 @@ def table_of(directory: Path) -> dict[Key, tuple[bytes | None, str, int]]:
 
 def oracle(*logs: Built) -> dict[Key, tuple[bytes | None, str, int]]:
     """The same, by a loop over all records."""
-    records = [(r.append_time_ns // 1000, each.log_id.hex(), r.sequence, r) for each in logs for r in each.log.read()]
+    records = [
+        (r.append_time_ns // 1000, each.log_id.hex(), r.sequence, r) for each in logs for r in each.log.records()
+    ]
     return {
         (r.route, r.key): (r.value or None, log, number)
         for _, log, number, r in sorted(records, key=lambda each: each[:3])
@@ -87,7 +89,7 @@ def test_the_latest_of_each_key_from_run_to_run(spark: SparkSession, tmp_path: P
             len(expected),
             sum(value is None for value, _, _ in expected.values()),
         )
-        everything = [record for each in logs for record in each.log.read()]
+        everything = [record for each in logs for record in each.log.records()]
         assert done.generation.records == len(everything)
         assert done.generation.unkeyed == sum(record.key is None for record in everything)
         assert os.readlink(out / "latest") == f"gen-{number:06d}"

@@ -64,7 +64,7 @@ def truth(*logs: Built) -> list[tuple[Any, ...]]:
     return sorted(
         (each.log.identity.log_id.hex(), r.sequence, r.route, r.key, r.value, r.headers and r.headers.decode())
         for each in logs
-        for r in each.log.read()
+        for r in each.log.records()
     )
 
 

@@ -116,7 +116,7 @@ def test_a_pattern_names_all_that_match_and_nothing_twice(tmp_path: Path) -> Non
 def test_parts_of_one_log_are_read_as_one(built: Built, tmp_path: Path) -> None:
     """Its past was shipped, and is no longer in the log; and what is in both is read once."""
     directory = shipped(built, tmp_path / "shipped")
-    before = [record.value for record in built.log.read()]
+    before = [record.value for record in built.log.records()]
     for base in (1, None):
         if base is not None:
             built.path(base, Kind.SEALED).unlink()

@@ -302,7 +302,7 @@ STEPS = st.lists(
 
 def expected(built: Built, routes: frozenset[str] | None) -> int:
     """By reading everything: what is not among the complete records is open, or of another route."""
-    complete = {record.sequence for record in built.log.read()}
+    complete = {record.sequence for record in built.log.records()}
     state = built.writer.state
     missing = set(range(1, built.last + 1)) - complete
     assert missing <= set(state.open_records.values())

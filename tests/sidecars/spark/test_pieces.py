@@ -64,7 +64,7 @@ def test_pieces_together_are_what_a_reader_reads(
         first = min(first, built.last)
         wanted = Range(frozenset([route]) if route else None, first, first + length)
         pieces = planned(place_of(built), wanted, limit=limit)
-        expected = list(built.log.read(route, start=first, stop=first + length))
+        expected = list(built.log.records(route, start=first, stop=first + length))
         assert in_order(read(pieces)) == in_order(expected)
 
 

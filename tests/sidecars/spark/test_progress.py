@@ -75,7 +75,7 @@ def test_every_record_is_in_one_run(steps: list[str]) -> None:
                 portion = new_records(place_of(built), reached, None, STRICT)
                 found += numbers(portion)
                 reached = portion.after
-        assert sorted(found) == sorted(record.sequence for record in built.log.read())
+        assert sorted(found) == sorted(record.sequence for record in built.log.records())
         built.crash()
 
 

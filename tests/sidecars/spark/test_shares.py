@@ -26,7 +26,7 @@ def built(tmp_path: Path) -> Built:
 
 def shares_of(log: Log, size: Size, *, pieces: list[int], stretch_bytes: int) -> list[Share]:
     """Measured in pieces that begin at some records, whatever these are in the middle of."""
-    last = max((record.sequence for record in log.read()), default=0)
+    last = max((record.sequence for record in log.records()), default=0)
     starts = sorted({1, *(start for start in pieces if start <= last), last + 1})
     measured: list[Stretch] = []
     for start, following in pairwise(starts):

@@ -62,7 +62,7 @@ def refusal(frame: DataFrame) -> str:
 def test_every_record_comes_once_and_whole(load: Load, built: Built) -> None:
     rows = load(built.root.path).orderBy("seq").collect()
     assert [(row.seq, row.route, bytes(row.value)) for row in rows] == [
-        (record.sequence, record.route, record.value) for record in built.log.read()
+        (record.sequence, record.route, record.value) for record in built.log.records()
     ]
     assert {row.log for row in rows} == {built.log_id.hex()}
     assert [row.segment for row in rows] == [1] * 10 + [11] * 10 + [21] * 5

@@ -79,7 +79,7 @@ def sink(spark: SparkSession, tmp_path: Path) -> list[tuple[str, int, bytes]]:
 
 
 def contents(*logs: Built) -> list[tuple[str, int, bytes]]:
-    return sorted((log.log_id.hex(), record.sequence, record.value) for log in logs for record in log.log.read())
+    return sorted((log.log_id.hex(), record.sequence, record.value) for log in logs for record in log.log.records())
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_no_record_is_skipped_or_doubled(chunks: list[list[Step]], routes: str, 
         for log in logs:
             wanted = [
                 (log.log_id.hex(), record.sequence, record.value)
-                for record in log.log.read()
+                for record in log.log.records()
                 if not routes or record.route in routes.split(",")
             ]
             # A long record comes when it is complete; where a trigger ends before that, it comes in its place.

@@ -8,5 +8,5 @@ lag       what each group has still to process
 missing   records asked for that are reclaimed
 pins      who holds back which segment
 progress  what routes got, how far groups are
-taken     what a new cursor needs and is gone
+taken     moving a cursor; what it needs and is gone
 """

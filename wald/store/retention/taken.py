@@ -1,21 +1,64 @@
-"""What a cursor that was just set needs and RECLAIM has taken: who sets one is to know what will never come.
+"""Moving a cursor, and what it then needs that RECLAIM has taken.
 
-RECLAIM renames first and reads the cursors then, and who sets a cursor does it the other way round. So what stands here
-under the name ``.released`` comes back by itself; what stands under a later name, or under none, may not.
+RECLAIM renames segments first and reads the cursors then; a program that moves a cursor writes it first and lists the
+segments then. So a segment that is listed as ``.released`` comes back by itself; one under a later name, or under none,
+may not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from wald.errors import Damaged, command_line
 from wald.store.files.directory import Listing, Root, list_segments
-from wald.store.retention.cursors import Cursor
+from wald.store.files.disk import Disk
+from wald.store.retention.cursors import Cursor, set_cursor
 from wald.store.retention.history import Entry, History
 from wald.store.retention.pins import segment_index
+from wald.store.segments.seeking import end_sequence
+from wald.store.segments.view import head_of
 
 _Span = tuple[int, int]
+
+
+def move_cursor(
+    root: Root, route: str, group: str, sequence: int, *, log_id: bytes, disk: Disk, now: str, rewind: bool = False
+) -> Cursor:
+    """Move the cursor of ``group`` on ``route`` to ``sequence``; on disk when this returns.
+
+    Args:
+        now: the time, as it is to stand in the file.
+        rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
+
+    Returns:
+        the cursor; the message of one that is new or was rewound says what it needs and RECLAIM has taken.
+
+    Raises:
+        InvalidInput: an illegal name, or a negative sequence.
+        NotFound: no such route.
+        Refused: backwards without ``rewind``, or beyond the head.
+    """
+    try:
+        head = head_of(root)
+    except Damaged:  # it is derived, and made anew at the next commit
+        head = None
+    follows = not rewind and root.cursor(route, group).exists()
+    cursor = set_cursor(
+        root,
+        route,
+        group,
+        sequence,
+        disk=disk,
+        head_sequence=end_sequence(root, log_id) - 1,
+        epoch=head.epoch if head else 0,
+        now=now,
+        rewind=rewind,
+    )
+    if follows:  # RECLAIM has kept for it what it needs
+        return cursor
+    return replace(cursor, message=taken_above(root, cursor, log_id=log_id))
 
 
 def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
