@@ -1,11 +1,11 @@
-"""How long a segment has been there at least, by what ledgers have witnessed; no wall clock is asked.
+"""The least age of a segment, by the moments that ledgers have recorded; the wall clock is not read.
 
-    segments.jsonl   "sealed": this segment was there at this moment
-    reclaim.jsonl    "seen": every complete segment up to this one was there at this moment
+    segments.jsonl   "sealed": this segment existed at this moment
+    reclaim.jsonl    "seen": every complete segment up to this one existed at this moment
 
-Either adds up the time between its own lines; of the two answers the longer one counts, as both are certain. What no
-line has witnessed (before the first look of a boot, after the last line of the one before) does not count: an age may
-be told too small, and never too large.
+Each ledger adds up the time between its own lines; the longer of the two sums counts, because both are certain. Time
+that no line covers (before the first pass of a boot, after the last line of the boot before) does not count: an age may
+be too small, and is never too large.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from wald.store.files.ledger import entries_of
 from wald.store.files.uptime import Elapsed, Moment, moment_of
 from wald.store.retention.history import Entry
 
-_WITNESS_NS = 3600 * 10**9  # between two lines "seen" in a boot: so much of it may be forgotten when it ends
+_WITNESS_NS = 3600 * 10**9  # between two lines "seen" of one boot: at most so much of it is lost when it ends
 
 
 class Ages:
-    """Of the segments of ``root``.
+    """The ages of the segments of ``root``.
 
     Args:
-        moment: gives the present one.
+        moment: returns the present moment.
 
     Attributes:
-        trouble: why the ledger of the segments tells nothing; "" if it does.
+        trouble: why the ledger of the segments cannot be used; "" if it can.
     """
 
     def __init__(self, root: Root, moment: Callable[[], Moment]) -> None:
@@ -38,16 +38,16 @@ class Ages:
         self._moment = moment
         self._own = Elapsed()
         self._seen: list[tuple[int, int]] = []
-        """Segment up to which all were there, and what had elapsed then: by our own ledger, both growing."""
+        """Up to which segment all existed, and the time elapsed by then, from reclaim's ledger; both grow."""
         self._witnessed: Moment | None = None
         self._sealing = Elapsed()
         self._sealed: dict[int, int] = {}
-        """What had elapsed when a segment was sealed, by the ledger of the segments."""
+        """The time elapsed when each segment was sealed, from the ledger of the segments."""
         self._read_bytes = -1
         self.trouble = ""
 
-    def hear(self, entry: Entry) -> None:
-        """A line of our own ledger, in its order."""
+    def record(self, entry: Entry) -> None:
+        """Take in the next line of reclaim's own ledger."""
         moment = moment_of(entry)
         if moment is None:
             return
@@ -59,7 +59,7 @@ class Ages:
                 self._seen.append((through, elapsed_ns))
 
     def witness(self, through: int, *, now_ns: int) -> Entry | None:
-        """The line that our ledger is to be told now; None: the last one will do.
+        """The line "seen" that is due now; None if none is.
 
         Args:
             through: the newest complete segment.
@@ -71,7 +71,7 @@ class Ages:
         return {"event": "seen", "through": through, "at": now_ns} | now.told()
 
     def learn(self, bases: Collection[int]) -> None:
-        """Read the ledger of the segments, if it has grown and there are some in ``bases`` that it may tell of."""
+        """Read the ledger of the segments, if it has grown and the age of some of ``bases`` is not known from it."""
         try:
             size = self._path.stat().st_size
         except FileNotFoundError:
@@ -92,7 +92,7 @@ class Ages:
             self.trouble = f"{error.message}; ages are counted from when wald-reclaim first saw a segment"
 
     def at_least_ns(self, base: int) -> int:
-        """How long the segment has been there, at least; 0 where nothing is known."""
+        """The least age of the segment; 0 if nothing is known."""
         now = self._moment()
         number = bisect_left(self._seen, base, key=itemgetter(0))
         own_ns = self._own.until(now) - self._seen[number][1] if number < len(self._seen) else 0

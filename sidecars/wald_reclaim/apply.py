@@ -5,9 +5,9 @@
                 the same run and in each later one
     deleting    unlinked
 
-Whoever sets a cursor writes it first and looks at the names then. So either the cursor is seen here after the name has
-changed, and the segment gets its old name back, or the new name is seen there. The sealer and a raw segment meet in
-the same way: it makes its temporary file first, and opens the segment by its old name then.
+A process that sets a cursor writes it first and reads the names afterwards. So either the cursor is read here after the
+name has changed, and the segment gets its old name back, or that process sees the new name. The sealer and a raw
+segment work in the same way: the sealer makes its temporary file first, and opens the segment by its old name then.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from wald.store.retention.history import Entry
 from wald_reclaim.plan import Decision, Planner
 from wald_reclaim.policy import Verdict
 
-# Told with one sync of the ledger, and renamed with one of the directory:
+# Recorded with one sync of the ledger, and renamed with one of the directory:
 _SEGMENTS_AT_ONCE = 64
-_DELETED_AT_ONCE = 1024  # for them the cursors are read again once, which takes a while if there are thousands
-_ROUTES_AT_ONCE = 2048  # in all of them; so that a thousand in each take no more memory than a few
+_DELETED_AT_ONCE = 1024  # for all of them the cursors are read again once, which is slow if there are thousands
+_ROUTES_AT_ONCE = 2048  # in all of them, which limits the memory for segments with a thousand routes
 
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """The one program that deletes what is published.
+    """Carries out decisions; the only code that deletes segments.
 
     Raises:
-        OSError: by every method: a step failed. What the ledger has been told stays to be done, or to be taken back, at
-            the next look.
+        OSError: by every method: a step failed. The next pass finishes what the ledger records, or takes it back.
     """
 
     root: Root
@@ -44,20 +43,20 @@ class Reclaim:
     ledger: Ledger
     planner: Planner
 
-    def tell(self, *entries: Entry) -> None:
-        """Write lines of the ledger; they are on disk when this returns."""
+    def record(self, *entries: Entry) -> None:
+        """Write lines into the ledger; they are on disk when this returns."""
         self.ledger.append(*entries)
         for entry in entries:
-            self.planner.heard(entry)
+            self.planner.record(entry)
 
     def release(self, decisions: Iterable[Decision]) -> Iterator[Decision]:
-        """Rename the segments that go; each decision comes back once it is carried out, or has turned out otherwise.
+        """Rename the segments that go; yield each decision after it is carried out or changed.
 
-        What has been renamed has to be judged again, which :meth:`delete` does.
+        Renamed segments must be confirmed, which :meth:`delete` does.
         """
         for group in _groups(decisions):
             if entries := [decision.entry for decision in group if decision.entry is not None]:
-                self.tell(*entries)
+                self.record(*entries)
             for number, decision in enumerate(group):
                 if not decision.verdict.goes:
                     continue
@@ -67,48 +66,48 @@ class Reclaim:
                 except FileNotFoundError:
                     if segment.kind is not Kind.RAW:
                         raise
-                    # Sealed since it was judged. The next look judges what it has become, and corrects the ledger.
+                    # Sealed in between. The next pass decides about the sealed segment, and corrects the ledger.
                     group[number] = replace(decision, verdict=Verdict.SEALING)
             if any(decision.verdict.goes for decision in group):
                 self.disk.sync_directory(self.root.segments)
             yield from group
 
-    def delete(self, released: Sequence[Segment], waited: Sequence[Segment], *, now_ns: int) -> Iterator[Decision]:
-        """Unlink what has ``waited`` out its grace period; what comes back is what has become of all the ``released``.
+    def delete(self, released: Sequence[Segment], due: Sequence[Segment], *, now_ns: int) -> Iterator[Decision]:
+        """Unlink the segments whose grace period is over; yield what was decided about each of the ``released``.
 
-        One that the ledger does not know of (it was lost, or somebody else has renamed the file) is told first.
+        A segment without a line in the ledger (which was lost, or the file was renamed by hand) gets one first.
         """
-        over = {segment.base_sequence for segment in waited}
+        due_bases = {segment.base_sequence for segment in due}
         for begin in range(0, len(released), _DELETED_AT_ONCE):
             there = [
-                self._renamed(segment, segment.kind.deleting) if segment.base_sequence in over else segment
+                self._renamed(segment, segment.kind.deleting) if segment.base_sequence in due_bases else segment
                 for segment in released[begin : begin + _DELETED_AT_ONCE]
             ]
-            decisions = self.planner.again(there, now_ns=now_ns)
+            decisions = self.planner.confirm(there, now_ns=now_ns)
             decisions = self._take_back(decisions)
             going = [decision for decision in decisions if decision.verdict.goes]
             if entries := [decision.entry for decision in going if decision.entry is not None]:
-                self.tell(*entries)
+                self.record(*entries)
             for decision in going:
                 if decision.segment.kind is decision.segment.kind.deleting:
                     if decision.segment.kind.form is Kind.RAW:
                         with suppress(FileNotFoundError):
                             self.disk.unlink(self.root.segment(decision.segment.base_sequence, Kind.INDEX))
                     self.disk.unlink(decision.segment.path)
-                    self.planner.gone(decision.segment)
-            if over:
+                    self.planner.forget(decision.segment)
+            if due_bases:
                 self.disk.sync_directory(self.root.segments)
             yield from decisions
 
     def _renamed(self, segment: Segment, kind: Kind) -> Segment:
-        """The same segment under the name that stands for another state."""
+        """The segment under the name of another state."""
         path = self.root.segment(segment.base_sequence, kind)
         if path != segment.path:
             self.disk.rename(segment.path, path)
         return Segment(segment.base_sequence, kind, path)
 
     def _take_back(self, decisions: Iterable[Decision]) -> list[Decision]:
-        """Give those that stay their old names back, and say so in the ledger; messages name the file as it is then."""
+        """Give the segments that stay their old names back, and record it; messages name the file as it is then."""
         judged = []
         entries = []
         for decision in decisions:
@@ -116,18 +115,20 @@ class Reclaim:
                 judged.append(decision)
                 continue
             old = self._renamed(decision.segment, decision.segment.kind.form)
-            words = decision.message.replace(str(decision.segment.path), str(old.path))
-            judged.append(replace(decision, message=words))
+            message = decision.message.replace(str(decision.segment.path), str(old.path))
+            judged.append(replace(decision, message=message))
             entries += [decision.entry] if decision.entry is not None else []
         if any(not decision.verdict.goes for decision in judged):
-            self.disk.sync_directory(self.root.segments)  # before the line: until it is there, the name is judged again
+            self.disk.sync_directory(
+                self.root.segments
+            )  # before the line: until that is durable, a released name is confirmed again
         if entries:
-            self.tell(*entries)
+            self.record(*entries)
         return judged
 
 
 def _groups(decisions: Iterable[Decision]) -> Iterator[list[Decision]]:
-    """All of them, as many at a time as are worth a sync."""
+    """The decisions in groups, each recorded with one sync."""
     group: list[Decision] = []
     routes = 0
     for decision in decisions:

@@ -1,4 +1,4 @@
-"""``wald-reclaim``: once, or whenever a cursor has moved or a segment was sealed."""
+"""``wald-reclaim``: one pass, or one whenever a cursor has moved or a segment was sealed."""
 
 from __future__ import annotations
 
@@ -25,38 +25,41 @@ from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits
 from wald_reclaim.report import Report
 
-PERIOD_SECONDS = 15.0  # between two looks that nothing has asked for
-_RESERVE_BYTES = 64 << 10  # on a full disk, room is made by whoever can still write that it will be
+PERIOD_SECONDS = 15.0  # between two passes without a change
+_RESERVE_BYTES = 64 << 10  # of the ledger: on a full disk, deleting must still be recorded first
 _CENTURY = 36_600  # days
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @root_option
-@click.option("--once", is_flag=True, help="One look, then end; the default.")
-@click.option("--watch", is_flag=True, help="Look again when a cursor moves or a segment is sealed, until SIGTERM.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@duration_option("--min-age", None, "Keep what has been complete for less than this.", days_max=_CENTURY)
-@size_option("--keep-bytes", None, "Keep at least so much, the newest.")
-@click.option("--require-archived", is_flag=True, help="Keep what wald-archive has not put into a bundle.")
+@click.option("--once", is_flag=True, help="Make one pass, then exit; the default.")
+@click.option("--watch", is_flag=True, help="Make a pass when a cursor moves or a segment is sealed, until SIGTERM.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
+@duration_option("--min-age", None, "Keep segments that have been complete for less than this.", days_max=_CENTURY)
+@size_option("--keep-bytes", None, "Keep at least so many bytes, the newest.")
+@click.option("--require-archived", is_flag=True, help="Keep records that wald-archive has not put into a bundle.")
 @duration_option(
-    "--max-age", None, "What was read goes when older, whatever --min-age and --keep-bytes say.", days_max=_CENTURY
+    "--max-age",
+    None,
+    "Delete older read segments, whatever --min-age and --keep-bytes say.",
+    days_max=_CENTURY,
 )
-@size_option("--max-bytes", None, "What was read goes when the complete segments are more than this.")
-@click.option("--max-records", type=click.IntRange(min=0), metavar="N", help="The same, counting their records.")
+@size_option("--max-bytes", None, "Delete read segments while the complete ones are more than this.")
+@click.option("--max-records", type=click.IntRange(min=0), metavar="N", help="The same, counted in records.")
 @click.option(
     "--unread",
     type=click.Choice(["keep", "expire"]),
     default="keep",
     show_default=True,
-    help="expire: what is beyond --max-age, --max-bytes or --max-records goes even if nobody has read it. LOSES DATA.",
+    help="expire: delete what is beyond --max-age, --max-bytes or --max-records even if unread. LOSES DATA.",
 )
 @click.option(
     "--verify",
     is_flag=True,
-    help="Read every frame of a sealed segment before it goes, and tell of damage, in the ledger too. Without it, what "
-    "was damaged after sealing goes unnoticed.",
+    help="Read every frame of a sealed segment before it is deleted; report damage and record it in the ledger. "
+    "Without this option, damage after sealing is not noticed.",
 )
-@duration_option("--grace", "60s", "How long a reclaimed segment stays, for readers about to open it.", days_max=366)
+@duration_option("--grace", "60s", "How long a released segment stays, for readers about to open it.", days_max=366)
 @json_option
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
 def command(
@@ -75,12 +78,12 @@ def command(
     grace: float,
     as_json: bool,
 ) -> None:
-    """Delete the segments that everybody has read.
+    """Delete the segments that every consumer group has read.
 
-    A complete segment, sealed or not, goes when, for every route that has records in it and is not retired, every
-    cursor has reached the route's last record in it. `wald explain` says who holds back what. Each deletion is in
-    ledger/reclaim.jsonl before it happens, with the cursors that made it legal. One wald-reclaim works on a root at a
-    time.
+    A complete segment, sealed or not, is deleted when, for every route that has records in it and is not retired, every
+    cursor has reached the route's last record in it. `wald explain` shows which group holds back which segments. Each
+    deletion is recorded in ledger/reclaim.jsonl before it happens, with the cursors that made it legal. Only one
+    wald-reclaim works on a root at a time.
     """
     if watch and (once or dry_run):
         raise InvalidInput("--watch excludes --once and --dry-run", hint="wald-reclaim --help")
@@ -96,19 +99,19 @@ def command(
     if limits.expire and max_age is None and max_bytes is None and max_records is None:
         raise InvalidInput("--unread expire needs a limit that says when", hint="--max-bytes 10GiB, or --max-age 30d")
     log = Log(root)
-    report = Report(as_json, intended=dry_run, watching=watch)
+    report = Report(as_json, intended=dry_run, watching=watch, write=click.echo, warn=_warn)
     try:
         if dry_run:
-            _tell(log, limits, report, _nanoseconds(grace), verify=verify)
+            _show(log, limits, report, _nanoseconds(grace), verify=verify)
         else:
             _work(log, limits, report, _nanoseconds(grace), watch=watch, verify=verify)
     except PermissionError as error:
         raise NotPermitted.of(error, error.filename or log.root.path) from error
-    except BrokenPipeError:  # who reads what is said has left
+    except BrokenPipeError:  # the reader of stdout has exited
         raise
     except OSError as error:
         raise DiskFailure(
-            f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next look goes on",
+            f"{error.filename or log.root.ledger}: {error.strerror}; nothing is lost, and the next pass goes on",
             hint=f"df -h {log.root.path}; then {command_line(log.root.path, '--once', program='wald-reclaim')}",
         ) from error
 
@@ -119,66 +122,66 @@ def main() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What a look needs."""
+class Pass:
+    """What a pass needs."""
 
     reclaim: Reclaim
     grace_ns: int
     stop: threading.Event
 
-    def look(self, report: Report, *, now_ns: int) -> None:
-        """Look once, and carry out what follows; stopped, it ends where the next look can go on."""
+    def run(self, report: Report, *, now_ns: int) -> None:
+        """Make one pass; when stopped, it ends where the next pass can go on."""
         planner = self.reclaim.planner
         if (witness := planner.witness(now_ns=now_ns)) is not None:
-            self.reclaim.tell(witness)
+            self.reclaim.record(witness)
         decisions = takewhile(lambda _: not self.stop.is_set(), planner.decisions(now_ns=now_ns))
         for decision in self.reclaim.release(decisions):
             report.decision(decision)
         released = planner.released()
-        waited = planner.waited(released, grace_ns=self.grace_ns)
-        for decision in self.reclaim.delete(released, waited, now_ns=now_ns):
+        due = planner.due(released, grace_ns=self.grace_ns)
+        for decision in self.reclaim.delete(released, due, now_ns=now_ns):
             report.released(decision, due=decision.segment.kind is decision.segment.kind.deleting)
         report.end(planner.troubles)
 
 
-def _tell(log: Log, limits: Limits, report: Report, grace_ns: int, *, verify: bool) -> None:
-    """What a look would do."""
+def _show(log: Log, limits: Limits, report: Report, grace_ns: int, *, verify: bool) -> None:
+    """Report what a pass would do."""
     planner = Planner(log.root, limits, log_id=log.identity.log_id, verify=verify)
     now_ns = time.time_ns()
     for decision in planner.decisions(now_ns=now_ns):
         report.decision(decision)
     released = planner.released()
-    waited = {segment.base_sequence for segment in planner.waited(released, grace_ns=grace_ns)}
-    for decision in planner.again(released, now_ns=now_ns):
-        report.released(decision, due=decision.segment.base_sequence in waited)
+    due = {segment.base_sequence for segment in planner.due(released, grace_ns=grace_ns)}
+    for decision in planner.confirm(released, now_ns=now_ns):
+        report.released(decision, due=decision.segment.base_sequence in due)
     report.end(planner.troubles)
 
 
 def _work(log: Log, limits: Limits, report: Report, grace_ns: int, *, watch: bool, verify: bool) -> None:
-    """Look and carry out, once or until a signal comes."""
+    """Make one pass, or passes until a signal arrives."""
     disk = Disk()
     path = log.root.ledger / "reclaim.jsonl"
     ledger = Ledger(path, disk, owner="wald-reclaim", reserve_bytes=_RESERVE_BYTES)
     try:
-        # Not before the ledger is ours: until then another one may be writing what the planner reads in it.
+        # After the lock of the ledger is taken: before that, another process may write what the planner reads.
         planner = Planner(log.root, limits, log_id=log.identity.log_id, verify=verify)
         with stop_on_signals() as stop:
-            work = Work(Reclaim(log.root, disk, ledger, planner), grace_ns, stop)
+            one_pass = Pass(Reclaim(log.root, disk, ledger, planner), grace_ns, stop)
             if watch:
-                _watch(work, report)
+                _watch(one_pass, report)
             else:
-                work.look(report, now_ns=time.time_ns())
+                one_pass.run(report, now_ns=time.time_ns())
     finally:
         ledger.close()
 
 
-def _watch(work: Work, report: Report) -> None:
-    """Look until a signal comes; what goes wrong is told, and tried again at the next look."""
-    root = work.reclaim.root
+def _watch(one_pass: Pass, report: Report) -> None:
+    """Make passes until a signal arrives; an error is reported, and the next pass tries again."""
+    root = one_pass.reclaim.root
     directories = (root.routes, root.segments, root.ledger)
-    for _ in wakes(directories, _matters, period_seconds=PERIOD_SECONDS, stop=work.stop):
+    for _ in wakes(directories, _matters, period_seconds=PERIOD_SECONDS, stop=one_pass.stop):
         try:
-            work.look(report, now_ns=time.time_ns())
+            one_pass.run(report, now_ns=time.time_ns())
         except BrokenPipeError:
             raise
         except (OSError, WaldError) as error:
@@ -186,10 +189,14 @@ def _watch(work: Work, report: Report) -> None:
 
 
 def _matters(path: Path) -> bool:
-    """Whether a change of ``path`` may free something; the active segment's, which come all the time, do not."""
+    """Whether a change of ``path`` may free a segment; the frequent changes of the active segment do not."""
     if path.suffix == Kind.RAW.value:
         return not path.exists()  # sealed: the sealer removes the raw form last
     return path.name.endswith(CURSOR_SUFFIX) or path.name in ("retired", "archive.jsonl")
+
+
+def _warn(message: str) -> None:
+    click.echo(f"wald-reclaim: {message}", err=True)
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -1,8 +1,8 @@
-"""What is to be deleted now: a look at the directory, the cursors and the ledgers; nothing is changed.
+"""What is to be deleted now, from the directory, the cursors and the ledgers; nothing is changed here.
 
-A planner may look again and again. It keeps of each segment what never changes, and one group that held it back: as
-long as that one does, the segment need not be opened, so a look costs little however many segments wait. A look at very
-many takes a while; cursors are read again on the way, so that no decision rests on old ones.
+A planner may be asked many times. It keeps what never changes of each segment, and one group that held it back: as long
+as that group does, the segment is not opened again, so a pass costs little however many segments wait. A pass over very
+many takes a while; the cursors are read again on the way, so that no decision rests on old ones.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from wald.store.files.uptime import Moment, moment_of
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.history import Entry, History
 from wald.store.retention.pins import Claims, Pin, needs, read_claims, segment_index, ways_out, with_lost
-from wald.store.segments.compression import SealedFile
 from wald.store.segments.head import Bound
 from wald.store.segments.view import read_view
 from wald_reclaim.ages import Ages
+from wald_reclaim.entries import damaged_frames, kept_entry, reclaimed_entry, unexplained_entry
 from wald_reclaim.policy import Facts, Limits, Verdict, judge
 
-CLAIMS_SECONDS = 0.25  # old enough to be read again; a thousand cursors take about a third of it
+CLAIMS_SECONDS = 0.25  # claims older than this are read again; a thousand cursors take about a third of it
 _EXPIRING = {verdict.value: verdict for verdict in Verdict if verdict.expires}
-_RAW_SECONDS = 5.0  # what the sealer does not get to in so long is read to its end here, and may go as it is
-_CLAIMS_SHARE = 4  # and so many times as long as reading them took, where there are very many
+_RAW_SECONDS = 5.0  # a cut segment that the sealer has not taken for so long may be deleted raw
+_CLAIMS_SHARE = 4  # times the duration of the last reading, if that is more than the above
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """About one complete segment.
+    """The decision about one complete segment.
 
     Attributes:
-        pin: of those who hold it back, one.
-        entry: what the ledger has to be told before anything is done; None: nothing, or it has been told already.
-        told: whether the ledger says by now that the segment is reclaimed.
-        message: what is wrong with it; "" if nothing is known to be.
+        pin: one of the cursors that hold it back.
+        entry: the line to write into the ledger first; None: none, or it was written before.
+        recorded: whether the ledger says already that the segment is reclaimed.
+        message: what is wrong with the segment; "" if nothing is known to be.
     """
 
     segment: Segment
@@ -50,13 +50,13 @@ class Decision:
     stored_bytes: int
     pin: Pin | None = None
     entry: Entry | None = None
-    told: bool = False
+    recorded: bool = False
     message: str = ""
 
 
 @dataclass(slots=True)
 class _Known:
-    """What is kept of a segment between two looks."""
+    """What is kept of a segment between two passes."""
 
     kind: Kind
     stored_bytes: int
@@ -64,21 +64,21 @@ class _Known:
     pin: Pin | None = None
     problem: str = ""
     damage: str = ""
-    """What is wrong with its index, where it is known all the same what it held."""
+    """What is wrong with its index, if it is known from elsewhere what the segment holds."""
 
 
 class _Unreadable(Exception):
-    """A segment of which nobody can say what it holds: it stays, and the others go on."""
+    """It is not known what a segment holds: it stays, and the pass goes on with the others."""
 
 
 class Planner:
-    """Looks at ``root`` for one process.
+    """Decides about the segments of ``root`` for one process.
 
     Args:
-        verify: whether the frames of a sealed segment are read before it goes, and its line tells of damage in them.
+        verify: whether to read the frames of a sealed segment before it is deleted, and record damage in its line.
 
     Attributes:
-        troubles: what is wrong with cursors, as of the last look.
+        troubles: what is wrong with cursors, as of the last pass.
     """
 
     def __init__(
@@ -101,63 +101,65 @@ class Planner:
         self._history = History(root)
         self._known: dict[int, _Known] = {}
         self._raw_since: dict[int, float] | None = None
-        """When raw segments were first seen; None: not at all, so whatever is there has been there for a while."""
+        """When each raw segment was first seen; None before the first pass, which takes all of them for old."""
         self.troubles: list[str] = []
         self._successors: dict[int, int] = {}
-        """Of each segment, the base of the one behind it."""
-        self._told: dict[int, Entry] = {}
-        """Of segments still there of which the ledger says that they are reclaimed: the rule, and since when."""
+        """The base of each segment's successor."""
+        self._recorded: dict[int, Entry] = {}
+        """For segments that are reclaimed by the ledger and still exist: the rule, and since when."""
         self._passed: dict[int, Claims] = {}
-        """Of segments that go: claims under which they do."""
+        """For segments that go: the claims that let them go."""
         listing = self._list()
         there = {segment.base_sequence for segment in (*listing.segments, *listing.released)}
         for entry in entries_of(root.ledger / "reclaim.jsonl"):
-            self.heard(entry)
-        self._told = {base: entry for base, entry in self._told.items() if base in there}
+            self.record(entry)
+        self._recorded = {base: entry for base, entry in self._recorded.items() if base in there}
 
-    def heard(self, entry: Entry) -> None:
-        """The ledger says this."""
-        self._ages.hear(entry)
+    def record(self, entry: Entry) -> None:
+        """Take in a line of the ledger."""
+        self._ages.record(entry)
         base = entry.get("base")
         if isinstance(base, int) and entry.get("event") == "reclaimed":
             moment = {"boot": entry.get("boot"), "boottime": entry.get("boottime")}
-            self._told[base] = {"rule": str(entry.get("rule"))} | moment  # and not a thousand routes
+            self._recorded[base] = {
+                "rule": str(entry.get("rule"))
+            } | moment  # without the routes, of which there may be a thousand
         elif isinstance(base, int):
-            self._told.pop(base, None)
+            self._recorded.pop(base, None)
 
     def witness(self, *, now_ns: int) -> Entry | None:
-        """What the ledger has to be told so that ages are known later; None: nothing, or nobody asks for ages."""
+        """The line for the ledger that makes ages known later; None: none is due, or no limit asks for ages."""
         complete = list_segments(self._root).segments[:-1]
         if not complete or not self._limits.by_age:
             return None
         return self._ages.witness(complete[-1].base_sequence, now_ns=now_ns)
 
-    def gone(self, segment: Segment) -> None:
-        """The file is deleted."""
-        self._told.pop(segment.base_sequence, None)
+    def forget(self, segment: Segment) -> None:
+        """Take in that the file is deleted."""
+        self._recorded.pop(segment.base_sequence, None)
         self._passed.pop(segment.base_sequence, None)
 
     def released(self) -> tuple[Segment, ...]:
-        """The segments that are reclaimed and still there, oldest first."""
+        """The released segments that still exist, oldest first."""
         return self._list().released
 
-    def waited(self, released: Iterable[Segment], *, grace_ns: int) -> list[Segment]:
-        """Those that have waited long enough since the ledger was told; no reader outlives the boot it began in."""
+    def due(self, released: Iterable[Segment], *, grace_ns: int) -> list[Segment]:
+        """Those whose grace period is over: counted from their line, or ended by a new boot, which ends all readers."""
         now = self._moment()
-        waited = []
+        due = []
         for segment in released:
-            since = moment_of(self._told.get(segment.base_sequence, {}))
+            since = moment_of(self._recorded.get(segment.base_sequence, {}))
             over = grace_ns == 0 or (
                 since is not None and (now.boot != since.boot or now.boottime_ns - since.boottime_ns >= grace_ns)
             )
             if over or segment.kind is segment.kind.deleting:
-                waited.append(segment)
-        return waited
+                due.append(segment)
+        return due
 
-    def again(self, released: Iterable[Segment], *, now_ns: int) -> list[Decision]:
-        """What is to become of segments whose names say that they are reclaimed; the cursors are read after that.
+    def confirm(self, released: Iterable[Segment], *, now_ns: int) -> list[Decision]:
+        """Decide again about segments that were released; the cursors are read after their names have changed.
 
-        Only what may have turned against it since is asked: whether somebody needs it, and whether it is archived.
+        Only what may have changed is asked again: whether a group needs the segment, and whether it is archived.
 
         Raises:
             Damaged: the end of the log or the ledger of the archive cannot be read.
@@ -165,7 +167,7 @@ class Planner:
         renamed = list(released)
         sealing = being_sealed(self._root) if any(s.kind.form is Kind.RAW for s in renamed) else set()
         claims, _ = self._read_claims()
-        lets_go: dict[int, bool] = {}  # by the identity of earlier claims, of which there are few
+        lets_go: dict[int, bool] = {}  # by the id of earlier claims, of which there are few
         decisions = []
         for segment in renamed:
             earlier = self._passed.get(segment.base_sequence)
@@ -173,13 +175,13 @@ class Planner:
                 lets_go[id(earlier)] = claims.lets_go(earlier)
             raw = segment.kind.form is Kind.RAW
             passes = earlier is not None and lets_go[id(earlier)] and not self._limits.require_archived
-            with suppress(FileNotFoundError):  # gone meanwhile, and this is a dry run
+            with suppress(FileNotFoundError):  # deleted in between, and this is a dry run
                 taken = raw and segment.base_sequence in sealing
-                decisions.append(self._decide_again(segment, None if passes else claims, now_ns, sealing=taken))
+                decisions.append(self._confirm(segment, None if passes else claims, now_ns, sealing=taken))
         return decisions
 
     def decisions(self, *, now_ns: int) -> Iterator[Decision]:
-        """One about every segment that is sealed, or has waited for the sealer for a while, oldest first.
+        """One for every segment that is sealed, or has waited for the sealer for a while; oldest first.
 
         Raises:
             Damaged: the directory, the end of the log or the ledger of the archive cannot be read.
@@ -200,7 +202,7 @@ class Planner:
         for segment in reversed(complete):
             known = self._learn(segment, claims)
             if known is None:
-                continue  # gone meanwhile
+                continue  # deleted in between
             waiting.append((segment, known, newer_bytes, newer_records))
             newer_bytes += known.stored_bytes
             newer_records += known.records
@@ -220,13 +222,14 @@ class Planner:
                 sealing=self._in_both_forms(segment) or (segment.kind is Kind.RAW and segment.base_sequence in sealing),
                 readable=not known.problem,
             )
-            with suppress(FileNotFoundError):  # gone meanwhile
+            with suppress(FileNotFoundError):  # deleted in between
                 yield self._decide(segment, known, facts, claims, now_ns)
 
     def _left_raw(self, bound: Bound, listing: Listing) -> set[int]:
-        """The raw segments that are complete, and that the sealer has left as they are for a while.
+        """The complete raw segments that the sealer has not taken for a while.
 
-        A start of the daemon reads in the segment of the head what of its pipes is in the log, and moves the head then.
+        The segment of the head is not among them: a starting daemon reads it to learn which bytes of its pipes are in
+        the log, and moves the head only then.
         """
         raw = [segment.base_sequence for segment in listing.segments[:-1] if segment.kind is Kind.RAW]
         cut = [base for base in raw if base < bound.segment]
@@ -237,61 +240,38 @@ class Planner:
         return {base for base, since in self._raw_since.items() if now - since >= _RAW_SECONDS}
 
     def _in_both_forms(self, segment: Segment) -> bool:
-        """Whether the sealer is not done with a sealed segment."""
+        """Whether the raw form of a sealed segment still exists, because the sealer has not finished."""
         return segment.kind is Kind.SEALED and self._root.segment(segment.base_sequence, Kind.RAW).exists()
 
-    def _unexplained(self, segment: Segment, now_ns: int) -> Entry:
-        """The ledger's line about a released segment of which it does not tell."""
-        try:
-            index = self._index(segment)
-        except _Unreadable:
-            last = segment.base_sequence
-        else:
-            last = index.next_sequence - 1
-        base = segment.base_sequence
-        line = {
-            "event": "reclaimed",
-            "base": base,
-            "last": last,
-            "rule": "found released, reason unknown",
-            "at": now_ns,
-        }
-        return line | self._moment().told()
-
-    def _kept(self, segment: Segment, verdict: Verdict, now_ns: int) -> Entry:
-        """The ledger's line: what it has told of a segment is not, or not any more, what will be done."""
-        line = {"event": "kept", "base": segment.base_sequence, "why": verdict.value, "at": now_ns}
-        return line | self._moment().told()
-
     def _read_claims(self) -> tuple[Claims, float]:
-        """The cursors as they are now, and when they are to be read again."""
+        """The claims of the cursors now, and when to read them again."""
         began = self._clock()
         claims = read_claims(self._root, log_id=self._log_id)
         self.troubles = [*_troubles(claims), *([self._ages.trouble] if self._ages.trouble else [])]
         return claims, began + max(CLAIMS_SECONDS, _CLAIMS_SHARE * (self._clock() - began))
 
     def _decide(self, segment: Segment, known: _Known, facts: Facts, claims: Claims, now_ns: int) -> Decision:
-        told = segment.base_sequence in self._told
+        recorded = segment.base_sequence in self._recorded
         verdict = judge(facts, self._limits)
         pin: Pin | None = None
         entry: Entry | None = None
-        if verdict.goes:  # as far as can be told without opening it
+        if verdict.goes:  # as far as is known without opening it
             try:
-                verdict, entry = self._judge_opened(segment, known, facts, claims, now_ns, told=told)
+                verdict, entry = self._judge_opened(segment, known, facts, claims, now_ns, recorded=recorded)
                 pin = known.pin
-            except (_Unreadable, BadSealed) as error:  # good at an earlier look, or what is lost cannot be counted
+            except (_Unreadable, BadSealed) as error:  # readable in an earlier pass, or the loss cannot be counted
                 known.problem = str(error)
                 verdict = Verdict.UNREADABLE
-        if told and not verdict.goes:
-            entry = self._kept(segment, verdict, now_ns)
+        if recorded and not verdict.goes:
+            entry = self._stamped(kept_entry(segment.base_sequence, verdict, now_ns))
         message = known.problem or known.damage
-        return Decision(segment, verdict, known.stored_bytes, pin, entry, told, message)
+        return Decision(segment, verdict, known.stored_bytes, pin, entry, recorded, message)
 
-    def _decide_again(self, segment: Segment, claims: Claims | None, now_ns: int, *, sealing: bool) -> Decision:
-        """The verdict on a released segment under ``claims``; None: under these nobody holds it back."""
+    def _confirm(self, segment: Segment, claims: Claims | None, now_ns: int, *, sealing: bool) -> Decision:
+        """The decision about a released segment under ``claims``; None: no cursor holds it back."""
         base = segment.base_sequence
-        stored_bytes, told = segment.path.stat().st_size, self._told.get(base)
-        pin, verdict, message = None, _EXPIRING.get(told["rule"] if told else "", Verdict.READ), ""
+        stored_bytes, recorded = segment.path.stat().st_size, self._recorded.get(base)
+        pin, verdict, message = None, _EXPIRING.get(recorded["rule"] if recorded else "", Verdict.READ), ""
         if sealing:
             verdict = Verdict.SEALING
         elif claims is not None and not self._root.segment(base, Kind.SEALED).exists():
@@ -308,16 +288,16 @@ class Planner:
                 elif pin is None:
                     self._passed[base] = claims
         entry: Entry | None = None
-        if told is not None and not verdict.goes:
-            entry = self._kept(segment, verdict, now_ns)
-        elif told is None and verdict.goes:
-            entry = self._unexplained(segment, now_ns)
-        return Decision(segment, verdict, stored_bytes, pin, entry, told is not None, message)
+        if recorded is not None and not verdict.goes:
+            entry = self._stamped(kept_entry(base, verdict, now_ns))
+        elif recorded is None and verdict.goes:
+            entry = self._stamped(unexplained_entry(base, self._last(segment), now_ns))
+        return Decision(segment, verdict, stored_bytes, pin, entry, recorded is not None, message)
 
     def _judge_opened(
-        self, segment: Segment, known: _Known, facts: Facts, claims: Claims, now_ns: int, *, told: bool
+        self, segment: Segment, known: _Known, facts: Facts, claims: Claims, now_ns: int, *, recorded: bool
     ) -> tuple[Verdict, Entry | None]:
-        """The verdict with what only the segment's index tells; and the ledger's line, if it goes and was not told."""
+        """The verdict by the segment's index; and the line for the ledger, if it goes and has none yet."""
         index = None
         if known.pin is None or not claims.still(known.pin):
             index = self._index(segment)
@@ -326,14 +306,24 @@ class Planner:
         verdict = judge(facts, self._limits)
         if verdict.goes and known.pin is None:
             self._passed[segment.base_sequence] = claims
-        if not verdict.goes or told:
+        if not verdict.goes or recorded:
             return verdict, None
         index = index or self._index(segment)
         if self._verify and segment.kind is Kind.SEALED:
-            index, words = _verified(segment, index)
-            known.damage = words or known.damage
-        line = _reclaimed(segment, index, claims, verdict, known.stored_bytes, now_ns)
-        return verdict, line | self._moment().told()
+            index, damage = damaged_frames(segment, index)
+            known.damage = damage or known.damage
+        return verdict, self._stamped(reclaimed_entry(segment, index, claims, verdict, known.stored_bytes, now_ns))
+
+    def _stamped(self, entry: Entry) -> Entry:
+        """A line with the moment of this boot, by which the grace period is measured."""
+        return entry | self._moment().told()
+
+    def _last(self, segment: Segment) -> int:
+        """The last sequence of a segment; its base if it cannot be read."""
+        try:
+            return self._index(segment).next_sequence - 1
+        except _Unreadable:
+            return segment.base_sequence
 
     def _archived(self, segment: Segment, index: SealedIndex | None, claims: Claims) -> bool:
         if not self._limits.require_archived:
@@ -351,7 +341,7 @@ class Planner:
         return listing
 
     def _needs(self, segment: Segment, index: SealedIndex) -> list[RouteEntry]:
-        """What it takes to let a segment go."""
+        """The records that the cursors must have reached before a segment may go."""
         try:
             return needs(index, self._successors.get(index.base_sequence, index.next_sequence), self._history)
         except BadSealed as error:
@@ -366,12 +356,12 @@ class Planner:
         except Damaged as error:
             raise _Unreadable(f"{error.message}; {error.hint}") from error
         if damage and known is not None:
-            source = "its frames tell what it holds" if index.sha256 else "segments.jsonl tells what it held"
+            source = "its frames show what it holds" if index.sha256 else "segments.jsonl says what it held"
             known.damage = f"{damage[0].message}; {source}"
         return index
 
     def _learn(self, segment: Segment, claims: Claims) -> _Known | None:
-        """What is kept of a segment; one that could not be read is tried again each time."""
+        """What is kept of a segment; a segment that could not be read is tried again in each pass."""
         known = self._known.get(segment.base_sequence)
         if known is not None and not known.problem and known.kind is segment.kind:
             return known
@@ -390,78 +380,8 @@ class Planner:
         return known
 
 
-def _reclaimed(
-    segment: Segment, index: SealedIndex, claims: Claims, verdict: Verdict, stored_bytes: int, now_ns: int
-) -> Entry:
-    """The ledger's line: what is deleted, by which rule, and how far everybody was that it concerns."""
-    routes: list[Entry] = []
-    for entry in index.routes:
-        told: Entry = {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last}
-        retired = entry.route in claims.retired
-        routes.append(told | ({"retired": True} if retired else {"cursors": claims.vector(entry.route)}))
-    line: Entry = {
-        "event": "reclaimed",
-        "base": index.base_sequence,
-        "last": index.next_sequence - 1,
-        "at": now_ns,
-        "rule": verdict.value,
-        "bytes": stored_bytes,
-        **_told_of_form(segment, index),
-        "routes": routes,
-    }
-    if lost := _lost(index, claims):
-        line["lost"] = lost
-    if index.damage:
-        line["damaged"] = True
-        line["damaged_bytes"] = sum(length for _, length in index.damage)
-    return line
-
-
-def _told_of_form(segment: Segment, index: SealedIndex) -> Entry:
-    """Of a sealed one the digest, if it is known; of one that was never sealed what no line of the sealer tells."""
-    if segment.kind.form is Kind.SEALED:
-        return {"sha256": index.sha256.hex()} if index.sha256 else {}
-    (frame,) = index.frames
-    return {"form": "raw", "earliest": frame.earliest_ns, "latest": frame.latest_ns}
-
-
-def _verified(segment: Segment, index: SealedIndex) -> tuple[SealedIndex, str]:
-    """The index with what of the frames is not as it was sealed, and that in words; "" if all of them are."""
-    try:
-        sealed = SealedFile(segment.path)
-    except Damaged:
-        return index, ""  # which was made of the frames
-    with sealed:
-        found = sealed.damage()
-    if not found:
-        return index, ""
-    spoilt = [(frame.raw_offset, frame.raw_bytes) for frame, _ in found if not index.is_damage(frame)]
-    first, error = found[0]
-    more = f", and {len(found) - 1} frames more" if len(found) > 1 else ""
-    words = f"{error.message}: records {first.first_sequence} to {first.next_sequence - 1}{more}"
-    return replace(index, damage=sorted([*index.damage, *spoilt])), words
-
-
-def _lost(index: SealedIndex, claims: Claims) -> dict[str, int]:
-    """Per route the records that the slowest group has not read."""
-    slowest: dict[int, int] = {}
-    for pin in claims.pins(index.routes):
-        number = next(i for i, entry in enumerate(index.routes) if entry.route == pin.route)
-        slowest[number] = min(pin.at, slowest.get(number, pin.at))
-    if not slowest:
-        return {}
-    read = dict.fromkeys(slowest, 0)
-    table = index.batch_table()
-    for route, base, count in zip(table.routes, table.bases, table.counts, strict=True):
-        if route in slowest:
-            read[route] += max(0, min(count, slowest[route] + 1 - base))
-    # Of a damaged one there are fewer batches than records: what cannot be found is unread as far as anybody knows.
-    held = {number: index.routes[number] for number in slowest}
-    return {entry.route: min(entry.count - read[n], entry.last - slowest[n]) for n, entry in held.items()}
-
-
 def _troubles(claims: Claims) -> list[str]:
-    """What is wrong with cursors that gate; an absent one is a choice."""
+    """What is wrong with cursors that hold segments back; an absent cursor is no error."""
     return [
         cursor.message
         for route, cursors in claims.cursors.items()

@@ -1,17 +1,17 @@
-"""May a segment go? Facts in, verdict out, nothing else.
+"""Whether a segment may be deleted: facts in, verdict out, nothing else.
 
-What was read may go at once; three limits hold it a while longer, three end that again:
+A segment that every group has read may go at once. Three limits keep it longer, three others end that:
 
     min_age            keep what is younger than this
-    keep_bytes         keep at least this much, the newest
-    require_archived   keep what is not in a bundle yet
+    keep_bytes         keep at least so many bytes, the newest
+    require_archived   keep records that are in no bundle yet
 
-    max_age, max_bytes, max_records    what is beyond one of these goes, whatever min_age and keep_bytes say; but what
-                                       nobody has archived stays where that is required, and what somebody has not read
-                                       stays unless ``expire`` is set, and then its loss is counted
+    max_age, max_bytes, max_records    what is beyond one of these goes, whatever min_age and keep_bytes say; but
+                                       unarchived records stay if require_archived is set, and unread records stay
+                                       unless ``expire`` is set, and then the loss is counted
 
-A segment need not be sealed to go. Its age is what has certainly passed since it was complete
-(:mod:`wald_reclaim.ages`): where little is known, it stays longer than was asked for, and never goes earlier.
+A segment need not be sealed to go. Its age is the time that has certainly passed since it was complete
+(:mod:`wald_reclaim.ages`): if less is known, it stays longer than was asked for; it never goes earlier.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an operator asked for; None is no limit. Bytes are those of the files, sealed or not."""
+    """The limits that the operator set; None is no limit. Bytes are those of the files, sealed or not."""
 
     min_age_ns: int | None = None
     keep_bytes: int | None = None
@@ -34,7 +34,7 @@ class Limits:
 
     @property
     def by_age(self) -> bool:
-        """Whether ages matter."""
+        """Whether a limit depends on ages."""
         return self.min_age_ns is not None or self.max_age_ns is not None
 
 
@@ -44,11 +44,11 @@ class Facts:
 
     Attributes:
         age_ns: since it was complete, at least.
-        stored_bytes, records: of the segment; ``newer_bytes``, ``newer_records``: of the complete ones behind it.
-        read: whether nobody pins it. archived: whether every record of a route that gates is in a bundle.
-        newest: whether it is the newest segment of the log, which tells the next start where to go on.
-        sealing: whether the sealer is at work on it.
-        readable: whether its index, or what it is made of, tells whose records are in it.
+        stored_bytes, records: of the segment; ``newer_bytes``, ``newer_records``: of the complete ones after it.
+        read: whether no cursor pins it. archived: whether every record of a route that is not retired is in a bundle.
+        newest: whether it is the newest segment of the log, from which the next start of the daemon goes on.
+        sealing: whether the sealer is working on it.
+        readable: whether its index, or its frames, show which routes have records in it.
     """
 
     age_ns: int
@@ -64,7 +64,7 @@ class Facts:
 
 
 class Verdict(Enum):
-    """What is to become of it; the value of one that goes is the rule in the ledger."""
+    """What happens to a segment; the value of a verdict that deletes it is the rule in the ledger."""
 
     READ = "read"
     MAX_AGE = "max_age"
@@ -85,7 +85,7 @@ class Verdict(Enum):
 
     @property
     def expires(self) -> bool:
-        """Whether the rule may take what nobody has read."""
+        """Whether the rule may delete unread records."""
         return self in (Verdict.MAX_AGE, Verdict.MAX_BYTES, Verdict.MAX_RECORDS)
 
 
@@ -112,7 +112,7 @@ def judge(facts: Facts, limits: Limits) -> Verdict:
 
 
 def _over(facts: Facts, limits: Limits) -> Verdict | None:
-    """The first of the upper limits that the segment is beyond."""
+    """The first of the upper limits that the segment exceeds."""
     if limits.max_age_ns is not None and facts.age_ns > limits.max_age_ns:
         return Verdict.MAX_AGE
     if limits.max_bytes is not None and facts.newer_bytes + facts.stored_bytes > limits.max_bytes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger, read_ledger
 from wald.store.files.uptime import Moment
 from wald_reclaim.apply import Reclaim
-from wald_reclaim.command import Work
+from wald_reclaim.command import Pass
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits
 from wald_reclaim.report import Report
@@ -51,9 +50,13 @@ class Reclaimer:
     def look(self, *, now_ns: int, ahead_ns: int = 0) -> None:
         """A look at ``now_ns`` by the clock on the wall, which is ``ahead_ns`` ahead of the one that nobody can set."""
         self.now = Moment(self.boot, now_ns - ahead_ns)
-        work = Work(Reclaim(self.root, self.disk, self.ledger, self.planner), self.grace_ns, self.stop)
-        with contextlib.redirect_stdout(io.StringIO()):
-            work.look(Report(as_json=True, intended=False, watching=False), now_ns=now_ns)
+        one_pass = Pass(Reclaim(self.root, self.disk, self.ledger, self.planner), self.grace_ns, self.stop)
+        report = Report(as_json=True, intended=False, watching=False, write=lambda _: None, warn=_warn)
+        one_pass.run(report, now_ns=now_ns)
+
+
+def _warn(message: str) -> None:
+    sys.stderr.write(f"{message}\n")
 
 
 def reclaim(built: Built, limits: Limits = ANYTHING_READ, *, disk: Disk | None = None, grace_ns: int = 0) -> None:

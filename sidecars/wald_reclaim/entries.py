@@ -1,0 +1,101 @@
+"""The lines that reclaim writes into ``ledger/reclaim.jsonl``, without the moment of the boot that each gets.
+
+{"event": "reclaimed", "base", "last", "at", "rule", "bytes", "sha256" or "form", "routes", "lost", "damaged"}
+{"event": "kept", "base", "why", "at"}      an earlier line about the segment does not hold any more
+{"event": "seen", "through", "at"}          every complete segment up to this one existed (wald_reclaim.ages)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from wald.errors import Damaged
+from wald.format.names import Kind
+from wald.format.sealed import SealedIndex
+from wald.store.files.directory import Segment
+from wald.store.retention.history import Entry
+from wald.store.retention.pins import Claims
+from wald.store.segments.compression import SealedFile
+from wald_reclaim.policy import Verdict
+
+UNEXPLAINED = "found released, reason unknown"
+
+
+def kept_entry(base: int, verdict: Verdict, now_ns: int) -> Entry:
+    """The segment stays, whatever the ledger said before."""
+    return {"event": "kept", "base": base, "why": verdict.value, "at": now_ns}
+
+
+def unexplained_entry(base: int, last: int, now_ns: int) -> Entry:
+    """The file has the name of a released segment, and no line of the ledger says why."""
+    return {"event": "reclaimed", "base": base, "last": last, "rule": UNEXPLAINED, "at": now_ns}
+
+
+def reclaimed_entry(
+    segment: Segment, index: SealedIndex, claims: Claims, verdict: Verdict, stored_bytes: int, now_ns: int
+) -> Entry:
+    """The segment is deleted: by which rule, and where the cursors of its routes were."""
+    routes: list[Entry] = []
+    for entry in index.routes:
+        route: Entry = {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last}
+        retired = entry.route in claims.retired
+        routes.append(route | ({"retired": True} if retired else {"cursors": claims.vector(entry.route)}))
+    line: Entry = {
+        "event": "reclaimed",
+        "base": index.base_sequence,
+        "last": index.next_sequence - 1,
+        "at": now_ns,
+        "rule": verdict.value,
+        "bytes": stored_bytes,
+        **_form(segment, index),
+        "routes": routes,
+    }
+    if lost := _lost(index, claims):
+        line["lost"] = lost
+    if index.damage:
+        line["damaged"] = True
+        line["damaged_bytes"] = sum(length for _, length in index.damage)
+    return line
+
+
+def _form(segment: Segment, index: SealedIndex) -> Entry:
+    """For a sealed segment its digest, if known; for a raw one its times, which no line of the sealer has."""
+    if segment.kind.form is Kind.SEALED:
+        return {"sha256": index.sha256.hex()} if index.sha256 else {}
+    (frame,) = index.frames
+    return {"form": "raw", "earliest": frame.earliest_ns, "latest": frame.latest_ns}
+
+
+def damaged_frames(segment: Segment, index: SealedIndex) -> tuple[SealedIndex, str]:
+    """The index with the frames that have changed since the segment was sealed, and a message; "" if none has."""
+    try:
+        sealed = SealedFile(segment.path)
+    except Damaged:
+        return index, ""  # this index was made from the frames
+    with sealed:
+        found = sealed.damage()
+    if not found:
+        return index, ""
+    changed = [(frame.raw_offset, frame.raw_bytes) for frame, _ in found if not index.is_damage(frame)]
+    first, error = found[0]
+    more = f", and {len(found) - 1} frames more" if len(found) > 1 else ""
+    message = f"{error.message}: records {first.first_sequence} to {first.next_sequence - 1}{more}"
+    return replace(index, damage=sorted([*index.damage, *changed])), message
+
+
+def _lost(index: SealedIndex, claims: Claims) -> dict[str, int]:
+    """For each route the number of records that its slowest group has not read."""
+    slowest: dict[int, int] = {}
+    for pin in claims.pins(index.routes):
+        number = next(i for i, entry in enumerate(index.routes) if entry.route == pin.route)
+        slowest[number] = min(pin.at, slowest.get(number, pin.at))
+    if not slowest:
+        return {}
+    read = dict.fromkeys(slowest, 0)
+    table = index.batch_table()
+    for route, base, count in zip(table.routes, table.bases, table.counts, strict=True):
+        if route in slowest:
+            read[route] += max(0, min(count, slowest[route] + 1 - base))
+    # A damaged segment has fewer batches than records: a record that cannot be found counts as unread.
+    held = {number: index.routes[number] for number in slowest}
+    return {entry.route: min(entry.count - read[n], entry.last - slowest[n]) for n, entry in held.items()}
