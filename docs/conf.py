@@ -1,13 +1,6 @@
 """How Sphinx makes a site of this directory: `make docs`. Nothing is fetched while it is built or read."""
 
-from __future__ import annotations
-
-import re
 from importlib.metadata import version as installed
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from sphinx.application import Sphinx
 
 project = "wald"
 author = "the authors of wald"
@@ -33,21 +26,3 @@ html_theme = "furo"
 html_title = "wald"
 html_copy_source = False
 html_show_copyright = False
-
-
-def setup(app: Sphinx) -> None:
-    """Called by Sphinx."""
-    app.connect("autodoc-process-docstring", fences_to_directives, priority=400)  # before napoleon
-
-
-def fences_to_directives(*given: Any) -> None:
-    """Examples in docstrings are fenced, as in the pages; Sphinx reads docstrings as reStructuredText."""
-    lines: list[str] = given[-1]
-    fence = re.compile(r"^( *)```(\w+)\n(.*?)\n\1```$", re.DOTALL | re.MULTILINE)
-    lines[:] = fence.sub(_directive, "\n".join(lines)).split("\n")
-
-
-def _directive(fenced: re.Match[str]) -> str:
-    indent, language, code = fenced.groups()
-    inside = re.sub(r"^(?=.)", "    ", code, flags=re.MULTILINE)
-    return f"{indent}.. code-block:: {language}\n\n{inside}\n"
