@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from pages import PAGES, ROOT, blocks, rows, section, without_blocks
-from running import output_of, run
+from running import Daemon, output_of, run
 
 from wald import errors
 from wald.config import reference
@@ -117,6 +119,14 @@ def test_every_exit_code_has_advice() -> None:
 
 def test_error_codes_are_those_of_the_protocol() -> None:
     assert sorted(row[0].strip("`") for row in rows("docs/protocol.md", "## Errors")) == sorted(Code)
+
+
+def test_stat_answers_what_it_says(tmp_path: Path) -> None:
+    with Daemon(tmp_path / "log") as daemon:
+        answered = json.loads(daemon.ask("STAT").removeprefix("OK "))
+    listed = {name for row in rows("docs/monitoring.md", "## STAT") for name in re.findall(r"`(\w+)`", row[0])}
+
+    assert listed == answered.keys()
 
 
 def test_every_promise_names_what_holds_it() -> None:
