@@ -1,4 +1,4 @@
-"""Archived bundles as pieces: planned from the manifests, read as Arrow part by part."""
+"""Archived bundles as pieces: planned by the manifests, read as Arrow part by part."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class BundlePiece:
 
     @property
     def name(self) -> str:
-        """It and no other of its archive."""
+        """A name that no other piece of the archive has."""
         return f"{self.log}-{str(self.bag).replace('/', '-')}-{self.bundle.name}"
 
     def arrow(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The records as :func:`record_batches` gives them; segment 0, which bundles do not know.
+        """The records as :func:`record_batches` gives them; the segment is 0, because bundles do not have it.
 
         Raises:
             Damaged: the bundle is not as it was written, and that is not tolerated.
         """
         destination = open_destination(self.location.address, Disk())
-        with closing(DamageReport(self.tolerance, self.name)) as told:
+        with closing(DamageReport(self.tolerance, self.name)) as damage:
             try:
                 for part in checked_parts(destination, self.bag, self.codec, self.bundle):
                     runs = [run for run in part.runs if self._wants(run)]
@@ -64,7 +64,7 @@ class BundlePiece:
                     elif runs:
                         yield self._objects(part, runs, columns)
             except Damaged as error:
-                told(error)
+                damage.add(error)
 
     def _wants(self, run: IndexEntry) -> bool:
         return run.first <= self.last and run.last >= self.first and self.from_ns <= run.append_time_ns < self.until_ns
@@ -73,29 +73,29 @@ class BundlePiece:
         data = memoryview(part.data[0])
         for run in runs:
             header = BatchHeader(0, run.bytes, run.first, run.append_time_ns, 0, 0, run.count, 0, Encoding.LINES, 0, 0)
-            payload = data[run.offset : run.offset + run.bytes]  # ends in a newline, whatever the record did
+            payload = data[run.offset : run.offset + run.bytes]  # it ends in a newline even if the record did not
             batch = Batch(self.bag.route, run.first, run.last, payload, True, header, 0, 0)
             wanted = batch.between(self.first, self.last)
-            assert wanted is not None, "the run was asked before"
+            assert wanted is not None, "_wants has been asked"
             yield wanted
 
     def _objects(self, part: Part, runs: Sequence[IndexEntry], columns: Sequence[str]) -> pa.RecordBatch:
-        """Keyed, timed and binary records: JSON in a bundle, so one by one."""
+        """Keyed, timed and binary records, which are JSON in a bundle, one by one."""
         data = bytes(part.data[0])
         lines = (line for run in runs for line in data[run.offset : run.offset + run.bytes].splitlines())
-        told = [record for record in map(json.loads, lines) if self.first <= record["sequence"] <= self.last]
-        makers: dict[str, list[Any]] = {
-            "sequence": [record["sequence"] for record in told],
-            "route": [record["route"] for record in told],
-            "append_time": [record["append_time_ns"] for record in told],
-            "event_time": [record.get("event_time_ns") for record in told],
-            "key": [_bytes(record, "key") for record in told],
-            "value": [_bytes(record, "value") for record in told],
-            "headers": [_headers(record) for record in told],
-            "segment": [0] * len(told),
+        records = [record for record in map(json.loads, lines) if self.first <= record["sequence"] <= self.last]
+        values: dict[str, list[Any]] = {
+            "sequence": [record["sequence"] for record in records],
+            "route": [record["route"] for record in records],
+            "append_time": [record["append_time_ns"] for record in records],
+            "event_time": [record.get("event_time_ns") for record in records],
+            "key": [_bytes(record, "key") for record in records],
+            "value": [_bytes(record, "value") for record in records],
+            "headers": [_headers(record) for record in records],
+            "segment": [0] * len(records),
         }
         fields = schema_of(columns)
-        arrays = [pa.array(makers[field.name], field.type) for field in fields]
+        arrays = [pa.array(values[field.name], field.type) for field in fields]
         return pa.RecordBatch.from_arrays(arrays, schema=fields)
 
 
@@ -108,7 +108,7 @@ def bundle_pieces(
     until_ns: int | None,
     tolerance: Tolerance = STRICT,
 ) -> list[BundlePiece]:
-    """What has to be read of an archive; of bundles that hold the same records only one.
+    """What has to be read of an archive; of bundles with the same records only one.
 
     Raises:
         Damaged: a manifest cannot be read, or records between two bundles are missing; unless that is tolerated.
@@ -117,31 +117,19 @@ def bundle_pieces(
     names = [name for name in sorted(destination.listing("").folders) if is_route(name)]
     begin, end = _ALWAYS[0] if from_ns is None else from_ns, _ALWAYS[1] if until_ns is None else until_ns
     pieces: list[BundlePiece] = []
-    with closing(DamageReport(tolerance, f"planning-{quote(location.address, safe='')}")) as told:
+    with closing(DamageReport(tolerance, f"planning-{quote(location.address, safe='')}")) as damage:
         for route in (name for name in names if routes is None or name in routes):
-            at: dict[str, int] = {}  # the bundles so far reach up to here, by log
+            reached: dict[str, int] = {}  # the last record of the bundles so far, by log
             for manifest, entry in bundles_of(destination, route):
                 contents, log = entry.bundle.contents, manifest.origin.log
-                known = at.get(log)
+                known = reached.get(log)
                 if known is not None and contents.after > max(known, first - 1) and known < last:
-                    told(_gap(location, manifest.bag, known, contents.after))
-                begins = max(contents.first, first, (known or 0) + 1)
-                at[log] = max(known or 0, contents.last)
-                timely = contents.latest_ns >= begin and contents.earliest_ns < end
-                if begins <= min(contents.last, last) and timely:
-                    piece = BundlePiece(
-                        location,
-                        log,
-                        manifest.bag,
-                        manifest.codec,
-                        entry.bundle,
-                        begins,
-                        min(contents.last, last),
-                        begin,
-                        end,
-                        tolerance,
-                    )
-                    pieces.append(piece)
+                    damage.add(_gap(location, manifest.bag, known, contents.after))
+                begins, ends = max(contents.first, first, (known or 0) + 1), min(contents.last, last)
+                reached[log] = max(known or 0, contents.last)
+                if begins <= ends and contents.latest_ns >= begin and contents.earliest_ns < end:
+                    bag, codec, bundle = manifest.bag, manifest.codec, entry.bundle
+                    pieces.append(BundlePiece(location, log, bag, codec, bundle, begins, ends, begin, end, tolerance))
     return pieces
 
 
@@ -159,5 +147,5 @@ def _bytes(record: dict[str, Any], name: str) -> bytes | None:
 
 
 def _headers(record: dict[str, Any]) -> bytes | None:
-    told = record.get("headers")
-    return json.dumps(told, ensure_ascii=False).encode() if isinstance(told, dict) else _bytes(record, "headers")
+    headers = record.get("headers")
+    return json.dumps(headers, ensure_ascii=False).encode() if isinstance(headers, dict) else _bytes(record, "headers")

@@ -1,4 +1,4 @@
-"""What becomes of damage: it ends the query, or is passed over, counted and told."""
+"""Damage that a query meets: it ends the query, or it is passed over, counted and reported."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 
 from wald.errors import Damaged
 
-_SHOWN = 10  # of one reading, on stderr; the report has all
+_SHOWN = 10  # messages of one piece on stderr; the report has all
 _log = logging.getLogger("wald.spark")
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How much may be missing.
+    """What may be missing.
 
     Attributes:
         damage: whether what cannot be read is passed over (mode=PERMISSIVE).
-        loss: whether what RECLAIM has removed is (failOnDataLoss=false).
-        report: a directory that gets a file of JSON lines for every reading that passed over something; "": none.
+        loss: whether what RECLAIM has deleted is passed over (failOnDataLoss=false).
+        report: a directory that gets a file of JSON lines for each piece in which something was passed over; "": none.
     """
 
     damage: bool = False
@@ -34,17 +34,17 @@ STRICT = Tolerance()
 
 @dataclass(slots=True)
 class DamageReport:
-    """The damage met in one reading, which ``name`` tells from all others.
-
-    Raises, when called:
-        Damaged: what it was called with, unless damage is tolerated.
-    """
+    """The damage met in one piece; ``name`` identifies the piece."""
 
     tolerance: Tolerance
     name: str
     messages: list[str] = field(default_factory=list)
 
-    def __call__(self, error: Damaged) -> None:
+    def add(self, error: Damaged) -> None:
+        """
+        Raises:
+            Damaged: ``error``, unless damage is tolerated.
+        """
         if not self.tolerance.damage:
             raise Damaged(
                 error.message, hint=f'{error.hint}; .option("mode", "PERMISSIVE") passes over what cannot be read'
@@ -52,7 +52,7 @@ class DamageReport:
         self.messages.append(error.message)
 
     def close(self) -> None:
-        """Tell what was passed over: on stderr, and in the report. A reading that is repeated replaces its file."""
+        """Report what was passed over on stderr and in a file; if a piece is read again, its file is replaced."""
         if not self.messages:
             return
         for message in self.messages[:_SHOWN]:
@@ -60,10 +60,11 @@ class DamageReport:
         if len(self.messages) > _SHOWN:
             _log.warning("passed over: %d more like these in %s", len(self.messages) - _SHOWN, self.name)
         if self.tolerance.report:
-            os.makedirs(self.tolerance.report, exist_ok=True)
-            lines = "".join(json.dumps({"reading": self.name, "message": message}) + "\n" for message in self.messages)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self.tolerance.report, prefix=".", suffix=".tmp", delete=False
-            ) as file:
-                file.write(lines)
-            os.replace(file.name, os.path.join(self.tolerance.report, f"{self.name}.jsonl"))
+            self._write(self.tolerance.report)
+
+    def _write(self, directory: str) -> None:
+        os.makedirs(directory, exist_ok=True)
+        lines = "".join(json.dumps({"reading": self.name, "message": message}) + "\n" for message in self.messages)
+        with tempfile.NamedTemporaryFile("w", dir=directory, prefix=".", suffix=".tmp", delete=False) as file:
+            file.write(lines)
+        os.replace(file.name, os.path.join(directory, f"{self.name}.jsonl"))

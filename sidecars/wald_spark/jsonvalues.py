@@ -1,25 +1,25 @@
-"""Values that are JSON objects, parsed into columns where they are read, a batch at a time.
+"""Values that are JSON objects, parsed into columns by the task that reads them, a batch at a time.
 
 A value fits a schema if it is one JSON object in UTF-8 and each field that the schema names is absent, null, or of its
-type: no number for a string, no 1.5 and no 1e2 for an integer, nothing out of range. Other fields do not matter.
+type: a number is not a string, 1.5 and 1e2 are not integers, and nothing may be out of range. Other fields are ignored.
 
     BOOLEAN                         true, false
-    TINYINT, SMALLINT, INT, BIGINT  a number without fraction and exponent
-    FLOAT, DOUBLE                   any number; NaN and Infinity, too, as many writers have them
-    DECIMAL(p,s)                    any number, or a string with one, of at most s digits behind the point
+    TINYINT, SMALLINT, INT, BIGINT  a number without fraction or exponent
+    FLOAT, DOUBLE                   any number, NaN and Infinity, which many programs write
+    DECIMAL(p,s)                    any number, or a string with one, with at most s decimals
     STRING                          a string
     DATE                            "2026-11-21"
     TIMESTAMP                       "2026-11-21T10:00:00.25Z", or with "+01:00", or in UTC without a zone
     ARRAY<…>, STRUCT<…>             of these
 
-Where Arrow's parser and ``json.loads`` disagree: an object that names a wanted field twice, half of a surrogate pair,
-and a number beyond every double are bad here.
+Three things are bad here on which Arrow's parser and ``json.loads`` disagree: an object with a wanted field twice, half
+of a surrogate pair, and a number that no double can hold.
 
-Arrow parses the values of a batch as one text, joined by newlines. It takes "{}{}" for two rows and does not care where
-a value ends, so a bad value might shift those behind it. It cannot, for three things hold of each text: every value
-begins with ``{`` and ends with ``}``, and after an object in JSON never comes a ``{``, so no value goes on in the next
-one; a string does not either, for it must not hold a newline; and there are as many rows as values, so each is one. A
-text that Arrow refuses is taken apart until what is bad in it stands alone.
+Arrow parses the values of a batch as one text, joined by newlines. It reads "{}{}" as two rows and ignores where a
+value ends, so a bad value could shift those behind it. Three facts prevent that. Every value begins with ``{`` and ends
+with ``}``, and in JSON no ``{`` follows an object, so no value continues in the next one. A string does not either,
+because it must not contain a newline. There are as many rows as values, so each value is one row. A text that Arrow
+refuses is split until the bad value is alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _BLANKS = " \t\r\n"
-_ROW = re.compile(r" in row (\d+)$")  # where Arrow says what it has stumbled over; else it is searched for
+_ROW = re.compile(r" in row (\d+)$")  # Arrow names the bad row in some errors; for others it is searched
 _TIME = pa.timestamp("us", "UTC")
 _EXACT_TIME = pa.timestamp("ns", "UTC")
 _SCALARS: dict[str, Any] = {
@@ -63,7 +63,7 @@ def arrow_fields(fields: StructType) -> list[pa.Field]:
     Raises:
         InvalidInput: a type that cannot be parsed, NOT NULL, or one name for two fields.
     """
-    names = [field.name.lower() for field in fields]  # Spark tells names apart without their case
+    names = [field.name.lower() for field in fields]  # Spark ignores the case of names
     for field in fields:
         if names.count(field.name.lower()) > 1:
             raise InvalidInput(f"two fields of JSON are called {field.name}", hint="each field once")
@@ -92,7 +92,7 @@ def _arrow_type(of: Any, name: str) -> Any:  # a type of PySpark, a type of pyar
 
 @dataclass(frozen=True, slots=True)
 class JsonValues:
-    """The columns that are wanted: ``schema`` is one of :func:`arrow_fields`."""
+    """Parses the columns of ``schema``, which is one of :func:`arrow_fields`."""
 
     schema: pa.Schema
 
@@ -110,13 +110,13 @@ class JsonValues:
         bad = np.ones(len(values), dtype=bool)
         bad[good] = False
         if len(good) < len(values):
-            locations = np.zeros(len(values), dtype=np.int64)
-            locations[good] = np.arange(len(good))
-            columns = [column.take(pa.array(locations, mask=bad)) for column in columns]
+            indices = np.zeros(len(values), dtype=np.int64)
+            indices[good] = np.arange(len(good))
+            columns = [column.take(pa.array(indices, mask=bad)) for column in columns]
         return columns, pa.array(bad)
 
     def _found(self, text: _Text) -> Iterator[tuple[int, pa.Table]]:
-        """Runs of values that fit, in order: the number of the first, and the columns."""
+        """The values that fit, in order: the number of the first of a group, and the group's columns."""
         wires = self._wires()
         waiting = [(0, text.count)]
         while waiting:
@@ -133,22 +133,22 @@ class JsonValues:
                 waiting += [(middle, end), (first, middle)]
 
     def _wires(self) -> list[pa.Schema]:
-        """What Arrow is asked for, in turn: nine digits behind the point are usual, and so is the year 9999."""
+        """The schemas to ask Arrow for, in turn: nine decimals of a second are usual, and so is the year 9999."""
         wires = [
-            pa.schema([field.with_type(_wire(field.type, time)) for field in self.schema])
+            pa.schema([field.with_type(_parsed_type(field.type, time)) for field in self.schema])
             for time in (_EXACT_TIME, _TIME)
         ]
         return wires[:1] if wires[0] == wires[1] else wires
 
     def _read(self, part: pa.Buffer, count: int, wires: list[pa.Schema]) -> pa.Table | int | None:
-        """The columns of ``count`` values; or the row that does not fit, None: some row does not."""
+        """The columns of ``count`` values; or the row that does not fit, None if it is not known."""
         row = None
         for wire in wires:
             try:
                 return self._cast(_parsed(part, count, wire))
             except pa.ArrowInvalid as error:
-                told = _ROW.search(str(error))
-                row = int(told[1]) if told else None
+                match = _ROW.search(str(error))
+                row = int(match[1]) if match else None
         return row
 
     def _cast(self, table: pa.Table) -> pa.Table:
@@ -157,7 +157,7 @@ class JsonValues:
             for column, field in zip(table.columns, self.schema, strict=True)
         ]
         made = pa.table(columns, schema=self.schema)
-        made.validate(full=True)  # Arrow's parser lets decimals pass that are too long
+        made.validate(full=True)  # Arrow's parser accepts decimals that are too long
         return made
 
 
@@ -184,13 +184,13 @@ class _Text:
 
 
 def _enclosed(values: pa.BinaryArray) -> np.ndarray:
-    """Which values are text between braces: all that may be an object, and little else."""
+    """Which values are text between braces, as every object is."""
     text = values.view(pa.string())
     whole = _in_braces(text)
     if not whole.all():
         whole = _in_braces(compute.ascii_trim(text, _BLANKS))
     data = values.buffers()[2]
-    if data is not None and not np.frombuffer(data, np.uint8).all():  # at a NUL, Arrow's parser would end
+    if data is not None and not np.frombuffer(data, np.uint8).all():  # Arrow's parser would end at a NUL
         whole &= ~_flags(compute.match_substring(text, "\0"))
     try:
         text.validate(full=True)
@@ -232,14 +232,14 @@ def _parsed(part: pa.Buffer, count: int, schema: pa.Schema) -> pa.Table:
     return table
 
 
-def _wire(kind: Any, time: Any) -> Any:
-    """What Arrow is asked to parse ``kind`` as: it knows no dates, and gives times in one unit only."""
+def _parsed_type(kind: Any, time: Any) -> Any:
+    """The type to ask Arrow for instead of ``kind``: it parses no dates, and all times in one unit."""
     if pa.types.is_date(kind):
         return pa.string()
     if pa.types.is_timestamp(kind):
         return time
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_wire(kind.value_type, time)))
+        return pa.list_(kind.value_field.with_type(_parsed_type(kind.value_type, time)))
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_wire(field.type, time)) for field in kind])
+        return pa.struct([field.with_type(_parsed_type(field.type, time)) for field in kind])
     return kind

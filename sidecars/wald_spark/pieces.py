@@ -1,6 +1,6 @@
-"""Pieces: what a task reads in one go, planned where the query is, read as Arrow where the task runs.
+"""Pieces of a log: ranges of sequences, each of which a task reads in one go.
 
-A piece is a range of sequences of one log, or of one bundle, and can be pickled. Read again, it gives the same records.
+The driver plans pieces, an executor reads them as Arrow. A piece that is read again gives the same records.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LogPiece:
 
     Attributes:
         bound: how far the log could be read when this was planned.
-        raw_bytes: about what reading it takes.
+        raw_bytes: about how many raw bytes have to be read.
     """
 
     location: LogLocation
@@ -48,7 +48,7 @@ class LogPiece:
 
     @property
     def name(self) -> str:
-        """It and no other."""
+        """A name that no other piece has."""
         routes = "" if self.routes is None else f"-{crc32(','.join(sorted(self.routes)).encode()):08x}"
         return f"{self.log}-{self.first:020d}-{self.last:020d}{routes}"
 
@@ -56,10 +56,10 @@ class LogPiece:
         """The records, in order.
 
         Raises:
-            NotFound: RECLAIM has removed some of them since.
+            NotFound: RECLAIM has deleted some of them since.
             Damaged: some cannot be read, and that is not tolerated; the message names segment and offset.
         """
-        with closing(DamageReport(self.tolerance, self.name)) as told:
+        with closing(DamageReport(self.tolerance, self.name)) as damage:
             try:
                 yield from read_span(
                     read_view(self.location.root, self.location.log_id, bound=self.bound),
@@ -67,7 +67,7 @@ class LogPiece:
                     first=self.first,
                     last=self.last,
                     loss=self.tolerance.loss,
-                    on_damage=told,
+                    on_damage=damage.add,
                 )
             except NotFound as error:
                 raise NotFound(error.message, hint=LOSS_HINT) from error
@@ -93,29 +93,29 @@ def pieces_of(
     tolerance: Tolerance = STRICT,
     gaps: bool = False,
 ) -> list[LogPiece]:
-    """What has to be read for ``wanted``, in pieces of a fair share, up to ``limit_bytes``, or of one larger block.
+    """The pieces for ``wanted``: each is a fair share, up to ``limit_bytes``, or one larger block.
 
     Args:
-        gaps: whether it is no loss where RECLAIM has removed something: nobody asked for just these records.
+        gaps: whether deletions by RECLAIM are no loss, because these records were not asked for by number.
 
     Raises:
-        NotFound: RECLAIM has removed records that are wanted, and loss is not tolerated.
+        NotFound: RECLAIM has deleted wanted records, and loss is not tolerated.
         Damaged: a segment is missing or cannot be opened, or there is no head, and damage is not tolerated.
     """
     location, bound = LogLocation(view.root, view.log_id), view.bound
     history = History(location.root)
     blocks: list[Block] = []
-    with closing(DamageReport(tolerance, f"{location.log}-planning-{wanted.first:020d}")) as told:
+    with closing(DamageReport(tolerance, f"{location.log}-planning-{wanted.first:020d}")) as damage:
         if bound.lost and active and bound.sequence is not None and wanted.last > bound.sequence:
-            told(lost_head(location.root, bound))
-        for met in blocks_of(view, wanted, active=active):
-            if isinstance(met, Block):
-                blocks.append(met)
-            elif met.error is not None:
-                told(met.error)
+            damage.add(lost_head(location.root, bound))
+        for found in blocks_of(view, wanted, active=active):
+            if isinstance(found, Block):
+                blocks.append(found)
+            elif found.error is not None:
+                damage.add(found.error)
             else:
-                excused = gaps or tolerance.loss or not _held(history, wanted.routes, met)
-                _missing(location, met, history, told, excused=excused)
+                excused = gaps or tolerance.loss or not _may_have_held(history, wanted.routes, found)
+                _add_missing(location, found, history, damage, excused=excused)
     limit = fair_share(sum(block.raw_bytes for block in blocks), limit_bytes)
     return [
         LogPiece(location, wanted.routes, block.first, block.last, bound, block.raw_bytes, tolerance)
@@ -123,23 +123,25 @@ def pieces_of(
     ]
 
 
-def _held(history: History, routes: frozenset[str] | None, hole: Unreadable) -> bool:
-    """Whether segments that are gone may have held records of ``routes``: others may go from under a query."""
-    last_of = history.routes_between(hole.first, hole.next - 1)
-    return routes is None or last_of is None or any(last_of.get(route, 0) >= hole.first for route in routes)
+def _may_have_held(history: History, routes: frozenset[str] | None, missing: Unreadable) -> bool:
+    """Whether the missing segments may have had records of ``routes``; if not, the query does not need them."""
+    last_of = history.routes_between(missing.first, missing.next - 1)
+    return routes is None or last_of is None or any(last_of.get(route, 0) >= missing.first for route in routes)
 
 
-def _missing(location: LogLocation, hole: Unreadable, history: History, told: DamageReport, *, excused: bool) -> None:
-    first, last = hole.first, hole.next - 1
-    lost = list(history.unexplained(first, last))
-    for begin, end in lost:
-        told(
+def _add_missing(
+    location: LogLocation, missing: Unreadable, history: History, damage: DamageReport, *, excused: bool
+) -> None:
+    first, last = missing.first, missing.next - 1
+    unexplained = list(history.unexplained(first, last))
+    for begin, end in unexplained:
+        damage.add(
             Damaged(
                 f"{location.root.segments}: no segment holds {_range(begin, end)}, and no ledger says why",
                 hint=f"{command_line(location.root.path, 'verify')} lists all damage",
             )
         )
-    if not lost and not excused:
+    if not unexplained and not excused:
         raise NotFound(f"{location.root.segments}: RECLAIM has removed {_range(first, last)}", hint=LOSS_HINT)
 
 

@@ -1,26 +1,26 @@
-"""Rows as Spark wants them: the schema of the data source, and Arrow batches that match it to the letter.
+"""Rows as Spark expects them: the schema of the data source, and Arrow batches that match it exactly.
 
     log         STRING     id of the log, 32 hexadecimal digits
     route       STRING
     seq         BIGINT     number of the record in its log, across routes
-    timestamp   TIMESTAMP  when the daemon took it
-    event_time  TIMESTAMP  when it happened, where the producer said so
+    timestamp   TIMESTAMP  when the daemon received it
+    event_time  TIMESTAMP  when it happened, if the producer said so
     key         BINARY     null where there is none
     value       BINARY     the record, without its newline
     headers     STRING     a JSON object of strings, null where there are none
-    segment     BIGINT     base sequence of the segment that it is in; null for one that comes from a bundle
+    segment     BIGINT     base sequence of the segment that it is in; null for a record of a bundle
 
-and, where a query asks for them, instead of the value:
+and, if a query asks for them, instead of the value:
 
-    json             STRUCT<…>  the fields it names of a value that is a JSON object
-    _corrupt_record  BINARY     a value that is none, or that does not fit; ``json`` is null then
+    json             STRUCT<…>  these fields of a value that is a JSON object
+    _corrupt_record  BINARY     any other value; ``json`` is null then
 
-These are the columns of Spark's Kafka source as far as there is a counterpart. A query that names its own schema gets
-just those columns, in that order, and only they are made; key and value may be STRING, too: bytes that are no UTF-8 are
-then shown as U+FFFD.
+These are the columns of Spark's Kafka source, as far as wald has them. A query that names its own schema gets
+only those columns, in that order; no others are made. Key and value may be STRING, too; bytes that are not UTF-8 then
+appear as U+FFFD.
 
-Spark compares schemas strictly (SPARK-55583): times are microseconds in UTC, strings are no dictionaries, and every
-column may be null. Batches hold up to 8 MiB, since the JVM copies each as a whole, or one longer value.
+Spark compares schemas strictly (SPARK-55583): times are microseconds in UTC, strings are not dictionaries, and every
+column may be null. A batch holds up to 8 MiB, because the JVM copies each as a whole, or one longer value.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 BATCH_BYTES = 8 << 20
 JSON, CORRUPT = "json", "_corrupt_record"
 _TIME = pa.timestamp("us", "UTC")
-_WORDS = {"key": "a key", "value": "a value", "headers": "headers"}
-_LONG = tuple(_WORDS)  # the columns that can be of any length
+_NOUNS = {"key": "a key", "value": "a value", "headers": "headers"}
+_LONG = tuple(_NOUNS)  # the columns that can be of any length
 _NAMES_BYTES = 64  # of log and route, in each row
 
 
 class Piece(Protocol):
-    """What a task reads: see :class:`wald_spark.pieces.LogPiece`."""
+    """What a task reads in one go: see :class:`wald_spark.pieces.LogPiece`."""
 
     @property
     def log(self) -> str: ...
@@ -65,7 +65,7 @@ class Piece(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of ours: the DDL types it can have, the default first, and the column it is made of."""
+    """A column of the data source: its DDL types, the default first, and the column of the log it is made of."""
 
     types: tuple[str, ...]
     source: str = ""
@@ -90,7 +90,7 @@ def schema_ddl(json_ddl: str = "") -> str:
     """The schema of a query that names none, as DDL.
 
     Args:
-        json_ddl: what is wanted of values that are JSON; "": the values themselves.
+        json_ddl: the columns to parse from values that are JSON; "": the values themselves.
     """
     left_out = {"value"} if json_ddl else {CORRUPT}
     ours = ", ".join(f"{name} {column.types[0]}" for name, column in _COLUMNS.items() if name not in left_out)
@@ -103,7 +103,7 @@ class Rows:
 
     Attributes:
         schema: of the batches, as Spark expects them.
-        value_bytes: a longer value, key or headers end the query, or are null and told of where damage is tolerated.
+        value_bytes: longer values, keys or headers end the query; if damage is tolerated, they are null and reported.
     """
 
     schema: pa.Schema
@@ -115,7 +115,7 @@ class Rows:
     def of(cls, schema: StructType, *, value_bytes: int, tolerance: Tolerance = STRICT) -> Rows:
         """
         Raises:
-            InvalidInput: a column that there is not, or of a type that it cannot have.
+            InvalidInput: a column that does not exist, or of a type that it cannot have.
         """
         fields = [_field(field) for field in schema]
         json = next((JsonValues(pa.schema(list(field.type))) for field in fields if field.name.lower() == JSON), None)
@@ -135,35 +135,35 @@ class Rows:
         }
         sources |= {"sequence"} | ({"value"} if self.json else set())
         if not sources.isdisjoint(_LONG):
-            sources |= {"route"}  # what is too long is told of with its route
-        with closing(DamageReport(self.tolerance, f"{piece.name}-values")) as told:
+            sources |= {"route"}  # a report of what is too long names the route
+        with closing(DamageReport(self.tolerance, f"{piece.name}-values")) as damage:
             for batch in piece.arrow(sorted(sources)):
-                for part in _parts(self._bounded(batch, told)):
+                for part in _parts(self._bounded(batch, damage)):
                     yield self._rows(part, piece.log)
 
-    def _bounded(self, batch: pa.RecordBatch, told: DamageReport) -> pa.RecordBatch:
-        """The same; a value that is too long for the JVM does not get there."""
+    def _bounded(self, batch: pa.RecordBatch, damage: DamageReport) -> pa.RecordBatch:
+        """The same, without values that are too long for the JVM."""
         if batch.nbytes <= self.value_bytes:
             return batch
         for name in _LONG:
             if name in batch.schema.names:
-                batch = self._bounded_column(batch, name, told)
+                batch = self._bounded_column(batch, name, damage)
         return batch
 
-    def _bounded_column(self, batch: pa.RecordBatch, name: str, told: DamageReport) -> pa.RecordBatch:
+    def _bounded_column(self, batch: pa.RecordBatch, name: str, damage: DamageReport) -> pa.RecordBatch:
         values = batch.column(name)
         too_long = compute.fill_null(compute.greater(compute.binary_length(values), self.value_bytes), False)
         for row in np.flatnonzero(too_long.to_numpy(zero_copy_only=False)):
             sequence, length = batch.column("sequence")[row].as_py(), len(values[row].as_buffer())
             route = batch.column("route")[row].as_py()
-            words = f"record {sequence} of route {route} has {_WORDS[name]} of {format_bytes(length)}"
+            message = f"record {sequence} of route {route} has {_NOUNS[name]} of {format_bytes(length)}"
             if not self.tolerance.damage:
                 raise Refused(
-                    f"{words}, and maxValueBytes is {format_bytes(self.value_bytes)}",
+                    f"{message}, and maxValueBytes is {format_bytes(self.value_bytes)}",
                     hint=f'.option("maxValueBytes", "{length}"), with three times as much memory for each task; or '
                     '.option("mode", "PERMISSIVE"), which makes it null',
                 )
-            told(Damaged(f"{words}; it is null"))
+            damage.add(Damaged(f"{message}; it is null"))
         kept = compute.if_else(too_long, pa.scalar(None, values.type), values)
         return batch.set_column(batch.schema.get_field_index(name), pa.field(name, values.type), kept)
 
@@ -176,21 +176,21 @@ class Rows:
             parsed[CORRUPT] = compute.if_else(bad, values, pa.scalar(None, values.type))
         arrays = []
         for field in self.schema:
-            name = field.name.lower()  # Spark takes SEQ for seq, and wants it called as it was asked for
+            name = field.name.lower()  # Spark accepts SEQ for seq, and expects the name that was asked for
             if name == "log":
                 arrays.append(_repeated(log, batch.num_rows))
             elif name in parsed:
                 arrays.append(_as(parsed[name], field.type))
             elif name == "segment":
                 bases = batch.column("segment").to_numpy()
-                arrays.append(pa.array(bases, mask=bases == 0))  # a bundle does not know
+                arrays.append(pa.array(bases, mask=bases == 0))  # a bundle does not have it
             else:
                 arrays.append(_as(batch.column(_COLUMNS[name].source), field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 def _field(field: StructField) -> pa.Field:
-    """The Arrow field that Spark takes for one of the schema."""
+    """The Arrow field that Spark accepts for a field of the schema."""
     if field.name.lower() == JSON:
         from pyspark.sql.types import StructType
 
@@ -206,9 +206,9 @@ def _field(field: StructField) -> pa.Field:
             f"there is no column {field.name!r}", hint=f"there are {names}; fields of JSON are in {JSON}"
         )
     if kind not in column.types:
-        words = " or ".join(map(str.upper, column.types))
+        types = " or ".join(map(str.upper, column.types))
         raise InvalidInput(
-            f"{field.name} must be {words}, not {kind.upper()}", hint=f"cast it: CAST({field.name} AS …)"
+            f"{field.name} must be {types}, not {kind.upper()}", hint=f"cast it: CAST({field.name} AS …)"
         )
     return pa.field(field.name, _ARROW[kind], field.nullable)
 
@@ -224,7 +224,7 @@ def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _microseconds(times: pa.Array) -> pa.Array:
-    """Nanoseconds as the microsecond they are in; a cast, and Arrow's division, go towards 1970 from either side."""
+    """Nanoseconds as the microsecond they are in; a cast and Arrow's division round towards 1970."""
     numbers = times.view(pa.int64())
     quotient = compute.divide(numbers, 1000)
     before = compute.greater(compute.multiply(quotient, 1000), numbers)
@@ -246,7 +246,7 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _row_bytes(column: pa.Array) -> np.ndarray:
-    """What each row of a column takes, about."""
+    """About how many bytes each row of a column takes."""
     if pa.types.is_binary(column.type):
         lengths = compute.fill_null(compute.binary_length(column), 0)
         return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
