@@ -1,8 +1,16 @@
-"""The shares of a run: which records go into each of its bundles, found without all of them in one place.
+"""Bundles made on executors: first they measure the records of a run, then each bundle is made by one of them.
 
-Whoever reads a piece tells how much there is in each stretch of it; where a bundle ends inside a stretch, just that is
-read again. The ends are those of :class:`wald_archive.api.BundleBatches`: how records are batched does not matter to
-them, as each record adds the same wherever it stands.
+The driver reads no more of the log than the indexes and the batches in which bundles end. An executor reads the records
+of a bundle from the log, writes the bundle to the destination, and reads it back; the driver checks that it is there.
+Log and destination need the same path on every machine, unless the destination is a URL.
+
+A task that is tried again makes the same bytes, and continues what the first attempt has left, as an interrupted run
+does. In a directory two attempts may run at once, as both write the same bytes. In an object store only one of them
+succeeds, and the other fails; Spark makes such attempts only if spark.speculation is set.
+
+A bundle ends where :class:`wald_archive.api.BundleBatches` would end it. How records are batched does not matter, as
+each record adds the same to a bundle in every batch. So it is enough to know how much each stretch of records adds, and
+to read again the stretch in which a bundle ends.
 """
 
 from __future__ import annotations
@@ -32,12 +40,12 @@ from wald_spark.tasks import run as run_tasks
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-STRETCH_BYTES = 1 << 20  # of payload: what is read again for an end in it, and 24 bytes on the way to the driver
+STRETCH_BYTES = 1 << 20  # of payload; a stretch is 24 bytes for the driver, and is read again if a bundle ends in it
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive records ``first`` to ``last`` of a route, and what they add to a bundle."""
+    """Consecutive records ``first`` to ``last`` of a route, and how much they add to a bundle."""
 
     first: int
     last: int
@@ -46,7 +54,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Records of one bundle: those of the route from ``first`` to ``last``; ``after``: the last of the one before."""
+    """The records of one bundle: ``first`` to ``last`` of the route; ``after`` is the last one of the bundle before."""
 
     after: int
     first: int
@@ -54,7 +62,7 @@ class Share:
 
 
 def stretches(batches: Iterable[Batch], size: Size, *, limit_bytes: int = STRETCH_BYTES) -> Iterator[Stretch]:
-    """All of ``batches``, in stretches of up to ``limit_bytes``; a larger batch is one by itself."""
+    """The records of ``batches`` in stretches of up to ``limit_bytes``; a larger batch is a stretch by itself."""
     stretch: Stretch | None = None
     room = 0
     for batch in batches:
@@ -71,7 +79,7 @@ def stretches(batches: Iterable[Batch], size: Size, *, limit_bytes: int = STRETC
 
 
 def encode(measured: Iterable[Stretch]) -> bytes:
-    """24 bytes for each."""
+    """24 bytes for each stretch."""
     return array("Q", [number for each in measured for number in (each.first, each.last, each.adds)]).tobytes()
 
 
@@ -84,14 +92,14 @@ def decode(data: bytes) -> Iterator[Stretch]:
 def shares(
     measured: Iterable[Stretch], size: Size, *, after: int, read: Callable[[Stretch], Iterable[Batch]]
 ) -> Iterator[Share]:
-    """What each bundle holds.
+    """The records of each bundle.
 
     Args:
-        measured: the whole run, in order.
-        after: the last record that was packed before it.
-        read: gives the records of a stretch.
+        measured: the stretches of the whole run, in order.
+        after: the last record that was packed before the run.
+        read: returns the records of a stretch.
     """
-    first = last = 0  # of the bundle so far; 0: it is empty
+    first = last = 0  # of the current bundle; 0: it is empty
     room = size.limit
     for stretch in measured:
         if stretch.adds <= room:
@@ -113,13 +121,14 @@ def shares(
         yield Share(after, first, last)
 
 
-PIECE_BYTES = 64 << 20  # measured by one task, in less than a second
+PIECE_BYTES = 64 << 20  # a task measures that much in less than a second
 
 
 class SparkEngine:
-    """
+    """Makes the bundles of a run on Spark.
+
     Args:
-        spark: gives the session; asked only when there is a bundle to make.
+        spark: makes the session; called only if there is a bundle to make.
     """
 
     def __init__(self, log: Log, destination: Destination, spark: Callable[[], SparkSession]) -> None:
@@ -152,21 +161,21 @@ class SparkEngine:
             yield from decode(found[number])
 
     def _made(self, run: Run, bound: Bound, parted: list[Share], on_record: Callable[[int], None]) -> Iterator[Bundle]:
-        """Each as soon as those in front of it are made, too."""
+        """The bundles in order, each as soon as those before it are made, too."""
         made: dict[int, Bundle] = {}
         done, due = run.first - 1, 0
         with closing(run_tasks(self._spark(), parted, _Make(run, self._location, bound), on_done=_ignore)) as results:
-            for number, told in results:
-                made[number] = pickle.loads(told)  # noqa: S301 - it comes from an executor of ours
-                self._look_at(run, made[number])
+            for number, result in results:
+                made[number] = pickle.loads(result)  # noqa: S301 - it comes from an executor of this session
+                self._require_written(run, made[number])
                 done += parted[number].last - max(parted[number].after, run.first - 1)
                 on_record(done)
                 while due in made:
                     yield made.pop(due)
                     due += 1
 
-    def _look_at(self, run: Run, made: Bundle) -> None:
-        """What an executor has written has to be here, too, and not on a disk of its own."""
+    def _require_written(self, run: Run, made: Bundle) -> None:
+        """Check that an executor has written to the destination, and not to a disk of its own."""
         name = f"{run.bag}/{PAYLOAD}/{made.name}"
         try:
             found = self._destination.length(name)
@@ -176,13 +185,13 @@ class SparkEngine:
             raise Unavailable(
                 f"{self._destination.full_name(name)}: an executor has written it, and it is not here; nothing was "
                 "acknowledged",
-                hint="--dest has to be a place that is the same on every machine, or a URL",
+                hint="--dest has to name the same directory on every machine, or a URL",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """What is in a piece."""
+    """Measures a piece."""
 
     size: Size
 
@@ -193,7 +202,7 @@ class _Measure:
 
 @dataclass(frozen=True, slots=True)
 class _Make:
-    """The bundle of a share: made, written, read back, and told."""
+    """Makes the bundle of a share, writes it and reads it back."""
 
     run: Run
     location: LogLocation
@@ -210,7 +219,7 @@ class _Make:
 def _require(location: LogLocation) -> None:
     """
     Raises:
-        Unavailable: the log is not on this machine. It is not damaged for that.
+        Unavailable: the log is not on this machine. That is not damage.
     """
     if not location.root.identity.exists():
         raise Unavailable(
@@ -220,4 +229,4 @@ def _require(location: LogLocation) -> None:
 
 
 def _ignore(_: int) -> None:
-    """What a piece gives tells enough."""
+    """The results are enough to report progress."""

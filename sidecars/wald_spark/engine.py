@@ -1,4 +1,4 @@
-"""The engine that ``wald-archive`` finds by its entry point: Spark, started when the first bundle is made."""
+"""The entry point by which ``wald-archive`` finds the engine on Spark, which starts when the first bundle is made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_there() -> bool:
 
 
 def start(log: Log, destination: Destination, master: str | None, stack: ExitStack) -> Engine:
-    """The engine on ``master``, a Spark URL; None: on all cores of this machine. Spark ends with ``stack``.
+    """The engine on ``master``, a URL of Spark; None: all cores of this machine. Spark stops when ``stack`` closes.
 
     Raises:
         NotFound: PySpark or its Java is not installed.

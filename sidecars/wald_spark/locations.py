@@ -1,11 +1,11 @@
 """What a path names: a log, segments that were shipped elsewhere, or an archive of bundles.
 
 a directory with log.json                 a log: read up to its head
-a directory with *.wal.zst, or segments/  shipped segments: read to their ends; the log is who they say
+a directory with *.wal.zst, or segments/  shipped segments: read to their ends; the segments say which log it is
 a directory of bags, or a URL of one      an archive that wald-archive has made
-any of these with * ? [                   all that match; what is nothing of these is passed over
+any of these with * ? [                   all that match; anything else that matches is ignored
 
-Several directories may hold parts of one log, as where older segments were shipped away: they are read as one log.
+Several directories may hold parts of one log, because older segments were shipped: they are read as one log.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from wald.store.segments.head import EVERYTHING
 from wald.store.segments.opened import SealedSegment, open_segment
 from wald.store.segments.raw import FIRST_BATCH, RawFile
 from wald.store.segments.view import View, read_view
-from wald_archive.api import open_destination, parse_bag_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +89,12 @@ Location = LogLocation | ArchiveLocation
 
 
 def find_locations(paths: Sequence[str]) -> list[Location]:
-    """All that ``paths`` name, in their order and each once; parts of one log are one place.
+    """All that ``paths`` name, in their order and each once; parts of one log are one location.
 
     Raises:
         NotFound: a path, or a pattern, names nothing that can be read.
-        InvalidInput: two of them hold the same records of a log in different segments, or are both the living log.
-        Damaged, UnsupportedFormat: a log cannot say who it is.
+        InvalidInput: two of them hold the same records of a log in different segments, or both are the log itself.
+        Damaged, UnsupportedFormat: the identity of a log cannot be read.
     """
     found = dict.fromkeys(location for path in paths for location in _expand(path))
     if not found:
@@ -125,7 +124,7 @@ def _expand(path: str) -> Iterator[Location]:
         return
     found = []
     for name in sorted(glob.glob(os.path.abspath(path))):
-        with suppress(NotFound):  # whoever names a pattern does not mean everything that matches it
+        with suppress(NotFound):  # a pattern may match other files, too
             found.append(_location(Path(name)))
     if not found:
         raise NotFound(f"{path}: nothing that matches is a log, or has segments or bags in it", hint=f"ls -d {path}")
@@ -138,7 +137,7 @@ def _location(path: Path) -> Location:
         return LogLocation(root, read_identity(root).log_id)
     for directory in (path, root.segments):
         if _holds_segments(directory):
-            return LogLocation(Shipped(directory), _told_by_segments(directory))
+            return LogLocation(Shipped(directory), _log_id_of_segments(directory))
     if _holds_bags(path):
         return ArchiveLocation(str(path))
     raise NotFound(
@@ -160,17 +159,21 @@ def _holds_bags(path: Path) -> bool:
         routes = [entry for entry in os.scandir(path) if is_route(entry.name) and entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return False
+    from wald_archive.api import parse_bag_name
+
     return any(parse_bag_name(route.name, name) for route in routes for name in os.listdir(route.path))
 
 
-def require_bags(location: str) -> None:
-    """Make sure that ``location``, a path or a URL, holds an archive: a store does not tell an empty place from none.
+def require_bags(address: str) -> None:
+    """Make sure that ``address``, a path or a URL, holds an archive; in a store an empty directory is none.
 
     Raises:
         NotFound: there are no bags.
         InvalidInput, DiskFailure: it cannot be reached.
     """
-    destination = open_destination(location, Disk())
+    from wald_archive.api import open_destination, parse_bag_name
+
+    destination = open_destination(address, Disk())
     top = destination.listing("")
     if any(
         parse_bag_name(route, name)
@@ -181,14 +184,14 @@ def require_bags(location: str) -> None:
         return
     segments = [name for name in top.files if parse_segment_name(name) is not None]
     raise NotFound(
-        f"{location}: no bags of wald-archive are there"
+        f"{address}: no bags of wald-archive are there"
         + (", but segments, which are read from a directory" * bool(segments)),
         hint="copy the segments to a directory, and name that" if segments else "wald-archive makes them",
     )
 
 
-def _told_by_segments(directory: Path) -> bytes:
-    """The id of the log that the oldest readable segment belongs to; the others are held to it when they are read."""
+def _log_id_of_segments(directory: Path) -> bytes:
+    """The id of the log that the oldest readable segment is of; when the others are read, they are checked for it."""
     for segment in list_segments(Shipped(directory)).segments:
         try:
             if segment.kind is Kind.SEALED:
@@ -202,26 +205,24 @@ def _told_by_segments(directory: Path) -> bytes:
 
 
 def _joined(parts: Sequence[LogLocation]) -> LogLocation:
-    """The parts of one log as one place."""
+    """The parts of one log as one location."""
     if len(parts) == 1:
         return parts[0]
-    living = [part for part in parts if not isinstance(part.root, Shipped)]
-    if len(living) > 1:
+    whole = [part for part in parts if not isinstance(part.root, Shipped)]
+    if len(whole) > 1:
         raise InvalidInput(
-            f"{living[1].root.path}: the same log as {living[0].root.path}, so its records would be read twice",
+            f"{whole[1].root.path}: the same log as {whole[0].root.path}, so its records would be read twice",
             hint="name one of the two",
         )
-    main = (living or parts)[0]
+    main = (whole or parts)[0]
     more = tuple(part.root.segments for part in parts if part is not main)
-    root = Continued(main.root.path, more) if living else Shipped(main.root.path, more)
+    root = Continued(main.root.path, more) if whole else Shipped(main.root.path, more)
     _refuse_overlaps(list_segments(root).segments, main.log_id)
     return LogLocation(root, main.log_id)
 
 
 def _refuse_overlaps(segments: Sequence[Segment], log_id: bytes) -> None:
-    """Segments of one log never overlap, unless it went on twice from a copy; where both are of one directory, the
-    reader finds what is wrong.
-    """
+    """Segments of a log overlap only if it was continued twice from a copy; within a directory the reader finds it."""
     for segment, following in pairwise(segments):
         if segment.path.parent != following.path.parent and _end(segment, log_id) > following.base_sequence:
             raise InvalidInput(
@@ -232,15 +233,13 @@ def _refuse_overlaps(segments: Sequence[Segment], log_id: bytes) -> None:
 
 
 def _end(segment: Segment, log_id: bytes) -> int:
-    """The sequence behind the last one of a segment; 0 if it cannot be opened, which whoever reads it meets."""
+    """The sequence behind the last one of a segment; 0 if it cannot be opened, which a reader of it meets."""
     try:
         with closing(open_segment(segment, log_id)) as opened:
             if isinstance(opened, SealedSegment):
                 return opened.index.next_sequence
-            return max(
-                (met.header.end_sequence for met in opened.batches(FIRST_BATCH, None) if isinstance(met, StoredBatch)),
-                default=0,
-            )
+            batches = (found for found in opened.batches(FIRST_BATCH, None) if isinstance(found, StoredBatch))
+            return max((batch.header.end_sequence for batch in batches), default=0)
     except (FileNotFoundError, Damaged):
         return 0
 
@@ -265,7 +264,7 @@ def local_path(address: str, *, hint: str) -> str:
     ('/spool', '/spool', 'spool')
 
     Raises:
-        InvalidInput: it is a URL of something else; taken for a path it would name a directory ``s3:`` right here.
+        InvalidInput: it is a URL of something else; taken as a path, it would name a directory ``s3:`` here.
     """
     match = _SCHEME.match(address)
     if match is None:

@@ -1,18 +1,28 @@
-"""The options of the data source, checked once: what a query asks for, in numbers.
+"""The options of the data source: what a query or a stream asks for, checked once.
 
     path, paths                             .load("/var/spool/wald"), .load(["/a", "/b"]); patterns are allowed
-    route, routes                           "access", "access,orders"; without: every route
+    route, routes                           "access", "access,orders"; default: every route
     startingSequence, endingSequence        records numbered so, both included
     startingTimestamp, endingTimestamp      appended from then on, and before: ISO 8601, or ms since 1970
-    timeZone                                the zone of times that name none: "America/New_York"; Spark does not hand
-                                            the session's to a Python source, so without this they are refused
+    timeZone                                the zone of times that name none: "America/New_York"; without it they are
+                                            refused, as Spark does not pass the session's zone to a Python source
     includeActive                           "false": leave out the segment that is being written; default "true"
     maxBytesPerPartition                    raw bytes that one task reads at most; default 64MiB
     maxValueBytes                           a longer value ends the query; default 64MiB
     mode                                    FAILFAST (default): damage ends the query; PERMISSIVE: it is passed over
     damagePath                              a directory for reports of what was passed over
-    failOnDataLoss                          "false": go on where RECLAIM has removed what was asked for; default "true"
+    failOnDataLoss                          "false": go on if RECLAIM has deleted what was asked for; default "true"
     jsonSchema                              "status INT, host STRING": columns parsed from values that are JSON
+
+A stream has these, too:
+
+    startingOffsets       where a new stream begins: earliest (default), latest, or JSON {"<log id>": SEQUENCE}, the
+                          first record wanted of each log; a log that is not named there begins with its oldest record
+    maxRecordsPerTrigger  of the routes that are read, from all logs together
+    maxBytesPerTrigger    raw bytes, about; at least one record is read, of any length
+
+A stream that goes on from a checkpoint begins where that ends, and a log that appears later begins with its oldest
+record, whatever ``startingOffsets`` says.
 
 Names are case-insensitive, as everywhere in Spark.
 """
@@ -67,8 +77,8 @@ class Options:
     Attributes:
         paths: as they were given.
         routes: None: all.
-        first, last: sequences; ``first`` is None where nobody asked for a beginning.
-        from_ns, until_ns: append times, from ≤ t < until; None where nobody asked.
+        first, last: sequences; ``first`` is None if no beginning was asked for.
+        from_ns, until_ns: append times, from ≤ t < until; None: not asked for.
         json_ddl: the columns that are parsed from values, as DDL; "": none.
         given: all of it as it came, names in lower case.
     """
@@ -90,30 +100,30 @@ class Options:
 def parse_options(given: Mapping[str, str], *, also: tuple[str, ...] = ()) -> Options:
     """
     Args:
-        also: names of further options that somebody else parses.
+        also: names of further options, which are not parsed here.
 
     Raises:
-        InvalidInput: an option that does not exist, or a value that cannot be.
+        InvalidInput: an option that does not exist, or a value that is not allowed.
     """
-    told = _Told({name.lower(): value for name, value in given.items()})
-    told.check_names((*_KNOWN, *also))
+    asked = _Given({name.lower(): value for name, value in given.items()})
+    asked.check_names((*_KNOWN, *also))
     options = Options(
-        paths=_paths(told),
-        routes=_routes(told),
-        first=told.number("startingSequence", _SEQUENCE, 0) or None,
-        last=told.number("endingSequence", _SEQUENCE, _LAST),
-        from_ns=told.time("startingTimestamp"),
-        until_ns=told.time("endingTimestamp"),
-        active=told.flag("includeActive"),
-        partition_bytes=told.number("maxBytesPerPartition", Size(64 * KIB, TIB), PARTITION_BYTES),
-        value_bytes=told.number("maxValueBytes", Size(1, 2 * GIB - 1), VALUE_BYTES),
+        paths=_paths(asked),
+        routes=_routes(asked),
+        first=asked.number("startingSequence", _SEQUENCE, 0) or None,
+        last=asked.number("endingSequence", _SEQUENCE, _LAST),
+        from_ns=asked.time("startingTimestamp"),
+        until_ns=asked.time("endingTimestamp"),
+        active=asked.flag("includeActive"),
+        partition_bytes=asked.number("maxBytesPerPartition", Size(64 * KIB, TIB), PARTITION_BYTES),
+        value_bytes=asked.number("maxValueBytes", Size(1, 2 * GIB - 1), VALUE_BYTES),
         tolerance=Tolerance(
-            damage=told.word("mode", "FAILFAST", "PERMISSIVE") == "PERMISSIVE",
-            loss=not told.flag("failOnDataLoss"),
-            report=os.path.abspath(told.text("damagePath")) if told.text("damagePath") else "",
+            damage=asked.word("mode", "FAILFAST", "PERMISSIVE") == "PERMISSIVE",
+            loss=not asked.flag("failOnDataLoss"),
+            report=os.path.abspath(asked.text("damagePath")) if asked.text("damagePath") else "",
         ),
-        json_ddl=told.text("jsonSchema"),
-        given=told.options,
+        json_ddl=asked.text("jsonSchema"),
+        given=asked.options,
     )
     if (options.first or 1) > options.last:
         raise InvalidInput(f"records {options.first} to {options.last} are none", hint="startingSequence is the lower")
@@ -123,13 +133,13 @@ def parse_options(given: Mapping[str, str], *, also: tuple[str, ...] = ()) -> Op
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """The options as Spark hands them over, names in lower case."""
+class _Given:
+    """The options as Spark passes them, names in lower case."""
 
     options: Mapping[str, str]
 
     def check_names(self, known: tuple[str, ...]) -> None:
-        if self.options.keys() >= {"owner", "provider"}:  # Spark forgets the options of a table when it reads it
+        if self.options.keys() >= {"owner", "provider"}:  # Spark loses the options of a table when it reads it
             raise InvalidInput(
                 "a table cannot be of format wald", hint="CREATE TEMPORARY VIEW name USING wald OPTIONS (path '…')"
             )
@@ -148,12 +158,12 @@ class _Told:
         return default if given is None else int(self._parsed(name, kind, given))
 
     def word(self, name: str, *words: str) -> str:
-        """One of some words, the first of which is the default; in any case."""
+        """One of ``words``, in upper or lower case; the first is the default."""
         given = self.text(name, words[0])
         return str(self._parsed(name, Choice(words), next((word for word in words if word == given.upper()), given)))
 
     def flag(self, name: str) -> bool:
-        """True where nothing else is said."""
+        """True by default."""
         return self._parsed(name, Choice(("true", "false")), self.text(name, "true").lower()) == "true"
 
     def time(self, name: str) -> int | None:
@@ -178,7 +188,7 @@ class _Told:
         zone = self.text("timeZone")
         if not zone:
             raise InvalidInput(
-                f"{name} is {given!r}, which names no time zone, and the session's is not known to the source",
+                f"{name} is {given!r}, which names no time zone, and the source does not know the session's",
                 hint=f'.option("{name}", "2026-11-21T10:00:00Z"), or .option("timeZone", "America/New_York")',
             )
         try:
@@ -198,9 +208,9 @@ class _Told:
         return parsed
 
 
-def _paths(told: _Told) -> tuple[str, ...]:
-    if not (paths := told.text("paths")):
-        return (told.text("path"),) if told.text("path") else ()
+def _paths(asked: _Given) -> tuple[str, ...]:
+    if not (paths := asked.text("paths")):
+        return (asked.text("path"),) if asked.text("path") else ()
     try:
         listed = json.loads(paths)  # .load([…]) comes as JSON
     except ValueError:
@@ -210,9 +220,9 @@ def _paths(told: _Told) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _routes(told: _Told) -> frozenset[str] | None:
-    """An empty list is an error of whoever made it, and not all routes."""
-    given = [told.options[name] for name in ("route", "routes") if name in told.options]
+def _routes(asked: _Given) -> frozenset[str] | None:
+    """The routes; an empty list is an error, and does not mean all routes."""
+    given = [asked.options[name] for name in ("route", "routes") if name in asked.options]
     return frozenset(check_route(name.strip()) for name in ",".join(given).split(",")) if given else None
 
 
@@ -220,7 +230,6 @@ STREAM_OPTIONS = ("startingOffsets", "maxRecordsPerTrigger", "maxBytesPerTrigger
 _QUERIES_ONLY = ("startingSequence", "endingSequence", "startingTimestamp", "endingTimestamp", "includeActive")
 _RECORDS = Count(1, 10**15)
 _BYTES = Size(1, 1024 * TIB)
-_SEQUENCE = Count(1, 10**18 - 1)
 _STARTS_HINT = '.option("startingOffsets", "latest"), or \'{"<log id>": 251}\''
 
 
@@ -242,7 +251,7 @@ class StreamOptions:
     """What a stream asks for.
 
     Attributes:
-        starting: the place of a log that ``first`` does not name.
+        starting: where to begin in a log that ``first`` does not name.
         first: id of the log, in hexadecimal → the first record wanted.
     """
 
@@ -257,7 +266,7 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
         given: all options, names in lower case.
 
     Raises:
-        InvalidInput: a value that cannot be, or an option that streams do not have.
+        InvalidInput: a value that is not allowed, or an option that streams do not have.
     """
     for name in _QUERIES_ONLY:
         if name.lower() in given:
@@ -276,21 +285,21 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
 
 
 def _number(given: Mapping[str, str], name: str, kind: Count | Size) -> int | None:
-    if (told := given.get(name.lower())) is None:
+    if (text := given.get(name.lower())) is None:
         return None
     try:
-        return kind.parse(told)
+        return kind.parse(text)
     except ValueError as error:
         raise InvalidInput(f"{name} must be {error}", hint=f'.option("{name}", …), or leave it out') from None
 
 
-def _first(told: str) -> dict[str, int]:
+def _first(text: str) -> dict[str, int]:
     try:
-        named = json.loads(told)
+        named = json.loads(text)
         return {uuid.UUID(log).hex: _SEQUENCE.parse(first) for log, first in named.items()}
     except (ValueError, AttributeError, RecursionError) as error:
         raise InvalidInput(
-            f"startingOffsets must be earliest, latest, or JSON with the first record wanted of each log, not {told!r}"
+            f"startingOffsets must be earliest, latest, or JSON with the first record wanted of each log, not {text!r}"
             f" ({error})",
             hint=_STARTS_HINT,
         ) from None

@@ -1,4 +1,7 @@
-"""How far a job has done a log: a route whose newest record has not ended yet holds back itself, and no other."""
+"""How far a job has read a log, and what has come since.
+
+A route whose newest record has begun and not ended is held back; the other routes go on.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
+from wald.store.segments.view import View
 from wald_spark.blocks import Range, packed
 from wald_spark.damage import Tolerance
 from wald_spark.locations import LogLocation, Shipped, find_locations
@@ -17,18 +21,18 @@ from wald_spark.pieces import LogPiece, pieces_of
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Up to where the records of a log are done.
+    """Up to which record a log is done.
 
     Attributes:
-        last: of all routes but those in ``held_back``.
-        held_back: of each route that was held back by a record without an end, the last one that is done.
+        last: of all routes except those in ``held_back``.
+        held_back: for each route that a record without an end holds back, the last record that is done.
     """
 
     last: int
     held_back: Mapping[str, int] = field(default_factory=dict)
 
     def to(self, end: LogEnd) -> Progress:
-        """As far as a job can get now; no further, where nobody can say which routes are held back and which not."""
+        """How far a job can get by ``end``; no further than here, if it is not known which routes are held back."""
         unknown = end.routes is None and (end.begun or self.held_back)
         if unknown or end.last < self.last:
             return self
@@ -38,7 +42,7 @@ class Progress:
         """The records from here to ``after``, each once.
 
         Args:
-            end: what ``after`` was made of.
+            end: the end by which ``after`` was made.
             wanted: the routes; None: all.
         """
         apart = {*self.held_back, *after.held_back} if wanted is None else {*self.held_back, *after.held_back} & wanted
@@ -53,12 +57,12 @@ class Progress:
         return [each for each in ranges if each.first <= each.last and (each.routes is None or each.routes)]
 
 
-PIECE_BYTES = 32 << 20  # what is planned in one go; chunks are made of these
+PIECE_BYTES = 32 << 20  # of a piece; chunks are made of pieces
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Neighbouring pieces of one log, which one task takes."""
+    """Neighbouring pieces of one log, which one task reads."""
 
     pieces: tuple[LogPiece, ...]
 
@@ -73,11 +77,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class NewRecords:
-    """What is to be done of one log.
+    """What has come in one log since the last run.
 
     Attributes:
-        before, after: all that is wanted of the records between them is in ``pieces``, which may be none.
-        lost: what RECLAIM had removed before it was done, in words; "": nothing.
+        before, after: ``pieces``, which may be none, hold all wanted records between them.
+        lost: a message about what RECLAIM has deleted before it was done; "": nothing.
     """
 
     location: LogLocation
@@ -88,7 +92,7 @@ class NewRecords:
 
     @property
     def due(self) -> bool:
-        """Whether anything has come."""
+        """Whether there is anything to do."""
         return self.before != self.after
 
     @property
@@ -100,7 +104,7 @@ class NewRecords:
 
 
 def find_logs(paths: Sequence[str], routes: Sequence[str] | None) -> list[LogLocation]:
-    """The logs at ``paths``, which have all of ``routes``; of shipped segments nobody knows before they are read.
+    """The logs at ``paths``; they have all of ``routes``, unless there are shipped segments, which do not list them.
 
     Raises:
         InvalidInput: an archive is among them.
@@ -123,50 +127,52 @@ def find_logs(paths: Sequence[str], routes: Sequence[str] | None) -> list[LogLoc
 def new_records(
     location: LogLocation, before: Progress | None, routes: Sequence[str] | None, tolerance: Tolerance
 ) -> NewRecords:
-    """What has come behind ``before``, None: all there is.
+    """What has come behind ``before``; None: all there is.
 
     Raises:
         Damaged: something is missing, and that is not tolerated.
-        NotFound: RECLAIM has removed records behind ``before``, and that is not tolerated.
+        NotFound: RECLAIM has deleted records behind ``before``, and that is not tolerated.
     """
     view = location.view()
-    bound = view.bound
     wanted = None if routes is None else frozenset(routes)
-    if before is not None and not bound.lost and bound.sequence is not None and bound.sequence < before.last:
-        raise Damaged(
-            f"{location.root.path}: it ends with record {bound.sequence}, and record {before.last} was read before: an "
-            "older copy was put back",
-            hint=f"another --out begins anew; {command_line(location.root.path, 'verify')} tells what is there",
-        )
+    if before is not None:
+        _require_not_rewound(view, before)
     end = log_end(view, wanted)
-    oldest = view.segments[0].base_sequence if view.segments else 1
-    begun = before or Progress(oldest - 1)
+    begun = before or Progress(view.segments[0].base_sequence - 1 if view.segments else 0)
     after = begun.to(end)
     ranges = begun.ranges(after, end, wanted)
-
-    def planned(tolerance: Tolerance, *, gaps: bool) -> list[LogPiece]:
-        return [
-            piece
-            for span in ranges
-            for piece in pieces_of(view, span, limit_bytes=PIECE_BYTES, tolerance=tolerance, gaps=gaps)
-        ]
-
-    lost = ""
     try:
-        pieces = planned(replace(tolerance, loss=False), gaps=before is None)
+        pieces = _pieces(view, ranges, replace(tolerance, loss=False), gaps=before is None)
     except NotFound as error:
         if not tolerance.loss:
             raise
-        lost = error.message
-        pieces = planned(tolerance, gaps=False)
-    return NewRecords(location, begun, after, pieces, lost)
+        return NewRecords(location, begun, after, _pieces(view, ranges, tolerance, gaps=False), error.message)
+    return NewRecords(location, begun, after, pieces)
+
+
+def _require_not_rewound(view: View, before: Progress) -> None:
+    bound = view.bound
+    if not bound.lost and bound.sequence is not None and bound.sequence < before.last:
+        raise Damaged(
+            f"{view.root.path}: it ends with record {bound.sequence}, and record {before.last} was read before: an "
+            "older copy was put back",
+            hint=f"another --out begins anew; {command_line(view.root.path, 'verify')} shows what is there",
+        )
+
+
+def _pieces(view: View, ranges: Sequence[Range], tolerance: Tolerance, *, gaps: bool) -> list[LogPiece]:
+    return [
+        piece
+        for wanted in ranges
+        for piece in pieces_of(view, wanted, limit_bytes=PIECE_BYTES, tolerance=tolerance, gaps=gaps)
+    ]
 
 
 def passed_over(new: NewRecords, notes: Path) -> list[str]:
-    """What of ``new`` could not be read, and was not to be.
+    """Messages about what of ``new`` could not be read.
 
     Args:
-        notes: the directory for reports of the tolerance with which it was planned.
+        notes: the directory of the reports, as in the tolerance with which ``new`` was planned.
     """
     lines = [
         line for path in sorted(notes.glob(f"{new.location.log}-*.jsonl")) for line in path.read_text().splitlines()

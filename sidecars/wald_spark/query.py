@@ -1,4 +1,4 @@
-"""Planning a query: its options and what is in the directories in, pieces to read out."""
+"""Planning a query: by its options and what its paths hold, which pieces have to be read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Piece = LogPiece | BundlePiece
 
 
 def plan_query(options: Options) -> list[Piece]:
-    """All that has to be read, place by place and in order.
+    """All that has to be read, location by location and in order.
 
     Raises:
-        NotFound: no such path or route, or RECLAIM has removed records that were asked for by number.
-        Damaged: something that should be there cannot be read, and that is not tolerated.
+        NotFound: no such path or route, or RECLAIM has deleted records that were asked for by number.
+        Damaged: something is missing or cannot be read, and damage is not tolerated.
         InvalidInput: two paths hold the same records.
     """
     locations = find_locations(options.paths)
@@ -47,7 +47,7 @@ def plan_query(options: Options) -> list[Piece]:
 
 
 def _refuse_overlaps(pieces: Sequence[Piece]) -> None:
-    """No record is to come from two places, as it would from a log and an archive of it."""
+    """No record may come from two locations, as from a log and an archive of it."""
     spans: dict[tuple[str, Location], tuple[int, int]] = {}
     for piece in pieces:
         first, last = spans.get((piece.log, piece.location), (piece.first, piece.last))
@@ -67,10 +67,10 @@ def _name(location: Location) -> str:
 
 
 def require_routes(locations: Sequence[Location], routes: frozenset[str]) -> None:
-    """Look whether each of ``routes`` is somewhere; shipped segments tell only when they are read.
+    """Check that each of ``routes`` exists; in shipped segments this is known only when they are read.
 
     Raises:
-        NotFound: one is not.
+        NotFound: one does not.
     """
     known: set[str] = set()
     for location in locations:
@@ -90,7 +90,7 @@ def _log_pieces(location: LogLocation, options: Options) -> list[LogPiece]:
     view = location.view()
     oldest = view.segments[0].base_sequence if view.segments else 1
     first, last = options.first or oldest, options.last
-    # Append times never go back, so a range of times is one of sequences.
+    # Append times never decrease, so a range of times is one of sequences.
     if options.from_ns is not None:
         first = max(first, sequence_at(view, options.from_ns))
     if options.until_ns is not None:

@@ -71,10 +71,10 @@ def _homes() -> Iterator[Path]:
 
 def _version(program: Path) -> int | None:
     try:
-        told = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30, check=True)
+        printed = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    found = _VERSION.search(told.stderr)
+    found = _VERSION.search(printed.stderr)
     return int(found[1]) if found else None
 
 
@@ -85,7 +85,7 @@ _LOOPBACK = re.compile(r"local|spark://(127\.|localhost)")
 _THREADS = re.compile(r"local(\[(?P<threads>\*|\d+)\])?")
 _STANDALONE = "spark://"
 ANSWER_SECONDS = 5.0
-SILENT_SECONDS = 5.0  # a wait that is longer is told
+SILENT_SECONDS = 5.0  # a longer wait is reported
 _SETTINGS = {
     "spark.driver.memory": "2g",
     "spark.sql.session.timeZone": "UTC",
@@ -100,7 +100,7 @@ _SETTINGS = {
 def require_spark() -> None:
     """
     Raises:
-        NotFound: this Python lacks what the jobs are made of.
+        NotFound: a package that the jobs need is not installed.
     """
     for package in _PACKAGES:
         try:
@@ -113,13 +113,13 @@ def require_spark() -> None:
 
 @contextmanager
 def session(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session for one job, stopped at the end.
+    """A session for one job, which is stopped at the end.
 
-    What spark-defaults.conf, PYSPARK_SUBMIT_ARGS or spark-submit sets stays as it is, but for the master and for what
-    is in ``settings``.
+    What spark-defaults.conf, PYSPARK_SUBMIT_ARGS or spark-submit set is kept, except for the master and for what is in
+    ``settings``.
 
     Args:
-        master: as Spark has it; a local one gets :data:`ATTEMPTS` for each task.
+        master: a URL of Spark; a local one gets :data:`ATTEMPTS` for each task.
 
     Raises:
         NotFound: no PySpark, or no Java that is new enough.
@@ -136,7 +136,7 @@ def session(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None
 def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None = None) -> SparkSession:
     """As :func:`session`; the caller stops it."""
     os.environ["JAVA_HOME"] = str(require_java().home)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run whatever python3 is on the PATH
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers run the python3 that is on the PATH
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     require_spark()
     from pyspark.errors import PySparkException
@@ -147,30 +147,30 @@ def start(app: str, *, master: str = LOCAL, settings: Mapping[str, str] | None =
     if _LOOPBACK.match(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         wanted |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    told = _told_elsewhere()
+    kept = _set_elsewhere()
     builder = SparkSession.builder.appName(app).master(_with_attempts(master))
-    for name, value in ({name: wanted[name] for name in wanted if name not in told} | dict(settings or {})).items():
+    for name, value in ({name: wanted[name] for name in wanted if name not in kept} | dict(settings or {})).items():
         builder = builder.config(name, value)
     started_before = _children()
-    with _stderr_held_back() as said:
+    with _stderr_captured() as printed:
         try:
             return builder.getOrCreate()
         except (PySparkException, RuntimeError, OSError) as error:
             raise Unavailable(
-                f"Spark does not start on {master}: {_last_words(said()) or _reason(error)}",
+                f"Spark does not start on {master}: {_last_line(printed()) or _reason(error)}",
                 hint="--master 'local[2]' needs no cluster",
             ) from error
         except Exception as error:
             raise Unavailable(
                 f"Spark does not start on {master}: {_reason(error)}", hint="--master 'local[2]' needs no cluster"
             ) from error
-        except BaseException:  # interrupted: the JVM would not notice
+        except BaseException:  # interrupted: the JVM would go on
             _end_children(started_before)
             raise
 
 
 def _require_master(master: str) -> None:
-    """A standalone master that does not answer would be tried for a minute, and then be called a stopped context.
+    """Check that a standalone master answers; else Spark tries it for a minute, and then reports a stopped context.
 
     Raises:
         Unavailable: none of the addresses answers.
@@ -187,31 +187,31 @@ def _require_master(master: str) -> None:
 
 
 def _await_executor(session: SparkSession, master: str) -> None:
-    """Wait until a standalone master has given an executor: it may have no workers, or none that are free."""
+    """Wait until a standalone master has started an executor: it may have no workers, or none that are free."""
     if not master.startswith(_STANDALONE):
         return
-    tracker = session.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001 - PySpark's own does not know
-    told_at = time.monotonic() + SILENT_SECONDS
+    tracker = session.sparkContext._jsc.sc().statusTracker()  # noqa: SLF001 - PySpark's own tracker does not have it
+    report_at = time.monotonic() + SILENT_SECONDS
     while len(tracker.getExecutorInfos()) < 2:  # the driver is one of them
-        if time.monotonic() >= told_at:
+        if time.monotonic() >= report_at:
             sys.stderr.write(f"waiting for {master}: no worker has joined it, or other jobs hold them all\n")
-            told_at += 6 * SILENT_SECONDS
+            report_at += 6 * SILENT_SECONDS
         time.sleep(0.1)
 
 
-def _last_words(said: list[str]) -> str:
-    """Of what the JVM has printed the last line that is no frame of a stack; "": there is none.
+def _last_line(printed: list[str]) -> str:
+    """The last line that the JVM has printed and that is not a stack frame; "" if there is none.
 
-    >>> _last_words(['Exception in thread "main" org.apache.SparkException: no', "  at org.apache.A.b(A.scala)"])
+    >>> _last_line(['Exception in thread "main" org.apache.SparkException: no', "  at org.apache.A.b(A.scala)"])
     'org.apache.SparkException: no'
     """
     frames = ("at ", "... ")
-    lines = [line.strip() for line in said if line.strip() and not line.strip().startswith(frames)]
+    lines = [line.strip() for line in printed if line.strip() and not line.strip().startswith(frames)]
     return lines[-1].removeprefix('Exception in thread "main" ') if lines else ""
 
 
 def _reason(error: Exception) -> str:
-    """What the JVM threw, out of the words of py4j around it, which end in stack frames."""
+    """What the JVM threw, without the text of py4j around it, which ends in stack frames."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((line[2:] for line in lines if line.startswith(": ")), next(filter(None, lines), type(error).__name__))
 
@@ -229,25 +229,25 @@ def _end_children(before: set[int]) -> None:
             os.kill(pid, signal.SIGTERM)
 
 
-def _told_elsewhere() -> set[str]:
-    """The names of the settings that whoever runs this has made; a builder's would win over them."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # below spark-submit: its JVM knows
+def _set_elsewhere() -> set[str]:
+    """The names of the settings that the user has made elsewhere; those of a builder would replace them."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # below spark-submit: its JVM has them
         from pyspark import SparkConf, SparkContext
 
         SparkContext._ensure_initialized()  # noqa: SLF001 - the only way to that JVM before there is a session
         return {name for name, _ in SparkConf().getAll()}
     arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
-    told = set(re.findall(r"\bspark\.[\w.]+", arguments))
-    told |= {"spark.driver.memory"} if "--driver-memory" in arguments else set()
+    names = set(re.findall(r"\bspark\.[\w.]+", arguments))
+    names |= {"spark.driver.memory"} if "--driver-memory" in arguments else set()
     home = os.environ.get("SPARK_HOME")
     if directory := os.environ.get("SPARK_CONF_DIR") or (home and os.path.join(home, "conf")):
         with suppress(FileNotFoundError), open(os.path.join(directory, "spark-defaults.conf")) as file:
-            told |= {words[0] for line in file if (words := re.split(r"[\s=]+", line.strip())) and words[0]}
-    return told
+            names |= {parts[0] for line in file if (parts := re.split(r"[\s=]+", line.strip())) and parts[0]}
+    return names
 
 
 def _with_attempts(master: str) -> str:
-    """A local master with attempts; any other as it is.
+    """A local master with a number of attempts; any other master as it is.
 
     >>> _with_attempts("local[*]"), _with_attempts("local[2,1]"), _with_attempts("spark://a:7077")
     ('local[*,4]', 'local[2,1]', 'spark://a:7077')
@@ -257,19 +257,19 @@ def _with_attempts(master: str) -> str:
 
 
 @contextmanager
-def _stderr_held_back() -> Iterator[Callable[[], list[str]]]:
-    """While Spark starts, what the JVM says on stderr goes into a file: there are warnings on a good day, too."""
+def _stderr_captured() -> Iterator[Callable[[], list[str]]]:
+    """While Spark starts, collect what the JVM prints on stderr: it prints warnings even if nothing is wrong."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
 
-        def said() -> list[str]:
+        def printed() -> list[str]:
             file.seek(0)
             return file.read().decode(errors="replace").splitlines()
 
         try:
-            yield said
+            yield printed
         finally:
             os.dup2(kept, 2)
             os.close(kept)

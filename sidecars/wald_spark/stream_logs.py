@@ -81,7 +81,7 @@ class StreamLog:
 
 
 class StreamLogs:
-    """All that ``paths`` name, by id.
+    """The logs that ``paths`` name, by id.
 
     Args:
         search_seconds: how often the paths are searched.
@@ -109,13 +109,13 @@ class StreamLogs:
         """
         if self._next_search is None or time.monotonic() >= self._next_search:
             self._search()
-        for log, watched in list(self._logs.items()):
+        for log_id, log in list(self._logs.items()):
             try:
-                watched.poll()
+                log.poll()
             except NotFound:
                 if not may_vanish:
                     raise
-                del self._logs[log]
+                del self._logs[log_id]
                 self._next_search = 0.0
         return self._logs
 
@@ -123,35 +123,35 @@ class StreamLogs:
         found = {}
         for location in self._locations(first=self._next_search is None):
             if not isinstance(location, LogLocation):
-                raise _archive(location.address)
+                raise _is_archive(location.address)
             known = self._logs.get(location.log)
             found[location.log] = known if known and known.location == location else StreamLog(location, self._routes)
         self._logs = found
         self._next_search = time.monotonic() + self._search_seconds
 
     def _locations(self, *, first: bool) -> Sequence[Location]:
-        """Where there are logs now; when asked first, each path by itself has to be one."""
+        """The logs that there are now; at the first search, each path that is not a pattern has to be one."""
         names = []
         if remote := next(filter(is_remote, self._paths), None):
-            raise _archive(remote)
+            raise _is_archive(remote)
         for path in self._paths:
             if first and not glob.has_magic(path):
                 names.append(path)
             else:
                 names += [
-                    name for name in map(glob.escape, sorted(glob.glob(os.path.abspath(path)))) if _is_place(name)
+                    name for name in map(glob.escape, sorted(glob.glob(os.path.abspath(path)))) if _holds_log(name)
                 ]
         if first and not names:
             raise NotFound(f"{', '.join(self._paths)}: no log there", hint=f"ls -d {' '.join(self._paths)}")
         return find_locations(names) if names else []
 
 
-def _archive(location: str) -> InvalidInput:
-    return InvalidInput(f"{location}: an archive cannot be streamed", hint='spark.read.format("wald") reads it')
+def _is_archive(address: str) -> InvalidInput:
+    return InvalidInput(f"{address}: an archive cannot be streamed", hint='spark.read.format("wald") reads it')
 
 
-def _is_place(name: str) -> bool:
-    """Whether there is something to stream; a log that is just being made has no identity yet."""
+def _holds_log(name: str) -> bool:
+    """Whether there is something to stream; a log that is being made has no identity yet."""
     try:
         return any(isinstance(location, LogLocation) for location in find_locations([name]))
     except NotFound:

@@ -1,9 +1,9 @@
-"""Pieces of work on executors: a function is called with each piece there, and each result comes back once it is made.
+"""Pieces of work on executors: a function is called with each piece, and each result is returned as soon as it is made.
 
-A result travels as an update of an accumulator, which Spark hands to the driver when a task ends, once for each task
-however often it was tried. So the first result is here while the last piece still waits, which ``collect`` would not
-give, and all executors are at work, which ``toLocalIterator`` would not give. No row of data takes this way: a piece
-says what to do (a path and a range, say), the executor reads and writes by itself, and a result tells what came of it.
+A result travels as an update of an accumulator. Spark passes it to the driver when a task ends, once for each task even
+if it was tried several times. So the first result arrives while the last piece still waits, unlike with ``collect``,
+and all executors work, unlike with ``toLocalIterator``. No rows are sent this way: a piece says what to do (a path and
+a range, for example), the executor reads and writes by itself, and the result is a summary.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 _Outcome = tuple[int, bytes | WaldError | OSError]
 
-_TASKS_PER_CORE = 64  # a task by itself costs some 30 ms; where there are more pieces, several share one
+_TASKS_PER_CORE = 64  # a task by itself costs some 30 ms; more pieces share tasks
 _TRACEBACK = "Traceback (most recent call last):"
 
 
 def run(
     spark: SparkSession, pieces: Sequence[P], work: Callable[[P], bytes], *, on_done: Callable[[int], None]
 ) -> Generator[tuple[int, bytes], None, None]:
-    """Call ``work`` with each piece on some executor; gives the number of the piece with the result, as they finish.
+    """Call ``work`` with each piece on an executor; yields the number of each piece and its result, as they finish.
 
-    The first ``next`` begins the job. Pieces are begun in their order, so the largest belong first. A piece is tried
-    again after a failure, and after an executor was lost, so what ``work`` does to the world must be fit for being done
-    twice. Closing the generator cancels what still runs.
+    The first ``next`` starts the job. Pieces are started in their order, so the largest belong first. A piece is tried
+    again after a failure, and after an executor was lost, so ``work`` has to be repeatable. Closing the generator
+    cancels what still runs.
 
     Args:
-        pieces: anything that can be pickled.
-        work: the same: a function of a module that executors can import, or a frozen dataclass with ``__call__``. The
-            results are to be small, all together less than ``spark.driver.maxResultSize``.
-        on_done: called in this thread with the number of each piece that is done, before its result is given.
+        pieces: can be pickled.
+        work: can be pickled, too: a function of a module that executors can import, or a frozen dataclass with
+            ``__call__``. The results have to be small, all together less than ``spark.driver.maxResultSize``.
+        on_done: called in this thread with the number of each piece that is done, before its result is yielded.
 
     Raises:
-        WaldError, OSError: what ``work`` has raised, the first of them; pieces that wait are not begun any more.
-        Unavailable: Spark has given up: a piece failed otherwise at every attempt, or there are no executors left.
+        WaldError, OSError: the first that ``work`` has raised; pieces that wait are not started any more.
+        Unavailable: Spark has given up: a piece failed at every attempt for another reason, or no executor is left.
     """
     job = _Job(spark, pieces, work)
     try:
@@ -70,8 +70,8 @@ class _Job(Generic[P]):
         task = _Task(work, self._context.accumulator(self._inbox, _Updates()))
         numbered = list(enumerate(pieces))
         count = min(len(numbered), _TASKS_PER_CORE * self._context.defaultParallelism)
-        hands = [numbered[first::count] for first in range(count)]
-        self._thread = threading.Thread(target=self._work, args=(hands, task), daemon=True)
+        shares = [numbered[first::count] for first in range(count)]
+        self._thread = threading.Thread(target=self._work, args=(shares, task), daemon=True)
         self._thread.start()
 
     def outcomes(self) -> Iterator[_Outcome]:
@@ -83,24 +83,24 @@ class _Job(Generic[P]):
             yield arrived
 
     def cancel(self) -> None:
-        """End what still runs, if something does."""
+        """Cancel what still runs."""
         while self._thread.is_alive():
-            self._context.cancelJobGroup(self._group)  # in vain, as long as the job has not been submitted
+            self._context.cancelJobGroup(self._group)  # has no effect before the job has been submitted
             self._thread.join(0.2)
 
-    def _work(self, hands: list[list[tuple[int, P]]], task: _Task[P]) -> None:
+    def _work(self, shares: list[list[tuple[int, P]]], task: _Task[P]) -> None:
         end: Exception | None = None
         try:
-            if hands:
+            if shares:
                 self._context.setJobGroup(self._group, "wald", interruptOnCancel=True)
-                self._context.parallelize(hands, len(hands)).foreach(task)
-        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+                self._context.parallelize(shares, len(shares)).foreach(task)
+        except Exception as error:  # noqa: BLE001 - outcomes() raises it
             end = error
-        self._inbox.queue.put(end)  # Spark hands over the update of a task before it counts the task as done
+        self._inbox.queue.put(end)  # Spark passes on the update of a task before it counts the task as done
 
 
 class _Inbox(list[_Outcome]):
-    """The driver's value of the accumulator: what is added to it stands in a queue."""
+    """The driver's value of the accumulator: what is added to it goes into a queue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class _Inbox(list[_Outcome]):
 
 
 class _Updates(AccumulatorParam[list[_Outcome]]):
-    """How outcomes add up: in a list on an executor, in the inbox on the driver."""
+    """Collects outcomes in a list on an executor, and in the inbox on the driver."""
 
     def zero(self, value: list[_Outcome]) -> list[_Outcome]:  # noqa: ARG002
         return []
@@ -124,13 +124,13 @@ class _Updates(AccumulatorParam[list[_Outcome]]):
 
 @dataclass(frozen=True, slots=True)
 class _Task(Generic[P]):
-    """What an executor does with the pieces it is dealt."""
+    """What an executor does with the pieces of one task."""
 
     work: Callable[[P], bytes]
     outcomes: Accumulator[list[_Outcome]]
 
-    def __call__(self, hand: list[tuple[int, P]]) -> None:
-        for number, piece in hand:
+    def __call__(self, share: list[tuple[int, P]]) -> None:
+        for number, piece in share:
             self.outcomes.add([(number, self._outcome(piece))])
 
     def _outcome(self, piece: P) -> bytes | WaldError | OSError:
@@ -141,11 +141,11 @@ class _Task(Generic[P]):
 
 
 def _reason(error: Exception) -> str:
-    """The one line of what Spark tells that says why: the exception of Python, where there is one."""
+    """The line of Spark's message that has the reason: the exception of Python, if there is one."""
     lines = str(error).splitlines()
-    told = lines[:1]
+    reason = lines[:1]
     for number, line in enumerate(lines):
         if _TRACEBACK in line:
-            told = list(takewhile(lambda each: not each.startswith("\tat "), lines[number + 1 :]))
+            reason = list(takewhile(lambda each: not each.startswith("\tat "), lines[number + 1 :]))
             break
-    return next((line.strip() for line in reversed(told) if line.strip()), type(error).__name__)
+    return next((line.strip() for line in reversed(reason) if line.strip()), type(error).__name__)

@@ -1,15 +1,15 @@
-"""From trigger to trigger: where a stream begins, where the next trigger ends, and what has to be read for it.
+"""The triggers of a stream: where the stream begins, where the next trigger ends, and what has to be read for it.
 
-A trigger covers, of each log, the records behind the last one up to the last of which all before are complete, or
-less where the limits say so. What one trigger has covered, the next does not, and nothing lies between them.
+A trigger covers the records of each log from the end of the last trigger to the last sequence up to which all records
+are complete, or less if the limits say so. So triggers neither overlap nor leave anything out between them.
 
-Where the stream began in a log is decided at the trigger that meets the log first, and is part of its offsets. So it
-is the same when Spark plans that trigger again after a crash, whatever has been appended or reclaimed meanwhile.
+The first trigger that meets a log decides where the stream begins in it, and this is part of the offsets. So it is the
+same when Spark plans that trigger again after a crash, even if records were appended or reclaimed meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused
 from wald.store.segments.head import lost_head
@@ -23,7 +23,7 @@ from wald_spark.stream_logs import StreamLog, StreamLogs
 
 
 class Triggers:
-    """The triggers of one stream, in the one process that plans them.
+    """Plans the triggers of one stream.
 
     Attributes:
         latest: where the last trigger would have ended without a limit; None before the first.
@@ -32,7 +32,7 @@ class Triggers:
     def __init__(self, options: Options, stream: StreamOptions) -> None:
         self._options = options
         self._stream = stream
-        self._watched = StreamLogs(options.paths, options.routes)
+        self._logs = StreamLogs(options.paths, options.routes)
         self._last: dict[str, int] | None = None
         self._turn = 0
         self.latest: Offsets | None = None
@@ -42,44 +42,47 @@ class Triggers:
         return Offsets(routes=self._options.routes)
 
     def close(self) -> None:
-        """Let nothing that comes from now on be part of the stream."""
-        self._last = {log: watched.end for log, watched in self._poll().items()}
+        """Let the stream end with the records that are there now."""
+        self._last = {log: found.end for log, found in self._poll().items()}
 
     def end(self, start: Offsets, limits: Limits) -> Offsets:
         """Where the trigger behind ``start`` ends; ``start`` itself, if nothing has come.
 
         Raises:
-            NotFound: a log is gone, and loss is not tolerated; or a path, a route, a record to start with is not there.
+            NotFound: a log is gone, and loss is not tolerated; or a path, a route or a first record does not exist.
             Damaged: a log ends in front of what was read of it.
             Refused: ``start`` is of a stream that reads other routes.
             InvalidInput, UnsupportedFormat: as :meth:`StreamLogs.poll`.
         """
         self._require_same_routes(start)
-        watched = self._poll()
-        positions = dict(start.logs)
+        logs = self._poll()
         for log, position in start.logs.items():
-            if log not in watched:
-                self._vanished(log, position)
-        if watched and not start.logs:
-            self._require_known(watched)
-            require_routes([seen.location for seen in watched.values()], self._options.routes or frozenset())
-        backlogs = {}
-        for log, seen in watched.items():
-            end = seen.end if self._last is None else self._last.get(log)
-            if end is None:
-                continue
-            position = positions.get(log) or self._begin(log, seen, end, new=not start.logs)
-            positions[log] = position
-            if seen.head is not None and position.last > seen.head.sequence:
-                raise _rewound(seen, position.last)
-            if position.last < end:
-                assert seen.view is not None
-                extents = seen.extents.between(seen.view, position.last, end)
-                backlogs[log] = Backlog(position.last, end, extents)
+            if log not in logs:
+                self._require_loss_tolerated(log, position)
+        if logs and not start.logs:
+            self._require_known(logs)
+            require_routes([found.location for found in logs.values()], self._options.routes or frozenset())
+        positions = dict(start.logs)
+        backlogs = dict(self._backlogs(logs, positions, new=not start.logs))
         self.latest = _moved(positions, {log: backlog.end for log, backlog in backlogs.items()}, start.routes)
         ends = admit(list(backlogs.values()), limits, turn=self._turn)
         self._turn += 1
         return _moved(positions, dict(zip(backlogs, ends, strict=True)), start.routes)
+
+    def _backlogs(
+        self, logs: Mapping[str, StreamLog], positions: dict[str, Position], *, new: bool
+    ) -> Iterator[tuple[str, Backlog]]:
+        """The logs in which something has come; one that is met for the first time gets its position."""
+        for log, found in logs.items():
+            end = found.end if self._last is None else self._last.get(log)
+            if end is None:
+                continue
+            position = positions[log] = positions.get(log) or self._begin(log, found, end, new=new)
+            if found.head is not None and position.last > found.head.sequence:
+                raise _rewound(found, position.last)
+            if position.last < end:
+                assert found.view is not None
+                yield log, Backlog(position.last, end, found.extents.between(found.view, position.last, end))
 
     def pieces(self, start: Offsets, end: Offsets) -> list[LogPiece]:
         """What has to be read for the trigger from ``start`` to ``end``.
@@ -91,62 +94,62 @@ class Triggers:
             InvalidInput, UnsupportedFormat: as :meth:`StreamLogs.poll`.
         """
         self._require_same_routes(end)
-        watched = self._poll()
+        logs = self._poll()
         pieces: list[LogPiece] = []
         for log, position in end.logs.items():
             after = start.logs[log].last if log in start.logs else position.began
             if after < position.last:
-                if log in watched:
-                    pieces += self._log_pieces(watched[log], after + 1, position.last)
+                if log in logs:
+                    pieces += self._log_pieces(logs[log], after + 1, position.last)
                 else:
-                    self._vanished(log, position)
+                    self._require_loss_tolerated(log, position)
         return pieces
 
     def _poll(self) -> Mapping[str, StreamLog]:
-        return self._watched.poll(may_vanish=self._options.tolerance.loss)
+        return self._logs.poll(may_vanish=self._options.tolerance.loss)
 
-    def _log_pieces(self, seen: StreamLog, first: int, last: int) -> list[LogPiece]:
-        assert seen.view is not None
-        known = seen.view.bound.sequence
-        if last > (seen.end if known is None else known):
-            raise _rewound(seen, last)
+    def _log_pieces(self, found: StreamLog, first: int, last: int) -> list[LogPiece]:
+        assert found.view is not None
+        known = found.view.bound.sequence
+        if last > (found.end if known is None else known):
+            raise _rewound(found, last)
         return pieces_of(
-            seen.view,
+            found.view,
             Range(self._options.routes, first, last),
             limit_bytes=self._options.partition_bytes,
             tolerance=self._options.tolerance,
         )
 
-    def _begin(self, log: str, seen: StreamLog, end: int, *, new: bool) -> Position:
-        """Where the stream begins in a log that it meets; in one that has come later, with the oldest record."""
-        began = seen.oldest - 1
+    def _begin(self, log: str, found: StreamLog, end: int, *, new: bool) -> Position:
+        """Where the stream begins in a log; in one that has appeared later, with the oldest record."""
+        began = found.oldest - 1
         if new and self._stream.starting == "latest":
             began = end
         elif new and log in self._stream.first:
             began = self._stream.first[log] - 1
-            if began > max(end, seen.head.sequence if seen.head else 0):
+            if began > max(end, found.head.sequence if found.head else 0):
                 raise NotFound(
-                    f"{seen.location.root.path}: record {began + 1}, which startingOffsets names, was never issued",
+                    f"{found.location.root.path}: record {began + 1}, which startingOffsets names, was never issued",
                     hint='.option("startingOffsets", "latest") begins with the next one',
                 )
         return Position(began, began)
 
-    def _require_known(self, watched: Mapping[str, StreamLog]) -> None:
-        if unknown := sorted(self._stream.first.keys() - watched.keys()):
+    def _require_known(self, logs: Mapping[str, StreamLog]) -> None:
+        if unknown := sorted(self._stream.first.keys() - logs.keys()):
             raise InvalidInput(
-                f"startingOffsets names log {unknown[0]}, which is not there", hint=f"there are {', '.join(watched)}"
+                f"startingOffsets names log {unknown[0]}, which is not there", hint=f"there are {', '.join(logs)}"
             )
 
     def _require_same_routes(self, offsets: Offsets) -> None:
-        """Others have been passed over up to here, or would be missed."""
+        """Records of other routes were skipped up to here, or would be missed from here on."""
         if offsets.routes != self._options.routes:
-            before, now = _words(offsets.routes), _words(self._options.routes)
+            before, now = _named(offsets.routes), _named(self._options.routes)
             raise Refused(
                 f"the checkpoint is that of a stream of {before}, and this one reads {now}",
                 hint="a checkpointLocation of its own, with startingOffsets where the other one stands",
             )
 
-    def _vanished(self, log: str, position: Position) -> None:
+    def _require_loss_tolerated(self, log: str, position: Position) -> None:
         if not self._options.tolerance.loss:
             raise NotFound(
                 f"{', '.join(self._options.paths)}: log {log}, read up to record {position.last}, is not there",
@@ -158,17 +161,17 @@ def _moved(positions: Mapping[str, Position], ends: Mapping[str, int], routes: f
     return Offsets({log: at._replace(last=ends.get(log, at.last)) for log, at in positions.items()}, routes)
 
 
-def _words(routes: frozenset[str] | None) -> str:
+def _named(routes: frozenset[str] | None) -> str:
     return "all routes" if routes is None else f"routes {', '.join(sorted(routes))}"
 
 
-def _rewound(seen: StreamLog, last: int) -> Damaged:
-    """The error for a log that does not reach as far as a trigger did."""
-    root = seen.location.root
-    if seen.head is None and seen.view is not None and seen.view.bound.sequence is not None:
-        return lost_head(root, seen.view.bound)
+def _rewound(found: StreamLog, last: int) -> Damaged:
+    """The error for a log that ends in front of what a trigger has read."""
+    root = found.location.root
+    if found.head is None and found.view is not None and found.view.bound.sequence is not None:
+        return lost_head(root, found.view.bound)
     return Damaged(
-        f"{root.path}: log {seen.location.log} ends with record {seen.end}, and the stream has met record {last}: "
+        f"{root.path}: log {found.location.log} ends with record {found.end}, and the stream has met record {last}: "
         "it is older than it was",
         hint="an older copy was put in its place; a stream of it needs a checkpointLocation of its own",
     )
