@@ -1,4 +1,4 @@
-"""What the daemon counts about itself; plain numbers, written by the loop and read by whoever asks.
+"""What the daemon counts about itself: plain numbers, written by the loop and read by the endpoint and STAT.
 
 Units are in the names: bytes, records, seconds. Counters only grow; the others are set.
 """
@@ -13,12 +13,13 @@ class Metrics:
     """The numbers of one life of the daemon.
 
     Attributes:
-        free_bytes: under the root when last looked at.
-        needed_bytes: of them with less than this input waits.
-        degraded_by: why it does, as :class:`Cause` has it; "" while it does not.
-        held_requests: how many wait for room; others are taken meanwhile, unless it is degraded.
-        waiting_since: since when something readable has been waiting for the head to move; 0: nothing is.
-        seal_waits_since: since when there has been something to seal and nothing was; 0: there is nothing.
+        free_bytes: free space under the root when it was last read.
+        needed_bytes: with less free space than this input waits.
+        degraded: whether input waits for room.
+        degraded_by: why it does, as a :class:`Cause`; "" while it does not.
+        held_requests: how many requests wait for room; unless degraded, others are taken meanwhile.
+        waiting_since: since when readable input has been waiting for the head to move; 0: none waits.
+        seal_waits_since: since when segments have been waiting and none was sealed; 0: none waits.
     """
 
     turns: int = 0
@@ -53,5 +54,5 @@ class Metrics:
 
     def seal_stalled_seconds(self, now: float) -> float:
         """How long there has been something to seal without anything being sealed."""
-        since = self.seal_waits_since  # another thread's
+        since = self.seal_waits_since  # written by another thread
         return now - since if since else 0.0

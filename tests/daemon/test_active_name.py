@@ -152,7 +152,7 @@ def test_without_room_it_is_told_and_put_back_when_there_is_some(start: Start, d
     path = active(daemon.root)
     path.unlink()
     eventually(lambda: "active segment removed or replaced" in daemon.log)
-    assert f"{path}: somebody has removed or replaced" in daemon.log
+    assert f"{path}: the segment that is written to was removed or replaced" in daemon.log
     assert "1 records from sequence 1 on are lost when the daemon ends" in daemon.log
     eventually(lambda: stat(daemon)["degraded"])
     (disk / "filler").unlink()
@@ -171,7 +171,7 @@ def test_a_stop_that_loses_what_has_no_name_says_what(start: Start, disk: Path) 
     path.unlink()
     assert daemon.stop() == 7
     last = daemon.log.splitlines()[-2:]
-    assert f"{path}: somebody has removed or replaced" in last[0]
+    assert f"{path}: the segment that is written to was removed or replaced" in last[0]
     assert "1 records from sequence 1 on" in last[0]
     assert "make room" in last[1]
 

@@ -8,12 +8,11 @@
     turn        drafts, tickets, their memory   committer   write, sync, head; and when the disk fails
     intake      all pipes, in turn              pipes       how bytes leave one of them
     fifos       the paths of FIFOs              pipe_calls  system calls on pipes
-    transfers   what is leaving a pipe, and what the last life of the daemon left unfinished
-    listening   the socket's path               admission   which connections have a place
-    connections all open sockets                connection  one of them
+    transfers   what is leaving a pipe          listening   the socket, and which connections have a place
+    connections all that are open               connection  one of them
     requests    what becomes of a request       gate        what keeps a request waiting
-    spooling    payloads too large for memory   routes      who may be written to
-    commands    what can be asked               background  sealing, next to the turn
+    spooling    payloads too large for memory   routes      which routes exist, and who may write to them
+    commands    all requests but PUB            background  sealing, next to the turn
     lifecycle   signals, systemd, the journal   endpoint    metrics and health
 
 The start wires them, and the service runs the loop; only these two know all the others.

@@ -1,9 +1,9 @@
-"""The thread that works beside the turn: it seals what was cut and allocates the file for the next cut.
+"""The thread beside the loop: it seals the segments that were cut, and allocates the file for the next cut.
 
-It is woken, and then looks at the directory, so a start after a crash needs nothing special. What the disk has no room
-for waits, and takes nothing from others meanwhile: as it is, it can be read and reclaimed. The thread runs at a lower
-priority; compression and digests release the interpreter's lock, and for the rest the loop need not wait long for it.
-No error ends it: each is told and counted, and after a pause everything is tried again.
+When it is woken it lists the directory, so a start after a crash needs nothing special. A segment that the disk has no
+room to seal waits; meanwhile it can be read and reclaimed as it is. The thread runs at a lower priority. Compression
+and digests release the interpreter's lock, and the rest is short, so the loop does not wait long for it.
+No error ends the thread: each is reported and counted, and after a pause everything is tried again.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from wald.store.writing.writer import Writer
 
 _NICENESS = 19  # 5 to 15 % more for the turn than 10 or 0, measured on two cores with a producer on the other
 _SWITCH_SECONDS = 0.0001  # the interpreter's 5 ms would be several turns
-_ROOM_SECONDS = 1.0  # between looks whether there is room on the disk by now
+_ROOM_SECONDS = 1.0  # between checks whether the disk has room by now
 _RETRY_SECONDS = 5.0  # after a failure that may pass by itself; doubled while it does not
 _RETRY_MAX_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A segment that could not be sealed; without a name: none could, or not even be looked for."""
+    """A segment that could not be sealed; without a name: the segments could not even be listed."""
 
     name: str
     reason: str
@@ -43,11 +43,11 @@ class Background:
     """The thread.
 
     Args:
-        metrics: gets what is sealed, what failed, and since when segments wait.
-        tell: called in the thread with each :class:`Sealed`, and with each :class:`Failure` that is a new one.
+        metrics: counts what is sealed, what failed, and since when segments wait.
+        report: called in the thread with each :class:`Sealed`, and with each :class:`Failure` that is a new one.
 
     Attributes:
-        waiting: segments that the disk had no room to seal, at the last look.
+        waiting: how many segments the disk had no room to seal, at the last attempt.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Background:
         writer: Writer,
         room: Room,
         metrics: Metrics,
-        tell: Callable[[Sealed | Failure], None],
+        report: Callable[[Sealed | Failure], None],
         *,
         level: int,
     ) -> None:
@@ -68,7 +68,7 @@ class Background:
         self._writer = writer
         self._room = room
         self._metrics = metrics
-        self._tell = tell
+        self._report = report
         self._level = level
         self._wake = threading.Event()
         self._stopping = False
@@ -80,7 +80,7 @@ class Background:
         self._thread.start()
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Have the thread look for work."""
         self._metrics.seal_waits_since = self._metrics.seal_waits_since or time.monotonic()
         self._wake.set()
 
@@ -95,36 +95,36 @@ class Background:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         pause = _RETRY_SECONDS
         while not self._stopping:
-            well = self._work()
-            looks = _ROOM_SECONDS if self.waiting or not self._prepared else None
-            woken = self._wake.wait(looks if well else pause)
+            succeeded = self._work()
+            interval = _ROOM_SECONDS if self.waiting or not self._prepared else None
+            woken = self._wake.wait(interval if succeeded else pause)
             self._wake.clear()
-            pause = _RETRY_SECONDS if well or woken else min(2 * pause, _RETRY_MAX_SECONDS)
+            pause = _RETRY_SECONDS if succeeded or woken else min(2 * pause, _RETRY_MAX_SECONDS)
 
     def _work(self) -> bool:
-        """Do what there is to do; False if something failed. Raises nothing."""
+        """Do what there is to do; False if something failed. It raises nothing."""
         self._metrics.seal_waits_since = self._metrics.seal_waits_since or time.monotonic()
         try:
             self._prepared = self._writer.prepare_spare()
-            well = self._seal_all()
+            succeeded = self._seal_all()
             self._reasons.pop("", None)
-        except Exception as error:  # noqa: BLE001  (a thread that ended would end sealing without a word)
-            well = self._failed("", error)
-        if well and not self.waiting:
+        except Exception as error:  # noqa: BLE001  (if the thread ended, sealing would end without a report)
+            succeeded = self._failed("", error)
+        if succeeded and not self.waiting:
             self._metrics.seal_waits_since = 0.0
-        return well
+        return succeeded
 
     def _seal_all(self) -> bool:
         """Seal until nothing is left that there is room for; False if something failed."""
-        well = True
+        succeeded = True
         waiting = 0
         for segment in pending(self._root, self._writer.base_sequence):
             if self._stopping:
                 break
             try:
                 sealed = self._seal(segment)
-            except Exception as error:  # noqa: BLE001  (it holds up no other segment)
-                well = self._failed(segment.path.name, error)
+            except Exception as error:  # noqa: BLE001  (it must not hold up other segments)
+                succeeded = self._failed(segment.path.name, error)
             else:
                 self._reasons.pop(segment.path.name, None)
                 waiting += sealed is None
@@ -132,19 +132,19 @@ class Background:
                     self._metrics.sealed += 1
                     self._metrics.sealed_bytes += sealed.sealed_bytes
                     self._metrics.seal_waits_since = time.monotonic()
-                    self._say(sealed)
+                    self._send(sealed)
             if not self._stopping:
                 self._writer.prepare_spare()
         self.waiting = waiting
-        return well
+        return succeeded
 
     def _seal(self, segment: Segment) -> Sealed | None:
-        """None: it waits, because there is no room, or because somebody is about to reclaim it as it is."""
+        """Seal one segment; None: it waits, for room or because it is about to be reclaimed as it is."""
         try:
             raw_bytes = segment.path.stat().st_size
             if not self._room.lets_seal(raw_bytes):
                 return None
-            # What has failed may have met a quota, of which the numbers do not tell.
+            # What has failed may have met a quota, which the free space does not show.
             reserve = segment.path.name in self._reasons or not self._room.is_plenty(raw_bytes)
             return seal(
                 self._root, segment, self._disk, self._ledger, level=self._level, reserve=reserve, now=time.time_ns
@@ -159,9 +159,9 @@ class Background:
         self._metrics.seal_failures += 1
         if self._reasons.get(name) != reason:  # once, however often it is tried again
             self._reasons[name] = reason
-            self._say(Failure(name, reason))
+            self._send(Failure(name, reason))
         return False
 
-    def _say(self, event: Sealed | Failure) -> None:
-        with contextlib.suppress(Exception):  # that nobody hears it is no reason to seal nothing
-            self._tell(event)
+    def _send(self, event: Sealed | Failure) -> None:
+        with contextlib.suppress(Exception):  # a report that fails is no reason to seal nothing
+            self._report(event)

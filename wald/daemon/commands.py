@@ -1,8 +1,9 @@
-"""What can be asked over the socket besides publishing, and who may ask it."""
+"""The commands of the socket, which are all requests but PUB, and the users that may send them."""
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 
@@ -21,14 +22,15 @@ from wald.store.writing.writer import Writer
 
 _USAGE = "PING | HEAD | STAT | CUT | ROUTE ADD <name> [fifo] [mode=<octal>] | ROUTE RETIRE <name>"
 
-_CUT_SECONDS = 1.0  # a segment costs some syncs, a file, and a ledger's line
+_MODE = re.compile("mode=([0-7]+)")
+_CUT_SECONDS = 1.0  # a segment costs some syncs, a file, and a line in the ledger
 
 
 class Commands:
-    """Carries out one request and answers it.
+    """Carries out a command and answers it.
 
     Args:
-        told: what STAT answers.
+        status: returns what STAT answers.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class Commands:
         committer: Committer,
         intake: Intake,
         routes: Routes,
-        told: Callable[[], dict[str, object]],
+        status: Callable[[], dict[str, object]],
     ) -> None:
         self._root = root
         self._disk = disk
@@ -47,11 +49,11 @@ class Commands:
         self._committer = committer
         self._intake = intake
         self._routes = routes
-        self._told = told
-        self._cut_again_at = 0.0  # by others than the owner
+        self._status = status
+        self._cut_again_at = 0.0  # by users other than the owner
 
     def answer(self, command: Command, user_id: int) -> bytes:
-        """The reply to a user's request."""
+        """The reply to a user's command."""
         try:
             match command.verb, command.arguments:
                 case "PING", ():
@@ -59,7 +61,7 @@ class Commands:
                 case "HEAD", ():
                     return encode_ok(encode_head(self._committer.head).decode().strip())
                 case "STAT", ():
-                    return encode_ok(json.dumps(self._told()))
+                    return encode_ok(json.dumps(self._status()))
                 case "CUT", ():
                     return self._cut(user_id)
                 case "ROUTE", ("ADD", str(name), *options):
@@ -94,29 +96,35 @@ class Commands:
         return encode_ok(f"cut {self._writer.base_sequence}")
 
     def _add_route(self, name: str, options: list[str], user_id: int) -> bytes:
-        mode = None
-        for option in options:
-            key, _, value = option.partition("=")
-            if key == "mode" and value and not set(value) - set("01234567"):
-                mode = int(value, 8) & 0o777
-            elif option != "fifo":
-                return encode_err(Code.BAD_REQUEST, f"options are fifo and mode=<octal>, not {option!r}")
-        if self._root.retired(name).exists() and not self._routes.lets_retire(name, user_id):
-            return _not_retiring(user_id, f"take {name} back")
-        owner, guarded = self._routes.is_owner(user_id), self._routes.has_writers(name)
-        if mode is not None and not owner:
-            return encode_err(Code.DENIED, f"user {user_id} may not set a FIFO's mode: that is for the log's owner")
-        if guarded and not owner and ("fifo" in options or not self._routes.lets_write(name, user_id)):
-            return encode_err(
-                Code.DENIED, f"user {user_id} may not change {name}: it has writers, and that is for them"
-            )
-        if guarded and "fifo" in options:
+        wrong = next((option for option in options if option != "fifo" and not _MODE.fullmatch(option)), None)
+        if wrong is not None:
+            return encode_err(Code.BAD_REQUEST, f"options are fifo and mode=<octal>, not {wrong!r}")
+        fifo = "fifo" in options
+        modes = [int(match[1], 8) & 0o777 for option in options if (match := _MODE.fullmatch(option))]
+        mode = modes[-1] if modes else None
+        if refusal := self._refusal_to_add(name, user_id, fifo=fifo, mode=mode):
+            return refusal
+        if fifo and self._routes.has_writers(name):
             mode = OWNERS_FIFO_MODE if mode is None else mode
             if mode & ~OWNERS_FIFO_MODE:
-                words = f"{name} has writers, and a FIFO lets in whoever its mode does: {OWNERS_FIFO_MODE:o} at most"
-                return encode_err(Code.DENIED, words)
-        self.make_route(name, fifo="fifo" in options, mode=mode)
+                limit = f"the mode of its FIFO, which admits users too, may be {OWNERS_FIFO_MODE:o} at most"
+                return encode_err(Code.DENIED, f"{name} has writers: {limit}")
+        self.make_route(name, fifo=fifo, mode=mode)
         return encode_ok(f"added {name}")
+
+    def _refusal_to_add(self, name: str, user_id: int, *, fifo: bool, mode: int | None) -> bytes:
+        """Why a user may not add a route, or change it; empty if the user may."""
+        routes = self._routes
+        if self._root.retired(name).exists() and not routes.lets_retire(name, user_id):
+            return _not_retiring(user_id, f"take {name} back")
+        if routes.is_owner(user_id):
+            return b""
+        if mode is not None:
+            return encode_err(Code.DENIED, f"user {user_id} may not set a FIFO's mode: that is for the log's owner")
+        if routes.has_writers(name) and (fifo or not routes.lets_write(name, user_id)):
+            message = f"user {user_id} may not change {name}: it has writers, and that is for them"
+            return encode_err(Code.DENIED, message)
+        return b""
 
     def _retire_route(self, name: str, user_id: int) -> bytes:
         if not self._routes.lets_retire(name, user_id):
@@ -128,5 +136,5 @@ class Commands:
         return encode_ok(f"retired {name}")
 
 
-def _not_retiring(user_id: int, deed: str) -> bytes:
-    return encode_err(Code.DENIED, f"user {user_id} may not {deed}: that is for the log's owner and its writers")
+def _not_retiring(user_id: int, action: str) -> bytes:
+    return encode_err(Code.DENIED, f"user {user_id} may not {action}: that is for the log's owner and its writers")

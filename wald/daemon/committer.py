@@ -1,8 +1,8 @@
 """The step that makes a turn durable: place, prepare the sources, write, sync, move the head, release the sources.
 
-Failures end here too. A failed write or sync costs the descriptor, never the batch: the log goes on in a new segment
-and the same batch is committed there. A full disk raises :class:`Full`, and committing the same turn again goes on
-where it stopped. Anything else the disk does not let us do ends the daemon with everything left as it is.
+Failures are handled here too. After a failed write or sync the descriptor is not used again; the log continues in a
+new segment, and the same batch is committed there. A full disk raises :class:`Full`, and committing the same turn again
+continues where it stopped. Any other failure of the disk ends the daemon and leaves everything as it is.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from wald.store.writing.writer import Writer
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_SECONDS = 0.25  # how long a disk that was full is taken to be
-_CAUSE_SECONDS = 5.0  # between looks at what fills the disk
-_NAME_SECONDS = 1.0  # between looks whether the active segment still has its name, where nothing is written
-_NAME_PATIENCE_SECONDS = 2.0  # how long what is not a full disk may keep the active segment without its name
-_CUT_RETRY_SECONDS = 1.0  # between attempts to cut where the disk has no room for the next segment
+_CAUSE_SECONDS = 5.0  # between checks of what fills the disk
+_NAME_SECONDS = 1.0  # between checks of the active segment's name, if nothing is written
+_NAME_PATIENCE_SECONDS = 2.0  # how long the active segment may stay without its name if the disk is not full
+_CUT_RETRY_SECONDS = 1.0  # between attempts to cut if the disk has no room for the next segment
 
 
 class Full(DiskFailure):
-    """The disk does not take it now, mostly for want of room; the turn can be committed later."""
+    """The disk cannot take the turn now, usually because it is full; the turn can be committed later."""
 
 
 class Sources(Protocol):
@@ -52,11 +52,11 @@ class Sources(Protocol):
 
 
 class Committer:
-    """The writer, the head, and what is done when the disk fails.
+    """Writes, syncs and publishes turns, and reacts when the disk fails.
 
     Attributes:
         degraded: whether input waits for a disk that is full, or was a moment ago.
-        left_bytes: how much could be taken when the disk was last looked at.
+        left_bytes: how much could be taken when the free space was last read.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Committer:
         self._journal = journal
         self._head = InPlaceFile(root.head, LINE_BYTES, disk)
         self._filled_at: float | None = None  # when the active segment got its first record
-        self._haste = 1.0
+        self._age_share = 1.0  # of segment_max_age, at which the active segment is cut
         self._cut_again_at = self._full_until = self._cause_again_at = self._name_again_at = 0.0
         self._unnamed_at: float | None = None  # since when it is known that the active segment has no name
         self._refused = False  # the disk did not take the last turn
-        self._degraded_by: Cause | None = None  # as it was last told
-        self._holds = False  # a request waits for more room than there is
+        self._degraded_by: Cause | None = None  # as it was last reported
+        self._request_held = False  # a request waits for more room than there is
         self._synced_at = time.monotonic()
         self._publish()
         self._head.sync()  # before any input is taken: a power cut must leave a head, and everything above it a name
@@ -97,8 +97,8 @@ class Committer:
     def take_over(self, config: Config, sizes: Sizes) -> None:
         """Go on with other settings."""
         self._config = config
-        self._room.sizes = sizes
-        self.writer.segment_max_bytes = sizes.segment_bytes
+        self._room.resize(sizes)
+        self.writer.resize_segments(sizes.segment_bytes)
 
     @property
     def head(self) -> Head:
@@ -149,22 +149,22 @@ class Committer:
         """Cut by age and sync by interval, where they are due; whether a segment was cut.
 
         Raises:
-            Locked: another daemon has taken over. One that has nothing to write would not notice, and stay for ever.
+            Locked: another daemon has taken over. A daemon that has nothing to write would not notice otherwise.
         """
         if self._name_again_at <= now:
             self._name_again_at = now + _NAME_SECONDS
             self._require_lock()
-            with contextlib.suppress(Full):  # which is told; it is tried again
+            with contextlib.suppress(Full):  # it was reported, and is tried again
                 self.keep_name()
         if self.writer.unsynced and self._config.sync == "interval" and self._sync_at() <= now:
             self._synced_at = now
             self._sync()
-        # A full disk takes no next batch, whose coming would cut a full segment: cut, it can be read and reclaimed.
-        full = (self.degraded or self._holds) and self.writer.overshoots(1)
+        # On a full disk there is no next batch that would cut a full segment; once it is cut it can be reclaimed.
+        full = (self.degraded or self._request_held) and self.writer.overshoots(1)
         return (full or self._cut_at() <= now) and self.cut()
 
     def keep_name(self) -> None:
-        """See to it that the active segment has its name: what is in a file without one is lost with this process.
+        """Make sure that the active segment has its name: what is in a file without one is lost with this process.
 
         Raises:
             Full: it has none now; this can be tried again.
@@ -182,9 +182,9 @@ class Committer:
                 found = self.writer.name_again()
             except OSError as error:
                 raise self._unnamed(error) from error
-            told = {"quarantined": str(found)} if found else {}
+            details = {"quarantined": str(found)} if found else {}
             next_ = "it is put back as it was"
-            self._journal.error("active segment removed or replaced", path=path, **told, next=next_)
+            self._journal.error("active segment removed or replaced", path=path, **details, next=next_)
         self._unnamed_at, self._refused = None, False
 
     def due(self) -> float:
@@ -197,27 +197,27 @@ class Committer:
         return due
 
     def has_room(self, *, wanted_bytes: int | None) -> bool:
-        """Whether there is as much room as is needed, and the disk took the last turn; tells when that changes.
+        """Whether there is as much room as is needed, and the disk took the last turn; reports when that changes.
 
         Args:
-            wanted_bytes: what a request waits for beyond that, while others are taken; None: none does.
+            wanted_bytes: the room that a request waits for beyond that, while others are taken; None: none waits.
         """
         free = self._free_bytes = self._metrics.free_bytes = free_bytes(self._root.path)
         left = self.left_bytes = self._room.left_bytes(free)
         self._needed_bytes = self._metrics.needed_bytes = free - left
         full = left < 0 or time.monotonic() < self._full_until
         degraded = full or self._refused
-        # What waited for a full disk is looked at in this turn; what then still waits is told of in the next.
-        looked_at = not (degraded or self.degraded)
-        self._tell_room(degraded=degraded)
-        self._tell_held(wanted_bytes if looked_at else None)
+        # What waited for a full disk is tried again in this turn; what still waits then is reported in the next.
+        tried = not (degraded or self.degraded)
+        self._report_room(degraded=degraded)
+        self._report_held(wanted_bytes if tried else None)
         return not full
 
     def close(self) -> None:
         self._head.close()
 
     def _group(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
-        """What of ``drafts`` goes into the active segment, which is cut before it would overshoot."""
+        """Those of ``drafts`` that go into the active segment, which is cut before it would overshoot."""
         if self.writer.overshoots(drafts[0].total_bytes):
             self.cut()
         end = self.writer.position + drafts[0].total_bytes
@@ -230,15 +230,15 @@ class Committer:
     def _commit(self, drafts: Sequence[Draft]) -> Sequence[Placed]:
         started = time.monotonic()
         self._metrics.waiting_since = self._metrics.waiting_since or started
-        # Before the write too: what an old writer appends to a segment that is complete for the new one is in the way.
+        # Before the write too: an old writer must not append to a segment that is complete for the new one.
         self._require_lock()
         self.keep_name()
         placement = self._write(drafts)
         self._require_lock()
         self._refused = False
         self._publish()
-        for words in self._sources.after_sync(placement):
-            self._journal.error("pipe", what=words)
+        for message in self._sources.after_sync(placement):
+            self._journal.error("pipe", what=message)
         now = time.monotonic()
         self._count(placement, now, now - started)
         return placement.batches
@@ -268,7 +268,7 @@ class Committer:
 
     def _refuse(self, message: str, hint: str) -> Full:
         self._refused, self._full_until = True, time.monotonic() + _FULL_SECONDS
-        self._tell_room(degraded=True)
+        self._report_room(degraded=True)
         return Full(message, hint=hint)
 
     def _unnamed(self, error: OSError) -> DiskFailure:
@@ -277,7 +277,7 @@ class Committer:
         first, self._unnamed_at = self._unnamed_at is None, self._unnamed_at or now
         records = writer.state.next_sequence - writer.base_sequence
         message = (
-            f"{writer.path}: somebody has removed or replaced the segment that is written to, and it cannot be put "
+            f"{writer.path}: the segment that is written to was removed or replaced, and it cannot be put "
             f"back ({error}); its {records} records from sequence {writer.base_sequence} on are lost when the daemon "
             "ends, and nothing is acknowledged any more"
         )
@@ -318,24 +318,24 @@ class Committer:
         metrics.waiting_since = 0.0
         if self._filled_at is None and self.writer.advanced:
             # Jitter only shortens: many logs started together do not cut together, and none is cut late.
-            self._filled_at, self._haste = now, 1 - random.random() * self._config.segment_age_jitter  # noqa: S311
+            self._filled_at, self._age_share = now, 1 - random.random() * self._config.segment_age_jitter  # noqa: S311
 
     def _cut_at(self) -> float:
         """When the active segment is due by its age, on the monotonic clock."""
         age = self._config.segment_max_age
-        return float("inf") if self._filled_at is None or not age else self._filled_at + age * self._haste
+        return float("inf") if self._filled_at is None or not age else self._filled_at + age * self._age_share
 
-    def _tell_room(self, *, degraded: bool) -> None:
+    def _report_room(self, *, degraded: bool) -> None:
         metrics, now = self._metrics, time.monotonic()
-        told = self.degraded
+        was_degraded = self.degraded
         self.degraded = metrics.degraded = degraded
         numbers = {"free": self._free_bytes, "needed": self._needed_bytes}
         if not degraded:
-            if told:
+            if was_degraded:
                 self._degraded_by, metrics.degraded_by = None, ""
                 self._journal.info("disk has room again", **numbers)
             return
-        if told and now < self._cause_again_at:
+        if was_degraded and now < self._cause_again_at:
             return
         self._cause_again_at = now + _CAUSE_SECONDS
         cause = Cause.REFUSED if self._refused else self._room.cause(self._free_bytes)
@@ -344,10 +344,10 @@ class Committer:
             hint = cause.hint(self._root.path)
             self._journal.error("disk full: input waits", degraded_by=cause, **numbers, hint=hint)
 
-    def _tell_held(self, wanted_bytes: int | None) -> None:
-        """Say once that a request waits for room, where there is room for others."""
-        told, self._holds = self._holds, wanted_bytes is not None
-        if wanted_bytes is None or told:
+    def _report_held(self, wanted_bytes: int | None) -> None:
+        """Report once that a request waits for room while there is room for others."""
+        reported, self._request_held = self._request_held, wanted_bytes is not None
+        if wanted_bytes is None or reported:
             return
         cause = self._room.cause(self._free_bytes - wanted_bytes)
         numbers = {"wanted": wanted_bytes, "free": self._free_bytes, "needed": self._needed_bytes}
@@ -357,7 +357,7 @@ class Committer:
     def _publish(self) -> None:
         head = self.head
         try:
-            self._head.restore()  # what somebody has removed is read by nobody
+            self._head.restore()  # readers do not find a file that was removed
             self._head.write(encode_head(head))
         except OSError as error:
             raise DiskFailure(

@@ -21,16 +21,16 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from wald.daemon.admission import Admission
 from wald.daemon.connection import RECEIVE_BYTES, Connection
 from wald.daemon.gate import Cause, Gate, Wait
+from wald.daemon.listening import Admission
 from wald.daemon.requests import Requests, ok
 from wald.daemon.turn import Arena, Ticket, Turn
 from wald.format.protocol import Code, Command, RequestReader, encode_err
 
 UNSENT_TOTAL_MAX_BYTES = 16 << 20  # of replies; beyond it the connection that has not read for longest is closed
-PAUSE_MAX_SECONDS = 0.1  # between two that take long
-SAME_ANSWERS_MAX = 16  # to one user's connections that all ask the same
+PAUSE_MAX_SECONDS = 0.1  # between two commands, while records come
+SAME_ANSWERS_MAX = 16  # to connections of one user that all sent the same command
 _PEER = struct.Struct("iII")  # SO_PEERCRED: process, user, group
 
 

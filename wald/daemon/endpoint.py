@@ -1,8 +1,8 @@
-"""``/metrics`` and ``/healthz`` over HTTP; reads numbers, asks nobody.
+"""``/metrics`` and ``/healthz`` over HTTP; it only reads the metrics.
 
-Healthy means progress: readable input while the head stands still for longer than ``stall_timeout`` is not. A log that
-seals nothing takes input all the same: degraded. There are few connections at a time, and none for long: the oldest
-makes way for the next.
+Healthy means progress: if input is readable and the head does not move for longer than ``stall_timeout``, the daemon is
+not healthy. A log that seals nothing still takes input, so it is degraded. There are few connections at a time, and
+none for long: the oldest makes way for the next.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _GAUGES = {
     "head_sequence": "The last durable sequence",
     "epoch": "The number of this life of the daemon",
     "connections": "Open connections",
-    "free_bytes": "Free space under the root when last looked at",
+    "free_bytes": "Free space under the root when it was last read",
     "needed_bytes": "How much of it has to be free for input to be taken",
     "degraded": "1 while input is not taken because the disk is nearly full",
     "held_requests": "Requests that wait for room on the disk",
@@ -53,11 +53,11 @@ _GAUGES = {
 
 _CONNECTIONS_MAX = 8  # scrapers are few, and each takes a thread and a descriptor
 _CONNECTION_SECONDS = 10.0  # for question and answer
-_PAUSE_SECONDS = 0.1  # when there is no descriptor, or no place becomes free
+_PAUSE_SECONDS = 0.1  # if there is no descriptor, or no place becomes free
 
 
 class _Server(ThreadingHTTPServer):
-    """Listens on either family of addresses; a peer that hangs up in the middle is no event."""
+    """Listens on either family of addresses; a peer that closes its connection early is not reported."""
 
     def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -73,10 +73,10 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def verify_request(self, request: object, client_address: object) -> bool:  # noqa: ARG002
-        """Whether there is a place for a new connection; the oldest one gives its up."""
+        """Whether there is a place for a new connection; the oldest connection is closed for it."""
         assert isinstance(request, socket.socket)
         if not self._places.acquire(blocking=False):
-            self._hang_up(1)
+            self._close_oldest(1)
             if not self._places.acquire(timeout=_PAUSE_SECONDS):
                 return False
         self._since[request] = time.monotonic()
@@ -85,7 +85,7 @@ class _Server(ThreadingHTTPServer):
     def service_actions(self) -> None:
         """Called between connections, twice a second at least."""
         deadline = time.monotonic() - _CONNECTION_SECONDS
-        self._hang_up(sum(since < deadline for since in list(self._since.values())))
+        self._close_oldest(sum(since < deadline for since in list(self._since.values())))
 
     def shutdown_request(self, request: object) -> None:
         """The end of a connection, answered or refused."""
@@ -95,10 +95,10 @@ class _Server(ThreadingHTTPServer):
         if held:
             self._places.release()
 
-    def _hang_up(self, count: int) -> None:
-        """Let the threads of the oldest connections come to their end; each closes its own."""
+    def _close_oldest(self, count: int) -> None:
+        """End the input of the oldest connections; the thread of each then closes it."""
         for request in list(self._since)[:count]:
-            with contextlib.suppress(OSError):  # it has come to its end by itself
+            with contextlib.suppress(OSError):  # it has ended by itself
                 request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -107,7 +107,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class Endpoint:
-    """The HTTP server, in threads of its own; it has its port from the beginning, and answers once it is started.
+    """The HTTP server, in its own threads; it has its port from the beginning, and answers after :meth:`start`.
 
     Args:
         address: ``host:port``.
@@ -127,20 +127,20 @@ class Endpoint:
                 if self.path == "/metrics":
                     self._answer(200, generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8")
                 elif self.path == "/healthz":
-                    status, words = health(metrics, time.monotonic(), stall_timeout)
-                    self._answer(status, words.encode() + b"\n", "text/plain; charset=utf-8")
+                    status, message = health(metrics, time.monotonic(), stall_timeout)
+                    self._answer(status, message.encode() + b"\n", "text/plain; charset=utf-8")
                 else:
                     self._answer(404, b"/metrics or /healthz\n", "text/plain; charset=utf-8")
 
-            def _answer(self, status: int, body: bytes, kind: str) -> None:
+            def _answer(self, status: int, body: bytes, content_type: str) -> None:
                 self.send_response(status)
-                self.send_header("Content-Type", kind)
+                self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Scrapes are not events."""
+                """Scrapes are not logged."""
 
         host, _, port = address.rpartition(":")
         try:
@@ -161,7 +161,7 @@ class Endpoint:
 
 
 def health(metrics: Metrics, now: float, stall_timeout: float) -> tuple[int, str]:
-    """HTTP status and words."""
+    """HTTP status and message."""
     stalled = metrics.stalled_seconds(now)
     if stalled > stall_timeout:
         return (
@@ -185,14 +185,14 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        for name, words in _COUNTERS.items():
-            yield CounterMetricFamily(f"wald_{name}", words, getattr(self._metrics, name))
-        for name, words in _GAUGES.items():
-            yield GaugeMetricFamily(f"wald_{name}", words, float(getattr(self._metrics, name)))
+        for name, meaning in _COUNTERS.items():
+            yield CounterMetricFamily(f"wald_{name}", meaning, getattr(self._metrics, name))
+        for name, meaning in _GAUGES.items():
+            yield GaugeMetricFamily(f"wald_{name}", meaning, float(getattr(self._metrics, name)))
         family = GaugeMetricFamily("wald_degraded_by", "1 for what keeps input from being taken", labels=["cause"])
         for cause in Cause:
             family.add_metric([cause], float(self._metrics.degraded_by == cause))
         yield family
-        words = "How long segments have waited to be sealed while none was"
+        meaning = "How long segments have waited to be sealed while none was"
         stalled = self._metrics.seal_stalled_seconds(time.monotonic())
-        yield GaugeMetricFamily("wald_seal_stalled_seconds", words, stalled)
+        yield GaugeMetricFamily("wald_seal_stalled_seconds", meaning, stalled)

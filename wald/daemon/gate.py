@@ -1,4 +1,4 @@
-"""What keeps a request from being taken now: a disk that is nearly full, or a route inside a pipe's long line."""
+"""What keeps a request from being taken now: a disk that is nearly full, or a pipe inside a long line of the route."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from wald.store.writing.drafts import Route
 
 
 class Wait(Enum):
-    """What a connection waits for where that is neither room on the disk nor a route."""
+    """What a connection waits for if that is neither room on the disk nor a route."""
 
     TURN = auto()  # it has had its share of this turn
-    COMMAND = auto()  # what it asked for is carried out when it is its turn
+    COMMAND = auto()  # its command is carried out when it is its turn
     REFUSAL = auto()  # its route has been busy for too long
 
 
 Cause = int | str | Wait
-"""Why nothing is read from a connection: so many bytes of room are missing, or that route is busy, or a ``Wait``."""
+"""Why nothing is read from a connection: the bytes of room that it needs, the name of a busy route, or a ``Wait``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,11 @@ class Gate:
     """What keeps requests from being taken now.
 
     Attributes:
-        closed: no record may be taken at all; ``reject``: say so rather than let the producer wait.
-        busy: names of the routes that are inside a pipe's long line; ``overdue``: they have been waited for.
-        room_bytes: how much may be written before the gate closes; infinite if it never does.
+        closed: no record may be taken at all.
+        reject: refuse such records rather than let the producer wait.
+        busy: names of the routes that are inside a pipe's long line.
+        room_bytes: how much may be written before the gate closes.
+        overdue: busy routes have been waited for long enough.
     """
 
     closed: bool
@@ -38,10 +40,10 @@ class Gate:
     overdue: bool = False
 
     def require_room(self, payload_bytes: int = 0, promised_bytes: int = 0) -> None:
-        """Let ``payload_bytes`` more be written, where others may still write ``promised_bytes``.
+        """Require room for ``payload_bytes``, besides the ``promised_bytes`` that other requests may still write.
 
         Raises:
-            ProtocolError: the disk is nearly full, and the producer shall hear of it.
+            ProtocolError: the disk is nearly full, and such records are rejected.
             Parked: the request has to wait.
         """
         if self.closed or self.room_bytes < payload_bytes + promised_bytes:
@@ -50,9 +52,10 @@ class Gate:
             raise Parked(payload_bytes)
 
     def pass_through(self, route: Route) -> None:
-        """
+        """Require that records of a route may be taken now.
+
         Raises:
-            ProtocolError: the producer shall hear that the disk is nearly full, or that its route stays busy.
+            ProtocolError: the disk is nearly full, or the route stays busy, and the request is rejected.
             Parked: the request has to wait.
         """
         self.require_room()
@@ -62,7 +65,7 @@ class Gate:
             raise Parked(route.name)
 
     def holds(self, cause: Cause) -> bool:
-        """Whether what a connection waits for has not come, and will not by looking again."""
+        """Whether a connection with this cause has to wait on."""
         if cause is Wait.COMMAND:
             return True
         if isinstance(cause, int):
@@ -71,7 +74,7 @@ class Gate:
 
 
 class Parked(Exception):
-    """The request has to wait, for so many bytes of room or for a route."""
+    """The request has to wait, for bytes of room or for a route."""
 
     def __init__(self, cause: int | str) -> None:
         super().__init__(cause)

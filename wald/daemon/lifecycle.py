@@ -1,8 +1,8 @@
 """What connects the process with its surroundings: signals, systemd, the journal on stderr.
 
 Signals set flags and wake the loop. Messages to systemd are datagrams (sd_notify(3)): READY, RELOADING, STOPPING,
-WATCHDOG, and FDSTORE to hand over the pipes, so that what is in them outlives a restart. Descriptors come back
-as sd_listen_fds(3) says, named by their route.
+WATCHDOG, and FDSTORE to hand over the pipes, so that their content outlives a restart. Descriptors come back
+as sd_listen_fds(3) describes, named by their route.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Signals:
 
 
 class Systemd:
-    """The service manager; silent where there is none."""
+    """The service manager; without one, nothing is sent."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
-        for_us = environ.get("WATCHDOG_PID") in (None, str(os.getpid()))
+        for_this_process = environ.get("WATCHDOG_PID") in (None, str(os.getpid()))
         microseconds = environ.get("WATCHDOG_USEC", "")
-        # Half of what systemd waits, as sd_watchdog_enabled(3) advises.
-        self.watchdog_seconds = int(microseconds) / 2e6 if for_us and microseconds.isdigit() else 0.0
+        # Half the time that systemd waits, as sd_watchdog_enabled(3) advises.
+        self.watchdog_seconds = int(microseconds) / 2e6 if for_this_process and microseconds.isdigit() else 0.0
         self._given = {file_of(os.fstat(descriptor)): descriptor for descriptor in _listened(environ)}
 
     def ready(self) -> None:
@@ -78,7 +78,7 @@ class Systemd:
         self._send("WATCHDOG=1")
 
     def take(self, file: tuple[int, int]) -> int | None:
-        """The descriptor that was handed to us for a FIFO, by :func:`file_of`; None if there is none."""
+        """The descriptor that systemd handed over for a FIFO, by :func:`file_of`; None if there is none."""
         descriptor = self._given.pop(file, None)
         if descriptor is not None:
             os.set_blocking(descriptor, False)
@@ -86,11 +86,11 @@ class Systemd:
         return descriptor
 
     def keep(self, name: str, descriptor: int) -> None:
-        """Ask systemd to hold a pipe too (it does where FileDescriptorStoreMax allows), hung up or not."""
+        """Ask systemd to hold a pipe too, hung up or not; it does if FileDescriptorStoreMax allows."""
         self._send(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [descriptor])
 
     def forget(self, name: str) -> None:
-        """Ask systemd to let go of the pipes that it holds under a name."""
+        """Ask systemd to close the pipes that it holds under a name."""
         self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
     def _send(self, message: str, descriptors: list[int] | None = None) -> None:
@@ -127,7 +127,7 @@ def open_journal(log_format: str, log_level: str) -> FilteringBoundLogger:
 
 
 def allow_descriptors() -> None:
-    """Raise the limit of open files as far as it may be: the usual 1024 is kept low for programs that use select(2)."""
+    """Raise the limit of open files as far as allowed: the usual 1024 is meant for programs that use select(2)."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

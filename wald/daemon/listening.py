@@ -1,24 +1,38 @@
-"""The unix socket: whether its path will do, looked at before anything is written, and listening on it."""
+"""The unix socket: making it at its path, and deciding which connections have a place.
+
+There are so many places in all and so many for one user, and none on the descriptors that the log itself needs. Every
+connection is accepted first, because only then the kernel reports its user; one that has no place gets an ERR. Some
+places are kept for the log's owner and root, so that they can find out what is going on.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import stat
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
+from structlog.typing import FilteringBoundLogger
+
 from wald.errors import InvalidInput
+from wald.metrics import Metrics
 
 _BACKLOG = 128
 _PATH_MAX_BYTES = 107
+_DESCRIPTORS_KEPT = 32  # for segments, pipes that are added, and scrapers of metrics
+_OWNERS_SHARE = 16  # one place of so many is the owners'
+_REPORT_SECONDS = 10.0  # between lines in the journal
 
 
 def check_socket(path: Path, root: Path) -> None:
-    """See that a socket can be made at ``path``; in the root one that a killed daemon has left will be replaced.
+    """Check that a socket can be made at ``path``; in the root, one that a killed daemon has left will be replaced.
 
     Raises:
-        InvalidInput: it cannot; a file that is no socket, or one that somebody listens on, is not removed.
+        InvalidInput: it cannot; a file that is no socket, or a socket that a program listens on, is not removed.
     """
     if len(os.fsencode(path)) > _PATH_MAX_BYTES:
         raise _refusal(path, "AF_UNIX path too long")
@@ -40,7 +54,7 @@ def listen(path: Path, mode: int) -> socket.socket:
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        path.unlink(missing_ok=True)  # nobody listens on it: in the root the lock is ours, elsewhere it was looked at
+        path.unlink(missing_ok=True)  # no program listens on it: the root is locked, and elsewhere it was checked
         listener.bind(str(path))
         path.chmod(mode)
         listener.listen(_BACKLOG)
@@ -50,11 +64,83 @@ def listen(path: Path, mode: int) -> socket.socket:
     return listener
 
 
+@dataclass(frozen=True, slots=True)
+class NoPlace:
+    """Why a connection is refused.
+
+    Attributes:
+        message: for the peer and for the journal.
+        user_id: the user whose connections have to become fewer; None: those of any user.
+    """
+
+    message: str
+    user_id: int | None = None
+
+
+class Admission:
+    """Counts the places, and reports the connections that found none.
+
+    Args:
+        connections_max: places in all.
+        per_user_max: places of one user; the log's owner and root are not limited.
+    """
+
+    def __init__(
+        self, metrics: Metrics, journal: FilteringBoundLogger, *, connections_max: int, per_user_max: int
+    ) -> None:
+        self._metrics = metrics
+        self._journal = journal
+        self._places = connections_max
+        self._per_user = per_user_max
+        self._kept = connections_max // _OWNERS_SHARE
+        self._owners = frozenset({0, os.geteuid()})
+        self._count: dict[int, int] = {}
+        self._refused = 0
+        self._reported_at = float("-inf")
+
+    def judge(self, user_id: int, descriptor: int) -> NoPlace | None:
+        """Why a user's new connection has no place; None: it has one.
+
+        Args:
+            descriptor: of the connection; the kernel gives out the lowest that is free.
+        """
+        if not self.leaves_enough(descriptor):
+            return NoPlace("too few descriptors are left")
+        total = sum(self._count.values())
+        if user_id not in self._owners:
+            if self._count.get(user_id, 0) >= self._per_user:
+                return NoPlace(f"user {user_id} has {self._per_user} connections already", user_id)
+            total += self._kept
+        return NoPlace(f"{self._places} connections are open already") if total >= self._places else None
+
+    def leaves_enough(self, descriptor: int) -> bool:
+        """Whether the log itself has the descriptors it needs, where the lowest free one was ``descriptor``."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return descriptor < soft - _DESCRIPTORS_KEPT
+
+    def enter(self, user_id: int) -> None:
+        self._count[user_id] = self._count.get(user_id, 0) + 1
+
+    def leave(self, user_id: int) -> None:
+        self._count[user_id] -= 1
+        if not self._count[user_id]:
+            del self._count[user_id]
+
+    def refuse(self, user_id: int, message: str) -> None:
+        """Count a connection that is refused or closed for want of room; the journal gets a line now and then."""
+        self._metrics.connections_refused += 1
+        self._refused += 1
+        now = time.monotonic()
+        if now - self._reported_at >= _REPORT_SECONDS:
+            self._journal.warning("connection refused", reason=message, user=user_id, refused=self._refused)
+            self._reported_at, self._refused = now, 0
+
+
 def _is_listened_on(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as caller:
         return caller.connect_ex(str(path)) in (0, errno.EAGAIN)
 
 
-def _refusal(path: Path, words: str) -> InvalidInput:
+def _refusal(path: Path, reason: str) -> InvalidInput:
     hint = f"ls -ld {path.parent} {path}; WALD_SOCKET=PATH sets another, of at most {_PATH_MAX_BYTES} bytes"
-    return InvalidInput(f"{path}: cannot listen ({words})", hint=hint)
+    return InvalidInput(f"{path}: cannot listen ({reason})", hint=hint)

@@ -1,4 +1,4 @@
-"""The daemon's table of routes: who may be written to, by whom, and made known while it runs."""
+"""The daemon's table of routes: which routes exist, and which users may write to them or retire them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from wald.store.writing.drafts import Route
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A route that can be written to; ``writers`` are the user ids that may, or None for everyone."""
+    """A route that can be written to; ``writers`` are the user ids that may, None if all users may."""
 
     route: Route
     writers: Collection[int] | None
 
 
 class Routes:
-    """Looks a route up by the bytes of its name; the directory is asked only for a name that was not seen yet."""
+    """Looks a route up by the bytes of its name; it reads the directory only for a name that it has not seen yet."""
 
     def __init__(self, root: Root, writers: Mapping[str, Collection[int]]) -> None:
         self._root = root
@@ -29,7 +29,8 @@ class Routes:
         self._entries: dict[bytes, Entry] = {}
 
     def find(self, name: bytes, user_id: int) -> Route:
-        """
+        """The route of this name, for a user who writes to it.
+
         Raises:
             ProtocolError: no such route, an illegal name, a retired route, or one this user may not write to.
         """
@@ -43,11 +44,11 @@ class Routes:
         return user_id in (0, os.geteuid())
 
     def has_writers(self, name: str) -> bool:
-        """Whether the settings say who may write to a route."""
+        """Whether the settings restrict the users that may write to a route."""
         return name in self._writers
 
     def lets_write(self, name: str, user_id: int) -> bool:
-        """Whether a user is one of those who may write to a route, retired or not."""
+        """Whether a user may write to a route, retired or not."""
         writers = self._writers.get(name)
         return writers is None or user_id in writers
 
@@ -56,7 +57,7 @@ class Routes:
         return self.is_owner(user_id) or user_id in self._writers.get(name, ())
 
     def forget(self, name: str | None = None, *, writers: Mapping[str, Collection[int]] | None = None) -> None:
-        """Ask the directory again: about one route that changed, or about all of them under new settings."""
+        """Read the directory again: for one route that changed, or for all of them under new settings."""
         if writers is not None:
             self._writers = writers
         if name is None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from structlog.typing import FilteringBoundLogger
 
 from wald.config import Config, RouteConfig
-from wald.daemon.admission import Admission
 from wald.daemon.background import Background, Failure
 from wald.daemon.commands import Commands
 from wald.daemon.committer import Committer
@@ -25,7 +24,7 @@ from wald.daemon.endpoint import Endpoint
 from wald.daemon.fifos import OpenPipe, take_stdin
 from wald.daemon.intake import Intake
 from wald.daemon.lifecycle import Signals, Systemd, allow_descriptors, open_journal
-from wald.daemon.listening import check_socket, listen
+from wald.daemon.listening import Admission, check_socket, listen
 from wald.daemon.requests import Requests
 from wald.daemon.routes import Routes
 from wald.daemon.turn import Turn

@@ -1,4 +1,4 @@
-"""One turn: what the sources hand in, the memory it lies in, and where it stands after the commit.
+"""One turn: what the sources hand in, the memory it lies in, and its places in the log after the commit.
 
 Records of one route without a producer id become one batch; a batch with a producer id stays one, because it may have
 to be recognised again. A :class:`Ticket` is a claim on the sequences that the records will have once they are durable.
@@ -101,7 +101,7 @@ class Turn:
 
         Args:
             producer_id: as it will be in the log; 0: none.
-            payload: None where ``spooling`` has it.
+            payload: None if ``spooling`` has it.
 
         Raises:
             ProtocolError: under this number the producer sent something else, its batches are not consecutive, or it
@@ -134,7 +134,7 @@ class Turn:
         return first, first + ticket.count - 1
 
     def _known(self, draft: Draft) -> Ticket | Written | None:
-        """What became of the batch that this one repeats; None if it repeats none."""
+        """The result of the batch that this one repeats; None if it repeats none."""
         producer_id, number = draft.producer_id, draft.producer_sequence
         here = self._published.get(producer_id, {}).get(number)
         known = here or self.producers.find(producer_id, number)

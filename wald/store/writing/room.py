@@ -119,6 +119,10 @@ class Room:
         self.sizes = sizes
         self.spare_bytes = 0
 
+    def resize(self, sizes: Sizes) -> None:
+        """Go on with other sizes."""
+        self.sizes = sizes
+
     def left_bytes(self, free_bytes: int) -> int:
         """How much may be taken before input has to wait; below 0: so much is missing."""
         return free_bytes + self.spare_bytes - self.sizes.needed_bytes

@@ -102,6 +102,10 @@ class Writer:
         """The position at which the segment is full. A large control batch raises it: half is left for records."""
         return max(self.segment_max_bytes, 2 * self._first_position)
 
+    def resize_segments(self, max_bytes: int) -> None:
+        """Make segments of at most ``max_bytes`` from now on, as far as the active one is not longer already."""
+        self.segment_max_bytes = max_bytes
+
     def overshoots(self, total_bytes: int) -> bool:
         """Whether the segment must be cut before ``total_bytes`` more are written."""
         return self.position + total_bytes > self.full_at and self.advanced
