@@ -17,7 +17,7 @@ from logs import SECOND_NS, START_NS, Built
 
 from wald.format.batch import Flag
 from wald.format.names import Kind
-from wald.store.checking.checker import Checked, Piece, check
+from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.verifier import Verification, verify
 from wald.store.files.directory import Root, list_segments
@@ -28,10 +28,12 @@ Write = Callable[[Built], None]
 def checked_ahead(root: Root) -> list[Finding]:
     """All findings, where each segment was checked before those in front of it, and maybe elsewhere."""
     verification = Verification(root)
-    told: dict[Piece, bytes] = {piece: pickle.dumps(check(piece)) for piece in reversed(verification.pieces())}
+    told: dict[SegmentToCheck, bytes] = {
+        target: pickle.dumps(check(target)) for target in reversed(verification.segments_to_check())
+    }
 
-    def ahead(piece: Piece) -> Checked:
-        checked: Checked = pickle.loads(told[piece])
+    def ahead(target: SegmentToCheck) -> Checked:
+        checked: Checked = pickle.loads(told[target])
         return checked
 
     return list(verification.findings(ahead))
@@ -98,9 +100,9 @@ def test_a_good_log_is_read_once(tmp_path: Path) -> None:
     built.cut()
     built.seal()
     verification = Verification(built.root)
-    told = {piece: check(piece) for piece in verification.pieces()}
-    for piece in told:
-        piece.segment.path.unlink()
+    told = {target: check(target) for target in verification.segments_to_check()}
+    for target in told:
+        target.segment.path.unlink()
     assert errors(list(verification.findings(told.get))) == []
 
 
@@ -185,7 +187,7 @@ def test_a_record_that_the_next_segment_does_not_continue_is_found(tmp_path: Pat
 
 def test_a_segment_that_is_gone_is_no_outcome(tmp_path: Path) -> None:
     built = Built(tmp_path / "root")
-    piece = Verification(built.root).pieces()[0]
-    piece.segment.path.unlink()
+    target = Verification(built.root).segments_to_check()[0]
+    target.segment.path.unlink()
     with pytest.raises(FileNotFoundError):
-        check(piece)
+        check(target)

@@ -10,8 +10,8 @@ import click
 
 from wald.cli.options import json_option, root_option
 from wald.errors import Damaged
-from wald.store.checking.dump import Piece
-from wald.store.checking.dump import dump as pieces_of
+from wald.store.checking.dump import Item
+from wald.store.checking.dump import dump as items_of
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify as findings_of
 from wald.store.files.directory import Root, read_identity
@@ -27,9 +27,9 @@ def dump(path: Path, records: bool, as_json: bool) -> int:
     What does not fit is shown in its place; the exit code is 4 then. With --json, one object a line.
     """
     damaged = False
-    for piece in pieces_of(path, records=records):
-        damaged = damaged or "damage" in piece
-        click.echo(json.dumps(piece, ensure_ascii=False) if as_json else _line(piece))
+    for item in items_of(path, records=records):
+        damaged = damaged or "damage" in item
+        click.echo(json.dumps(item, ensure_ascii=False) if as_json else _line(item))
     return Damaged.exit_code if damaged else 0
 
 
@@ -61,10 +61,10 @@ def verify(root: Path, as_json: bool) -> int:
     return Damaged.exit_code if errors else 0
 
 
-def _line(piece: Piece) -> str:
+def _line(item: Item) -> str:
     """``kind key=value …``; the value of a record, which may hold anything, comes as JSON."""
-    words = [str(piece["kind"])]
-    for key, value in piece.items():
+    words = [str(item["kind"])]
+    for key, value in item.items():
         if key != "kind" and value not in (None, [], {}):
             plain = isinstance(value, int) or (isinstance(value, str) and value.isalnum())
             words.append(f"{key}={value if plain else json.dumps(value, ensure_ascii=False)}")

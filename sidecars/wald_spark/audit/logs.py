@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from wald.errors import Damaged
-from wald.store.checking.checker import Piece
+from wald.store.checking.checker import SegmentToCheck
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import Verification
 from wald.store.files.directory import Root, list_segments
@@ -35,7 +35,7 @@ class LogAudit:
             for line in read_ledger(root.ledger / "archive.jsonl").entries
             if line.get("event") == "archived"
         }
-        self.work = [SegmentWork(piece, _stored_bytes(piece)) for piece in self._verification.pieces()]
+        self.work = [SegmentWork(target, _stored_bytes(target)) for target in self._verification.segments_to_check()]
         self.destinations = sorted({dest for dest, _, _ in self._bundles})
 
     def report(self, outcomes: Outcomes) -> LogReport:
@@ -84,9 +84,9 @@ class LogAudit:
         return []
 
 
-def _stored_bytes(piece: Piece) -> int:
-    if piece.durable is not None:
-        return piece.durable  # a preallocated file is longer
+def _stored_bytes(target: SegmentToCheck) -> int:
+    if target.durable is not None:
+        return target.durable  # a preallocated file is longer
     with suppress(OSError):
-        return piece.segment.path.stat().st_size
+        return target.segment.path.stat().st_size
     return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wald.errors import Unavailable, WaldError
-from wald.store.checking.checker import Checked, Piece, check
+from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Level
 from wald.store.files.disk import Disk
 from wald_archive.api import BagName, Finding, Manifest, Proof, Recorded, open_destination
@@ -20,12 +20,12 @@ from wald_archive.api import BagName, Finding, Manifest, Proof, Recorded, open_d
 class SegmentWork:
     """One segment to be checked; ``stored_bytes``: of the file."""
 
-    piece: Piece
+    target: SegmentToCheck
     stored_bytes: int
 
     @property
-    def key(self) -> Piece:
-        return self.piece
+    def key(self) -> SegmentToCheck:
+        return self.target
 
     def outcome(self) -> Checked | None:
         """None if the segment is gone because it was sealed or reclaimed meanwhile.
@@ -34,9 +34,9 @@ class SegmentWork:
             Unavailable: the log is not on this machine.
         """
         try:
-            return check(self.piece)
+            return check(self.target)
         except FileNotFoundError:
-            _require(self.piece.segment.path.parent)
+            _require(self.target.segment.path.parent)
             return None
 
 

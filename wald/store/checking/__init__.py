@@ -2,7 +2,7 @@
 
 checker     checks one segment
 dump        what is in a file, and what does not fit
-finding     one thing that was found out about a file
-opening     what a segment tells of those before it
+finding     one thing that was found in a file
+opening     what a segment says of those before it
 verifier    reads everything, changes nothing
 """

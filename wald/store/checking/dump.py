@@ -1,7 +1,7 @@
-"""Dumping: any file of a root, told piece by piece as it lies on disk, with what does not fit in its place.
+"""The dump of one file of a root: its items in the order in which they are stored, damage included.
 
-Each piece is a dict that JSON can carry; the key ``kind`` says what it is, ``damage`` is there where something is
-wrong.
+An item is a dict that JSON can represent. Its key ``kind`` says what it is. It has the key ``damage`` if something is
+wrong with it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from wald.store.files.regular import open_file, read_regular
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 
-Piece = dict[str, Any]  # JSON objects
+Item = dict[str, Any]  # JSON objects
 
 
-def dump(path: Path, *, records: bool = False) -> Iterator[Piece]:
-    """What the file at ``path`` holds.
+def dump(path: Path, *, records: bool = False) -> Iterator[Item]:
+    """The items of the file at ``path``.
 
     Args:
-        records: whether to tell of each record in a batch.
+        records: whether to yield each record of a batch.
 
     Raises:
         NotFound: no such file.
@@ -73,7 +73,7 @@ def dump(path: Path, *, records: bool = False) -> Iterator[Piece]:
     )
 
 
-def _raw(path: Path, *, records: bool) -> Iterator[Piece]:
+def _raw(path: Path, *, records: bool) -> Iterator[Item]:
     with open_file(path) as file:
         raw = RawFile(file.fileno())
         yield _segment_header(raw.read(0, FIRST_BATCH), SEGMENT_MAGIC)
@@ -82,25 +82,25 @@ def _raw(path: Path, *, records: bool) -> Iterator[Piece]:
                 payload = memoryview(raw.payload(found))
                 yield from _batch(found.offset, found.header, found.route, payload, records=records)
             elif isinstance(found, DamagedBytes):
-                yield _gap(found)
+                yield _damage(found)
             else:
                 yield _end(found, raw.limit)
 
 
-def _sealed(path: Path, *, records: bool) -> Iterator[Piece]:
+def _sealed(path: Path, *, records: bool) -> Iterator[Item]:
     with SealedFile(path) as file:
         index = file.index
         for number, frame in enumerate(index.frames):
             routes = [index.routes[i].route for i in frame.routes if i < len(index.routes)]
-            piece = {"kind": "frame", "number": number} | asdict(frame) | {"routes": routes}
+            item = {"kind": "frame", "number": number} | asdict(frame) | {"routes": routes}
             try:
                 data = file.frame(number)
             except Damaged as error:
-                yield piece | {"damage": error.message.removeprefix(f"{path}: offset {frame.offset}: ")}
+                yield item | {"damage": error.message.removeprefix(f"{path}: offset {frame.offset}: ")}
                 continue
-            yield piece
+            yield item
             if index.is_damage(frame):
-                yield _gap(DamagedBytes(frame.raw_offset, len(data), "damaged before it was sealed"))
+                yield _damage(DamagedBytes(frame.raw_offset, len(data), "damaged before it was sealed"))
             else:
                 yield from _frame(data, frame.raw_offset, index.salt, records=records)
         yield {
@@ -116,7 +116,7 @@ def _sealed(path: Path, *, records: bool) -> Iterator[Piece]:
         }
 
 
-def _frame(data: bytes, raw_offset: int, salt: int, *, records: bool) -> Iterator[Piece]:
+def _frame(data: bytes, raw_offset: int, salt: int, *, records: bool) -> Iterator[Item]:
     """The batches of one frame."""
     at = 0
     if raw_offset == 0:
@@ -126,11 +126,11 @@ def _frame(data: bytes, raw_offset: int, salt: int, *, records: bool) -> Iterato
     for batch in batches:
         yield from _batch(batch.position, batch.header, batch.route, batch.payload, records=records)
     if batches.end < len(data):
-        yield _gap(DamagedBytes(raw_offset + batches.end, len(data) - batches.end, batches.rest.reason))
+        yield _damage(DamagedBytes(raw_offset + batches.end, len(data) - batches.end, batches.rest.reason))
 
 
-def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, *, records: bool) -> Iterator[Piece]:
-    piece: Piece = {
+def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, *, records: bool) -> Iterator[Item]:
+    item: Item = {
         "kind": "batch",
         "offset": offset,
         "route": route,
@@ -143,41 +143,41 @@ def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, *,
         "epoch": header.epoch,
     }
     if header.continues_sequence:
-        piece["continues_sequence"] = header.continues_sequence
+        item["continues_sequence"] = header.continues_sequence
     elif header.producer_id:
-        piece |= {"producer_id": f"{header.producer_id:x}", "producer_sequence": header.producer_sequence}
+        item |= {"producer_id": f"{header.producer_id:x}", "producer_sequence": header.producer_sequence}
     try:
         state = decode_state(payload) if header.is_control else None
         shown = list(_records(header, payload)) if records and state is None else []
     except (BadControl, columns.BadColumns) as error:
-        yield piece | {"damage": str(error)}
+        yield item | {"damage": str(error)}
         return
     if state is not None:
-        piece |= {"kind": "control", "next_sequence": state.next_sequence, "routes": state.routes}
-        piece |= {"open_records": state.open_records, "producers": len(state.producers.table)}
-    yield piece
+        item |= {"kind": "control", "next_sequence": state.next_sequence, "routes": state.routes}
+        item |= {"open_records": state.open_records, "producers": len(state.producers.table)}
+    yield item
     yield from shown
 
 
-def _records(header: BatchHeader, payload: memoryview) -> Iterator[Piece]:
+def _records(header: BatchHeader, payload: memoryview) -> Iterator[Item]:
     """Each record, or the piece of one that the batch holds."""
     if header.encoding == Encoding.COLUMNS:
         stored = columns.decode(payload)
         keys = stored.keys.to_list() if stored.keys else [None] * stored.count
         for i, (value, key) in enumerate(zip(stored.values.to_list(), keys, strict=True)):
-            piece = {"kind": "record", "sequence": header.base_sequence + i} | text_or_hex("value", value or b"")
-            yield piece | (text_or_hex("key", key) if key is not None else {})
+            item = {"kind": "record", "sequence": header.base_sequence + i} | text_or_hex("value", value or b"")
+            yield item | (text_or_hex("key", key) if key is not None else {})
         return
-    pieces = split_lines(payload)
+    lines = split_lines(payload)
     if not header.flags & (Flag.CONTINUED | Flag.UNTERMINATED):
-        pieces.pop()  # what follows the last newline: nothing
+        lines.pop()  # what follows the last newline: nothing
     number = header.base_sequence - bool(header.continues_sequence)
-    for i, value in enumerate(pieces):
+    for i, value in enumerate(lines):
         sequence = header.continues_sequence if number + i < header.base_sequence else number + i
         yield {"kind": "record", "sequence": sequence} | text_or_hex("value", value)
 
 
-def _segment_header(data: bytes, magic: bytes) -> Piece:
+def _segment_header(data: bytes, magic: bytes) -> Item:
     try:
         header = decode_header(data, magic)
     except BadHeader as error:
@@ -185,30 +185,35 @@ def _segment_header(data: bytes, magic: bytes) -> Piece:
     return {"kind": "header", "offset": 0} | asdict(header) | {"log_id": header.log_id.hex()}
 
 
-def _gap(gap: DamagedBytes) -> Piece:
-    return {"kind": "gap", "offset": gap.offset, "bytes": gap.length, "damage": gap.reason or "zeros between batches"}
+def _damage(damaged: DamagedBytes) -> Item:
+    return {
+        "kind": "gap",
+        "offset": damaged.offset,
+        "bytes": damaged.length,
+        "damage": damaged.reason or "zeros between batches",
+    }
 
 
-def _end(tail: SegmentEnd, file_bytes: int) -> Piece:
-    piece: Piece = {"kind": "end", "offset": tail.offset, "file_bytes": file_bytes}
-    return piece | ({"damage": tail.reason, "garbage_bytes": tail.garbage_bytes} if tail.garbage_bytes else {})
+def _end(end: SegmentEnd, file_bytes: int) -> Item:
+    item: Item = {"kind": "end", "offset": end.offset, "file_bytes": file_bytes}
+    return item | ({"damage": end.reason, "garbage_bytes": end.garbage_bytes} if end.garbage_bytes else {})
 
 
-def _sparse_index(path: Path) -> Iterator[Piece]:
+def _sparse_index(path: Path) -> Iterator[Item]:
     data = read_regular(path)
     yield _segment_header(data, INDEX_MAGIC)
     offset = FILE_HEADER.size
     for entry in decode_entries(data):
-        told: Piece = {"damage": "its checksum is wrong"}
+        content: Item = {"damage": "its checksum is wrong"}
         if entry is not None:
-            told = dict(zip(("sequence", "position", "append_time_ns"), entry, strict=True))
-        yield {"kind": "entry", "offset": offset} | told
+            content = dict(zip(("sequence", "position", "append_time_ns"), entry, strict=True))
+        yield {"kind": "entry", "offset": offset} | content
         offset += ENTRY.size
     if offset < len(data):
         yield {"kind": "end", "offset": offset, "damage": f"{len(data) - offset} bytes of an entry"}
 
 
-def _cursor(path: Path) -> Iterator[Piece]:
+def _cursor(path: Path) -> Iterator[Item]:
     try:
         lines = decode_cursor(read_regular(path))
     except BadCursor as error:
@@ -221,12 +226,12 @@ def _cursor(path: Path) -> Iterator[Piece]:
     }
 
 
-def _head(path: Path) -> Iterator[Piece]:
+def _head(path: Path) -> Iterator[Item]:
     head = decode_head(read_regular(path))
     yield {"kind": "head"} | (asdict(head) if head is not None else {"damage": "not a head line"})
 
 
-def _transfers(path: Path) -> Iterator[Piece]:
+def _transfers(path: Path) -> Iterator[Item]:
     data = read_regular(path)
     for number in range(len(data) // SLOT_BYTES):
         found = decode_transfer(data[number * SLOT_BYTES : (number + 1) * SLOT_BYTES])
@@ -234,28 +239,32 @@ def _transfers(path: Path) -> Iterator[Piece]:
             yield {"kind": "transfer", "slot": number} | asdict(found[0]) | {"taken": found[1]}
 
 
-def _identity(path: Path) -> Iterator[Piece]:
+def _identity(path: Path) -> Iterator[Item]:
     try:
-        told = json.loads(read_regular(path))
+        content = json.loads(read_regular(path))
     except ValueError as error:
         yield {"kind": "identity", "damage": str(error)}
         return
-    yield {"kind": "identity", "content": told}
+    yield {"kind": "identity", "content": content}
 
 
-def _recovery(path: Path) -> Iterator[Piece]:
+def _recovery(path: Path) -> Iterator[Item]:
     try:
-        told = json.loads(read_regular(path))
+        content = json.loads(read_regular(path))
     except (ValueError, RecursionError) as error:
         yield {"kind": "recovery", "damage": str(error)}
         return
-    if isinstance(told, dict):
-        yield {"kind": "recovery"} | told | ({} if told.get("ended") else {"ended": "not told: it runs, or was killed"})
+    if isinstance(content, dict):
+        yield (
+            {"kind": "recovery"}
+            | content
+            | ({} if content.get("ended") else {"ended": "unknown: it runs, or was killed"})
+        )
     else:
         yield {"kind": "recovery", "damage": "not a report"}
 
 
-def _ledger(path: Path) -> Iterator[Piece]:
+def _ledger(path: Path) -> Iterator[Item]:
     decoded = read_ledger(path)
     for entry in decoded.entries:
         yield {"kind": "line"} | entry

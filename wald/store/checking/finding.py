@@ -1,4 +1,4 @@
-"""One thing that was found out about a file of a log, and how bad it is."""
+"""A finding: what was found in a file of a log, and how bad it is."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Level(Enum):
 
     OK = "ok"
     INFO = "info"
-    """Worth knowing, and what crashes and interrupted work leave behind."""
+    """Not damage: what crashes and interrupted work leave behind, for example."""
     ERROR = "error"
-    """Bytes are not what was written, or two things that must agree do not."""
+    """Bytes are not those that were written, or two things that must agree do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Finding:
     message: str
 
     @classmethod
-    def of(cls, level: Level, path: Path, told: str) -> Self:
-        """What the message of an error says about ``path``, which it may begin with, and with an offset behind it."""
-        found = re.fullmatch(r"(?:offset (\d+): )?(.*)", told.removeprefix(f"{path}: "), re.DOTALL)
+    def of(cls, level: Level, path: Path, message: str) -> Self:
+        """A finding from the message of an error, which may begin with ``path`` and an offset."""
+        found = re.fullmatch(r"(?:offset (\d+): )?(.*)", message.removeprefix(f"{path}: "), re.DOTALL)
         assert found is not None, "it matches whatever there is"
         return cls(level, path, int(found[1] or 0), found[2])

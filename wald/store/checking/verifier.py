@@ -1,9 +1,9 @@
-"""Verifying: everything is read, nothing is changed, and every bad byte is told of instead of raised.
+"""The verification of a whole log. It reads every byte, changes nothing, and reports damage instead of raising it.
 
-Checked are the checksums of every batch and frame, the digests in indexes and ledgers, that sequences and append times
-go on without a gap or a step back within and between segments, that indexes, control batches, the head and the cursors
-agree with what the segments hold, and the chains of the ledgers. The daemon may run meanwhile: what stands behind the
-head as it was at the beginning is not read, and a segment that is sealed meanwhile is read in its new form.
+It checks the checksum of every batch and frame, the digests in indexes and ledgers, and the chains of the ledgers. It
+checks that sequences and append times follow each other within and between segments, and that indexes, control batches,
+the head and the cursors agree with the segments. The daemon may run meanwhile: bytes behind the head as it was at the
+beginning are not read, and a segment that is sealed meanwhile is read in its new form.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.head import Head
 from wald.format.names import Kind, parse_segment_name
-from wald.store.checking.checker import Checked, Piece, check
+from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.opening import NOTHING
 from wald.store.files.directory import Listing, Root, Segment, read_identity
@@ -33,7 +33,7 @@ LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl")
 
 
 def verify(root: Root) -> Iterator[Finding]:
-    """Read everything in ``root`` and tell what is there; no error finding means that all of it is good.
+    """Read everything in ``root`` and yield what is found. Without a finding of level ERROR all of it is good.
 
     Raises:
         NotFound: there is no log.
@@ -45,8 +45,8 @@ class Verification:
     """One pass over a root, as it is when this is made.
 
     Attributes:
-        history: what the ledgers tell.
-        segments, records, raw_bytes: how many there were in what has been checked so far.
+        history: what the ledgers say.
+        segments, records, raw_bytes: how many have been checked so far.
 
     Raises:
         NotFound: there is no log.
@@ -57,23 +57,23 @@ class Verification:
         self.history = History(root)
         self._log_id: bytes | None = None
         self._head: Head | None = None
-        self._headless_told = False
+        self._head_is_damaged = False
         self._view = View(root, b"", EVERYTHING, Listing(()))
         self._second_listing = SecondListing()
         self._state = NOTHING
         self._first = [*self._identity(), *self._read_head(), *self._strangers(), *self._list(), *self._headless()]
         self.segments = self.records = self.raw_bytes = 0
 
-    def pieces(self) -> list[Piece]:
-        """Every segment that is to be checked, oldest first."""
-        return [self._piece(segment) for segment in self._view.segments if not self._behind_head(segment)]
+    def segments_to_check(self) -> list[SegmentToCheck]:
+        """Every segment that has to be checked, oldest first."""
+        return [self._target(segment) for segment in self._view.segments if not self._behind_head(segment)]
 
-    def findings(self, ahead: Callable[[Piece], Checked | None] = lambda _: None) -> Iterator[Finding]:
-        """All there is to find, once.
+    def findings(self, ahead: Callable[[SegmentToCheck], Checked | None] = lambda _: None) -> Iterator[Finding]:
+        """Every finding. To be iterated once.
 
         Args:
-            ahead: what became of checks that were made before, against nothing; None for a piece of which there is no
-                such check. These are made as it goes.
+            ahead: returns the result of a check that was made before, against :data:`NOTHING`, or None. A segment
+                without such a result is checked now.
         """
         yield from self._first
         yield from self._segments(ahead)
@@ -81,8 +81,8 @@ class Verification:
         for name in LEDGERS:
             yield from self._ledger(self._root.ledger / name)
         yield from self._cursors()
-        for path, words in troubles(self._root):
-            yield Finding.of(Level.INFO, path, words)
+        for path, message in troubles(self._root):
+            yield Finding.of(Level.INFO, path, message)
 
     def _identity(self) -> Iterator[Finding]:
         try:
@@ -94,22 +94,20 @@ class Verification:
         try:
             self._head = read_head(self._root)
         except Damaged as error:
-            self._headless_told = True
+            self._head_is_damaged = True
             yield Finding.of(Level.ERROR, self._root.head, error.message)
 
     def _headless(self) -> Iterator[Finding]:
-        """The head is on disk before any segment is, so a log with segments and without it has lost it."""
-        if self._head is None and not self._headless_told:
+        """The head is written before the first segment. So a log with segments and without a head has lost it."""
+        if self._head is None and not self._head_is_damaged:
             level = Level.ERROR if self._view.segments else Level.INFO
-            words = (
-                "missing or empty: nobody knows how far records are durable; the next start of the daemon makes it anew"
-            )
-            yield Finding(level, self._root.head, 0, words)
+            unknown = "missing or empty: it is not known how far records are durable"
+            yield Finding(level, self._root.head, 0, f"{unknown}; the next start of the daemon writes it again")
 
     def _strangers(self) -> Iterator[Finding]:
-        """Files in ``segments/`` that are no segments to read."""
+        """Files in ``segments/`` that are not segments that can be read."""
         if not self._root.segments.is_dir():
-            return  # told of where they are listed
+            return  # _list reports it
         for entry in sorted(os.scandir(self._root.segments), key=lambda entry: entry.name):
             name = parse_segment_name(entry.name)
             if name is not None and name.kind.reclaimed:
@@ -123,7 +121,7 @@ class Verification:
         except Damaged as error:
             yield Finding.of(Level.ERROR, self._root.segments, error.message)
 
-    def _segments(self, ahead: Callable[[Piece], Checked | None]) -> Iterator[Finding]:
+    def _segments(self, ahead: Callable[[SegmentToCheck], Checked | None]) -> Iterator[Finding]:
         """Every segment as far as the head that was read before."""
         waiting = deque(self._view.segments)
         while waiting:
@@ -161,15 +159,15 @@ class Verification:
             completed = self._second_listing.complete(self._view, first, last)
         return completed
 
-    def _segment(self, segment: Segment, ahead: Callable[[Piece], Checked | None]) -> list[Finding]:
+    def _segment(self, segment: Segment, ahead: Callable[[SegmentToCheck], Checked | None]) -> list[Finding]:
         """One segment, and whether it follows the one before it; if it is gone, nothing has happened."""
         found = list(self._follows(segment))
         before = self._state
         if segment.base_sequence > (before.next_sequence or 1):
             before = replace(before, open_records={})  # they may have ended in what is missing
-        piece = self._piece(segment)
-        done = ahead(piece)
-        checked = (done and done.following(before)) or check(piece, before)
+        target = self._target(segment)
+        done = ahead(target)
+        checked = (done and done.following(before)) or check(target, before)
         self._state = checked.after
         self.segments += 1
         self.records += checked.records
@@ -183,51 +181,53 @@ class Verification:
         if base > expected:
             lost = self._lost(expected, base - 1)
             for first, last in lost:
-                yield self._gap(self._root.segments, first, last, "are in no segment, and no ledger says why")
+                yield self._missing(self._root.segments, first, last, "are in no segment, and no ledger says why")
             for first, last in _between(lost, expected, base - 1):
-                words = f"records {first} to {last} before it were reclaimed"
-                yield Finding(Level.INFO, segment.path, 0, words)
+                message = f"records {first} to {last} before it were reclaimed"
+                yield Finding(Level.INFO, segment.path, 0, message)
         elif base < expected:
-            words = f"begins before record {expected}, where the one before it ends"
-            yield Finding(Level.ERROR, segment.path, 0, words)
+            message = f"begins before record {expected}, where the one before it ends"
+            yield Finding(Level.ERROR, segment.path, 0, message)
 
     def _lost(self, first: int, last: int) -> list[tuple[int, int]]:
         """The runs of which no ledger that can be believed says that they were reclaimed."""
         try:
             return list(self.history.unexplained(first, last))
-        except Damaged:  # told of with the ledgers
+        except Damaged:  # the check of the ledgers reports it
             return [(first, last)] if first <= last else []
 
-    def _gap(self, path: Path, first: int, last: int, words: str) -> Finding:
-        return Finding(Level.ERROR, path, 0, f"records {first} to {last} {words}")
+    def _missing(self, path: Path, first: int, last: int, reason: str) -> Finding:
+        return Finding(Level.ERROR, path, 0, f"records {first} to {last} {reason}")
 
     def _behind_head(self, segment: Segment) -> bool:
         return self._head is not None and segment.base_sequence > self._head.segment
 
-    def _piece(self, segment: Segment) -> Piece:
-        """What of a segment only the rest of the root tells."""
+    def _target(self, segment: Segment) -> SegmentToCheck:
+        """The segment, and what the rest of the root says of it."""
         head, log_id = self._head, self._log_id
         if segment.kind.form is Kind.SEALED:
-            told = None
-            with contextlib.suppress(Damaged):  # told of with the ledgers
-                told = self.history.sealed(segment.base_sequence)
-            return Piece(segment, log_id, sha256=None if told is None else str(told.get("sha256")))
+            sealed = None
+            with contextlib.suppress(Damaged):  # the check of the ledgers reports it
+                sealed = self.history.sealed(segment.base_sequence)
+            return SegmentToCheck(segment, log_id, sha256=None if sealed is None else str(sealed.get("sha256")))
         if head is None:
-            return Piece(segment, log_id, endless=segment.base_sequence == self._view.segments[-1].base_sequence)
-        return Piece(segment, log_id, durable=head.position if head.segment == segment.base_sequence else None)
+            return SegmentToCheck(
+                segment, log_id, open_ended=segment.base_sequence == self._view.segments[-1].base_sequence
+            )
+        return SegmentToCheck(segment, log_id, durable=head.position if head.segment == segment.base_sequence else None)
 
     def _head_agrees(self) -> Iterator[Finding]:
         head, last = self._head, max(self._state.next_sequence - 1, 0)
         sealed = 0
-        with contextlib.suppress(Damaged):  # told of with the ledgers
+        with contextlib.suppress(Damaged):  # the check of the ledgers reports it
             sealed = self.history.last_sealed()
         for begin, end in self._lost(last + 1, sealed):
-            yield self._gap(self._root.segments, begin, end, "were sealed and are in no segment")
+            yield self._missing(self._root.segments, begin, end, "were sealed and are in no segment")
         if head is None:
             return
         lost = self._lost(last + 1, head.sequence)
         for begin, end in lost:
-            yield self._gap(self._root.head, begin, end, "are durable by the head and in no segment")
+            yield self._missing(self._root.head, begin, end, "are durable by the head and in no segment")
         if not lost:
             yield Finding(Level.OK, self._root.head, 0, f"record {head.sequence}")
 
@@ -262,7 +262,7 @@ class Verification:
     def _last(self) -> int:
         """The last durable record by now."""
         head = self._head
-        with contextlib.suppress(Damaged):  # told of at the beginning
+        with contextlib.suppress(Damaged):  # it was reported at the beginning
             head = read_head(self._root) or head
         return head.sequence if head is not None else max(self._state.next_sequence - 1, 0)
 

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from typing import NoReturn
 
-from wald.errors import Damaged, UnsupportedFormat, WaldError
+from wald.errors import Damaged, UnsupportedFormat
 from wald.format.head import Head, decode_head
 from wald.format.names import Kind
 from wald.format.state import LogState
@@ -168,7 +169,7 @@ class _Recovery:
         report.segment, report.fate = path.name, decided.fate.value
         report.scanned_bytes, report.scanned_batches = end, facts.batches
         if decided.fate is Fate.REFUSE:
-            raise _refusal(facts)
+            _refuse(facts)
         report.errors += _errors(facts)
         if decided.trim:
             self._keep_aside(path, facts.tail)
@@ -265,11 +266,14 @@ def _errors(facts: Facts) -> Iterator[str]:
         yield f"{path}: offset {end}: {facts.durable_bytes - end} bytes were durable and are not there"
 
 
-def _refusal(facts: Facts) -> WaldError:
-    path, message = facts.segment.path, f"{facts.segment.path}: offset 0: {facts.reason}"
+def _refuse(facts: Facts) -> NoReturn:
+    path = facts.segment.path
     if facts.header is Header.NEWER:
-        return UnsupportedFormat(message, hint="pip install --upgrade wald")
-    return Damaged(message, hint=f"move it out of {path.parent}, or give it its name again, and start again")
+        raise UnsupportedFormat(f"{path}: offset 0: {facts.reason}", hint="pip install --upgrade wald")
+    raise Damaged(
+        f"{path}: offset 0: {facts.reason}",
+        hint=f"move it out of {path.parent}, or give it its name again, and start again",
+    )
 
 
 def _write_report(root: Root, disk: Disk, report: Report) -> None:
