@@ -170,8 +170,7 @@ class Consumer:
         if self.log.cursor(self.route, self.group).state is CursorState.ABSENT:
             segments = self.log.view().segments
             oldest = segments[0].base_sequence if segments else 1
-            first, _ = next(History(self.log.root).unexplained(1, oldest - 1), (oldest, oldest))
-            self.log.set_cursor(self.route, first - 1, self.group)
+            self.log.set_cursor(self.route, History(self.log.root).beginning(oldest) - 1, self.group)
 
 
 class _Progress:

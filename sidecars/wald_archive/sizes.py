@@ -93,7 +93,7 @@ def content_bytes(batch: Batch) -> int:
     """What all of its records count for."""
     if batch.is_columns:
         return _Offsets(batch).bytes_of(batch.count)
-    return len(batch.payload) + (not batch.terminated)
+    return len(batch.raw())
 
 
 def records_within(batch: Batch, room: int) -> int:
@@ -102,7 +102,7 @@ def records_within(batch: Batch, room: int) -> int:
         return bisect_right(range(1, batch.count + 1), room, key=_Offsets(batch).bytes_of)
     if content_bytes(batch) <= room:
         return batch.count
-    return bytes(batch.payload[: max(0, room)]).count(b"\n")
+    return bytes(batch.raw()[: max(0, room)]).count(b"\n")
 
 
 class _Offsets:
@@ -110,7 +110,7 @@ class _Offsets:
 
     def __init__(self, batch: Batch) -> None:
         columns = decode_columns(batch.payload)
-        self._begin = batch.first_sequence - batch.header.base_sequence
+        self._begin = batch.skipped
         self._ends = [
             column.offsets.cast("i") for column in (columns.values, columns.keys, columns.headers) if column is not None
         ]

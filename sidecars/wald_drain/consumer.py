@@ -42,8 +42,7 @@ class Consumer:
             news = newcomer(self.log.root, self.route, self.group)
             segments = self.log.view().segments
             oldest = segments[0].base_sequence if segments else 1
-            first, _ = next(History(self.log.root).unexplained(1, oldest - 1), (oldest, oldest))
-            self.commit(first - 1)
+            self.commit(History(self.log.root).beginning(oldest) - 1)
             if news:
                 report(news)
 

@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 
-from wald.format.batch import BatchHeader
 from wald.format.columns import Binary, decode
 
 _TIME = pa.timestamp("ns", "UTC")
@@ -58,7 +57,7 @@ class Stored(Protocol):
     @property
     def append_time_ns(self) -> int: ...
     @property
-    def header(self) -> BatchHeader: ...
+    def skipped(self) -> int: ...
     @property
     def segment(self) -> int: ...
     @property
@@ -159,7 +158,7 @@ class _Columns:
 
     def __init__(self, batch: Stored) -> None:
         self._stored = decode(batch.payload)
-        self._skipped = batch.first_sequence - batch.header.base_sequence
+        self._skipped = batch.skipped
         self._count = batch.count
 
     def event_times(self) -> pa.Array:

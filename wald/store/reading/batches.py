@@ -25,15 +25,23 @@ _WINDOW_BYTES = 64 << 10  # looked at for newlines at once, so that cutting a ba
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive records of one route.
+    """Consecutive records of one route, as they are stored; none of the methods but :meth:`records` loops over them.
 
     Attributes:
-        first_sequence, last_sequence: of the records in it that were asked for.
-        payload: ``lines``: exactly these records, each with its newline. ``columns``: the payload as it is stored,
-            whose first record is number ``header.base_sequence``.
+        route: the name of the route.
+        first_sequence: number of the first record that was asked for.
+        last_sequence: number of the last one.
+        payload: the stored bytes that hold these records, and maybe others of the same stored batch, in the encoding
+            that the header names; not copied. :meth:`raw` has these records only, in one form for both encodings.
         terminated: False if the last line ended without a newline.
         header: as stored; of a joined record the header of the batch in which it began.
-        segment, position: where that batch stands: base sequence, and bytes from the start of the raw segment.
+        segment: base sequence of the segment that the stored batch is in.
+        position: of the stored batch in the raw segment, in bytes.
+
+    Example::
+
+        for batch in log.batches("orders"):
+            sys.stdout.buffer.write(batch.raw())
     """
 
     route: str
@@ -47,19 +55,26 @@ class Batch:
 
     @property
     def count(self) -> int:
+        """How many records there are."""
         return self.last_sequence - self.first_sequence + 1
 
     @property
     def append_time_ns(self) -> int:
-        """When the daemon took it, ns since 1970."""
+        """When the daemon took the records, in nanoseconds since 1970."""
         return self.header.append_time_ns
 
     @property
     def is_columns(self) -> bool:
+        """Whether the payload holds columns: values with keys, times and headers; else it holds lines."""
         return self.header.encoding == Encoding.COLUMNS
 
+    @property
+    def skipped(self) -> int:
+        """How many records of a payload of columns are in front of the first one that was asked for."""
+        return self.first_sequence - self.header.base_sequence
+
     def records(self) -> Iterator[Record]:
-        """One object per record; the slow way."""
+        """Iterate over the records. An object for each takes time: :meth:`raw` and :meth:`to_arrow` are faster."""
         time_ns = self.header.append_time_ns
         if not self.is_columns:
             lines = split_lines(self.payload)
@@ -72,11 +87,10 @@ class Batch:
         keys = columns.keys.to_list() if columns.keys else None
         headers = columns.headers.to_list() if columns.headers else None
         times = columns.times.cast("q").tolist() if columns.times else None
-        base = self.header.base_sequence
-        for i in range(self.first_sequence - base, self.last_sequence - base + 1):
+        for i in range(self.skipped, self.skipped + self.count):
             yield Record(
                 self.route,
-                base + i,
+                self.header.base_sequence + i,
                 values[i] or b"",
                 time_ns,
                 keys[i] if keys else None,
@@ -85,21 +99,20 @@ class Batch:
             )
 
     def raw(self) -> bytes | memoryview:
-        """Every record with a newline behind it; ``lines`` as they are stored, without a copy."""
+        """The value of each record with a newline behind it; lines are not copied."""
         if self.is_columns:
-            start = self.first_sequence - self.header.base_sequence
-            values = decode_columns(self.payload).values.to_list()[start : start + self.count]
+            values = decode_columns(self.payload).values.to_list()[self.skipped : self.skipped + self.count]
             return b"\n".join([value or b"" for value in values] + [b""])
         return self.payload if self.terminated else bytes(self.payload) + b"\n"
 
     def to_arrow(self) -> pa.RecordBatch:
-        """The batch as Arrow columns (:data:`schema`), made without a loop per record."""
+        """The records as a ``pyarrow.RecordBatch``, made without a loop over them; needs ``wald[arrow]``."""
         from wald.store.reading.arrow import record_batch  # pyarrow and numpy take 100 ms and more to import
 
         return record_batch([self])
 
     def between(self, first: int, last: int) -> Batch | None:
-        """The records numbered ``first`` to ``last``, as far as they are in it; None if none is."""
+        """The records numbered ``first`` to ``last``, as far as they are in this batch; None if none is."""
         first, last = max(first, self.first_sequence), min(last, self.last_sequence)
         if first > last:
             return None
