@@ -68,7 +68,7 @@ class Ages:
         last = self._witnessed
         if last is not None and now.boot == last.boot and now.boottime_ns - last.boottime_ns < _WITNESS_NS:
             return None
-        return {"event": "seen", "through": through, "at": now_ns} | now.told()
+        return {"event": "seen", "through": through, "at": now_ns} | now.as_entry()
 
     def learn(self, bases: Collection[int]) -> None:
         """Read the ledger of the segments, if it has grown and the age of some of ``bases`` is not known from it."""

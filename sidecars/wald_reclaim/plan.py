@@ -316,7 +316,7 @@ class Planner:
 
     def _stamped(self, entry: Entry) -> Entry:
         """A line with the moment of this boot, by which the grace period is measured."""
-        return entry | self._moment().told()
+        return entry | self._moment().as_entry()
 
     def _last(self, segment: Segment) -> int:
         """The last sequence of a segment; its base if it cannot be read."""

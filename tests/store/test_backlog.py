@@ -11,7 +11,7 @@ from logs import SECOND_NS, START_NS, Built
 from wald.format.names import Kind
 from wald.store.files.routes import retire_route
 from wald.store.retention.backlog import Backlog, GroupBacklog
-from wald.store.retention.growth import RECENT_SEGMENTS, Gauge
+from wald.store.retention.growth import RECENT_SEGMENTS, GrowthMeter
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_growth_is_not_told_from_a_few_minutes(built: Built) -> None:
 @pytest.mark.parametrize("apart_seconds", [1, 7, 100, 3600])
 def test_growth_is_that_of_many_segments_where_each_is_of_a_short_time(apart_seconds: int) -> None:
     """Of ten minutes at least, of no more than there are, and never of all of a long log."""
-    gauge, count = Gauge(), 5000
+    gauge, count = GrowthMeter(), 5000
     for number in range(count):
         gauge.add(START_NS + number * apart_seconds * SECOND_NS, 100, {"a": 3, "b": 1})
     growth = gauge.growth(now_ns=START_NS + count * apart_seconds * SECOND_NS)

@@ -51,7 +51,7 @@ def built(tmp_path: Path) -> Built:
 def test_each_state_is_told(built: Built, sequence: int, state: State) -> None:
     found = built.log.where(sequence)
     assert found.state is state
-    assert found.words
+    assert found.message
     assert found.durable == (state not in (State.RECLAIMED, State.NEVER_ISSUED))
 
 
@@ -85,7 +85,7 @@ def test_damaged_bytes_are_quarantined(built: Built) -> None:
     path.write_bytes(data)
     found = built.log.where(8)
     assert found.state is State.QUARANTINED
-    assert f"offset {position}" in found.words
+    assert f"offset {position}" in found.message
     assert built.log.where(7).state is State.CUT
 
 
@@ -107,7 +107,7 @@ def test_a_file_that_is_listed_and_not_there_is_quarantined(built: Built) -> Non
     path.symlink_to("/nowhere")
     found = built.log.where(6)
     assert found.state is State.QUARANTINED
-    assert str(path) in found.words
+    assert str(path) in found.message
 
 
 def test_without_the_segments_directory_it_says_so(built: Built) -> None:
@@ -149,7 +149,7 @@ def test_a_bundle_and_the_member_in_it_are_told_when_the_segment_is_gone(built: 
     assert [each.route for each in found] == ["a", "b"]
     assert found[1].bundle == "/tape/7/x/1-4/data/b.tar"
     assert found[1].member == "b/records/2.txt"
-    assert "/tape/7/x/1-4/data/b.tar" in found[1].words
+    assert "/tape/7/x/1-4/data/b.tar" in found[1].message
     assert found[0].reclaimed is not None
 
 
@@ -181,7 +181,7 @@ def test_a_reclaimed_record_says_when_by_which_rule_and_under_which_cursors(buil
     found = built.log.where(2)
 
     assert found.state is State.RECLAIMED
-    assert found.words == (
+    assert found.message == (
         "reclaimed at 2023-11-14T22:13:20Z by the rule 'max_age'; cursors: b/processed at 3, b/audit at 2"
     )
     assert found.reclaimed is not None
@@ -209,7 +209,7 @@ def test_a_damaged_ledger_answers_nothing_about_what_is_gone_and_leaves_the_rest
 
     found = built.log.where(5)
     assert found.state is State.SEALED
-    assert found.words.endswith("nothing is decided by this ledger") == (name != "segments.jsonl")
+    assert found.message.endswith("nothing is decided by this ledger") == (name != "segments.jsonl")
     assert f"{path}: line 1" in " ".join(errors(built.root.path))
 
 

@@ -154,7 +154,7 @@ def test_where_does_not_take_a_copy_for_the_record(built: Built, sealed: int) ->
     shutil.copy(path_of(built, 5), target)
     found = built.log.where(1)
     assert found.state is State.QUARANTINED
-    assert target.name in found.words
+    assert target.name in found.message
     assert built.log.where(5).state is not State.QUARANTINED
 
 

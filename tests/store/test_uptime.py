@@ -39,5 +39,5 @@ def test_now_runs_forward_and_comes_back_out_of_a_line() -> None:
     assert first.boot
     assert first.boot == second.boot
     assert 0 < first.boottime_ns <= second.boottime_ns <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    assert moment_of(first.told() | {"event": "sealed"}) == first
+    assert moment_of(first.as_entry() | {"event": "sealed"}) == first
     assert moment_of({"event": "sealed", "boot": 7, "boottime": "x"}) is None

@@ -58,7 +58,7 @@ def where(root: Path, sequence: int, as_json: bool) -> int:
     """
     found = wald.open(root).where(sequence)
     if not as_json:
-        lines = [f"{found.sequence}: {found.state.value}: {found.words}"]
+        lines = [f"{found.sequence}: {found.state.value}: {found.message}"]
         if found.append_time_ns is not None:
             lines.append(f"  appended {moment(found.append_time_ns)}, {'durable' if found.durable else 'not durable'}")
         lines += [f"  {group}: {'processed' if done else 'not processed'}" for group, done in found.processed.items()]
@@ -69,7 +69,7 @@ def where(root: Path, sequence: int, as_json: bool) -> int:
     told = {
         "sequence": found.sequence,
         "state": found.state.value,
-        "words": found.words,
+        "message": found.message,
         "durable": found.durable,
         "segment": found.segment,
         "route": found.route,

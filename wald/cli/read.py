@@ -146,7 +146,7 @@ class _Told:
         if self.on_missing == "error" or (self.on_missing is None and missing.asked):
             raise missing.error(hint)
         self.partial = self.partial or self.on_missing is None
-        print(f"wald: {missing.words()}\n  hint: {hint}", file=sys.stderr)
+        print(f"wald: {missing.message()}\n  hint: {hint}", file=sys.stderr)
 
 
 def _again(*, limit: int | None, follow: bool, commit: bool) -> str:

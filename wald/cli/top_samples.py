@@ -166,7 +166,7 @@ class LogSource:
         root, since = self._log.root, self._end
         self._end = None  # after a failed sample there is nothing to compare the next one with
         view = self._log.view()
-        backlog = Backlog(view, since=since)
+        backlog = Backlog(view, after=since)
         counts: Counter[Condition] = Counter()
         sizes: Counter[Condition] = Counter()
         end = since or 0

@@ -95,8 +95,8 @@ def test_the_ledger_says_by_which_rule_and_under_which_cursors(built: Built) -> 
         {"route": "b", "count": 1, "first": 2, "last": 2, "cursors": {"audit": 7, "processed": 8}},
     ]
     assert built.log.where(2).state is State.RECLAIMED
-    assert "'read'" in built.log.where(2).words
-    assert "b/audit at 7" in built.log.where(2).words
+    assert "'read'" in built.log.where(2).message
+    assert "b/audit at 7" in built.log.where(2).message
 
 
 def test_a_retired_route_is_told_as_such(built: Built) -> None:

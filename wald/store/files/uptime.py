@@ -29,7 +29,7 @@ class Moment:
     boot: str
     boottime_ns: int
 
-    def told(self) -> dict[str, Any]:
+    def as_entry(self) -> dict[str, Any]:
         """As it stands in a ledger's line. ``Any``: it is JSON."""
         return {"boot": self.boot, "boottime": self.boottime_ns}
 

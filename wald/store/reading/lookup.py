@@ -30,12 +30,12 @@ class Whereabouts:
         bundle, member: the archive bundle that holds it (path or address), and the file in that tar; also of a record
             that is still in the log.
         reclaimed: when, by which rule and under which cursors its segment was, as the ledger has it.
-        words: the answer for a person.
+        message: the answer as a sentence.
     """
 
     sequence: int
     state: State
-    words: str
+    message: str
     durable: bool = False
     segment: str | None = None
     route: str | None = None
@@ -52,7 +52,7 @@ def where(view: View, sequence: int) -> Whereabouts:
 
     Raises:
         InvalidInput: below 1.
-        Damaged: it is in no segment, and the ledger that should tell of it is damaged.
+        Damaged: it is in no segment, and the ledger that would say why is damaged.
     """
     if sequence < 1:
         raise InvalidInput(f"{sequence} is not a sequence", hint="the first record is number 1")
@@ -63,7 +63,7 @@ def where(view: View, sequence: int) -> Whereabouts:
     try:
         bundled, reclaimed = history.archived(sequence), history.reclaimed(sequence)
     except Damaged as error:  # where it is, is known without them
-        return replace(found, words=f"{found.words}; {error.message}")
+        return replace(found, message=f"{found.message}; {error.message}")
     if found.durable and found.state is not State.RELEASED:
         reclaimed = None  # decided, and not carried out
     if bundled is not None:
@@ -167,7 +167,7 @@ def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
     """Issued, and in no segment that can be read.
 
     Raises:
-        Damaged: the ledger that should tell of it is.
+        Damaged: the ledger that would say why is damaged.
     """
     sealed = history.sealed(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
@@ -175,17 +175,17 @@ def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
     if reason:
         return Whereabouts(sequence, State.QUARANTINED, reason, segment=segment)
     if archived is not None:
-        words = f"in bundle {_bundle(archived)}, member {member_of(archived, sequence) or 'not told'}"
-        return Whereabouts(sequence, State.ARCHIVED, words, segment=segment, route=archived.get("route"))
+        message = f"in bundle {_bundle(archived)}, member {member_of(archived, sequence) or 'unknown'}"
+        return Whereabouts(sequence, State.ARCHIVED, message, segment=segment, route=archived.get("route"))
     if reclaimed is not None:
         return Whereabouts(sequence, State.RECLAIMED, _reclaimed(reclaimed, sequence), segment=segment)
     skipped = history.skipped(sequence)
     if skipped is not None:
         span = f"{skipped['base']} to {skipped['last']}"
-        words = f"a start passed over {span}, and no record of this log has such a number: {skipped.get('why')}"
-        return Whereabouts(sequence, State.SKIPPED, words)
-    words = "it was issued, no segment holds it, and no ledger says why"
-    return Whereabouts(sequence, State.UNKNOWN, words, segment=segment)
+        message = f"a start passed over {span}, and no record of this log has such a number: {skipped.get('why')}"
+        return Whereabouts(sequence, State.SKIPPED, message)
+    message = "it was issued, no segment holds it, and no ledger says why"
+    return Whereabouts(sequence, State.UNKNOWN, message, segment=segment)
 
 
 def _bundle(entry: Entry) -> str:
@@ -194,18 +194,18 @@ def _bundle(entry: Entry) -> str:
 
 
 def _reclaimed(entry: Entry, sequence: int) -> str:
-    """When, by which rule, and how far everybody was that has read it."""
+    """When, by which rule, and where the cursors were."""
     at = entry.get("at")
     when = "an unknown time"
     if isinstance(at, int) and 0 <= at < _LATEST_NS:
         when = utc(at)
-    words = f"reclaimed at {when} by the rule {str(entry.get('rule', 'not told'))!r}"
+    message = f"reclaimed at {when} by the rule {str(entry.get('rule', 'unknown'))!r}"
     cursors = []
     routes = entry.get("routes")
     for route in routes if isinstance(routes, list) else []:
         match route:
-            case {"first": int(first), "last": int(last), "cursors": dict(told)} if first <= sequence <= last:
-                cursors += [f"{route.get('route')}/{group} at {at}" for group, at in told.items()]
+            case {"first": int(first), "last": int(last), "cursors": dict(at_of_group)} if first <= sequence <= last:
+                cursors += [f"{route.get('route')}/{group} at {at}" for group, at in at_of_group.items()]
     if entry.get("lost"):
-        words += ", though not everybody had read all of its segment"
-    return f"{words}; cursors: {', '.join(cursors)}" if cursors else words
+        message += ", though not every group had read all of its segment"
+    return f"{message}; cursors: {', '.join(cursors)}" if cursors else message

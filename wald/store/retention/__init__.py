@@ -1,12 +1,12 @@
-"""Who still needs what, and what is known of what is gone.
+"""Which groups still need what, and what is known of what is gone.
 
-backlog   what there is, and who still needs it
+backlog   what there is, and which groups need it
 cursors   where consumers stand
 growth    how fast a log grows
-history   what the ledgers tell of missing segments
+history   what the ledgers say of missing segments
 lag       what each group has still to process
 missing   records asked for that are reclaimed
-pins      who holds back which segment
+pins      which group holds back which segment
 progress  what routes got, how far groups are
 taken     moving a cursor; what it needs and is gone
 """

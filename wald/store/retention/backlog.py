@@ -1,4 +1,4 @@
-"""What the log holds, who still needs it, and how fast it grows: the facts behind ``wald explain`` and ``wald top``.
+"""What the log holds, which groups need it, and how fast it grows: the facts behind ``wald explain`` and ``wald top``.
 
 Every sealed segment's index is read, and nothing is decompressed but one whose index is damaged; raw ones are read to
 their end. Memory does not grow with the number of segments: they come one by one, and what they add up to is kept per
@@ -17,7 +17,7 @@ from wald.format.sealed import BadSealed, SealedIndex
 from wald.store.files.directory import Segment
 from wald.store.files.disk import free_bytes
 from wald.store.retention.cursors import Cursor
-from wald.store.retention.growth import Gauge, Growth
+from wald.store.retention.growth import Growth, GrowthMeter
 from wald.store.retention.history import History
 from wald.store.retention.lag import Lag, add_raw, add_sealed
 from wald.store.retention.pins import Claims, Pin, needs, read_claims, segment_index, ways_out, with_lost
@@ -31,12 +31,12 @@ class SegmentStatus:
     """One segment.
 
     Attributes:
-        last_sequence: of the records in it; None if it cannot be told.
+        last_sequence: of the records in it; None if not known.
         stored_bytes: of its file.
-        pins: who holds it back; of a complete one, sealed or not.
-        newest: of all; RECLAIM leaves it, because it tells the next start where to go on.
+        pins: the groups that hold it back; of a complete one, sealed or not.
+        newest: whether it is the newest of all; RECLAIM leaves it, because the next start goes on behind it.
         problem: what is wrong with it; "" if nothing is.
-        readable: whether it can be told whose records are in it; a damaged index may leave that to the frames.
+        readable: whether the routes of its records are known; its frames may give them if its index is damaged.
         hint: what can be done about one that is not.
     """
 
@@ -57,7 +57,7 @@ class GroupBacklog:
 
     Attributes:
         pinned_segments, pinned_bytes: complete ones that it holds back, alone or with others.
-        alone_bytes: of those, what nobody else holds back: it goes when this cursor reaches the head.
+        exclusive_bytes: of those, the ones that no other group holds back: freed when this cursor reaches the head.
         lag: what it has still to process.
     """
 
@@ -73,27 +73,27 @@ class GroupBacklog:
 
 
 class Backlog:
-    """What ``view`` shows; :meth:`segments` is to be gone through first, the rest is known afterwards.
+    """What ``view`` shows; iterate over :meth:`segments` first, the rest is known afterwards.
 
     Args:
-        since: the last record of an earlier look, to learn what has come since; None: nobody asks.
+        after: the last record of an earlier backlog, to count what was received after it; None: nothing is counted.
 
     Attributes:
-        holds: by (route, group).
+        groups: by (route, group).
         free_bytes: left on the file system.
 
     Raises:
         Damaged: the directory or the end of the log cannot be read.
     """
 
-    def __init__(self, view: View, *, since: int | None = None) -> None:
+    def __init__(self, view: View, *, after: int | None = None) -> None:
         self._view = view
-        self._since = since
+        self._after = after
         self._observers: dict[str, Lag] = {}
         self._of_route: dict[str, list[Lag]] = {}
         self._claims: Claims = read_claims(view.root, log_id=view.log_id)
         self._history = History(view.root)
-        self._gauge = Gauge()
+        self._gauge = GrowthMeter()
         self.free_bytes = free_bytes(view.root.path)
         self.groups = {
             (route, cursor.group): GroupBacklog(cursor, route in self._claims.retired)
@@ -111,14 +111,14 @@ class Backlog:
         successors = listing.successors()
         for segment in listing.segments:
             with suppress(SegmentGone):
-                yield self._view.follow(segment, lambda found: self._stand(found, successors.get(found.base_sequence)))
+                yield self._view.follow(segment, lambda found: self._status(found, successors.get(found.base_sequence)))
 
     def growth(self, *, now_ns: int) -> Growth | None:
-        """How fast the log grows, over its newest segments; None if it is too young to tell, or the clock is wrong."""
+        """How fast the log grows, over its newest segments; None if it is too young, or the clock is wrong."""
         return self._gauge.growth(now_ns=now_ns)
 
     def received(self) -> dict[str, int]:
-        """Records of each route above ``since``; a route that is not in it has received none."""
+        """Records of each route above ``after``; a route that is not in it has received none."""
         return {route: lag.records for route, lag in self._observers.items()}
 
     def _released(self, segment: Segment, *, counts: bool) -> SegmentStatus:
@@ -129,7 +129,7 @@ class Backlog:
                 add_sealed(segment_index(segment, self._view.log_id), self._counting)
         return SegmentStatus(segment, State.RELEASED, None, stored_bytes)
 
-    def _stand(self, segment: Segment, end: int | None) -> SegmentStatus:
+    def _status(self, segment: Segment, end: int | None) -> SegmentStatus:
         """
         Args:
             end: the base of the segment behind it; None: it is the newest.
@@ -178,13 +178,13 @@ class Backlog:
         add_sealed(index, self._counting)
 
     def _counting(self, route: str) -> list[Lag]:
-        """Every group of a route; and, as if it were one, who had processed everything up to ``since``."""
+        """The lag of every group of a route, and of an imaginary one that has processed everything up to ``after``."""
         found = self._of_route.get(route)
         if found is None:
             cursors = self._claims.cursors.get(route, ())
             found = self._of_route[route] = [self.groups[route, cursor.group].lag for cursor in cursors]
-            if self._since is not None:
-                self._observers[route] = Lag(self._since)
+            if self._after is not None:
+                self._observers[route] = Lag(self._after)
                 found.append(self._observers[route])
         return found
 

@@ -19,7 +19,7 @@ from wald.store.files.regular import read_start
 
 
 class CursorState(Enum):
-    """What is to be thought of a cursor file."""
+    """Whether a cursor file can be trusted."""
 
     VALID = "valid"
     ABSENT = "absent"
@@ -27,7 +27,7 @@ class CursorState(Enum):
     FOREIGN = "foreign"
     """Written for another log."""
     BEYOND = "beyond"
-    """Says that records were processed that the log does not have."""
+    """Points beyond the last record of the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Cursor:
 
     Attributes:
         sequence: what the file says; 0 where it says nothing usable.
-        message: what is wrong with it, for a person; "" if valid. Of one just set: what it needs and is not there.
+        message: what is wrong with it; "" if valid. Of one just set: which records it needs that are not there.
     """
 
     route: str
@@ -99,7 +99,7 @@ def set_cursor(
     now: str,
     rewind: bool = False,
 ) -> Cursor:
-    """Say that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
+    """Record that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
 
     Args:
         rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
@@ -117,7 +117,7 @@ def set_cursor(
         raise InvalidInput(f"{current.path}: {sequence} is not a sequence", hint="0 means: nothing processed yet")
     if sequence > head_sequence:
         raise Refused(
-            f"{current.path}: {sequence} is beyond the head, {head_sequence}: nobody can have processed it",
+            f"{current.path}: {sequence} is beyond the head, {head_sequence}, so it cannot have been processed",
             hint=f"{command_line(root.path, 'head')} shows the last durable record",
         )
     rewinding = command_line(root.path, f"cursor set {route} {sequence} --group {group} --rewind")
@@ -155,10 +155,10 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
 
 
 def newcomer(root: Root, route: str, group: str) -> str:
-    """What is to be told of a group that is about to get its first cursor on a route; "" if there is nothing to tell.
+    """The warning about a group that is about to get its first cursor on a route; "" if there is none.
 
-    A misspelt name is a group like any other, which keeps for ever what nobody reads under it. The default group is
-    nobody's mistake, unless others are there already.
+    A misspelt name makes a group like any other, and what it has not read is kept for ever. The default group is no
+    mistake, unless the route has other groups.
 
     Raises:
         InvalidInput: an illegal name.
@@ -177,8 +177,8 @@ def newcomer(root: Root, route: str, group: str) -> str:
 def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> list[Cursor]:
     """Every cursor of a route; the default group's, absent, if there is none at all.
 
-    What looks like a cursor and is none (no group has such a name), or cannot even be looked for, counts as one that
-    is unreadable: somebody may mean it.
+    A file that is named like a cursor of a group that cannot exist, or a directory that cannot be listed, counts as an
+    unreadable cursor: it may have been meant as one.
 
     Raises:
         NotFound: no such route.

@@ -41,8 +41,8 @@ class _Recent:
         return _Recent(self.earliest_ns, self.stored_bytes + following.stored_bytes, routes)
 
 
-class Gauge:
-    """What has been measured; its memory does not grow with the number of segments."""
+class GrowthMeter:
+    """Measures growth; its memory does not grow with the number of segments."""
 
     def __init__(self) -> None:
         self._recent: list[_Recent] = []
@@ -69,7 +69,7 @@ class Gauge:
             self._recent = [*(one.with_next(other) for one, other in pairs), newest]
 
     def growth(self, *, now_ns: int) -> Growth | None:
-        """None where there is too little to tell, or the clock is wrong."""
+        """None if too little is known, or the clock is wrong."""
         if not self._recent or now_ns < self._recent[0].earliest_ns + LEAST_SECONDS * _SECOND_NS:
             return None
         seconds = (now_ns - self._recent[0].earliest_ns) / _SECOND_NS

@@ -1,4 +1,4 @@
-"""What the ledgers tell of segments that are not there any more, and of bundles.
+"""What the ledgers say about segments that are not there any more, and about bundles.
 
     segments.jsonl   {"event": "sealed", "base": 1, "last": 250, "routes": …}          written by the daemon
                      {"event": "skipped", "base": 251, "last": 300, "why": …}          a start passed over these
@@ -26,7 +26,7 @@ from wald.format.sealed import RouteEntry
 from wald.store.files.directory import Root
 from wald.store.files.ledger import Bookmark, entries_behind
 from wald.store.files.regular import open_file
-from wald.store.retention.missing import Gone, Held
+from wald.store.retention.missing import ReclaimedSegment, RouteRange
 
 Entry = dict[str, Any]
 """A line of a ledger; ``Any``: it is JSON."""
@@ -58,18 +58,18 @@ class History:
         first, _ = next(self.unexplained(1, oldest - 1), (oldest, oldest))
         return first
 
-    def gone(self, first: int, last: int) -> list[Gone]:
+    def gone(self, first: int, last: int) -> list[ReclaimedSegment]:
         """What reclaimed segments held of the records ``first`` to ``last``."""
         return [self._gone(entry) for entry in _between(self.deletions(), first, last)]
 
-    def _gone(self, entry: Entry) -> Gone:
-        """The line of the deletion tells its routes, that of the sealer its times; nobody depends on the sealer's."""
+    def _gone(self, entry: Entry) -> ReclaimedSegment:
+        """The line of the deletion gives the routes, that of the sealer the times, which may be unknown."""
         sealed: Entry = {}
         with suppress(Damaged):
             sealed = self.sealed(entry["base"]) or {}
         routes = _held(entry.get("routes"))
         earliest, latest = (entry.get(key, sealed.get(key)) for key in ("earliest", "latest"))
-        return Gone(
+        return ReclaimedSegment(
             entry["base"],
             entry["last"],
             _held(sealed.get("routes")) if routes is None else routes,
@@ -122,26 +122,26 @@ class History:
         return _segment_holding(self._sealed.entries("sealed"), sequence)
 
     def held(self, base: int) -> list[RouteEntry] | None:
-        """What segment ``base`` held of each route when it was sealed; None if no whole line tells."""
+        """What segment ``base`` held of each route when it was sealed; None if no whole line says."""
         entry = self.sealed(base)
         routes = entry.get("routes") if entry is not None and entry["base"] == base else None
         held = []
-        for told in routes if isinstance(routes, list) else [None]:
-            match told:
-                case [str(route), int(count), int(first), int(last), int(payload_bytes)]:
-                    held.append(RouteEntry(route, count, first, last, payload_bytes))
+        for route in routes if isinstance(routes, list) else [None]:
+            match route:
+                case [str(name), int(count), int(first), int(last), int(payload_bytes)]:
+                    held.append(RouteEntry(name, count, first, last, payload_bytes))
                 case _:
                     return None
         return held
 
     def last_sealed(self) -> int:
-        """The last sequence in any segment that was ever sealed; 0: no ledger tells of one."""
+        """The last sequence in any segment that was ever sealed; 0: no ledger lists one."""
         return max((int(entry["last"]) for entry in self._sealed.entries("sealed")), default=0)
 
     def routes_between(self, first: int, last: int) -> dict[str, int] | None:
         """The routes of the sealed segments that held ``first`` to ``last``, each with its last sequence there.
 
-        None if the ledger does not tell.
+        None if the ledger does not say.
         """
         routes: dict[str, int] = {}
         while first <= last:
@@ -157,7 +157,7 @@ class History:
 
 
 def runs_of(entry: Entry) -> Iterator[tuple[int, int]]:
-    """The sequences in the bundle of an "archived" entry, as (first, last) of each run; [first, last] if it tells none.
+    """The sequences in the bundle of an "archived" entry, as (first, last) of each run; [first, last] if it has none.
 
     ``runs`` counts from ``after``: so many sequences of other routes, so many of this one, and so on.
     """
@@ -284,18 +284,18 @@ def _in_runs(entry: Entry, sequence: int) -> bool:
     try:
         return any(first <= sequence <= last for first, last in runs_of(entry))
     except (KeyError, TypeError, ValueError):
-        return True  # the range holds it, and the ledger does not tell more
+        return True  # the range holds it, and the ledger has nothing more exact
 
 
-def _held(routes: object) -> tuple[Held, ...] | None:
+def _held(routes: object) -> tuple[RouteRange, ...] | None:
     """The routes as a line about a deletion has them, or one about a sealed segment; None if it does not make sense."""
     held = []
-    for told in routes if isinstance(routes, list) else [None]:
-        match told:
-            case {"route": str(route), "count": int(count), "first": int(first), "last": int(last)}:
-                held.append(Held(route, count, first, last))
-            case [str(route), int(count), int(first), int(last), *_]:
-                held.append(Held(route, count, first, last))
+    for route in routes if isinstance(routes, list) else [None]:
+        match route:
+            case {"route": str(name), "count": int(count), "first": int(first), "last": int(last)}:
+                held.append(RouteRange(name, count, first, last))
+            case [str(name), int(count), int(first), int(last), *_]:
+                held.append(RouteRange(name, count, first, last))
             case _:
                 return None
     return tuple(held)

@@ -53,7 +53,7 @@ LagsOf = Callable[[str], Iterable[Lag]]
 
 
 def add_sealed(index: SealedIndex, lags_of: LagsOf) -> None:
-    """Count the records of a sealed segment; its batches are looked at only where a cursor stands among them.
+    """Count the records of a sealed segment; its batches are read only if a cursor stands among them.
 
     Raises:
         BadSealed: they would have to be, and cannot.

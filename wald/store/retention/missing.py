@@ -1,7 +1,7 @@
 """Records that were asked for and are reclaimed: how many of them, whether that is an error, and how to come by them.
 
-A ledger's line about a reclaimed segment tells the sequences of each route in it, and its times; what it does not tell
-may have held what is wanted.
+A ledger's line about a reclaimed segment gives the sequences of each route in it, and its times. Where it does not,
+the segment may have held what is wanted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from wald.errors import InvalidInput, NotFound, command_line
 POLICIES = ("error", "skip")
 
 
-class Held(NamedTuple):
-    """What a segment held of one route."""
+class RouteRange(NamedTuple):
+    """The records of one route in a segment."""
 
     route: str
     records: int
@@ -26,12 +26,12 @@ class Held(NamedTuple):
     last: int
 
 
-class Gone(NamedTuple):
-    """A reclaimed segment, as far as the ledgers tell of it: no routes or no times where they do not."""
+class ReclaimedSegment(NamedTuple):
+    """A reclaimed segment by the ledgers; None where they do not give its routes or its times."""
 
     first: int
     last: int
-    routes: tuple[Held, ...] | None = None
+    routes: tuple[RouteRange, ...] | None = None
     earliest_ns: int | None = None
     latest_ns: int | None = None
 
@@ -47,8 +47,8 @@ class Missing:
         route: the route that was read; None: all.
         routes: those with records among them, as far as is known.
         last_of_route: the last record of each of them, no later than it can be.
-        asked: whether somebody has asked for just these: they named a sequence or a time, or their cursor is in front.
-        group: whose cursor it is; None: no cursor.
+        asked: whether these records were asked for: by a sequence, by a time, or by a cursor in front of them.
+        group: the group of that cursor; None: no cursor.
         archive: where bundles of them are; None if the ledger knows of none.
     """
 
@@ -64,8 +64,8 @@ class Missing:
     archive: str | None = None
     last_of_route: dict[str, int] = field(default_factory=dict)
 
-    def words(self) -> str:
-        """What is missing, for a person."""
+    def message(self) -> str:
+        """What is missing, as a sentence."""
         span = f"record {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"
         count = f"{'' if self.exact else 'up to '}{self.records} {'record' if self.records == 1 else 'records'}"
         of = "" if self.route is None else f" of route {self.route}"
@@ -88,13 +88,13 @@ class Missing:
         if self.group is not None:
             ways.append(f"{wald} cursor set {route} {self.last} --group {self.group} passes over them")
         elif stop is None or not stop.isdecimal() or int(stop) > self.last:
-            words = "".join([f" {self.route}" if self.route else "", f" --from {self.last + 1}"])
+            what = "".join([f" {self.route}" if self.route else "", f" --from {self.last + 1}"])
             end = f" --to {stop}" if stop else ""
-            ways.append(f"{wald} read{words}{end}{options}{form} reads what there is")
-        return "; ".join(ways) or f"{wald} where {self.first} tells when and why"
+            ways.append(f"{wald} read{what}{end}{options}{form} reads what there is")
+        return "; ".join(ways) or f"{wald} where {self.first} says when and why"
 
     def error(self, hint: str = "") -> NotFound:
-        return NotFound(self.words(), hint=hint or self.hint())
+        return NotFound(self.message(), hint=hint or self.hint())
 
 
 OnMissing = Literal["error", "skip"] | Callable[[Missing], None] | None
@@ -153,7 +153,7 @@ class Count:
     last_of_route: dict[str, int] = field(default_factory=dict)
 
 
-def count(gone: Iterable[Gone], wanted: Wanted) -> Count:
+def count(gone: Iterable[ReclaimedSegment], wanted: Wanted) -> Count:
     """What of ``gone`` was wanted."""
     total = Count()
     for segment in gone:
@@ -185,13 +185,13 @@ def count(gone: Iterable[Gone], wanted: Wanted) -> Count:
     return total
 
 
-def _held(segment: Gone, wanted: Wanted) -> Iterable[Held]:
+def _held(segment: ReclaimedSegment, wanted: Wanted) -> Iterable[RouteRange]:
     """What it held of the wanted routes; where that is not known, maybe all of it."""
     if segment.routes is not None:
         return [held for held in segment.routes if wanted.routes is None or held.route in wanted.routes]
     if wanted.routes is None:
-        return [Held("", 0, max(segment.first, wanted.first), segment.last)]
-    return [Held(route, 0, segment.first, segment.last) for route in sorted(wanted.routes)[:1]]
+        return [RouteRange("", 0, max(segment.first, wanted.first), segment.last)]
+    return [RouteRange(route, 0, segment.first, segment.last) for route in sorted(wanted.routes)[:1]]
 
 
 def _timeless(wanted: Wanted) -> bool:

@@ -1,16 +1,16 @@
-"""Who holds back which segment: the rule of RECLAIM, as facts.
+"""Which group holds back which segment: the rule of RECLAIM, as facts.
 
 A segment may go when every cursor of every route that has records in it has reached the route's last record in it. So
 an idle route that has read all it got holds back nothing, and a stuck one holds back just the segments it still needs.
 
     a retired route                        holds back nothing
-    a route without a cursor               holds back all it ever received: nobody has said to have read it
+    a route without a cursor               holds back all it ever received: no group says that it has read it
     a cursor that cannot be trusted        the same (unreadable, of another log, beyond the head)
     a route whose directory is gone        the same: its cursors are lost, not moved
 
-In a damaged segment nobody knows whose records are lost. So there each route is done when it has passed the last of
-them too, and one of which no record is left may not go at all. Where the index is lost and frames with it, the ledger's
-line about the sealing says whose records they were; without that line it may not go either.
+The routes of the records that are lost in a damaged segment are not known. So each of its routes has to pass the last
+of them, and a segment of which no record is left may not go at all. Where the index is lost and frames with it, the
+line of the ledger about the sealing gives the routes; without that line the segment may not go either.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Pin(NamedTuple):
     """One group that holds back one segment: it has processed ``route`` up to ``at``, and needs ``needs`` to let go.
 
     Attributes:
-        message: what is wrong with its cursor, for a person; "" if it is just behind.
+        message: what is wrong with its cursor; "" if it is only behind.
     """
 
     route: str
@@ -73,7 +73,7 @@ class Claims:
         object.__setattr__(self, "_gating", gating)
 
     def pins(self, routes: Iterable[RouteEntry]) -> Iterator[Pin]:
-        """Who holds back a segment that has ``routes`` in it; nothing comes out if it may go."""
+        """The groups that hold back a segment with ``routes`` in it; none if it may go."""
         for route, _, _, last, _ in routes:
             for group, at, message in self._gating.get(route, _LOST):
                 if at < last:
@@ -84,12 +84,12 @@ class Claims:
         return any(group == pin.group and at < pin.needs for group, at, _ in self._gating.get(pin.route, _LOST))
 
     def lets_go(self, earlier: Claims) -> bool:
-        """Whether nobody holds back what nobody did under ``earlier`` claims."""
+        """Whether what no group held back under ``earlier`` claims is not held back under these."""
         routes = self._gating.keys() | earlier._gating.keys()
         return all(self._floor(route) >= earlier._floor(route) for route in routes)
 
     def _floor(self, route: str) -> float:
-        """What everybody who gates has processed of ``route``."""
+        """What every group that counts has processed of ``route``."""
         return min((at for _, at, _ in self._gating.get(route, _LOST)), default=math.inf)
 
     def vector(self, route: str) -> dict[str, int]:
@@ -104,13 +104,13 @@ def read_claims(root: Root, *, log_id: bytes) -> Claims:
     """The claims as they are now.
 
     Raises:
-        Damaged: the end of the log cannot be told, so neither can which cursors are beyond it.
+        Damaged: the end of the log is not known, so neither is which cursors are beyond it.
     """
     head_sequence = end_sequence(root, log_id) - 1
     cursors: dict[str, tuple[Cursor, ...]] = {}
     retired = set()
     for route in root.route_names():
-        if os.path.exists(root.retired(route)):  # False where it may not be looked for: the route is not retired then
+        if os.path.exists(root.retired(route)):  # False where it may not be read: then the route is not retired
             retired.add(route)
         try:
             found = cursors_of(root, route, log_id=log_id, head_sequence=head_sequence)
@@ -134,7 +134,7 @@ def segment_index(
     """What a complete segment holds, sealed or not; one without a whole index is read from its beginning to its end.
 
     Args:
-        on_damage: called with what is wrong with the index of a sealed one; its frames tell then what they hold.
+        on_damage: called with what is wrong with the index of a sealed one, whose frames are read instead.
 
     Raises:
         FileNotFoundError: it is gone.
@@ -163,7 +163,7 @@ def segment_index(
 
 
 def _salvaged(segment: Segment, log_id: bytes, error: Damaged) -> SealedIndex:
-    """What the frames of a sealed segment tell whose index cannot be read."""
+    """What a sealed segment holds by its frames, because its index cannot be read."""
     try:
         return index_salvaged(segment, log_id, error)
     except FileNotFoundError:
@@ -177,7 +177,7 @@ def _salvaged(segment: Segment, log_id: bytes, error: Damaged) -> SealedIndex:
 
 
 def with_lost(index: SealedIndex, segment: Segment, end: int | None, history: History, error: Damaged) -> SealedIndex:
-    """What a sealed segment held, of which ``index`` says what its frames tell: of lost ones the ledger does.
+    """What a sealed segment held, by ``index``, which was made of its frames, and by the ledger if frames are lost.
 
     Args:
         end: the base of the next one that is there; None: it is the newest.
@@ -187,7 +187,7 @@ def with_lost(index: SealedIndex, segment: Segment, end: int | None, history: Hi
         ``index`` if every frame is whole; else with the routes that it had when it was sealed, and without a digest.
 
     Raises:
-        Damaged: no line about its sealing can be had, so nobody knows whose records are lost.
+        Damaged: there is no line about its sealing, so the routes of the lost records are not known.
     """
     if not index.damage and end is not None and _end(index, end, history) == index.next_sequence:
         return index
@@ -197,13 +197,13 @@ def with_lost(index: SealedIndex, segment: Segment, end: int | None, history: Hi
     except Damaged as unknown:
         raise Damaged(f"{error.message}; {_FRAMES_LOST}: {unknown.message}", hint=ways_out(segment)) from error
     if held is None or sealed is None:
-        words = f"{error.message}; {_FRAMES_LOST}: no line of segments.jsonl says whose records they held"
-        raise Damaged(words, hint=ways_out(segment)) from error
+        message = f"{error.message}; {_FRAMES_LOST}: no line of segments.jsonl says whose records they held"
+        raise Damaged(message, hint=ways_out(segment)) from error
     following = int(sealed["last"]) + 1
     if not index.damage and index.next_sequence == following:
         return index
     whole = {entry.route: entry for entry in held}
-    # In this order, for the batches that are left tell their routes by number.
+    # In this order, because the batches that are left name their routes by number.
     routes = [_joined(entry, whole.pop(entry.route, entry)) for entry in index.routes] + list(whole.values())
     return replace(
         index,
@@ -222,7 +222,7 @@ def _joined(left: RouteEntry, held: RouteEntry) -> RouteEntry:
 
 
 def ways_out(segment: Segment) -> str:
-    """What can be done about a segment that stays because nobody can say whose records were in it."""
+    """What can be done about a segment that stays because the routes of its records are not known."""
     quarantine = Root(segment.path.parents[1]).quarantine
     return f"put a whole copy in its place; or mv {segment.path} {quarantine}/ gives its records up"
 
@@ -234,7 +234,7 @@ def needs(index: SealedIndex, end: int, history: History) -> list[RouteEntry]:
         end: the base of the next one that is there.
 
     Raises:
-        BadSealed: what is lost in a damaged one cannot be told, or nothing but that is left of it.
+        BadSealed: what is lost in a damaged one is not known, or nothing else is left of it.
     """
     if not index.damage or not (lost := _last_lost(index, _end(index, end, history))):
         return index.routes
@@ -244,7 +244,7 @@ def needs(index: SealedIndex, end: int, history: History) -> list[RouteEntry]:
 
 
 def _end(index: SealedIndex, end: int, history: History) -> int:
-    """The base of the segment that came behind it; those between it and ``end`` may be reclaimed by now."""
+    """The base of the segment that came behind it; those between it and ``end`` may have been reclaimed."""
     with suppress(Damaged):
         if not any(history.unexplained(index.next_sequence, end - 1)):
             return index.next_sequence
@@ -252,9 +252,9 @@ def _end(index: SealedIndex, end: int, history: History) -> int:
 
 
 def _last_lost(index: SealedIndex, end: int) -> int:
-    """The last record up to ``end`` of which nobody knows whose it was; 0 if there is none."""
+    """The last record up to ``end`` whose route is not known; 0 if there is none."""
     if sum(entry.count for entry in index.routes) == end - index.base_sequence:
-        return 0  # whoever's batches are lost, each route's last record is known
+        return 0  # whichever batches are lost, each route's last record is known
     table = index.batch_table()
     due, lost = index.base_sequence, 0
     for base, count in zip(table.bases, table.counts, strict=True):
@@ -265,11 +265,11 @@ def _last_lost(index: SealedIndex, end: int) -> int:
 
 
 def sealed_index(segment: Segment, log_id: bytes) -> SealedIndex:
-    """What a sealed segment says to hold.
+    """What a sealed segment holds, by its index.
 
     Raises:
         FileNotFoundError: it is gone.
-        Damaged: that cannot be read, or is not what the name says; either way nobody can say that it was read.
+        Damaged: that cannot be read, or is not what the name says; either way it does not count as read.
     """
     try:
         with SealedFile(segment.path) as sealed:

@@ -38,7 +38,7 @@ def progress(view: View) -> list[Progress]:
     """Every route, by name.
 
     Raises:
-        Damaged: the end of the log cannot be told.
+        Damaged: the end of the log is not known.
     """
     root, head_sequence = view.root, end_of(view) - 1
     last = last_sequences(view)
@@ -63,7 +63,7 @@ def progress(view: View) -> list[Progress]:
 def last_sequences(view: View) -> dict[str, int | None]:
     """Of each route, from the newest segment alone, which opens with what the older ones led to; None: not known.
 
-    Whose records are lost where that is damaged nobody knows; what comes behind tells anew.
+    Which routes have lost records where that is damaged is not known; records behind the damage make theirs known.
     """
     names = view.root.route_names()
     unknown: dict[str, int | None] = dict.fromkeys(names)

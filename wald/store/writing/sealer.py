@@ -220,7 +220,7 @@ def _entries(
         "routes": [[entry.route, entry.count, entry.first, entry.last, entry.payload_bytes] for entry in index.routes],
         "epoch": index.epoch,
         "at": now_ns,
-    } | moment.told()
+    } | moment.as_entry()
     times = [frame for frame in index.frames if frame.earliest_ns <= frame.latest_ns]
     if times:
         sealed |= {"earliest": times[0].earliest_ns, "latest": times[-1].latest_ns}
