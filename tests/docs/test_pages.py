@@ -14,6 +14,10 @@ from pages import PAGES, ROOT, anchors, links, rows, without_blocks
 from sample_segments import SALT
 
 README_LINES_MAX = 200
+DOCUMENTS = [*PAGES, "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+# A program, a process or a user has a name, and what is reported is not "told".
+VAGUE = re.compile(r"\b(?:any|every|no|some)body\b|\bwho(?:ever|m)\b|\btold\b", re.IGNORECASE)
+GENERATED = re.compile(r"<!-- begin .*?<!-- end -->", re.DOTALL)
 
 
 def test_the_readme_is_short() -> None:
@@ -39,6 +43,12 @@ def test_the_readme_links_to_every_page() -> None:
     pages = {page for page in PAGES if page.startswith("docs/") and "/spark/" not in page} - {"docs/index.md"}
 
     assert {link.partition("#")[0] for link in links("README.md")} - {"docs/spark/index.md"} == pages
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_language_is_plain(document: str) -> None:
+    """What is generated speaks as the code does."""
+    assert VAGUE.findall(GENERATED.sub("", (ROOT / document).read_text())) == []
 
 
 @pytest.mark.parametrize("page", PAGES)
