@@ -11,5 +11,5 @@ A run writes its intention into ``ledger/archive.jsonl``, then the bundles, then
 read back. Only then come the ledger's line about each bundle, the cursor, and the line that the run is finished. All
 that decides the bytes is in the first line, so a run that was interrupted is done again and meets its own files: what
 is whole is kept, what is torn is continued, and nothing is ever overwritten. A run is abandoned, and said to be, only
-if its records cannot be read any more or somebody else has moved the group's cursor meanwhile.
+if its records cannot be read any more or the group's cursor was moved in between.
 """

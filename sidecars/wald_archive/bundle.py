@@ -5,9 +5,9 @@
     …                                                  further parts
     <route>-<first>/bundle.json                        what is known of the whole
 
-The tar is a pure function of the records, of who packed them and when: names in order of sequence, owner 0, mode 0644,
-and the append time of a part's first record as its time. It is compressed in frames that know nothing of each other, so
-they are made side by side. Whoever has batches and a place for bytes can make a bundle, in whatever process.
+The tar is a pure function of the records, of the software and of the time of packing: names in order of sequence,
+owner 0, mode 0644, and the append time of a part's first record as its time. It is compressed in independent frames,
+which are made in parallel. Any process that has batches and a sink for bytes can make a bundle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wald_archive.sizes import content_bytes
 
 FORMAT_VERSION = 1
 ABOUT = "bundle.json"
-ABOUT_MAX_BYTES = 4096  # of it, and once more for each part that it tells of
+ABOUT_MAX_BYTES = 4096  # of it, and as many for each part
 BLOCK_BYTES = 512
 RECORD_BYTES = 20 * BLOCK_BYTES  # tar ends at a multiple of this
 _SECOND_NS = 1_000_000_000
@@ -38,7 +38,7 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose records they are, and who packs them; the same for every bundle of a run.
+    """The log, route and group of the records, and the software that packs them; the same for a whole run.
 
     Attributes:
         log: id of the log, 32 hexadecimal digits.
@@ -51,8 +51,8 @@ class Origin:
     software: str
     archived_at: str
 
-    def told(self) -> dict[str, Any]:
-        """As JSON has it."""
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON."""
         return {
             "log": self.log,
             "route": self.route,
@@ -80,8 +80,8 @@ class Contents:
     latest_ns: int
     parts: tuple[PartFacts, ...]
 
-    def told(self) -> dict[str, Any]:
-        """As JSON has it."""
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON."""
         return {
             "first": self.first,
             "last": self.last,
@@ -92,7 +92,7 @@ class Contents:
             "earliest_ns": self.earliest_ns,
             "latest": utc(self.latest_ns, 9),
             "latest_ns": self.latest_ns,
-            "parts": [part.told() for part in self.parts],
+            "parts": [part.to_dict() for part in self.parts],
         }
 
 
@@ -117,8 +117,8 @@ class Bundle:
 
 def about(origin: Origin, contents: Contents) -> bytes:
     """The last file in the tar."""
-    told = {"format": FORMAT_VERSION, "bundle": bundle_stem(origin.route, contents.first)}
-    return json.dumps(told | origin.told() | contents.told(), indent=2).encode() + b"\n"
+    fields = {"format": FORMAT_VERSION, "bundle": bundle_stem(origin.route, contents.first)}
+    return json.dumps(fields | origin.to_dict() | contents.to_dict(), indent=2).encode() + b"\n"
 
 
 def bundle(

@@ -1,6 +1,6 @@
 """BundleReader a bundle: from the tar back to parts, each checked against its index; no more than one part in memory.
 
-A bundle may be anything, and claim anything. So a file in it is read only if its header says what the manifest says,
+A bundle is not trusted: a file in it is read only if its header says what the manifest says,
 and of the headers of pax, which may have any length, only the one is read that gives a file a longer name.
 """
 
@@ -22,7 +22,7 @@ _END_BYTES = 2 * BLOCK_BYTES
 
 
 class BadBundle(ValueError):
-    """The tar is not what a bundle is, or the records in it are not those its indexes tell of."""
+    """The tar is not what a bundle is, or the records in it are not those of its indexes."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ def _part(member: str, facts: PartFacts, data: bytes, runs: list[IndexEntry]) ->
             raise BadBundle(f"{member}: offset {end}: no record ends here")
         offset, sequence = end, run.last + 1
     if offset != len(data) or name != part_name(runs[0].first, form.value):
-        raise BadBundle(f"{member}: {len(data)} bytes, not the {offset} that its index tells of")
+        raise BadBundle(f"{member}: {len(data)} bytes, not the {offset} of its index")
     part = Part(
         form,
         first=runs[0].first,

@@ -4,8 +4,8 @@
     gz     gzip members (RFC 1952), without a time
     none   the tar as it is
 
-A frame holds 1 MiB at most, and one that claims or holds more is not expanded: whoever reads a row needs no more memory
-than for a frame, whatever somebody has put there. ``zstd -dc`` and ``gunzip`` read such a row as one file.
+A frame holds at most 1 MiB, and one that claims or holds more is not expanded: so reading a row needs no more memory
+than one frame, whatever the file contains. ``zstd -dc`` and ``gunzip`` read such a row as one file.
 
 Levels were chosen by measurement, on an access log and on the logs of loghub: zstd 1 takes two thirds of the time of 3
 and leaves 2 % more of the one, 3 % less of the others; gzip 1 of libdeflate takes an eighth of the time of ``gzip -6``
@@ -72,7 +72,7 @@ class Codec(StrEnum):
         return data
 
     def expand(self, frame: bytes, content_bytes: int) -> Buffer:
-        """The content of one frame whose length is known, which is the quicker way.
+        """The content of one frame whose length is known, which is faster.
 
         Raises:
             BadStream: it is not a frame of this length.
@@ -123,7 +123,7 @@ def in_order(function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
 
 
 def ahead(items: Iterator[T]) -> Generator[T]:
-    """The same items; while one is looked at, a thread makes the next. Whoever closes it gets the error of that one."""
+    """The same items; while one is looked at, a thread makes the next. Closing it raises the error of that one."""
     with ThreadPoolExecutor(1, "wald-archive-ahead") as pool:
         coming = pool.submit(next, items, None)
         while (item := coming.result()) is not None:
@@ -137,7 +137,7 @@ def ahead(items: Iterator[T]) -> Generator[T]:
 
 @dataclass(frozen=True, slots=True)
 class _Zstd:
-    """What one thread needs; to get their tables from the system anew for each part would cost a tenth of the time."""
+    """The compressors of one thread; allocating them for each part would cost a tenth of the time."""
 
     compressor: ZstdCompressor
     decompressor: ZstdDecompressor
@@ -154,7 +154,7 @@ def _zstd_of_thread() -> _Zstd:
 
 
 def _zstd_contents(chunks: Iterable[bytes]) -> Iterator[Buffer]:
-    """Frame by frame: only a whole one, into memory of the size that it tells of, cannot become more than that."""
+    """Frame by frame: a whole frame, into memory of its declared size, cannot expand to more."""
     from zstandard import ZstdError, frame_content_size
 
     left = b""

@@ -54,7 +54,7 @@ BUNDLE_BYTES = 256 * MIB
 def command(ctx: click.Context, root: Path | None) -> None:
     """Pack routes into bundles that tar and sha256sum can check; prove an archive; get records out of one.
 
-    `wald-archive ROUTE...` is short for `wald-archive pack ROUTE...`, whose --help tells of its options.
+    `wald-archive ROUTE...` is short for `wald-archive pack ROUTE...`, see `wald-archive pack --help`.
     """
     ctx.obj = root
 
@@ -72,14 +72,14 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @group_option
 @click.option("--records-per-bundle", type=click.IntRange(min=1), metavar="N", help="So many records in each bundle.")
 @size_option("--bytes-per-bundle", None, "So many bytes of records at most; without either: 256MiB.")
-@click.option("--to", type=click.IntRange(min=1), metavar="SEQ", help="Leave the records behind this one for later.")
+@click.option("--to", type=click.IntRange(min=1), metavar="SEQ", help="Leave the records after this one for later.")
 @click.option(
     "--engine",
     type=click.Choice([AUTO, LOCAL, SPARK]),
     default=AUTO,
     show_default=True,
-    help="What makes the bundles, which are the same either way. auto: Spark where --master says so, or where it is "
-    "there, with its Java, on more than 4 cores, and there is more than about 8 GiB to pack; else this process.",
+    help="What makes the bundles, which are the same in either case. auto: Spark with --master, or if it and its Java "
+    "are installed, there are more than 4 cores, and more than about 8 GiB to pack; otherwise this process.",
 )
 @click.option("--master", metavar="URL", help="The cluster that Spark runs on; without it local[*], this machine.")
 @click.option(
@@ -120,7 +120,7 @@ def pack(
     try:
         ledger = Ledger(log.root.ledger / "archive.jsonl", Disk(), owner="wald-archive")
         try:
-            with ExitStack() as stack, PackReport(as_json) as report:
+            with ExitStack() as stack, PackReport(as_json, write=click.echo, warn=_warn) as report:
                 packer = Packer(
                     log,
                     Disk(),
@@ -152,20 +152,20 @@ def pack(
 @click.option(
     "--root",
     type=click.Path(path_type=Path, readable=False),
-    help="A log, whose ledger says what has to be there. An archive needs none, so WALD_ROOT does not count.",
+    help="A log whose ledger says what must be there. An archive needs no log, so WALD_ROOT is not used.",
 )
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None, as_json: bool) -> int:
     """Read every byte at each DEST, prove it against the manifests, and change nothing.
 
-    Several DESTs are proven together: a bundle may follow one that is elsewhere. With --root, what the log's ledger
-    tells of has to be there, too. One line for each finding; the exit code is 4 if anything is wrong.
+    Several DESTs are proven together: a bundle may follow one at another DEST. With --root, every bundle that the
+    log's ledger records must be there, too. One line for each finding; the exit code is 4 if anything is wrong.
     """
     root = root or ctx.find_object(Path)
     places = [open_destination(place, Disk()) for place in destinations]
     recorded = [Recorded() for _ in places]
-    report = ProofReport(as_json)
+    report = ProofReport(as_json, click.echo)
     if root is not None:
         read_identity(Root(root))
         path = Root(root).ledger / "archive.jsonl"
@@ -186,7 +186,7 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
 @click.option(
     "--root",
     type=click.Path(path_type=Path, readable=False),
-    help="A log, whose ledger says what has to be there. An archive needs none, so WALD_ROOT does not count.",
+    help="A log whose ledger says what must be there. An archive needs no log, so WALD_ROOT is not used.",
 )
 @click.option("--from", "first", type=click.IntRange(min=1), default=1, metavar="SEQ", help="The first record.")
 @click.option("--to", "last", type=click.IntRange(min=1), metavar="SEQ", help="The last record.")
@@ -196,7 +196,7 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     type=click.Choice(["raw", "json"]),
     default="raw",
     show_default=True,
-    help="json: an object a line.",
+    help="json: one object per line.",
 )
 @click.pass_context
 def restore(
@@ -204,12 +204,13 @@ def restore(
 ) -> None:
     """Write the records of ROUTE in the archive DEST to stdout, as `wald read` would; no log is needed.
 
-    Nothing of a bundle is given out before its digest has been checked. What there is comes, and the exit code is 3, if
-    the archive ends in front of --from, of --to or, without that, of what the ledger of --root tells of.
+    The digest of a bundle is checked before any of its records is written. The records that exist are written, and the
+    exit code is 3, if
+    the archive ends before --from, before --to or, without --to, before the last record in the ledger of --root.
     """
     if last is not None and first > last:
-        words = f"--from {first} --to {last}: the end is in front of the beginning"
-        raise InvalidInput(words, hint=f"--from {last} --to {first}")
+        message = f"--from {first} --to {last}: the end is before the start"
+        raise InvalidInput(message, hint=f"--from {last} --to {first}")
     destination = open_destination(place, Disk())
     root = root or ctx.find_object(Path)
     begin, end = span(destination, route)
@@ -228,7 +229,7 @@ def restore(
         asking = command_line("ROOT" if root is None else root, f"where {end + 1}")
         raise NotFound(
             f"{place}: no bundle holds what of route {route} follows record {end}, up to {due}",
-            hint=f"{asking} tells what became of it, in the log",
+            hint=f"{asking} shows what became of it in the log",
         )
 
 
@@ -245,6 +246,10 @@ def _size(records: int | None, size_bytes: int | None) -> Size:
     if size_bytes == 0:
         raise InvalidInput("a bundle of 0 bytes holds nothing", hint="--bytes-per-bundle 256MiB")
     return Records(records) if records is not None else Bytes(size_bytes or BUNDLE_BYTES)
+
+
+def _warn(message: str) -> None:
+    click.echo(f"wald-archive: {message}", err=True)
 
 
 def _moment() -> str:

@@ -75,7 +75,7 @@ class Destination(Protocol):
             OSError: the destination does not take it.
         """
 
-    def settle(self, folder: str) -> None:
+    def sync_folder(self, folder: str) -> None:
         """Return when the names in ``folder`` and above it, down from the destination, are durable."""
 
     def full_name(self, name: str) -> str:
@@ -120,7 +120,7 @@ class Directory:
         finally:
             file.close()
 
-    def settle(self, folder: str) -> None:
+    def sync_folder(self, folder: str) -> None:
         path = self._path / folder
         while path.is_relative_to(self._path):
             self._disk.sync_directory(path)

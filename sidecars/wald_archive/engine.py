@@ -1,4 +1,4 @@
-"""Making the bundles of a run, whoever does it: each written to the destination, its digest beside it, and read back.
+"""Engines, which make the bundles of a run: each is written to the destination, its digest beside it, and read back.
 
 What an engine makes depends on the run and the records alone, so one may go on with what another has left.
 """
@@ -31,11 +31,11 @@ class Engine(Protocol):
         """Every bundle of ``run``, in order; each is at the destination when it comes out, and read back.
 
         Args:
-            on_record: told how far the run has got, as a sequence.
+            on_record: called with the last sequence packed.
 
         Raises:
             NotFound: RECLAIM has removed records that belong to it.
-            NotGivenBack: the destination harms what it is given.
+            NotGivenBack: the destination does not return the bytes that were written.
             Damaged: records that belong to it cannot be read.
             Refused: something else is at the destination.
             OSError: the destination or the log's disk fails.
@@ -145,5 +145,5 @@ def _reparted(chunks: Iterator[bytes], lengths: Sequence[int]) -> Iterator[bytes
 def _not_given_back(name: str) -> NotGivenBack:
     return NotGivenBack(
         f"{name}: read back, it is not what was written; nothing was acknowledged",
-        hint="the destination harms what it is given; archive to another place: --dest DIR",
+        hint="the destination does not return what was written; archive to another place: --dest DIR",
     )

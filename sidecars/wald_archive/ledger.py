@@ -1,4 +1,4 @@
-"""What is to be done: facts from the ledger and the destination in, the next run out; nothing is read or changed here.
+"""The lines of ``ledger/archive.jsonl`` that a run writes, and what they say about runs and destinations.
 
     {"event": "begun", "route", "group", "dest", "bag", "after", "first", "last", "records_per_bundle",
      "bytes_per_bundle", "codec", "software", "archived_at", "previous", "at"}          before anything else
@@ -10,8 +10,8 @@
 The core reads ``archived`` lines and does not know what a bundle is: ``path`` is its file below the destination, and
 ``parts`` are the first record and the name of each file of records in it.
 
-A run whose ``begun`` has neither of the last two behind it is done again, with what that line says and not with what is
-asked for now: so it makes the same bytes.
+A run of_group ``begun`` has neither of the last two behind it is done again, by what that line says and not by
+the options given now, so that it makes the same bytes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Run:
             "codec": self.codec.value,
             "software": self.origin.software,
             "archived_at": self.origin.archived_at,
-            "previous": self.previous.told() if self.previous else None,
+            "previous": self.previous.to_dict() if self.previous else None,
             "at": at_ns,
         }
 
@@ -107,16 +107,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What the ledger tells of one route, group and destination.
+    """What the ledger says about one route, group and destination.
 
     Attributes:
         unfinished: the run that was interrupted; None if none was.
-        told: the bundles of that run that the ledger tells of already.
-        complete: whether that is every one of them: made, read back and told.
+        recorded: the bundles of that run that have a line in the ledger.
+        complete: whether that is every one of them: made, read back and recorded.
     """
 
     unfinished: Run | None = None
-    told: frozenset[str] = frozenset()
+    recorded: frozenset[str] = frozenset()
     complete: bool = False
 
 
@@ -127,26 +127,26 @@ def past(entries: Iterable[Entry], *, log: str, route: str, group: str, dest: st
         Damaged: its line does not say what it should.
     """
     begun: Entry | None = None
-    told: list[Entry] = []
+    archived: list[Entry] = []
     for entry in entries:
         if (entry.get("route"), entry.get("group"), entry.get("dest")) != (route, group, dest):
             continue
         if entry.get("event") == "begun":
-            begun, told = entry, []
+            begun, archived = entry, []
         elif begun is not None and entry.get("bag") == begun.get("bag"):
             if entry.get("event") in ("finished", "abandoned"):
-                begun, told = None, []
+                begun, archived = None, []
             elif entry.get("event") == "archived":
-                told.append(entry)
+                archived.append(entry)
     if begun is None:
         return Past()
     run = _parse(begun, log)
-    names = frozenset(str(entry.get("bundle")) for entry in told)
-    return Past(run, names, complete=any(entry.get("last") == run.last for entry in told))
+    names = frozenset(str(entry.get("bundle")) for entry in archived)
+    return Past(run, names, complete=any(entry.get("last") == run.last for entry in archived))
 
 
 def last_recorded(entries: Iterable[Entry], *, route: str, group: str, after: int) -> Previous | None:
-    """The bundle that a run behind ``after`` follows, wherever it was brought; None if the ledger knows of none."""
+    """The bundle that a run behind ``after`` follows, at whatever destination; None if the ledger has none."""
     found: Entry | None = None
     for entry in entries:
         last = entry.get("last")
@@ -183,10 +183,10 @@ class Recorded:
 
     Attributes:
         bundles: the lines ``archived``, by bag and name of the bundle.
-        whole: the bags that these are about: such a line is written when the whole bag has been read back.
+        whole: the bags of these bundles: their lines are written after the whole bag was read back.
         unfinished: bag and group of each run that was begun, and neither finished nor abandoned.
         abandoned: bag and group of each run that was given up.
-        elsewhere: the destinations of all bundles it tells of, if it tells of nothing here.
+        elsewhere: the destinations of all its bundles, if none is at this destination.
     """
 
     bundles: dict[tuple[str, str], Entry] = field(default_factory=dict)
@@ -214,21 +214,21 @@ class Recorded:
         return max((last for last in lasts if isinstance(last, int)), default=0)
 
     def excuse(self, bag: str, group: str | None) -> str:
-        """Why a bag of ``group`` (None: whoever's) may be half-written; "" if it may not."""
+        """Why a bag of ``group`` (None: of any group) may be half-written; "" if it may not."""
         if bag in self.whole:
             return ""
-        for begun, whose in sorted(self.unfinished):
-            if begun == bag and group in (None, whose):
+        for begun, of_group in sorted(self.unfinished):
+            if begun == bag and group in (None, of_group):
                 route = bag.partition("/")[0]
-                return f"unfinished: an interrupted run; wald-archive {route} --group {whose} goes on with it"
-        if any(begun == bag and group in (None, whose) for begun, whose in self.abandoned):
+                return f"unfinished: an interrupted run; wald-archive {route} --group {of_group} goes on with it"
+        if any(begun == bag and group in (None, of_group) for begun, of_group in self.abandoned):
             return "an abandoned run; it may be removed"
         return ""
 
 
 def recorded_at(entries: Iterable[Entry], place: str) -> Recorded:
     """The lines of a ledger about one destination, however its path is spelled there."""
-    told = Recorded()
+    recorded = Recorded()
     real = cache(_real)
     known, others = False, set()
     for entry in entries:
@@ -241,18 +241,18 @@ def recorded_at(entries: Iterable[Entry], place: str) -> Recorded:
         bag = str(entry.get("bag"))
         run = bag, str(entry.get("group"))
         if event == "archived":
-            told.bundles[bag, str(entry.get("bundle"))] = entry
-            told.whole.add(bag)
+            recorded.bundles[bag, str(entry.get("bundle"))] = entry
+            recorded.whole.add(bag)
         elif event == "begun":
-            told.unfinished.add(run)
-            told.abandoned.discard(run)
+            recorded.unfinished.add(run)
+            recorded.abandoned.discard(run)
         elif event == "finished":
-            told.unfinished.discard(run)
+            recorded.unfinished.discard(run)
         elif event == "abandoned":
-            told.unfinished.discard(run)
-            told.abandoned.add(run)
-    told.elsewhere = () if known else tuple(sorted(others))
-    return told
+            recorded.unfinished.discard(run)
+            recorded.abandoned.add(run)
+    recorded.elsewhere = () if known else tuple(sorted(others))
+    return recorded
 
 
 def _real(place: str) -> str:

@@ -37,8 +37,8 @@ class Previous:
     bundle: str
     sha256: str
 
-    def told(self) -> dict[str, str]:
-        """As JSON has it."""
+    def to_dict(self) -> dict[str, str]:
+        """The fields as JSON."""
         return {"bundle": self.bundle, "sha256": self.sha256}
 
 
@@ -49,12 +49,12 @@ class BundleEntry:
     bundle: Bundle
     previous: Previous | None
 
-    def told(self) -> dict[str, Any]:
-        """As JSON has it."""
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON."""
         bundle = self.bundle
         digests = {"bytes": bundle.bytes, "sha256": bundle.sha256, "tar_sha256": bundle.tar_sha256}
-        previous = {"previous": self.previous.told() if self.previous else None}
-        return {"bundle": bundle.name} | bundle.contents.told() | digests | previous
+        previous = {"previous": self.previous.to_dict() if self.previous else None}
+        return {"bundle": bundle.name} | bundle.contents.to_dict() | digests | previous
 
     def as_previous(self) -> Previous:
         """What the next one says of this one."""
@@ -91,10 +91,10 @@ class Manifest:
 
     def encode(self) -> bytes:
         """The file."""
-        told = {"format": FORMAT_VERSION} | self.origin.told() | {"codec": self.codec.value}
-        told |= {"after": self.after, "first": self.first, "last": self.last, "count": self.count}
-        told |= {"bundles": [entry.told() for entry in self.entries]}
-        return json.dumps(told, indent=2).encode() + b"\n"
+        fields = {"format": FORMAT_VERSION} | self.origin.to_dict() | {"codec": self.codec.value}
+        fields |= {"after": self.after, "first": self.first, "last": self.last, "count": self.count}
+        fields |= {"bundles": [entry.to_dict() for entry in self.entries]}
+        return json.dumps(fields, indent=2).encode() + b"\n"
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -104,12 +104,12 @@ def decode_manifest(data: bytes) -> Manifest:
         BadManifest: it says something else than it would if wald had written it.
     """
     try:
-        told: dict[str, Any] = json.loads(data)  # Any: it is JSON; every field is checked below
-        if told["format"] != FORMAT_VERSION:
-            raise BadManifest(f"format {told['format']!r} is not the {FORMAT_VERSION} this program knows")
-        origin = Origin(*(_text(told, key) for key in ("log", "route", "group", "software", "archived_at")))
-        codec = Codec(told["codec"])
-        entries = tuple(_entry(bundle, origin.route, codec) for bundle in told["bundles"])
+        fields: dict[str, Any] = json.loads(data)  # Any: it is JSON; every field is checked below
+        if fields["format"] != FORMAT_VERSION:
+            raise BadManifest(f"format {fields['format']!r} is not the {FORMAT_VERSION} this program knows")
+        origin = Origin(*(_text(fields, key) for key in ("log", "route", "group", "software", "archived_at")))
+        codec = Codec(fields["codec"])
+        entries = tuple(_entry(bundle, origin.route, codec) for bundle in fields["bundles"])
         manifest = Manifest(origin, codec, entries)
         if not is_route(origin.route) or not entries or manifest.encode() != data:
             raise BadManifest("not as wald writes it")
@@ -120,48 +120,48 @@ def decode_manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def _entry(told: dict[str, Any], route: str, codec: Codec) -> BundleEntry:
+def _entry(fields: dict[str, Any], route: str, codec: Codec) -> BundleEntry:
     contents = Contents(
-        first=_number(told, "first"),
-        last=_number(told, "last"),
-        after=_number(told, "after"),
-        count=_number(told, "count"),
-        record_bytes=_number(told, "record_bytes"),
-        earliest_ns=_number(told, "earliest_ns"),
-        latest_ns=_number(told, "latest_ns"),
-        parts=tuple(_part(part) for part in told["parts"]),
+        first=_number(fields, "first"),
+        last=_number(fields, "last"),
+        after=_number(fields, "after"),
+        count=_number(fields, "count"),
+        record_bytes=_number(fields, "record_bytes"),
+        earliest_ns=_number(fields, "earliest_ns"),
+        latest_ns=_number(fields, "latest_ns"),
+        parts=tuple(_part(part) for part in fields["parts"]),
     )
-    name = _text(told, "bundle")
+    name = _text(fields, "bundle")
     if name != bundle_stem(route, contents.first) + codec.suffix:
         raise BadManifest(f"{name!r} cannot be the name of a bundle from record {contents.first} on")
-    previous = told["previous"]
+    previous = fields["previous"]
     return BundleEntry(
-        Bundle(name, contents, _number(told, "bytes"), _digest(told, "sha256"), _digest(told, "tar_sha256")),
+        Bundle(name, contents, _number(fields, "bytes"), _digest(fields, "sha256"), _digest(fields, "tar_sha256")),
         None if previous is None else Previous(_text(previous, "bundle"), _digest(previous, "sha256")),
     )
 
 
-def _part(told: dict[str, Any]) -> PartFacts:
-    facts = PartFacts(_text(told, "part"), *(_number(told, key) for key in ("first", "last", "count", "bytes")))
+def _part(fields: dict[str, Any]) -> PartFacts:
+    facts = PartFacts(_text(fields, "part"), *(_number(fields, key) for key in ("first", "last", "count", "bytes")))
     if facts.bytes > PART_BYTES and facts.count != 1:
         raise BadManifest(f"a part of {facts.bytes} bytes and {facts.count} records, which nobody packs")
     return facts
 
 
-def _text(told: dict[str, Any], key: str) -> str:
-    if not isinstance(told[key], str):
+def _text(fields: dict[str, Any], key: str) -> str:
+    if not isinstance(fields[key], str):
         raise BadManifest(f"{key} is not a text")
-    return str(told[key])
+    return str(fields[key])
 
 
-def _number(told: dict[str, Any], key: str) -> int:
-    if type(told[key]) is not int or told[key] < 0:
+def _number(fields: dict[str, Any], key: str) -> int:
+    if type(fields[key]) is not int or fields[key] < 0:
         raise BadManifest(f"{key} is not a number")
-    return int(told[key])
+    return int(fields[key])
 
 
-def _digest(told: dict[str, Any], key: str) -> str:
-    digest = _text(told, key)
+def _digest(fields: dict[str, Any], key: str) -> str:
+    digest = _text(fields, key)
     if not _SHA256.fullmatch(digest):
         raise BadManifest(f"{key} is not a sha256")
     return digest

@@ -41,7 +41,7 @@ class ObjectStore:
         try:
             import fsspec.core
 
-            # Nothing is to be remembered of what was listed: others may write there.
+            # No cache of listings: other processes may write there.
             self._files, self._prefix = fsspec.core.url_to_fs(self.place, use_listings_cache=False)
         except ImportError as error:
             raise InvalidInput(f"{place}: {error}", hint="pip install 'wald[s3]'") from error
@@ -52,7 +52,7 @@ class ObjectStore:
         return f"{self.place}/{name}"
 
     def listing(self, folder: str) -> Listing:
-        with _telling(self.full_name(folder)):
+        with _naming_errors(self.full_name(folder)):
             try:
                 entries = self._files.ls(self._key(folder), detail=True)
             except FileNotFoundError:
@@ -64,42 +64,42 @@ class ObjectStore:
         return Listing(sorted(names["directory"]), sorted(names["file"]))
 
     def length(self, name: str) -> int:
-        with _telling(self.full_name(name)):
+        with _naming_errors(self.full_name(name)):
             return int(self._files.info(self._key(name))["size"])
 
     def read(self, name: str) -> Iterator[bytes]:
-        with _telling(self.full_name(name)), self._files.open(self._key(name), "rb") as file:
+        with _naming_errors(self.full_name(name)), self._files.open(self._key(name), "rb") as file:
             while data := file.read(READ_BYTES):
                 yield data
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Sink]:
-        with _telling(self.full_name(name)):
+        with _naming_errors(self.full_name(name)):
             there = self._files.exists(self._key(name))
         if there:
             compared = _Compared(self.full_name(name), self.read(name))
             yield compared
             compared.finish()
             return
-        with _telling(self.full_name(name), writing=True):
+        with _naming_errors(self.full_name(name), writing=True):
             file = self._create(self._key(name))
         try:
             yield _Upload(self.full_name(name), file)
         except BaseException:
-            with _telling(self.full_name(name), writing=True):
+            with _naming_errors(self.full_name(name), writing=True):
                 file.discard()
             raise
-        with _telling(self.full_name(name), writing=True):
+        with _naming_errors(self.full_name(name), writing=True):
             file.close()
             file.commit()
 
-    def settle(self, folder: str) -> None:
+    def sync_folder(self, folder: str) -> None:
         """An object has its name from the moment it is there."""
 
     def _create(self, key: str) -> Any:  # fsspec ships no types
         try:
             return self._files.open(key, "xb", autocommit=False)
-        except (ValueError, NotImplementedError):  # this one cannot refuse; whether there is one was asked before
+        except (ValueError, NotImplementedError):  # this store cannot refuse; that no object exists was checked before
             return self._files.open(key, "wb", autocommit=False)
 
     def _key(self, name: str) -> str:
@@ -107,19 +107,19 @@ class ObjectStore:
 
 
 class _Upload:
-    """An object on its way."""
+    """An object that is being uploaded."""
 
     def __init__(self, name: str, file: Any) -> None:
         self._name = name
         self._file = file
 
     def write(self, data: Buffer) -> None:
-        with _telling(self._name, writing=True):
+        with _naming_errors(self._name, writing=True):
             self._file.write(data)
 
 
 class _Compared:
-    """What is written goes nowhere, and has to be what is there."""
+    """Compares what is written with the object that exists; writes nothing."""
 
     def __init__(self, name: str, chunks: Iterator[bytes]) -> None:
         self._name = name
@@ -141,8 +141,8 @@ class _Compared:
 
 
 @contextmanager
-def _telling(name: str, *, writing: bool = False) -> Iterator[None]:
-    """Every kind of store raises errors of its own; they become one of ours, with the address in it.
+def _naming_errors(name: str, *, writing: bool = False) -> Iterator[None]:
+    """Turn the errors of every kind of store into a DiskFailure with the address.
 
     Only that an object is not there, when it is to be read, is an answer.
     """
@@ -153,7 +153,7 @@ def _telling(name: str, *, writing: bool = False) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, FileNotFoundError) and not writing:
             raise
-        words = " ".join(str(error).split()) or type(error).__name__
+        text = " ".join(str(error).split()) or type(error).__name__
         raise DiskFailure(
-            f"{name}: {words}", hint="see that the store can be reached; the same command again goes on"
+            f"{name}: {text}", hint="see that the store can be reached; the same command again goes on"
         ) from error

@@ -1,8 +1,8 @@
 """Carrying runs out: bundles, tag files, the ledger, the cursor, in this order; each step can be repeated.
 
-Bundles are made by an engine; what is told, and when, is the same whichever it is. A crash leaves a line ``begun``
-without a line ``finished``. The next run makes the same bytes again and meets its own files. Nothing is acknowledged,
-to the ledger or by the cursor, that was not read back from the destination.
+Bundles are made by an engine; what is recorded, and when, does not depend on it. A crash leaves a line ``begun`` and no
+line ``finished``. The next run makes the same bytes again and meets its own files. Nothing is acknowledged, in the
+ledger or by the cursor, that was not read back from the destination.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Packed:
     """A run that was carried out.
 
     Attributes:
-        manifest: None if its bundles were all told before, so nothing was left but to acknowledge them.
+        manifest: None if its bundles were all recorded before, so nothing was left but to acknowledge them.
         resumed: whether an earlier process began it.
     """
 
@@ -65,7 +65,7 @@ class Packed:
 
 
 def _ignore(*_: object) -> None:
-    """Nobody watches."""
+    """The default callback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class Packer:
 
     Attributes:
         now_ns: the clock. ``moment``: the time as the archive and the cursor have it.
-        on_begin: told of each run, and whether it is an interrupted one, before it is carried out.
-        on_abandon: told of an interrupted run that is given up.
-        on_record: told how far a run has got, as a sequence.
+        on_begin: called with each run, and whether it is an interrupted one, before it is carried out.
+        on_abandon: called with an interrupted run that is given up.
+        on_record: called with the last sequence packed.
     """
 
     log: Log
@@ -91,7 +91,7 @@ class Packer:
     on_record: Callable[[int], None] = field(default=_ignore)
 
     def archive(self, request: Request) -> Iterator[Packed]:
-        """Finish what was interrupted, then pack what has come since; nothing comes out if there is nothing.
+        """Finish an interrupted run, then pack the records after it; yields nothing if there is nothing to do.
 
         Raises:
             NotFound: no such route, or RECLAIM has removed records that are to be packed.
@@ -106,17 +106,17 @@ class Packer:
         )
         if (run := before.unfinished) is not None:
             if not before.complete and self.log.cursor(request.route, request.group).effective > run.after:
-                # Somebody else has processed them: what is left of the run's records, nobody can tell.
+                # The cursor was moved by another process: which of the run's records are still there is not known.
                 self._abandon(run)
                 self.on_abandon(run)
             else:
                 self.on_begin(run, True)
-                yield self._carry_out(run, told=before.told, complete=before.complete, resumed=True)
+                yield self._carry_out(run, recorded=before.recorded, complete=before.complete, resumed=True)
         begun = self._next(request, log_id)
         if begun is not None:
             self.ledger.append(begun.begun(at_ns=self.now_ns()))
             self.on_begin(begun, False)
-            yield self._carry_out(begun, told=frozenset(), complete=False, resumed=False)
+            yield self._carry_out(begun, recorded=frozenset(), complete=False, resumed=False)
 
     def _next(self, request: Request, log_id: str) -> Run | None:
         """The run from the cursor to the route's last complete record; None if there is no record between them."""
@@ -124,13 +124,13 @@ class Packer:
         try:
             last = None if first is None else self._last_complete(request, first)
         except (NotFound, Damaged) as error:
-            raise self._told(error, request, first) from error
+            raise self._explained(error, request, first) from error
         if first is None or last is None:
             return None
         manifests = list(self._manifests(request.route, after, request.group))
         check_lineage(manifests, log=log_id, root=self.log.root.path, group=request.group, first=first, last=last)
         previous = last_recorded(self.ledger.entries(), route=request.route, group=request.group, after=after)
-        if previous is None:  # the ledger may be lost; the bags tell too
+        if previous is None:  # the ledger may be lost; the bags say it too
             behind = (m for _, m in manifests if m.origin.group == request.group and m.last <= after)
             previous = next((manifest.entries[-1].as_previous() for manifest in behind), None)
         origin = Origin(log_id, request.route, request.group, request.software, self.moment())
@@ -147,7 +147,7 @@ class Packer:
         start: Start = after + 1
         if cursor.state is CursorState.ABSENT:
             segments = self.log.view().segments
-            # What was reclaimed under other groups is nobody's loss.
+            # Records that were reclaimed before this group existed are not missing.
             after, start = segments[0].base_sequence - 1 if segments else 0, "earliest"
         elif cursor.state is not CursorState.VALID:
             raise Damaged(
@@ -161,16 +161,14 @@ class Packer:
                 raise type(error)(error.message, hint=self._passing(request, start)) from error
         return after, batch.first_sequence if batch else None
 
-    def _told(self, error: NotFound | Damaged, request: Request, first: int | None) -> NotFound | Damaged:
-        """What has ended a run, with what to type for the records in front of it, or to pass over it."""
+    def _explained(self, error: NotFound | Damaged, request: Request, first: int | None) -> NotFound | Damaged:
+        """The error that ended a run, with the command that packs the records before it, or passes over it."""
         last = 0
         with suppress(NotFound, Damaged), closing(self._batches(request.route, first or 1, request.to)) as batches:
             for batch in batches:
                 last = batch.last_sequence
         hint = (
-            f"{self._packing(request, last)} packs what is in front of it"
-            if last
-            else self._passing(request, first or 1)
+            f"{self._packing(request, last)} packs what comes before it" if last else self._passing(request, first or 1)
         )
         return type(error)(f"{error.message}; nothing was acknowledged", hint=hint)
 
@@ -196,14 +194,14 @@ class Packer:
         """The last record wanted that has its end; of the last one that has begun, that may be still to come.
 
         Raises:
-            Damaged: which record was the last cannot be told.
+            Damaged: the last record is not known.
         """
         begun = last_sequences(self.log.view()).get(request.route)
-        if begun is None and request.to is not None:  # it is for whoever says so to know that there is something
+        if begun is None and request.to is not None:  # --to SEQUENCE says that records exist
             begun = end_of(self.log.view()) - 1
         if not begun:
             raise Damaged(
-                f"{self.log.root.path}: which record of {request.route} is the last cannot be told",
+                f"{self.log.root.path}: which record of {request.route} is the last is not known",
                 hint=f"{command_line(self.log.root.path, 'verify')} lists it; --to SEQUENCE packs what is before it",
             )
         end = begun if request.to is None else min(begun, request.to)
@@ -229,17 +227,17 @@ class Packer:
                     return
 
     def _manifest(self, bag: BagName) -> Manifest | None:
-        """None for a bag that is half-written or damaged, which wald-archive verify tells of."""
+        """None for a bag that is half-written or damaged, which wald-archive verify reports."""
         try:
             return decode_manifest(b"".join(self.destination.read(f"{bag}/{MANIFEST}")))
         except (FileNotFoundError, BadManifest):
             return None
 
-    def _carry_out(self, run: Run, *, told: frozenset[str], complete: bool, resumed: bool) -> Packed:
+    def _carry_out(self, run: Run, *, recorded: frozenset[str], complete: bool, resumed: bool) -> Packed:
         manifest: Manifest | None = None
         if not complete:
             manifest = self._write(run)
-            lines = [run.archived(e, at_ns=self.now_ns()) for e in manifest.entries if e.bundle.name not in told]
+            lines = [run.archived(e, at_ns=self.now_ns()) for e in manifest.entries if e.bundle.name not in recorded]
             self.ledger.append(*lines)
         route, group = run.origin.route, run.origin.group
         if self.log.cursor(route, group).effective < run.last:
@@ -263,7 +261,7 @@ class Packer:
             self._abandon(run)
             origin = run.origin
             request = Request(origin.route, origin.group, run.size, run.codec, origin.software)
-            raise self._told(error, request, run.first) from error
+            raise self._explained(error, request, run.first) from error
         if not entries or (entries[0].bundle.contents.first, after) != (run.first, run.last):
             self._abandon(run)
             raise Damaged(
@@ -274,7 +272,7 @@ class Packer:
         manifest = Manifest(run.origin, run.codec, tuple(entries))
         for name, data in tag_files(manifest).items():
             write_file(self.destination, f"{run.bag}/{name}", data)
-        self.destination.settle(f"{run.bag}/{PAYLOAD}")
+        self.destination.sync_folder(f"{run.bag}/{PAYLOAD}")
         return manifest
 
     def _abandon(self, run: Run) -> None:

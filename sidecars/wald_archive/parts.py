@@ -6,7 +6,7 @@
     records/<first>.txt      records that came as lines: each value and a newline, exactly as it came
     records/<first>.jsonl    keyed, timed and binary records: one JSON object a line, as ``wald read --format json``
 
-A part holds consecutive records of one form, up to 4 MiB, or one longer record; so whoever reads or writes a bundle
+A part holds consecutive records of one form, up to 4 MiB, or one longer record; so reading or writing a bundle
 needs no more memory than that. The index comes before its part: a reader knows what follows.
 """
 
@@ -23,7 +23,7 @@ from wald.store.reading.batches import Batch
 from wald_archive.layout import part_name
 from wald_archive.sizes import records_within, split
 
-PART_BYTES = 4 << 20  # whoever reads or writes one holds it in memory
+PART_BYTES = 4 << 20  # a reader or writer holds one part in memory
 INDEX_LINE_MAX_BYTES = 256  # of a line of an index, with all of its numbers at their largest
 
 
@@ -70,8 +70,8 @@ def parse_index_entry(line: bytes) -> IndexEntry:
         BadIndex: anything else.
     """
     try:
-        told: dict[str, Any] = json.loads(line)  # Any: it is JSON
-        run = IndexEntry(**told)
+        fields: dict[str, Any] = json.loads(line)  # Any: it is JSON
+        run = IndexEntry(**fields)
         if run.to_line().encode() != line + b"\n":
             raise BadIndex("not a line that wald writes")
     except (ValueError, TypeError, RecursionError) as error:
@@ -89,8 +89,8 @@ class PartFacts:
     count: int
     bytes: int
 
-    def told(self) -> dict[str, Any]:
-        """As JSON has it."""
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON."""
         return {"part": self.part, "first": self.first, "last": self.last, "count": self.count, "bytes": self.bytes}
 
 

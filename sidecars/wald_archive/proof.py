@@ -1,7 +1,7 @@
 """Proving one bag: its small files against its manifest, and its bundles against that and the ledger.
 
     manifest.json               there is one way to write it, and a digest over it in tagmanifest-sha256.txt
-    every other small file      made anew from the manifest and compared byte for byte
+    every other small file      made again from the manifest and compared byte for byte
     a bundle                    digest of the file, digest of the tar, then every part against its index, and all of it
                                 against bundle.json and the manifest
 
@@ -58,7 +58,7 @@ class Proof:
 
     Args:
         recorded: what the ledger says of it.
-        on_bytes: told how many bytes of bundles have been read.
+        on_bytes: called with the number of bytes of bundles that were read.
 
     Attributes:
         manifest: that of the bag, once the findings are there, if it can be believed.
@@ -87,8 +87,8 @@ class Proof:
         try:
             manifest = decode_manifest(stored[MANIFEST])
         except KeyError:
-            words = "missing" if TAG_DIGESTS in stored else "missing: the bag is unfinished"
-            yield from self._without_manifest(words, stored, payload)
+            message = "missing" if TAG_DIGESTS in stored else "missing: the bag is unfinished"
+            yield from self._without_manifest(message, stored, payload)
             return
         except BadManifest as error:
             yield from self._without_manifest(str(error), stored, payload)
@@ -98,7 +98,7 @@ class Proof:
         begun = all(data.startswith(stored.get(file, b"")) for file, data in tags.items())
         if excuse and begun and stored != tags:
             yield self._finding(Level.INFO, "", excuse)
-            stored = tags  # what is missing of them is told
+            stored = tags  # the missing ones are reported
         digest_agrees = digest_line(_sha256(stored[MANIFEST]), MANIFEST) in stored.get(TAG_DIGESTS, b"")
         if not digest_agrees:
             yield self._error(MANIFEST, f"its sha256 is not the one in {TAG_DIGESTS}")
@@ -107,13 +107,13 @@ class Proof:
         else:
             yield from self._against_digests(stored, payload)
 
-    def _without_manifest(self, words: str, stored: dict[str, bytes], payload: Listing) -> Iterator[Finding]:
+    def _without_manifest(self, message: str, stored: dict[str, bytes], payload: Listing) -> Iterator[Finding]:
         """A bag in which there is none, or one that cannot be read."""
         excuse = self._recorded.excuse(self._bag, None)
         if excuse and stored.keys() <= {MANIFEST}:  # which is written before the others, so it may be cut short
             yield self._finding(Level.INFO, "", excuse)
         else:
-            yield self._error(MANIFEST, words)
+            yield self._error(MANIFEST, message)
             yield from self._against_digests(stored, payload)
 
     def _against_manifest(
@@ -165,7 +165,7 @@ class Proof:
             content.close()  # a thread may be at work on the next chunk
         for _ in chunks:
             """The digest is that of the whole file, wherever it could not be decompressed any more."""
-        self.digests[bundle.name] = bundle.sha256  # if it has another, that is told here, and once is enough
+        self.digests[bundle.name] = bundle.sha256  # another digest is reported here, once
         digest = stored.hexdigest()
         if digest != bundle.sha256:
             yield self._error(file, f"its sha256 is {digest}, not {bundle.sha256}")
@@ -178,9 +178,9 @@ class Proof:
         if not problem:
             contents = replace(tally.contents(bundle.contents.after), record_bytes=bundle.contents.record_bytes)
             if contents != bundle.contents or reading.about != about(manifest.origin, contents):
-                problem = "its parts are not those that bundle.json and manifest.json tell of"
+                problem = "its parts are not those of bundle.json and manifest.json"
             elif line is not None and line.get("runs") != tally.runs.tolist():
-                problem = "it does not hold the sequences that the ledger tells of"
+                problem = "it does not hold the sequences that the ledger records"
         if problem:
             yield self._error(file, problem)
         else:
@@ -188,7 +188,7 @@ class Proof:
             yield self._finding(Level.OK, file, f"{count} records, {first} to {last}")
 
     def _against_digests(self, stored: dict[str, bytes], payload: Listing) -> Iterator[Finding]:
-        """What is left without a manifest: every file that some digest tells of."""
+        """Check without a manifest: every file that has a digest somewhere."""
         sources = {file: stored[file] for file in (PAYLOAD_DIGESTS, TAG_DIGESTS) if file in stored}
         for file in payload.files:
             if file.endswith(DIGEST_SUFFIX):
@@ -209,8 +209,8 @@ class Proof:
                 file = match[2].decode(errors="replace")
                 file = f"{PAYLOAD}/{file}" if source.endswith(DIGEST_SUFFIX) else file
                 if file != MANIFEST and actual.get(file) != match[1].decode():
-                    words = f"its sha256 is {actual[file]}, not the one in" if file in actual else "missing; it is in"
-                    yield self._error(file, f"{words} {source}")
+                    message = f"its sha256 is {actual[file]}, not the one in" if file in actual else "missing; it is in"
+                    yield self._error(file, f"{message} {source}")
 
     def _compared(self, file: str, there: bytes | None, expected: bytes) -> Iterator[Finding]:
         if there is None:

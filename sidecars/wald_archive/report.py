@@ -1,4 +1,4 @@
-"""What ``wald-archive`` says: of each run its bundles, of each finding a line; and a bar while people wait."""
+"""The lines of ``wald-archive``: the bundles of each run, and a line for each finding; and a progress bar."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-import click
-
 from wald.cli.progress import progress
 from wald.setting_types import format_bytes
 from wald.store.checking.finding import Level
@@ -21,9 +19,16 @@ from wald_archive.proof import Finding
 
 
 class PackReport:
-    """Of one command, route by route; a bar for each run."""
+    """The report of one command, route by route, with a progress bar for each run.
 
-    def __init__(self, as_json: bool) -> None:
+    Args:
+        write: gets each line.
+        warn: gets what the operator should know besides.
+    """
+
+    def __init__(self, as_json: bool, *, write: Callable[[str], None], warn: Callable[[str], None]) -> None:
+        self._write = write
+        self._warn = warn
         self._as_json = as_json
         self._runs: list[dict[str, Any]] = []  # Any: it is JSON
         self._bar = ExitStack()
@@ -38,37 +43,36 @@ class PackReport:
     ) -> None:
         self._bar.close()
         if self._as_json and error is None:
-            click.echo(json.dumps({"runs": self._runs}))
+            self._write(json.dumps({"runs": self._runs}))
 
     def begin(self, run: Run, resumed: bool) -> None:
-        """A run that is about to be carried out; one that was interrupted is not quite what was asked for now."""
+        """Report a run that begins; an interrupted one has the options it was begun with."""
         if resumed:
-            words = f"going on with the interrupted run {run.bag}, with its own sizes and codec ({run.codec.value})"
-            click.echo(f"wald-archive: {words}", err=True)
+            self._warn(f"going on with the interrupted run {run.bag}, with its own sizes and codec ({run.codec.value})")
         self._at = run.first - 1
         self._advance = self._bar.enter_context(progress(run.origin.route, run.last - self._at))
 
     def abandoned(self, run: Run) -> None:
-        """An interrupted run that is given up."""
-        words = f"the interrupted run {run.bag} is given up: the cursor of {run.origin.group} was moved meanwhile"
-        click.echo(f"wald-archive: {words}; what it left at {run.dest} may be removed", err=True)
+        """Report an interrupted run that is given up."""
+        reason = f"the cursor of {run.origin.group} was moved meanwhile"
+        self._warn(f"the interrupted run {run.bag} is given up: {reason}; what it left at {run.dest} may be removed")
 
     def record(self, sequence: int) -> None:
-        """How far the run has got."""
+        """Advance the bar to a sequence."""
         self._advance(sequence - self._at)
         self._at = sequence
 
     def route(self, request: Request, runs: Iterator[Packed]) -> None:
-        """Every run for one route, as it is finished; without one the group has processed everything."""
+        """Report every run for one route when it is finished, or that there was nothing to archive."""
         done: Packed | None = None
         for done in runs:
             self._bar.close()
             if self._as_json:
-                self._runs.append(_told(done))
+                self._runs.append(_fields(done))
             else:
-                click.echo("\n".join(_lines(done)))
+                self._write("\n".join(_lines(done)))
         if done is None and not self._as_json:
-            click.echo(
+            self._write(
                 f"nothing to archive: the log holds no record of {request.route} that group {request.group} has not "
                 "processed"
             )
@@ -76,29 +80,31 @@ class PackReport:
 
 @dataclass(slots=True)
 class ProofReport:
-    """Of one proof, finding by finding."""
+    """The report of one proof, finding by finding; ``write`` gets each line."""
 
     as_json: bool
+    write: Callable[[str], None]
     counts: Counter[Level] = field(default_factory=Counter)
 
     def finding(self, found: Finding) -> None:
-        """What is good is only counted."""
+        """Report a finding; good files are only counted."""
         self.counts[found.level] += 1
         if self.as_json:
-            told = {"level": found.level.value, "dest": found.place, "bag": found.bag, "file": found.file}
-            click.echo(json.dumps(told | {"offset": found.offset, "message": found.message}))
+            fields = {"level": found.level.value, "dest": found.place, "bag": found.bag, "file": found.file}
+            self.write(json.dumps(fields | {"offset": found.offset, "message": found.message}))
         elif found.level is not Level.OK:
             at = "" if found.offset is None else f" offset {found.offset}:"
-            click.echo(f"{found.level.value:5}  {found.name}:{at} {found.message}")
+            self.write(f"{found.level.value:5}  {found.name}:{at} {found.message}")
 
     def end(self) -> None:
+        """Report the counts."""
         if not self.as_json:
             good, errors, noted = self.counts[Level.OK], self.counts[Level.ERROR], self.counts[Level.INFO]
             judged = "damaged" if errors else "good"
-            click.echo(f"{judged}: {_bundles(good)} proven, {noted} info, {errors} error")
+            self.write(f"{judged}: {_bundles(good)} proven, {noted} info, {errors} error")
 
 
-def _told(done: Packed) -> dict[str, Any]:
+def _fields(done: Packed) -> dict[str, Any]:
     run, manifest = done.run, done.manifest
     return {
         "route": run.origin.route,
@@ -109,7 +115,7 @@ def _told(done: Packed) -> dict[str, Any]:
         "last": run.last,
         "count": manifest.count if manifest else None,
         "resumed": done.resumed,
-        "bundles": [entry.told() for entry in manifest.entries] if manifest else [],
+        "bundles": [entry.to_dict() for entry in manifest.entries] if manifest else [],
     }
 
 

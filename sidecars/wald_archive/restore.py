@@ -156,12 +156,12 @@ def _encode(route: str, form: Form, data: bytes, run: IndexEntry, *, as_json: bo
 
 
 def _value(line: bytes) -> bytes:
-    told: dict[str, Any] = json.loads(line)  # Any: it is JSON
-    return str(told["value"]).encode() if "value" in told else bytes.fromhex(told["value_hex"])
+    fields: dict[str, Any] = json.loads(line)  # Any: it is JSON
+    return str(fields["value"]).encode() if "value" in fields else bytes.fromhex(fields["value_hex"])
 
 
-def _damaged(destination: Destination, name: str, words: str) -> Damaged:
+def _damaged(destination: Destination, name: str, message: str) -> Damaged:
     return Damaged(
-        f"{destination.full_name(name)}: {words}",
+        f"{destination.full_name(name)}: {message}",
         hint=f"wald-archive verify {destination.place} lists all damage",
     )

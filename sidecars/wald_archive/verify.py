@@ -1,8 +1,8 @@
-"""Proving an archive: every byte is read, nothing is changed, and all that is wrong is told of with its name.
+"""Proving an archive: every byte is read, nothing is changed, and every finding names its file.
 
     a bag                       by itself (wald_archive.proof)
     the bundles of a route      each follows the one before (wald_archive.verify)
-    the ledger, if given        tells of no bundle that is not there
+    the ledger, if given        records no bundle that is missing
 
 Bags may be proven in any order, and in several places at once; what they are as a whole is judged in the end.
 """
@@ -24,20 +24,20 @@ from wald_archive.proof import Finding, Proof
 
 
 def verify(
-    destinations: Sequence[Destination], told: Sequence[Recorded], *, on_bytes: Callable[[int], None]
+    destinations: Sequence[Destination], recorded: Sequence[Recorded], *, on_bytes: Callable[[int], None]
 ) -> Iterator[Finding]:
     """Read everything at ``destinations``; no error finding means that all of it is good.
 
     Args:
-        told: for each destination what the ledger says; empty where there is none.
-        on_bytes: told how many bytes of bundles have been read.
+        recorded: for each destination what the ledger says; empty if there is no ledger.
+        on_bytes: called with the number of bytes of bundles that were read.
 
     Raises:
         NotFound: there is nothing at all at a destination.
         OSError: it cannot be read.
     """
     whole = Bags()
-    for destination, lines in zip(destinations, told, strict=True):
+    for destination, lines in zip(destinations, recorded, strict=True):
         for found in survey(destination, lines):
             if isinstance(found, Finding):
                 yield found
@@ -49,7 +49,7 @@ def verify(
     yield from whole.broken_links()
 
 
-def survey(destination: Destination, told: Recorded) -> Iterator[Finding | BagName]:
+def survey(destination: Destination, recorded: Recorded) -> Iterator[Finding | BagName]:
     """The bags at a destination, and what is wrong around them.
 
     Raises:
@@ -63,10 +63,10 @@ def survey(destination: Destination, told: Recorded) -> Iterator[Finding | BagNa
             f"{place}: there is nothing here",
             hint="wald-archive verify DEST, with what --dest was when it was packed",
         )
-    if told.elsewhere:
-        known = ", ".join(told.elsewhere)
-        words = f"the log's ledger tells of nothing here (it tells of {known})"
-        yield Finding(Level.ERROR, place, "", "", f"{words}; leave out --root to prove the archive by itself")
+    if recorded.elsewhere:
+        known = ", ".join(recorded.elsewhere)
+        message = f"the log's ledger records nothing here, but at {known}"
+        yield Finding(Level.ERROR, place, "", "", f"{message}; leave out --root to prove the archive by itself")
     for name in (*top.files, *(folder for folder in top.folders if not is_route(folder))):
         yield Finding(Level.INFO, place, "", name, "no part of the archive")
     for route in filter(is_route, top.folders):
@@ -93,12 +93,12 @@ class Bags:
         self._present |= {Previous(name, sha256) for name, sha256 in digests.items()}
         self._there |= {(place, str(bag), name) for name in digests}
 
-    def missing(self, place: str, told: Recorded) -> Iterator[Finding]:
+    def missing(self, place: str, recorded: Recorded) -> Iterator[Finding]:
         """What the ledger says is at a destination and is not, when all of its bags have been taken in."""
-        for bag, name in told.bundles:
+        for bag, name in recorded.bundles:
             if (place, bag, name) not in self._there:
-                words = "missing; the ledger says that it is here"
-                yield Finding(Level.ERROR, place, bag, f"{PAYLOAD}/{name}", words)
+                message = "missing; the ledger says that it is here"
+                yield Finding(Level.ERROR, place, bag, f"{PAYLOAD}/{name}", message)
 
     def broken_links(self) -> Iterator[Finding]:
         """What is wrong between bundles, when everything has been taken in."""
@@ -162,12 +162,12 @@ def _judge(
         if end > contents.after:
             yield link.error(f"begins behind record {contents.after}, and {previous.bundle} ends with {end}")
         elif end < contents.after:
-            words = f"what the route got from record {end + 1} to {contents.after} was never archived by this group"
-            yield Finding(Level.INFO, link.place, link.bag, f"{PAYLOAD}/{link.entry.bundle.name}", words)
+            message = f"what the route got from record {end + 1} to {contents.after} was never archived by this group"
+            yield Finding(Level.INFO, link.place, link.bag, f"{PAYLOAD}/{link.entry.bundle.name}", message)
 
 
 def bundle_bytes(destination: Destination) -> int:
-    """How much there is to read, about: for those who wait."""
+    """About how many bytes there are to read, for a progress bar."""
     total = 0
     for route in destination.listing("").folders:
         total += sum(bag_bytes(destination, f"{route}/{bag}") for bag in destination.listing(route).folders)

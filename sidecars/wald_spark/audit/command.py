@@ -15,7 +15,7 @@ from wald.cli.options import json_option
 from wald.cli.progress import progress
 from wald.errors import Damaged, NotFound
 from wald_spark.audit.job import audit, plan
-from wald_spark.audit.report import print_audit
+from wald_spark.audit.report import audit_lines
 from wald_spark.commands import master_option, roots_option
 from wald_spark.session import session
 
@@ -43,7 +43,8 @@ def command(roots: tuple[str, ...], destinations: tuple[str, ...], master: str, 
     total = sum(work.stored_bytes for work in planned.work)
     with session("wald-audit", master=master) as spark, progress("audit", total) as advance:
         audited = audit(spark, planned, on_bytes=advance)
-    print_audit(audited, as_json=as_json)
+    for line in audit_lines(audited, as_json=as_json):
+        click.echo(line)
     return Damaged.exit_code if audited.errors else 0
 
 

@@ -1,4 +1,4 @@
-"""The result of an audit: numbers and findings for each log and each archive; and how it is printed."""
+"""The result of an audit: numbers and findings for each log and each archive; and the lines that show it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
-
-import click
 
 from wald.cli.output import aligned
 from wald.setting_types import format_bytes
@@ -100,20 +98,19 @@ _LOGS = ("log", "segments", "records", "raw", "reclaimed", "expired", "bundles",
 _ARCHIVES = ("archive", "bags", "bundles", "stored", "errors")
 
 
-def print_audit(audit: Audit, *, as_json: bool) -> None:
-    """Print a row for each log and each archive, all errors, and the speed."""
+def audit_lines(audit: Audit, *, as_json: bool) -> Iterator[str]:
+    """A row for each log and each archive, all errors, and the speed."""
     if as_json:
-        click.echo(json.dumps(_as_json(audit)))
+        yield json.dumps(_as_json(audit))
         return
     for found in audit.found:
         if found.level is Level.ERROR:
             at = f" offset {found.offset}:" if found.offset is not None else ""
-            click.echo(f"error  {found.where}:{at} {found.message}")
-    for line in _tables(audit):
-        click.echo(line)
+            yield f"error  {found.where}:{at} {found.message}"
+    yield from _tables(audit)
     counts = Counter(found.level for found in audit.found)
     judged = "damaged" if audit.errors else "good"
-    click.echo(
+    yield (
         f"{judged}: {counts[Level.INFO]} info, {counts[Level.ERROR]} error; "
         f"{format_bytes(audit.raw_bytes)} in {audit.seconds:.1f} s, {audit.megabytes_per_second:.0f} MB/s"
     )

@@ -80,7 +80,7 @@ def test_what_is_asked_for_and_not_there_is_told(mixed: Built, dest: Path) -> No
     assert done.stdout == everything
     code, message, hint = refused(done)
     assert (code, message) == (3, f"{dest}: no bundle holds what of route a follows record 17, up to 20")
-    assert hint == "wald --root ROOT where 18 tells what became of it, in the log"
+    assert hint == "wald --root ROOT where 18 shows what became of it in the log"
     assert wald_archive("restore", dest, "a", "--from", 18).returncode == 3
     shutil.rmtree(bags(dest)[-1])
     assert wald_archive("restore", dest, "a").returncode == 0  # what it was nobody has said
@@ -213,7 +213,7 @@ def test_a_copy_is_proven_by_itself(root: Path, dest: Path, tmp_path: Path) -> N
     done = wald_archive("verify", copy, "--root", root)
 
     assert done.returncode == 4
-    words = f"the log's ledger tells of nothing here (it tells of {dest}); leave out --root"
+    words = f"the log's ledger records nothing here, but at {dest}; leave out --root"
     assert done.stdout.decode().startswith(f"error  {copy}: {words}")
     assert wald_archive("verify", copy).returncode == 0
 

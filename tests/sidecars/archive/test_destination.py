@@ -51,7 +51,7 @@ class TestEvery:
 
     def test_gives_back_what_was_written(self, destination: Destination) -> None:
         write(destination, DATA)
-        destination.settle("bag")
+        destination.sync_folder("bag")
 
         assert b"".join(destination.read("bag/file")) == DATA
         assert destination.length("bag/file") == len(DATA)
@@ -109,7 +109,7 @@ class TestDirectory:
         destination = Directory(tmp_path / "new" / "dest", disk)
 
         write(destination, bytes(4 * WRITE_BYTES), piece=1000)
-        destination.settle("bag")
+        destination.sync_folder("bag")
 
         steps = [name for name, _ in disk.steps]
         assert steps[:6] == ["create", "write", "write", "write", "write", "sync"]

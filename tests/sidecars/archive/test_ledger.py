@@ -47,7 +47,7 @@ def test_a_finished_run_is_past() -> None:
 def test_a_run_is_complete_when_its_last_bundle_is_told(lasts: tuple[int, ...], complete: bool) -> None:
     found = judged(RUN.begun(at_ns=1), *(archived(RUN, last) for last in lasts))
 
-    assert found.told == {f"a-{last}" for last in lasts}
+    assert found.recorded == {f"a-{last}" for last in lasts}
     assert found.complete == complete
 
 

@@ -177,7 +177,7 @@ def test_a_missing_last_bag_shows_in_the_ledger_only(place: Path, mixed: Built) 
     ("changed", "message"),
     [
         ({"sha256": "0" * 64}, f"the ledger says that its sha256 is {'0' * 64}"),
-        ({"runs": [1, 6]}, "it does not hold the sequences that the ledger tells of"),
+        ({"runs": [1, 6]}, "it does not hold the sequences that the ledger records"),
     ],
 )
 def test_what_the_ledger_tells_has_to_fit(place: Path, mixed: Built, changed: dict[str, object], message: str) -> None:

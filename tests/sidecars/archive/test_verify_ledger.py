@@ -202,7 +202,7 @@ class TestSpelling:
         (found,) = [found for found in findings(copy, root=mixed.root) if found.level is Level.ERROR]
 
         assert found.name == str(copy)
-        assert f"tells of nothing here (it tells of {place})" in found.message
+        assert f"records nothing here, but at {place}" in found.message
         assert "leave out --root" in found.message
         assert errors(copy) == []
 

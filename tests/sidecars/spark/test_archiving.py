@@ -176,7 +176,7 @@ class TestErrors:
         with pytest.raises(Damaged, match=r"record 2 cannot be read; nothing was acknowledged") as caught:
             pack(built.root.path, dest)
 
-        assert caught.value.hint.endswith(" --to 1 packs what is in front of it")
+        assert caught.value.hint.endswith(" --to 1 packs what comes before it")
         assert built.log.cursor("a").state is CursorState.ABSENT
         assert [line["event"] for line in ledger_lines(built.root)] == ["begun", "abandoned"]
         assert pack(built.root.path, dest, to=1)[0].run.last == 1
