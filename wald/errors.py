@@ -1,4 +1,4 @@
-"""Every error wald raises on purpose: what happened, what to type next, and the exit code of a command that dies of it.
+"""Every error wald raises on purpose: what happened, what to type next, and the exit code of a command that it ends.
 
 A message is one line and names the file and the offset where there is one; the hint is a command or an action.
 Exit codes are part of the interface: docs/cli.md lists them. 0 is success, 2 also a wrong usage of a command.
@@ -16,7 +16,15 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # of a disk 
 
 
 class WaldError(Exception):
-    """Something went wrong that an operator can act on."""
+    """An error that an operator can act on; the base of all others.
+
+    Args:
+        message: what happened, in one line.
+        hint: a command to type, or what to do.
+
+    Attributes:
+        exit_code: of a command that ends with this error.
+    """
 
     exit_code = 1
 
@@ -81,21 +89,22 @@ class GivenUp(WaldError):
 
 
 class NotPermitted(WaldError):
-    """This user may not do that: open a file of the log, or have the daemon do what is for others to ask."""
+    """This user may not open a file of the log, or may not ask the daemon for this."""
 
     exit_code = 11
 
     @classmethod
     def of(cls, error: PermissionError, path: str | os.PathLike[str] = "") -> Self:
-        """What the operating system has refused, and who might do it.
+        """The error for a refusal by the operating system, with the users who are permitted.
 
         Args:
-            path: what was asked for, where ``error`` does not say.
+            error: the refusal.
+            path: the file, if ``error`` does not name it.
         """
         wanted = Path(path or error.filename or ".").absolute()
         barrier = _barrier(wanted)
-        words = f"{wanted}: permission denied" + (f" by {barrier}" if barrier != wanted else "")
-        return cls(words, hint=f"{_those_let_in(barrier)}; ls -ld {barrier}")
+        message = f"{wanted}: permission denied" + (f" by {barrier}" if barrier != wanted else "")
+        return cls(message, hint=f"{_how_to_permit(barrier)}; ls -ld {barrier}")
 
 
 class Partial(WaldError):
@@ -105,24 +114,24 @@ class Partial(WaldError):
 
 
 class Interrupted(WaldError):
-    """Ctrl-C, where there is something to tell."""
+    """Ctrl-C, while there is something to report."""
 
     exit_code = 130
 
 
-def command_line(root: str | os.PathLike[str], words: str = "", *, program: str = "wald") -> str:
-    """A command for a hint, which works as it is typed whatever the root.
+def command_line(root: str | os.PathLike[str], arguments: str = "", *, program: str = "wald") -> str:
+    """A command for a hint, quoted so that it can be typed as it is for every root.
 
     >>> command_line("/srv/my log", "routes")
     "wald --root '/srv/my log' routes"
     """
     import shlex
 
-    return f"{program} --root {shlex.quote(os.fspath(root))} {words}".rstrip()
+    return f"{program} --root {shlex.quote(os.fspath(root))} {arguments}".rstrip()
 
 
 def _barrier(wanted: Path) -> Path:
-    """What stands in the way: the directory that hides ``wanted``, or the one it would be in, or itself."""
+    """The path that denies access: the directory that hides ``wanted``, or the one it would be in, or itself."""
     seen = Path("/")
     for each in (*reversed(wanted.parents), wanted):
         try:
@@ -134,7 +143,7 @@ def _barrier(wanted: Path) -> Path:
 
 
 def user_name(user_id: int) -> str:
-    """As the user database has it; a number it does not know stays one."""
+    """The name of a user; the number as text if the user database does not have it."""
     import pwd
 
     try:
@@ -143,8 +152,8 @@ def user_name(user_id: int) -> str:
         return str(user_id)
 
 
-def _those_let_in(path: Path) -> str:
-    """Who may do what this user may not; a member of the group is not told to be one."""
+def _how_to_permit(path: Path) -> str:
+    """What changes the permission, or which user has it; a group only for a user who is not a member."""
     import grp
 
     status = path.stat()

@@ -1,4 +1,4 @@
-"""What watching programs share: to be woken by a changed file or after a while, and to stop when a signal says so."""
+"""What programs that watch a log share: waiting for a changed file or for some time, and stopping on a signal."""
 
 from __future__ import annotations
 
@@ -16,11 +16,21 @@ _TICK_MS = 500
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set, instead of ending the process where it stands."""
+    """An event that SIGTERM and SIGINT set, instead of ending the process where it stands.
+
+    Yields:
+        the event; signals are handled as before when the block ends.
+
+    Example::
+
+        with stop_on_signals() as stop, wald.Consumer(root, "orders", follow=True, cancel=stop) as consumer:
+            for record in consumer:
+                handle(record)
+    """
     stop = threading.Event()
 
     def handle(_number: int, _frame: FrameType | None) -> None:
-        # Not here: the handler may have interrupted somebody in this thread who holds the event's lock.
+        # Not in this thread: the signal may have interrupted code in it that holds the event's lock.
         threading.Thread(target=stop.set).start()
 
     before = {number: signal.signal(number, handle) for number in SIGNALS}
@@ -36,17 +46,20 @@ def wakes(
 ) -> Iterator[None]:
     """Yield at once, then whenever a wanted file below ``directories`` has changed, and at least every period.
 
-    Events only save waiting: they may be lost, or not come at all (network file systems, no watches left), so whoever
-    is woken looks at everything. Ends when ``stop`` is set.
+    Events only save waiting. They may be lost, or not come at all (network file systems, no watches left), so the
+    caller checks everything each time. Ends when ``stop`` is set.
 
     Args:
-        wanted: whether a change of this path is worth a look.
+        directories: the directories to watch, with all below them.
+        wanted: whether to yield for a change of this path.
+        period_seconds: at most this long between two yields.
+        stop: ends the iteration.
     """
     from watchfiles import watch  # 50 ms that a single pass need not take
 
     yield
     while not stop.is_set():
-        due = 0.0  # what has changed between the look above and the beginning of the watch, nobody tells
+        due = 0.0  # no event reports what has changed between the yield above and the beginning of the watch
         try:
             for changes in watch(
                 *directories,

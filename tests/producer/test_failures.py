@@ -131,7 +131,7 @@ def test_a_full_disk_is_called_one(tmp_path: Path) -> None:
         assert hint.startswith("df -h ")
 
 
-def test_the_time_in_which_nobody_waits_does_not_count(daemon: Daemon) -> None:
+def test_the_time_between_two_calls_does_not_count(daemon: Daemon) -> None:
     """What became durable meanwhile is taken, and a restart is sat out, however long ago it was published."""
     with Producer(daemon.root, retry_for=2.0) as producer:
         producer.publish("a", b"x\n")
@@ -235,7 +235,7 @@ def answer_one(listener: socket.socket) -> None:
 
 @pytest.mark.parametrize("answer", [None, b"ERR no-route there is none\n"])
 def test_after_an_error_it_is_finished_and_says_so(answering: Answering, answer: bytes | None) -> None:
-    """Whatever would need the daemon is refused, with the error that ended it; what is durable is told all the same."""
+    """Each call that needs the daemon is refused, with the error that ended it; what is durable is still reported."""
     reader, writer = os.pipe()
     path = answering(lambda number, request: ok(request) if number == 1 else answer)
     with Producer(path, retry_for=0.2) as producer, open(reader), open(writer, "w"):
@@ -295,7 +295,7 @@ def test_a_daemon_is_waited_for_at_the_start_too(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    thread.join(2.5)  # longer than it waits without being told
+    thread.join(2.5)  # longer than it waits by default where no daemon was seen
     assert thread.is_alive()
     with Daemon(tmp_path / "log"):
         thread.join()

@@ -1,4 +1,4 @@
-"""The producer: what is published is in the log once and in order, whoever shares it and whatever is under way."""
+"""The producer: what is published is in the log once and in order, also when threads or forks share the producer."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_repeated_request_is_acknowledged_with_its_first_sequences(daemon: Dae
 
 
 def test_a_fork_makes_two_producers(daemon: Daemon) -> None:
-    """Both go on where they are, with requests under way: what either was told is durable is in the log."""
+    """Both go on where they are, with requests under way: what either reports as durable is in the log."""
     with Producer(daemon.root) as producer:
         producer.publish("a", b"before\n")
         producer.publish("a", b"under way\n")
@@ -165,19 +165,19 @@ def test_the_first_request_goes_alone(answering: Answering) -> None:
         assert producer.unanswered == 1
 
 
-def test_what_is_answered_is_told_without_waiting_for_more(answering: Answering) -> None:
+def test_what_is_answered_is_reported_without_waiting_for_more(answering: Answering) -> None:
     with Producer(answering(lambda number, request: ok(request) if number == 1 else None)) as producer:
         producer.publish("a", b"x\n")
-        told: list[Durable] = []
+        reported: list[Durable] = []
 
-        def is_told() -> bool:
-            told.extend(producer.acknowledged())
-            return bool(told)
+        def is_reported() -> bool:
+            reported.extend(producer.acknowledged())
+            return bool(reported)
 
-        eventually(is_told)
+        eventually(is_reported)
         producer.publish("a", b"x\n")
 
-        assert (told, producer.acknowledged()) == ([Durable(1, 1)], [])
+        assert (reported, producer.acknowledged()) == ([Durable(1, 1)], [])
         producer.close()  # else the end of the block would wait for the second answer
 
 

@@ -59,7 +59,7 @@ def test_a_producer_outside_of_its_block_says_so(daemon: Daemon) -> None:
         run(aio.Producer(daemon.root).send("a", ["x"]))
 
 
-def test_waiting_for_records_holds_up_nobody_and_ends_when_it_is_cancelled(built: Built) -> None:
+def test_waiting_for_records_leaves_the_loop_free_and_ends_when_it_is_cancelled(built: Built) -> None:
     built.lines("a", [b"1", b"2"])
     seen: list[bytes] = []
 

@@ -107,7 +107,7 @@ def test_a_daemon_may_come_later_and_restart(daemon: Daemon, logger: logging.Log
     assert values(daemon) == ["before", "between"]
 
 
-def test_a_full_queue_holds_up_each_thread_no_longer_than_told(
+def test_a_full_queue_blocks_each_thread_no_longer_than_allowed(
     daemon: Daemon, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also not one after the other; what finds no room is on stderr, and its number in the log."""

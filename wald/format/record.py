@@ -9,12 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a producer wrote, and where it stands in the log.
+    """What a producer sent, and where it is in the log.
 
     Attributes:
+        route: the name of the route.
         sequence: its number in the log, across routes; the first is 1.
-        append_time_ns: when the daemon took it, ns since 1970.
-        event_time_ns: when it happened, if the producer said so.
+        value: the bytes sent; of a line, without its newline.
+        append_time_ns: when the daemon took it, in nanoseconds since 1970.
+        key: the key, if the producer gave one.
+        event_time_ns: when it happened, in nanoseconds since 1970, if the producer gave a time.
+        headers: a JSON object of strings, as UTF-8, if the producer gave headers.
         terminated: False for a last line that ended without a newline.
     """
 
@@ -55,10 +59,10 @@ def split_lines(payload: bytes | memoryview) -> list[bytes]:
 
 def _headers(raw: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(raw.decode())
-        if isinstance(told, dict) and all(isinstance(value, str) for value in told.values()):
-            json.dumps(told, ensure_ascii=False).encode()  # a lone surrogate could not be printed
-            return {"headers": told}
+        headers = json.loads(raw.decode())
+        if isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values()):
+            json.dumps(headers, ensure_ascii=False).encode()  # a lone surrogate could not be printed
+            return {"headers": headers}
     except (ValueError, RecursionError):
         pass
     return text_or_hex("headers", raw)
