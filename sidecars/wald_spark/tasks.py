@@ -78,7 +78,7 @@ class _Job(Generic[P]):
         """Each as it arrives, until there are no more to come."""
         while (arrived := self._inbox.queue.get()) is not None:
             if isinstance(arrived, Exception):
-                hint = "the logs of the executors tell more; an executor out of memory wants fewer cores"
+                hint = "the logs of the executors have more; an executor that runs out of memory needs fewer cores"
                 raise Unavailable(f"Spark has given up: {_reason(arrived)}", hint=hint) from arrived
             yield arrived
 

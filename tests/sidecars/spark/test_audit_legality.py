@@ -64,15 +64,15 @@ def test_words_name_record_route_and_group() -> None:
     [
         (sealed(("a", 10, 1, 10)), []),
         (sealed(("a", 10, 1, 10), ("b", 1, 11, 11)), ["it leaves out route b, of which it held 1 records, 11 to 11"]),
-        (sealed(), ["it tells of route a, of which it held nothing"]),
-        (sealed(("a", 9, 1, 10)), ["of route a it tells of 10 records, 1 to 10, and it held 9 records, 1 to 10"]),
-        (sealed(("a", 10, 2, 10)), ["of route a it tells of 10 records, 1 to 10, and it held 10 records, 2 to 10"]),
-        (sealed(("a", 10, 1, 11)), ["of route a it tells of 10 records, 1 to 10, and it held 10 records, 1 to 11"]),
+        (sealed(), ["it names route a, of which it held nothing"]),
+        (sealed(("a", 9, 1, 10)), ["of route a it records 10 records, 1 to 10, and it held 9 records, 1 to 10"]),
+        (sealed(("a", 10, 2, 10)), ["of route a it records 10 records, 1 to 10, and it held 10 records, 2 to 10"]),
+        (sealed(("a", 10, 1, 11)), ["of route a it records 10 records, 1 to 10, and it held 10 records, 1 to 11"]),
         (sealed(("a", 10, 1, 10), last=21), ["its last is 20, and was 21 when it was sealed"]),
         (sealed(("a", 10, 1, 10), base=2), ["its base is 1, and was 2 when it was sealed"]),
         (sealed(("a", 10, 1, 10), sha256="cd"), [f"its sha256 is {SHA256}, and was cd when it was sealed"]),
-        ({"event": "sealed", "base": 1, "last": 20, "sha256": SHA256}, ["the sealed line does not tell what it held"]),
-        (sealed() | {"routes": [["a"]]}, ["the sealed line does not tell what it held"]),
+        ({"event": "sealed", "base": 1, "last": 20, "sha256": SHA256}, ["the sealed line does not say what it held"]),
+        (sealed() | {"routes": [["a"]]}, ["the sealed line does not say what it held"]),
     ],
 )
 def test_what_was_sealed_has_to_be_what_was_deleted(was: Line, words: list[str]) -> None:
@@ -83,7 +83,7 @@ def test_a_line_without_cursors_proves_nothing() -> None:
     """That is what wald-reclaim writes of a released segment of which no ledger told."""
     bare = {"event": "reclaimed", "base": 1, "last": 20, "at": 1, "rule": "found released, reason unknown"}
     assert judge(bare, sealed()).errors == (
-        "no cursors are recorded (found released, reason unknown): nobody can prove that it was legal",
+        "no cursors are recorded (found released, reason unknown): it cannot be proven that it was legal",
     )
 
 
@@ -94,14 +94,14 @@ def test_a_segment_without_records_may_go() -> None:
 def test_of_a_segment_that_no_ledger_tells_of_the_cursors_count() -> None:
     ruling = judge(line(HELD | {"cursors": {"processed": 10}}), None)
     assert ruling.errors == ()
-    assert ruling.notes == ("no ledger tells what it held when it was sealed",)
+    assert ruling.notes == ("no ledger records what it held when it was sealed",)
 
 
 def test_a_segment_that_is_still_there_is_told_of() -> None:
     """A crash between the line and the deletion leaves it so."""
     ruling = judge(line(HELD | {"retired": True}), sealed(("a", 10, 1, 10)), there=True)
     assert ruling.errors == ()
-    assert any("still there" in note for note in ruling.notes)
+    assert any("still exists" in note for note in ruling.notes)
 
 
 @pytest.mark.parametrize(
