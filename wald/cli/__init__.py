@@ -1,4 +1,4 @@
-"""The command line: arguments in, words out; the only place that prints and exits.
+"""The command line: arguments in, text out. Of the modules of wald, only these print and exit.
 
 Commands are imported when they are called, because what a command needs to start is a budget (``wald append``: 150 ms).
 """
