@@ -11,11 +11,10 @@ import pytest
 from wald.cli.top_snapshot import Condition, HeadSample, LogSample, activity, condition_of, inventory
 from wald.format.names import Kind
 from wald.store.files.directory import Segment
-from wald.store.retention.backlog import GroupBacklog, SegmentStatus
+from wald.store.retention.backlog import GroupBacklog, Growth, SegmentStatus
 from wald.store.retention.cursors import Cursor, CursorState
-from wald.store.retention.growth import Growth
-from wald.store.retention.lag import Lag
 from wald.store.retention.pins import Pin
+from wald.store.retention.progress import Lag
 from wald.store.segments.view import State
 
 NOW_NS = 1_700_000_000_000_000_000

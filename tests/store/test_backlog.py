@@ -10,8 +10,7 @@ from logs import SECOND_NS, START_NS, Built
 
 from wald.format.names import Kind
 from wald.store.files.routes import retire_route
-from wald.store.retention.backlog import Backlog, GroupBacklog
-from wald.store.retention.growth import RECENT_SEGMENTS, GrowthMeter
+from wald.store.retention.backlog import RECENT_SEGMENTS, Backlog, GroupBacklog, GrowthMeter
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from running import output_of
 from wald.store.files.directory import list_segments
 from wald.store.retention.backlog import Backlog
 from wald.store.retention.cursors import cursors_of
-from wald.store.retention.lag import lags
+from wald.store.retention.progress import lags
 from wald.store.segments.view import read_view
 
 

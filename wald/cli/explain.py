@@ -20,9 +20,8 @@ from wald.format.names import is_route
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.files.fifos import troubles
-from wald.store.retention.backlog import Backlog, GroupBacklog, SegmentStatus
+from wald.store.retention.backlog import LEAST_SECONDS, Backlog, GroupBacklog, Growth, SegmentStatus
 from wald.store.retention.cursors import CursorState
-from wald.store.retention.growth import LEAST_SECONDS, Growth
 from wald.store.retention.pins import DIRECTORY_GONE, Pin
 from wald.store.segments.view import State
 

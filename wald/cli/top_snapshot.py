@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from wald.store.retention.backlog import GroupBacklog, SegmentStatus
+from wald.store.retention.backlog import GroupBacklog, Growth, SegmentStatus
 from wald.store.retention.cursors import CursorState
-from wald.store.retention.growth import Growth
 from wald.store.segments.view import State
 
 

@@ -20,7 +20,7 @@ from wald.format.names import Kind
 from wald.format.sealed import Frame
 from wald.store.retention.backlog import Backlog, SegmentStatus
 from wald.store.retention.history import History
-from wald.store.retention.lag import lags
+from wald.store.retention.progress import lags
 from wald.store.segments.compression import FRAME_BYTES, SealedFile
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits

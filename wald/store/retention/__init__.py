@@ -2,9 +2,7 @@
 
 backlog   what there is, and which groups need it
 cursors   where consumers stand
-growth    how fast a log grows
 history   what the ledgers say of missing segments
-lag       what each group has still to process
 missing   records asked for that are reclaimed
 pins      which group holds back which segment
 progress  what routes got, how far groups are

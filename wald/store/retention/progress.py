@@ -1,19 +1,122 @@
-"""What each route has received, and how far its groups have got."""
+"""What each route has received, how far its groups have got, and how many records each has still to process.
+
+The lag of a group is the number of records of its route behind its cursor that the log holds, up to the durable head:
+sealed, cut, active, and released ones too, for a cursor that was moved back needs them again. What was reclaimed,
+expired or lost is not counted. A cursor that cannot be trusted stands at 0.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 
 from wald.errors import Damaged
 from wald.format.parsing import StoredBatch
+from wald.format.sealed import BadSealed, BatchTable, SealedIndex
 from wald.format.state import BadControl, decode_state
+from wald.store.files.directory import Segment
 from wald.store.files.fifos import has_fifo
 from wald.store.retention.cursors import Cursor, cursors_of
-from wald.store.retention.lag import lags
+from wald.store.segments.opened import SealedSegment, SkippedBatches
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
 from wald.store.segments.seeking import end_of
 from wald.store.segments.view import View
+
+_NO_END = 1 << 64
+
+
+@dataclass(slots=True)
+class Lag:
+    """What is behind ``at``, the last sequence that a group has processed.
+
+    Attributes:
+        oldest_ns: append time of the first of the records; None if there is none.
+    """
+
+    at: int
+    records: int = 0
+    oldest_ns: int | None = None
+
+    def seconds(self, now_ns: int) -> float:
+        """How long the oldest of the records has been waiting."""
+        return 0.0 if self.oldest_ns is None else max(0.0, (now_ns - self.oldest_ns) / 1e9)
+
+    def add(self, base: int, count: int, time_ns: int) -> None:
+        """Count what is behind the cursor of the ``count`` records of one batch, of which ``base`` is the first."""
+        unread = min(count, base + count - 1 - self.at)
+        if unread > 0:
+            self.records += unread
+            if self.oldest_ns is None:
+                self.oldest_ns = time_ns
+
+
+LagsOf = Callable[[str], Iterable[Lag]]
+"""The lags that records of a route add to."""
+
+
+def add_sealed(index: SealedIndex, lags_of: LagsOf) -> None:
+    """Count the records of a sealed segment; its batches are read only if a cursor stands among them.
+
+    Raises:
+        BadSealed: they would have to be, and cannot.
+    """
+    table: BatchTable | None = None
+    for number, entry in enumerate(index.routes):
+        for lag in lags_of(entry.route):
+            if lag.at >= entry.last:
+                continue
+            if lag.oldest_ns is not None and lag.at < entry.first:
+                lag.records += entry.count
+                continue
+            table = table or index.batch_table()
+            for route, base, count, time_ns in zip(
+                table.routes, table.bases, table.counts, table.times_ns, strict=True
+            ):
+                if route == number:
+                    lag.add(base, count, time_ns)
+
+
+def add_raw(batches: Iterable[StoredBatch | DamagedBytes | SkippedBatches], lags_of: LagsOf) -> Iterator[StoredBatch]:
+    """Count the records of a raw segment, batch by batch; what comes out has been counted."""
+    for met in batches:
+        if isinstance(met, StoredBatch) and not met.header.is_control:
+            for lag in lags_of(met.route):
+                lag.add(met.header.base_sequence, met.header.count, met.header.append_time_ns)
+            yield met
+
+
+def lags(view: View, cursors: Iterable[Cursor]) -> dict[tuple[str, str], Lag]:
+    """The lag of every group that has one of ``cursors``, by (route, group); what they all have read is not opened."""
+    found = {(cursor.route, cursor.group): Lag(cursor.effective) for cursor in cursors}
+    of_route: dict[str, list[Lag]] = {}
+    for (route, _), lag in found.items():
+        of_route.setdefault(route, []).append(lag)
+    slowest = min((lag.at for lag in found.values()), default=_NO_END)
+    for segment, following in pairwise((*view.including_released().segments, None)):
+        assert segment is not None
+        if following is None or following.base_sequence - 1 > slowest:
+            _add(segment, view, slowest, lambda route: of_route.get(route, ()))
+    return found
+
+
+def _add(segment: Segment, view: View, slowest: int, lags_of: LagsOf) -> None:
+    try:
+        opened = view.open(segment)
+    except Damaged:
+        return
+    try:
+        if isinstance(opened, SealedSegment):
+            add_sealed(opened.index, lags_of)
+            return
+        limit = view.limit(segment)
+        begin = opened.position_of_sequence(slowest + 1, limit) if slowest >= segment.base_sequence else FIRST_BATCH
+        for _ in add_raw(opened.batches(begin, limit), lags_of):
+            pass
+    except BadSealed:
+        return
+    finally:
+        opened.close()
 
 
 @dataclass(frozen=True, slots=True)
