@@ -1,4 +1,4 @@
-"""The files that segments are made in: under a temporary name, allocated ahead where there is room, one in reserve."""
+"""The files that become segments: each has a temporary name, is allocated ahead if there is room, and one is spare."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from wald.store.writing.room import Room
 
 
 class Blank(NamedTuple):
-    """A file without content: its temporary name, and the descriptor to write it with."""
+    """An empty file: its temporary name, and a descriptor."""
 
     path: Path
     descriptor: int
 
 
 class Blanks:
-    """Makes them in ``directory``, and keeps one for the next segment.
+    """Makes them in ``directory`` and keeps a spare one for the next segment.
 
     Args:
-        room: what of the disk may be allocated ahead; None: as much as there is.
+        room: limits what may be allocated ahead; None: no limit.
     """
 
     def __init__(self, directory: Path, disk: Disk, *, epoch: int, room: Room | None) -> None:
@@ -39,40 +39,40 @@ class Blanks:
         self._mutex = threading.Lock()
 
     def prepare(self, length: int) -> bool:
-        """Allocate ``length`` bytes for the spare one; False if there is no room. For the background thread."""
+        """Make the spare one, of ``length`` bytes; False if there is no room. Called by the background thread."""
         with self._mutex:
             if self._spare is None and self._lets_allocate(length):
-                with contextlib.suppress(OSError):  # the cut itself will meet and report the full disk
+                with contextlib.suppress(OSError):  # the cut will report that the disk is full
                     self._spare = self._make("spare", length)
                 self._hold(os.fstat(self._spare.descriptor).st_blocks * 512 if self._spare else 0)
             return self._spare is not None
 
     def take(self, length: int) -> Blank:
-        """The spare one if it is still there, else a new one of ``length`` bytes; the caller names or discards it.
+        """The spare one, or a new one of ``length`` bytes. The caller names or discards it.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: no file can be made.
         """
         with self._mutex:
             spare, self._spare = self._spare, None
             self._hold(0)
-        if spare is not None and not Name(*spare).holds():  # somebody has removed it
+        if spare is not None and not Name(*spare).holds():  # another program removed or replaced it
             self._disk.close(spare.descriptor)
             spare = None
         return spare or self._make("next", length)
 
     def name(self, blank: Blank, target: Path) -> None:
-        """Give it its name for good, in place of what has that; the directory is not synced yet.
+        """Rename it to ``target``, whose file it replaces. The directory is not synced.
 
         Raises:
-            OSError: it has not got it; or somebody has taken its temporary one.
+            OSError: the rename failed, or another program removed or replaced the file.
         """
         if not Name(*blank).holds():
-            raise OSError(errno.ESTALE, "somebody has removed or replaced the file", os.fspath(blank.path))
+            raise OSError(errno.ESTALE, "another program removed or replaced the file", os.fspath(blank.path))
         self._disk.rename(blank.path, target)
 
     def discard(self, blank: Blank) -> None:
-        """Close it, and remove it if that can be done."""
+        """Close it and try to remove it."""
         self._disk.close(blank.descriptor)
         with contextlib.suppress(OSError):  # the next start removes it
             self._disk.unlink(blank.path)
@@ -93,11 +93,11 @@ class Blanks:
             self._room.spare_bytes = spare_bytes
 
     def _make(self, purpose: str, length: int) -> Blank:
-        # A name that nobody else makes: neither another thread, nor a life that was taken over and still runs.
+        # The name is unique: another thread may make one, and a daemon that was taken over may still run.
         path = self._directory / f"{purpose}-{self._epoch}-{secrets.token_hex(8)}{TEMPORARY}"
         blank = Blank(path, self._disk.create(path))
         try:
-            if self._lets_allocate(length):  # else it grows as it is written, and its cut can free what was read
+            if self._lets_allocate(length):  # otherwise it grows as it is written
                 self._disk.allocate(blank.descriptor, length)
         except OSError:
             self.discard(blank)

@@ -1,13 +1,13 @@
-"""The floor for new sequences: above all that a cursor or a ledger of this log says was given out.
+"""The floor for new sequences: it is above every sequence that a cursor or a ledger of this log names.
 
-Where an older backup of the segments stands beside newer cursors, new records would get numbers that these take for
-processed, and would never be delivered. So a start passes over such numbers, and says so in ``segments.jsonl``:
+If an older backup of the segments is restored beside newer cursors, new records would get sequences that the cursors
+count as processed, and would never be delivered. So a start passes over such sequences and records it in
+``segments.jsonl``:
 
     {"event": "skipped", "base": 11, "last": 45, "why": "routes/a/processed.cursor is at 45", "at": …}
 
-A number is believed only so far: a bare cursor, which says of which log it is as little as who wrote it, 2^20 beyond
-the end, anything else 2^40. A cursor that is not believed holds back what RECLAIM might delete, as any does that is
-beyond the head.
+A number that is too far beyond the end of the log is not believed: 2^20 records for a bare cursor, which does not name
+its log, and 2^40 for everything else. A cursor that is not believed holds back RECLAIM, like any beyond the head.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from wald.format.ledger import BadLine, decode_line
 from wald.store.files.directory import Root
 from wald.store.files.regular import open_file, read_start
 
-_BARE_MAX = 1 << 20  # records beyond the end that a cursor without a log id is believed
+_BARE_MAX = 1 << 20  # records beyond the end, for a cursor without a log id
 _OURS_MAX = 1 << 40
 _LAST = re.compile(rb'"last":(\d{1,20})[,}]')
 _SEALED = re.compile(rb'"event":"sealed","base":\d{1,20},"last":(\d{1,20})[,}]')
 _CHUNK_BYTES = 1 << 20
 _NO_NUMBER = 1 << 80
-_OVERLAP_BYTES = 128  # more than what is searched for
+_OVERLAP_BYTES = 128  # longer than what is searched for
 
 
 @dataclass(slots=True)
 class Floor:
-    """What a start finds above the end of the log.
+    """What cursors and ledgers name beyond the end of the log.
 
     Attributes:
-        last: the highest sequence that is believed to have been given out; below the end of the log if none is above.
-        why: who says so, in words.
-        doubts: who says more than is believed, in words.
+        last: the highest sequence that is believed; the last one of the log if there is none beyond it.
+        why: the file that names it, as a sentence.
+        doubts: the files that name a sequence that is not believed, a sentence each.
     """
 
     last: int
@@ -49,26 +49,26 @@ class Floor:
 
 
 def find_floor(root: Root, *, log_id: bytes, next_sequence: int) -> Floor:
-    """Ask every cursor of every route, retired or not, and the ledgers of what left the log.
+    """Read every cursor of every route, retired or not, and the ledgers of deletions and archives.
 
-    What was sealed and is not there is another matter, and damage: :func:`last_sealed`.
+    A sequence that was sealed and is missing is damage and belongs to :func:`last_sealed`.
     """
     floor = Floor(next_sequence - 1)
     for path, sequence, trusted in (*_cursors(root, log_id), *_ledgers(root)):
         if sequence <= floor.last:
             continue
-        words = f"{path.relative_to(root.path)} is at {sequence}"
+        message = f"{path.relative_to(root.path)} is at {sequence}"
         if sequence >= next_sequence + (_OURS_MAX if trusted else _BARE_MAX):
             floor.doubts.append(
-                f"{words}, too far beyond record {next_sequence - 1}, the last there is, to be believed"
+                f"{message}, too far beyond record {next_sequence - 1}, the last there is, to be believed"
             )
         else:
-            floor.last, floor.why = sequence, words
+            floor.last, floor.why = sequence, message
     return floor
 
 
 def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
-    """What each cursor file of this log says, and whether it says that it is of this log."""
+    """Each cursor file of this log, its sequence, and whether it names the log."""
     for route in root.route_names():
         try:
             groups = root.groups(route)
@@ -79,13 +79,13 @@ def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
             try:
                 lines = decode_cursor(read_start(path, CURSOR_MAX_BYTES + 1))
             except (OSError, Damaged, BadCursor):
-                continue  # it pins, whatever it was
+                continue  # an unreadable cursor counts as 0
             if lines.log_id in (None, log_id):
                 yield path, lines.sequence, lines.log_id is not None
 
 
 def last_sealed(root: Root, *, next_sequence: int) -> int:
-    """The last sequence that the ledger says was sealed; 0: it tells of none, or of more than is believed."""
+    """The last sequence that was sealed, by the ledger; 0 if there is none or it is not believed."""
     found = _highest(root.ledger / "segments.jsonl", _SEALED)
     return found if found < next_sequence + _OURS_MAX else 0
 
@@ -97,7 +97,7 @@ def _ledgers(root: Root) -> Iterator[tuple[Path, int, bool]]:
 
 
 def _highest(path: Path, number: re.Pattern[bytes]) -> int:
-    """Of the numbers in a ledger; lines are searched, and only the one that has it is decoded: a start has no time."""
+    """The highest number in a ledger. Only the line that has it is decoded, because a start must be fast."""
     below = _NO_NUMBER
     try:
         with open_file(path) as file:
@@ -122,7 +122,7 @@ def _search(file: BinaryIO, number: re.Pattern[bytes], below: int) -> tuple[int,
 
 
 def _is_whole(file: BinaryIO, offset: int) -> bool:
-    """Whether the line at ``offset`` is as it was written."""
+    """Whether the line at ``offset`` is undamaged."""
     begin = file.seek(max(0, offset - _CHUNK_BYTES))
     text = file.read(2 * _CHUNK_BYTES)
     at = offset - begin

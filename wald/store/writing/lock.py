@@ -1,10 +1,10 @@
-"""One writer: a lock on the root, held for the daemon's life, and an epoch that grows by one at every start.
+"""The lock on a root, which a daemon holds while it runs, and the epoch, which grows by one at every start.
 
-The lock file holds one line of JSON: epoch, pid, host, started, nonce. Some network and FUSE file systems let two have
-the lock. So whoever has it writes a nonce into the file and looks again before anything is written to the log: of two
-that start together the last to write goes on, and the other finds its nonce gone. A daemon that lost its lock later
-(somebody deleted the file, or another started where nothing locks) sees before its next acknowledgement that the file
-is not the one it wrote.
+The lock file holds one line of JSON: epoch, pid, host, started, nonce. Some network and FUSE file systems grant the
+lock to two processes. So a daemon writes a nonce into the file and reads it back before it writes to the log: of two
+daemons that start together, the one that wrote last continues, and the other finds another nonce. A daemon that loses
+its lock later, because the file was deleted or the file system does not lock, sees before its next acknowledgement that
+the file is not the one it wrote.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from wald.store.files.disk import Disk
 from wald.store.files.regular import open_file, read_regular
 
 _SETTLE_SECONDS = 0.02  # more than a tick of the clock that files' times come from
-_SETTLE_UNLOCKED_SECONDS = 1.0  # where flock(2) does not lock: what another may take from there to its nonce
-_ASKED_SECONDS = 0.1  # for so long a lock is tried that somebody may hold just to see whether it is held
+_SETTLE_UNLOCKED_SECONDS = 1.0  # if flock(2) does not lock: the time another daemon may need to write its nonce
+_ASKED_SECONDS = 0.1  # another process may hold the lock for an instant, to see whether it is held
 
 
 class Lock:
-    """The right to write to ``root``, and the number of this life.
+    """The right to write to ``root``, and the epoch of this life.
 
     Raises:
-        Locked: another daemon has it; the message says who.
+        Locked: another daemon holds it. The message names the daemon.
     """
 
     def __init__(self, root: Root, disk: Disk, *, now: str) -> None:
@@ -50,28 +50,28 @@ class Lock:
             raise
 
     def is_ours(self) -> bool:
-        """Whether nobody else has taken the root over; one stat(2)."""
+        """Whether no other daemon has taken the root over; one stat(2)."""
         return self._stat() == self._seen
 
     def release(self) -> None:
         self._disk.close(self._descriptor)
 
-    def _sign(self, root: Root, told: dict[str, object]) -> None:
+    def _sign(self, root: Root, fields: dict[str, object]) -> None:
         nonce = secrets.token_hex(16)
         self._disk.truncate(self._descriptor, 0)
-        self._disk.write(self._descriptor, [json.dumps(told | {"nonce": nonce}).encode() + b"\n"], 0)
+        self._disk.write(self._descriptor, [json.dumps(fields | {"nonce": nonce}).encode() + b"\n"], 0)
         self._disk.sync(self._descriptor)
         self._disk.sync_directory(root.path)
         self._seen = self._stat()
         time.sleep(_SETTLE_SECONDS if self._excludes(root) else _SETTLE_UNLOCKED_SECONDS)
-        if _told(root.lock).get("nonce") != nonce or not self.is_ours():
+        if _content(root.lock).get("nonce") != nonce or not self.is_ours():
             raise Locked(
                 f"{root.lock}: two daemons were started together, and the other goes on ({holder(root)})",
                 hint="the file system does not lock: put the root on a local one, or start only one daemon",
             )
 
     def _excludes(self, root: Root) -> bool:
-        """Whether the lock keeps another descriptor out; a file system of several machines may do so on each alone."""
+        """Whether the lock excludes another descriptor. A network file system may do so only within one machine."""
         descriptor = self._disk.open_lock(root.lock)
         try:
             return not self._disk.lock(descriptor)
@@ -87,15 +87,15 @@ class Lock:
 
 
 def holder(root: Root) -> str:
-    """Who wrote the lock file last, in words."""
-    told = _told(root.lock)
-    if not told:
+    """The daemon that wrote the lock file last, as text."""
+    found = _content(root.lock)
+    if not found:
         return "the lock file does not say who"
-    return f"pid {told.get('pid')} on {told.get('host')}, epoch {told.get('epoch')}, since {told.get('started')}"
+    return f"pid {found.get('pid')} on {found.get('host')}, epoch {found.get('epoch')}, since {found.get('started')}"
 
 
 def is_held(root: Root, disk: Disk) -> bool:
-    """Whether a daemon runs on ``root`` now; who may not open its lock is told by the kernel's list of locks."""
+    """Whether a daemon runs on ``root`` now. If the lock may not be opened, the kernel's list of locks says so."""
     try:
         descriptor = os.open(root.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -109,14 +109,14 @@ def is_held(root: Root, disk: Disk) -> bool:
 
 
 def require_free(root: Root, disk: Disk) -> None:
-    """Look whether a daemon could begin on ``root``, and write nothing.
+    """Check whether a daemon could start on ``root``, without writing anything.
 
     Raises:
-        Locked: another one runs; the message says who.
-        PermissionError: this user may run none.
+        Locked: another daemon runs. The message names it.
+        PermissionError: this user may not run a daemon on it.
     """
     if os.path.lexists(root.lock):
-        disk.close(disk.open_lock(root.lock))  # who may not write to it may run none, whoever does
+        disk.close(disk.open_lock(root.lock))  # a user who may not write to it may not run a daemon
         _await(lambda: not is_held(root, disk), root)
 
 
@@ -132,7 +132,7 @@ def _await(is_free: Callable[[], bool], root: Root) -> None:
 
 
 def _is_listed(path: Path) -> bool:
-    """Source: proc_locks(5): ``1: FLOCK  ADVISORY  WRITE 123 fe:00:4711 0 EOF``."""
+    """Whether /proc/locks has it; see proc_locks(5): ``1: FLOCK  ADVISORY  WRITE 123 fe:00:4711 0 EOF``."""
     try:
         status = os.stat(path)
         lines = Path("/proc/locks").read_text().splitlines()
@@ -142,17 +142,17 @@ def _is_listed(path: Path) -> bool:
     return any(file in line for line in lines)
 
 
-def _told(path: Path) -> dict[str, object]:
+def _content(path: Path) -> dict[str, object]:
     try:
-        told = json.loads(read_regular(path))
+        found = json.loads(read_regular(path))
     except (OSError, ValueError, Damaged):
         return {}
-    return told if isinstance(told, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _last_epoch(root: Root) -> int:
-    """The largest epoch anything in the root knows of: any of the places may have been lost."""
-    epoch = _told(root.lock).get("epoch", 0)
+    """The largest epoch in the root. Each of the files that have one may have been lost."""
+    epoch = _content(root.lock).get("epoch", 0)
     found = [epoch if isinstance(epoch, int) else 0]
     try:
         head = decode_head(read_regular(root.head))
@@ -165,7 +165,7 @@ def _last_epoch(root: Root) -> int:
 
 def _epoch_of(segment: Segment) -> int:
     from wald.store.segments.compression import (
-        SealedFile,  # only a start needs it, not wald append asking who holds the lock
+        SealedFile,  # only a start needs it; wald append imports this module as well
     )
 
     try:

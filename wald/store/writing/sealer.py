@@ -1,13 +1,13 @@
-"""Sealing: a raw segment that was cut becomes a compressed one, in steps of which each can be repeated after a crash.
+"""Sealing: a raw segment that was cut becomes a compressed one. Each step can be repeated after a crash.
 
     raw                  compress into a temporary file, sync it, read every frame back, compare the digests
     raw + temporary      rename, sync the directory
     raw + sealed         ledger: cut, damaged, sealed; then unlink the sparse index and the raw file
     sealed               done
 
-The names in the directory say which state a segment is in; the ledger has no line about a segment before its sealed
-form is in place, so it is looked into only where a crash has left both forms. Both are the same bytes, and readers may
-use either. A raw file is never unlinked before its sealed form was read back whole and its name is durable.
+The names in the directory say which state a segment is in. The ledger has no line about a segment before its sealed
+form is in place, so the ledger is read only if a crash has left both forms. Both hold the same bytes, and readers may
+use either. A raw file is never unlinked before its sealed form has been read back and its name is durable.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.names import Kind, parse_segment_name, segment_name
+from wald.format.sealed import SealedIndex
 from wald.format.segment import BadHeader, NewerVersion
 from wald.store.files import uptime
 from wald.store.files.directory import TEMPORARY, Root, Segment
@@ -33,16 +34,16 @@ from wald.store.segments.compression import LEVEL, Compressed, SealedFile, compr
 from wald.store.segments.raw import DamagedBytes
 from wald.store.writing.room import sealed_bytes_max
 
-_OURS = f".{secrets.token_hex(8)}{TEMPORARY}"  # of this process: one that was taken over may still be sealing
+_OURS = f".{secrets.token_hex(8)}{TEMPORARY}"  # unique: a daemon that another one has taken over may still be sealing
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """One segment that is sealed now.
+    """One segment that was sealed.
 
     Attributes:
         sha256: of the raw bytes, hexadecimal.
-        gaps: damage that was found in the raw segment, and kept.
+        gaps: damage in the raw segment, whose bytes are kept.
     """
 
     base_sequence: int
@@ -54,8 +55,8 @@ class Sealed:
 
 
 def pending(root: Root, active_base: int) -> list[Segment]:
-    """The raw segments older than the active one, oldest first: what there is to seal."""
-    # Among thousands of sealed ones, which it would take longer to look at than to seal the next.
+    """The segments to seal: the raw ones older than the active one, oldest first."""
+    # A complete listing of thousands of sealed segments would take longer than sealing the next one.
     files = (entry.name for entry in os.scandir(root.segments) if entry.name.endswith(Kind.RAW.value))
     names = (parse_segment_name(name) for name in files)
     raw = (name.base_sequence for name in names if name is not None and name.kind is Kind.RAW)
@@ -73,25 +74,45 @@ def seal(
     now: Callable[[], int],
     moment: Callable[[], Moment] = uptime.now,
 ) -> Sealed:
-    """Replace one raw segment by its sealed form; repeat it after a failure or a crash.
+    """Replace one raw segment by its sealed form. The call may be repeated after a failure or a crash.
 
     Args:
         ledger: of the root's segments.
-        reserve: whether to hold the room for the largest sealed form first, so that what there was when this was begun
-            is there to its end; on a tmpfs that takes as long as writing it.
-        now: the time, ns since 1970; for the ledger.
-        moment: the same by the clock that nobody can set.
+        reserve: whether to allocate the largest possible sealed form first, so that no other file can take the room in
+            the meantime. On a tmpfs this takes as long as writing it.
+        now: the time for the ledger, ns since 1970.
+        moment: the time by a clock that cannot be set.
 
     Raises:
-        Damaged: the raw file has no valid header, or the sealed one does not read back as it; the raw file stays.
+        Damaged: the raw file has no valid header, or the sealed one does not read back as it. The raw file is kept.
         UnsupportedFormat: the raw file was written by a newer wald.
-        FileNotFoundError: somebody has reclaimed it.
-        OSError: a step failed; the raw file stays.
+        FileNotFoundError: the segment was reclaimed.
+        OSError: a step failed. The raw file is kept.
     """
     target = root.segment(segment.base_sequence, Kind.SEALED)
-    temporary = target.with_name(target.name + _OURS)
-    cut_ns = segment.path.stat().st_mtime_ns  # nobody writes to it after the cut
+    cut_ns = segment.path.stat().st_mtime_ns  # the cut was the last change of the file
     both = target.exists()
+    compressed = _publish(segment, target, disk, level, reserve=reserve, both=both)
+    disk.sync_directory(root.segments)  # before the unlink: else a power cut could leave neither name
+    sealed_bytes = target.stat().st_size
+    known: list[dict[str, Any]] = []
+    if both:
+        with contextlib.suppress(Damaged):  # at worst a line is written twice
+            known = ledger.entries()
+    for entry in _entries(compressed, sealed_bytes, moment(), cut_ns=cut_ns, now_ns=now()):
+        if not any(_is_about(line, entry) for line in known):
+            ledger.append(entry)
+    with contextlib.suppress(FileNotFoundError):
+        disk.unlink(root.segment(segment.base_sequence, Kind.INDEX))
+    disk.unlink(segment.path)
+    index, last = compressed.index, compressed.index.next_sequence - 1
+    digest, gaps = index.sha256.hex(), tuple(compressed.gaps)
+    return Sealed(index.base_sequence, last, index.raw_bytes, sealed_bytes, digest, gaps)
+
+
+def _publish(segment: Segment, target: Path, disk: Disk, level: int, *, reserve: bool, both: bool) -> Compressed:
+    """Give the sealed form its name, if the file of that name (``both``) is not the sealed form already."""
+    temporary = target.with_name(target.name + _OURS)
     try:
         compressed = _compress(segment, temporary, disk, level, reserve=reserve)
         digest = compressed.index.sha256
@@ -102,34 +123,14 @@ def seal(
         else:
             disk.rename(temporary, target)
     except Exception:
-        with contextlib.suppress(OSError):  # it is in the way of nothing but disk space
+        with contextlib.suppress(OSError):  # it only takes room
             temporary.unlink(missing_ok=True)
         raise
-    disk.sync_directory(root.segments)  # before the unlink: else a power cut could leave neither name
-    sealed_bytes = target.stat().st_size
-    told: list[dict[str, Any]] = []
-    if both:
-        with contextlib.suppress(Damaged):  # at worst it is told twice; the segments are the truth
-            told = ledger.entries()
-    for entry in _entries(compressed, sealed_bytes, moment(), cut_ns=cut_ns, now_ns=now()):
-        if not any(_is_about(line, entry) for line in told):
-            ledger.append(entry)
-    with contextlib.suppress(FileNotFoundError):
-        disk.unlink(root.segment(segment.base_sequence, Kind.INDEX))
-    disk.unlink(segment.path)
-    index = compressed.index
-    return Sealed(
-        index.base_sequence,
-        index.next_sequence - 1,
-        index.raw_bytes,
-        sealed_bytes,
-        index.sha256.hex(),
-        tuple(compressed.gaps),
-    )
+    return compressed
 
 
 def remove_temporaries(root: Root, disk: Disk) -> list[str]:
-    """Remove the segment files whose making was interrupted; returns their names. Only before anybody makes any."""
+    """Remove the segment files that an interrupted daemon was making; returns their names. Only a start may do so."""
     names = sorted(entry.name for entry in os.scandir(root.segments) if entry.name.endswith(TEMPORARY))
     for name in names:
         disk.unlink(root.segments / name)
@@ -137,7 +138,7 @@ def remove_temporaries(root: Root, disk: Disk) -> list[str]:
 
 
 def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, reserve: bool) -> Compressed:
-    """Make the temporary file, and return when it is on disk."""
+    """Write the temporary file and sync it."""
     if temporary.exists():
         disk.unlink(temporary)
     target = disk.create(temporary)
@@ -154,7 +155,7 @@ def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, rese
             )
         disk.truncate(target, compressed.stored_bytes)
         disk.sync(target)
-        # So that it is read back from the disk and not from memory.
+        # It is to be read back from the disk and not from memory.
         os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)
     except NewerVersion as error:
         raise UnsupportedFormat(f"{segment.path}: offset 0: {error}", hint="pip install --upgrade wald") from error
@@ -168,20 +169,20 @@ def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, rese
 
 
 def _digest(path: Path) -> bytes:
-    """The sha256 of the raw bytes in the sealed file at ``path``, every frame read.
+    """The sha256 of the raw bytes in the sealed file at ``path``. Every frame is read.
 
     Raises:
-        Damaged: it is not whole.
+        Damaged: the file is damaged.
     """
     with SealedFile(path) as sealed:
         return sealed.sha256()
 
 
 def _holds(path: Path, digest: bytes) -> bool:
-    """Whether the sealed file at ``path`` is whole and holds these raw bytes; False if it is not whole.
+    """Whether the sealed file at ``path`` holds these raw bytes; False if it is damaged.
 
     Raises:
-        Damaged: it is whole and holds other bytes; which of the two forms is right, nobody here can tell.
+        Damaged: it holds other bytes and is not damaged. It is not known which of the two forms is right.
     """
     try:
         found = _digest(path)
@@ -195,24 +196,23 @@ def _holds(path: Path, digest: bytes) -> bool:
 def _entries(
     compressed: Compressed, sealed_bytes: int, moment: Moment, *, cut_ns: int, now_ns: int
 ) -> list[dict[str, Any]]:
-    """The ledger's lines about one segment, in order. ``Any``: they are JSON."""
+    """The lines of the ledger about one segment, in order. ``Any``: they are JSON."""
     index = compressed.index
-    base = index.base_sequence
-    cut = {"event": "cut", "base": base, "next": index.next_sequence, "bytes": index.raw_bytes, "at": cut_ns}
+    cut = {"base": index.base_sequence, "next": index.next_sequence, "bytes": index.raw_bytes, "at": cut_ns}
     damaged = [
-        {
-            "event": "damaged",
-            "base": base,
-            "position": gap.offset,
-            "length": gap.length,
-            "reason": gap.reason,
-            "at": now_ns,
-        }
+        {"base": index.base_sequence, "position": gap.offset, "length": gap.length, "reason": gap.reason, "at": now_ns}
         for gap in compressed.gaps
     ]
-    sealed = {
-        "event": "sealed",
-        "base": base,
+    return [
+        {"event": "cut"} | cut,
+        *({"event": "damaged"} | entry for entry in damaged),
+        {"event": "sealed"} | _sealed_entry(index, sealed_bytes, moment, now_ns),
+    ]
+
+
+def _sealed_entry(index: SealedIndex, sealed_bytes: int, moment: Moment, now_ns: int) -> dict[str, Any]:
+    entry = {
+        "base": index.base_sequence,
         "last": index.next_sequence - 1,
         "raw_bytes": index.raw_bytes,
         "bytes": sealed_bytes,
@@ -222,13 +222,11 @@ def _entries(
         "at": now_ns,
     } | moment.as_entry()
     times = [frame for frame in index.frames if frame.earliest_ns <= frame.latest_ns]
-    if times:
-        sealed |= {"earliest": times[0].earliest_ns, "latest": times[-1].latest_ns}
-    return [cut, *damaged, sealed]
+    return entry | ({"earliest": times[0].earliest_ns, "latest": times[-1].latest_ns} if times else {})
 
 
 def _is_about(line: dict[str, Any], entry: dict[str, Any]) -> bool:
-    """Whether the ledger's ``line`` tells what ``entry`` would tell again."""
+    """Whether ``line`` of the ledger says what ``entry`` says."""
     return all(line.get(key) == entry.get(key) for key in ("event", "base", "position"))
 
 

@@ -275,36 +275,41 @@ class Writer:
         salt = secrets.randbits(32) if carry is None else _salt_of(carry[0])
         header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns, salt)
         blank = self._blanks.take(self.segment_max_bytes)
-        descriptor = blank.descriptor
         try:
-            if carry is None:
-                end = self._disk.write(descriptor, [encode_header(header), *self._control(salt)], 0)
-            else:
-                # The control batch and the pieces keep their positions, which readers may hold.
-                end = self._copy(descriptor, *carry)
-                self._disk.write(descriptor, [encode_header(header)], 0)
-            self._disk.sync(descriptor)
+            end = self._begin(blank.descriptor, header, carry)
+            self._disk.sync(blank.descriptor)
             if self._descriptor >= 0:
                 self._complete()
             self._blanks.name(blank, self.root.segment(state.next_sequence, Kind.RAW))
         except OSError:
             self._blanks.discard(blank)
             raise
-        # The new segment exists. A batch written to the old one now would have the sequences of the new one.
+        self._enter(blank.descriptor, header, end)
+        self._sync_names()
+
+    def _begin(self, descriptor: int, header: SegmentHeader, carry: tuple[Path, int] | None) -> int:
+        """Write what a segment begins with; returns its length."""
+        if carry is None:
+            return self._disk.write(descriptor, [encode_header(header), *self._control(header.salt)], 0)
+        # The control batch and the pieces keep their positions, which readers may hold.
+        end = self._copy(descriptor, *carry)
+        self._disk.write(descriptor, [encode_header(header)], 0)
+        return end
+
+    def _enter(self, descriptor: int, header: SegmentHeader, end: int) -> None:
+        """Continue in the new segment: a batch written to the old one now would have the sequences of the new one."""
         if self._descriptor >= 0:
             self._disk.close(self._descriptor)
         if self._index is not None:
             self._index.close()
         self._descriptor = descriptor
-        self._salt = salt
-        self.base_sequence = state.next_sequence
+        self._salt = header.salt
+        self.base_sequence = header.base_sequence
         self.path = self.root.segment(self.base_sequence, Kind.RAW)
         self._name = Name(self.path, descriptor)
-        self.position = end
-        self._first_position = end
+        self.position = self._first_position = end
         self._index = SparseIndexWriter(self.root.segment(self.base_sequence, Kind.INDEX), header)
         self.unsynced = False
-        self._sync_names()
 
     def _sync_names(self) -> None:
         # A batch must not be acknowledged while the name of its segment may be lost in a crash.
