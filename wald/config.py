@@ -278,7 +278,7 @@ def _unknown(name: str, known: Iterable[str], place: str) -> InvalidInput:
 
 
 def _place(path: Path, text: str, key: str, *, after: str = "") -> str:
-    """``path:line`` of ``key``, looked for below the table of the route ``after``; the parser keeps no lines itself."""
+    """``path:line`` of ``key`` in the table of the route ``after``; the parser does not keep lines itself."""
     start = 0
     if after and (table := re.search(rf"""^\s*\[.*(?<![\w-]){re.escape(after)}(?![\w-]).*\]""", text, re.MULTILINE)):
         start = table.end()

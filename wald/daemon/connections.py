@@ -61,7 +61,7 @@ class Connections:
         self._admission = admission
         self._idle_timeout = idle_timeout
         self._open: dict[int, Connection] = {}
-        self._waiting: dict[Cause, dict[int, Connection]] = {}  # none is looked at before its cause is gone
+        self._waiting: dict[Cause, dict[int, Connection]] = {}  # none is tried again before its cause is gone
         self._answering: list[Connection] = []
         self._unsent_bytes = 0
         self._served: dict[int, int] = {}  # user → the number of the last command that was carried out

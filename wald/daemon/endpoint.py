@@ -106,6 +106,36 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)  # type: ignore[arg-type]  # handed on as it came
 
 
+def _handler(metrics: Metrics, stall_timeout: float) -> type[BaseHTTPRequestHandler]:
+    """The handler of the server's requests."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(_Collector(metrics))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/metrics":
+                self._answer(200, generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8")
+            elif self.path == "/healthz":
+                status, message = health(metrics, time.monotonic(), stall_timeout)
+                self._answer(status, message.encode() + b"\n", "text/plain; charset=utf-8")
+            else:
+                self._answer(404, b"/metrics or /healthz\n", "text/plain; charset=utf-8")
+
+        def _answer(self, status: int, body: bytes, content_type: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Scrapes are not logged."""
+
+    return Handler
+
+
 class Endpoint:
     """The HTTP server, in its own threads; it has its port from the beginning, and answers after :meth:`start`.
 
@@ -117,34 +147,9 @@ class Endpoint:
     """
 
     def __init__(self, address: str, metrics: Metrics, *, stall_timeout: float) -> None:
-        from prometheus_client import CollectorRegistry, generate_latest
-
-        registry = CollectorRegistry()
-        registry.register(_Collector(metrics))
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if self.path == "/metrics":
-                    self._answer(200, generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8")
-                elif self.path == "/healthz":
-                    status, message = health(metrics, time.monotonic(), stall_timeout)
-                    self._answer(status, message.encode() + b"\n", "text/plain; charset=utf-8")
-                else:
-                    self._answer(404, b"/metrics or /healthz\n", "text/plain; charset=utf-8")
-
-            def _answer(self, status: int, body: bytes, content_type: str) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", content_type)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Scrapes are not logged."""
-
         host, _, port = address.rpartition(":")
         try:
-            self._server = _Server(host.strip("[]"), int(port), Handler)
+            self._server = _Server(host.strip("[]"), int(port), _handler(metrics, stall_timeout))
         except (OSError, ValueError, OverflowError) as error:
             raise InvalidInput(f"metrics = {address!r}: {error}", hint='use a free "127.0.0.1:PORT"') from error
         self.port = self._server.server_address[1]

@@ -29,7 +29,7 @@ from wald.store.writing.drafts import Draft, Placed, Placement, Route
 
 PIPES_MAX = 1024  # slots in the transfers file; the first is stdin's
 _STDIN_SLOT = 0
-_PAUSE_SECONDS = 0.001  # before the next look at an unfinished line; then twice as long, and so on
+_PAUSE_SECONDS = 0.001  # before the next check of an unfinished line; then twice as long, and so on
 _PATHS_SECONDS = 1.0  # between checks of the paths of the FIFOs
 SOCKETS_BYTES = 1 << 20  # of a turn that pipes leave to the sockets, however much they hold
 
@@ -217,10 +217,10 @@ class Intake:
 
     def before_write(self, placement: Placement) -> None:
         """As :class:`wald.daemon.committer.Sources`."""
-        ours = list(_from_pipes(placement))
-        if ours:
+        placed_here = list(_from_pipes(placement))
+        if placed_here:
             self._transfers.restore()
-        for pipe, placed in ours:
+        for pipe, placed in placed_here:
             pipe.before_write(placed, placement.segment)
 
     def after_sync(self, placement: Placement) -> list[str]:

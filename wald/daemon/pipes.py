@@ -25,7 +25,7 @@ from wald.format.batch import Flag
 from wald.format.transfers import Transfer
 from wald.store.writing.drafts import Draft, Placed, Route
 
-PAUSE_MAX_SECONDS = 1.0  # between looks at an unfinished line
+PAUSE_MAX_SECONDS = 1.0  # between checks of an unfinished line
 
 
 class Pipe:

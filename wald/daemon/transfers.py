@@ -4,9 +4,9 @@
 reads nor writes that page: if the file was shortened, the system call fails with EFAULT and the bytes are still in
 their pipe, where an access from Python would be a SIGBUS.
 
-What the last life of the daemon recorded and did not carry out is in pipe and log. That is looked for before this life
-writes anything: what stands at a recorded place then is what was recorded. In the log it is found in whichever form its
-segment has, for a FIFO may be unreadable for more than one life.
+A transfer that the last life of the daemon recorded and did not carry out is both in its pipe and in the log. Such
+transfers are read before this life writes anything, while the log still has at a recorded place what was recorded.
+The segment may be sealed by then, because a FIFO may be unreadable for more than one life.
 """
 
 from __future__ import annotations

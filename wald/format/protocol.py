@@ -215,27 +215,38 @@ def _parse_publish(words: list[bytes], request_max_bytes: int) -> Publish:
         raise ProtocolError(
             Code.TOO_LARGE, f"{payload_bytes} bytes; the limit is {request_max_bytes}", payload_bytes=payload_bytes
         )
-    options: dict[bytes, bytes] = {}
-    for word in words[3:]:
-        name, _, value = word.partition(b"=")
-        options[name] = value
     try:
-        if not options.keys() <= {b"enc", b"pid", b"pseq"} or (b"pid" in options) != (b"pseq" in options):
-            raise ValueError
-        columns = {b"columns": True, b"lines": False}[options.get(b"enc", b"lines")]
-        pid, pseq = options.get(b"pid", b"0"), options.get(b"pseq", b"0")
-        if len(options) < len(words) - 3 or not (_HEX.fullmatch(pid) and _DECIMAL.fullmatch(pseq)):
-            raise ValueError
-        producer_id, producer_sequence = int(pid, 16), int(pseq)
-        if producer_sequence >= 1 << 64 or (b"pid" in options) != (producer_id > 0):
-            raise ValueError
+        return Publish(words[1], payload_bytes, *_parse_options(words[3:]))
     except (ValueError, KeyError):
         raise ProtocolError(
             Code.BAD_REQUEST,
             "options are enc=lines|columns, pid=<hex, not 0> with pseq=<n>",
             payload_bytes=payload_bytes,
         ) from None
-    return Publish(words[1], payload_bytes, columns, producer_id, producer_sequence)
+
+
+def _parse_options(words: list[bytes]) -> tuple[bool, int, int]:
+    """Whether the payload is columns, the producer's id and the number of its batch.
+
+    Raises:
+        ValueError, KeyError: they are no options.
+    """
+    options: dict[bytes, bytes] = {}
+    for word in words:
+        name, _, value = word.partition(b"=")
+        options[name] = value
+    if len(options) < len(words) or not options.keys() <= {b"enc", b"pid", b"pseq"}:
+        raise ValueError
+    columns = {b"columns": True, b"lines": False}[options.get(b"enc", b"lines")]
+    if (b"pid" in options) != (b"pseq" in options):
+        raise ValueError
+    pid, pseq = options.get(b"pid", b"0"), options.get(b"pseq", b"0")
+    if not (_HEX.fullmatch(pid) and _DECIMAL.fullmatch(pseq)):
+        raise ValueError
+    producer_id, producer_sequence = int(pid, 16), int(pseq)
+    if producer_sequence >= 1 << 64 or (b"pid" in options) != (producer_id > 0):
+        raise ValueError
+    return columns, producer_id, producer_sequence
 
 
 def encode_publish(request: Publish) -> bytes:
