@@ -1,4 +1,4 @@
-"""Settings: where they come from, what they may be, and what a wrong one is told."""
+"""Settings: where they come from, what they may be, and which message a wrong one gets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_routes_have_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "words", "hint"),
+    ("text", "line", "message", "hint"),
     [
         ("segment_max_byte = 1", 1, "there is no setting 'segment_max_byte'", "segment_max_bytes"),
         ("\n\nsnyc = 'commit'", 3, "there is no setting 'snyc'", "sync"),
@@ -90,13 +90,13 @@ def test_routes_have_tables(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_setting_is_told_with_file_and_line(
-    tmp_path: Path, text: str, line: int | None, words: str, hint: str
+    tmp_path: Path, text: str, line: int | None, message: str, hint: str
 ) -> None:
     """Every mistake names the file, the line where it can be known, what is wrong and what to do."""
     error = refusal(tmp_path, text)
 
     assert error.message.startswith(f"{tmp_path / 'wald.toml'}{f':{line}' if line else ''}: ")
-    assert words in error.message
+    assert message in error.message
     assert hint in error.hint
 
 
@@ -159,7 +159,7 @@ def test_a_duration_that_is_shown_reads_the_same(milliseconds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "size"),
+    ("written", "size"),
     [
         ("0", 0),
         ("1", 1),
@@ -170,8 +170,8 @@ def test_a_duration_that_is_shown_reads_the_same(milliseconds: int) -> None:
         ("3MB", 3_000_000),
     ],
 )
-def test_sizes_are_read_as_people_write_them(words: str, size: int) -> None:
-    assert Size(0, GIB * 2).parse(words) == size
+def test_sizes_are_read_as_people_write_them(written: str, size: int) -> None:
+    assert Size(0, GIB * 2).parse(written) == size
 
 
 @given(st.one_of(st.text(), st.integers(), st.floats(), st.booleans(), st.none(), st.lists(st.integers())))

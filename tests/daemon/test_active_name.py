@@ -1,4 +1,4 @@
-"""The segment that is written to keeps its name, whoever takes it: what was acknowledged is found by the next start."""
+"""The segment that is written to gets its name back if it loses it: the next start finds what was acknowledged."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_on_a_full_disk_the_room_for_the_next_segment_is_used(
 
 
 def test_without_room_it_is_told_and_put_back_when_there_is_some(start: Start, disk: Path) -> None:
-    """And then nobody waits for anything any more, even if nothing comes."""
+    """And then no request waits any more, even if nothing comes."""
     daemon = on_full_disk(start, disk, 4 * MIB)
     path = active(daemon.root)
     path.unlink()
@@ -180,7 +180,7 @@ def test_what_passes_by_itself_is_waited_for(daemon: Daemon, root: Path) -> None
     """No descriptor is left, for a moment; nothing is acknowledged meanwhile."""
     path = active(root)
     with Client(daemon.socket_path) as client:
-        assert client.ask(b"PING\n").startswith("OK")  # he is let in
+        assert client.ask(b"PING\n").startswith("OK")  # it is accepted
         pid = daemon.process.pid
         limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))

@@ -1,4 +1,4 @@
-"""Sealing goes on: whatever stops it is told, counted and tried again, and connections cannot take what it needs."""
+"""Sealing goes on: each error is reported, counted and tried again, and connections cannot take what it needs."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from wald.store.writing.sealer import Sealed
 Start = Callable[..., Daemon]
 
 
-class Told(list[Sealed | Failure]):
-    """What the thread told; the first time it fails at that, too."""
+class Reported(list[Sealed | Failure]):
+    """What the thread reported; its first report fails, too."""
 
     def __call__(self, event: Sealed | Failure) -> None:
         self.append(event)
         if len(self) == 1:
-            raise BrokenPipeError("nobody reads the journal")
+            raise BrokenPipeError("the journal is closed")
 
 
-def sealing(built: Built, counted: Metrics, tell: Callable[[Sealed | Failure], None]) -> Background:
+def sealing(built: Built, counted: Metrics, report: Callable[[Sealed | Failure], None]) -> Background:
     room = Room(built.root.segments, Sizes(segment_bytes=1 << 20, reserve_bytes=0, payload_bytes=1 << 20))
-    return Background(built.root, built.disk, built.ledger, built.writer, room, counted, tell, level=3)
+    return Background(built.root, built.disk, built.ledger, built.writer, room, counted, report, level=3)
 
 
 @pytest.mark.parametrize(("disk_bytes", "held"), [(4 << 20, True), (32 << 20, False)])
@@ -62,26 +62,26 @@ def test_the_room_to_seal_is_held_first_where_there_is_not_plenty(tmp_path: Path
 
 
 def test_no_error_ends_the_thread(tmp_path: Path) -> None:
-    """Neither when the directory cannot be listed, nor when nobody can be told of it."""
+    """Neither when the directory cannot be listed, nor when that cannot be reported."""
     built = Built(tmp_path / "log")
     built.lines("web", [b"one"])
     built.cut()
     away = tmp_path / "away"
     built.root.segments.rename(away)
-    told, counted = Told(), Metrics()
-    background = sealing(built, counted, told)
+    reported, counted = Reported(), Metrics()
+    background = sealing(built, counted, reported)
     try:
-        eventually(lambda: told)
-        assert isinstance(told[0], Failure)
-        assert "No such file" in told[0].reason
+        eventually(lambda: reported)
+        assert isinstance(reported[0], Failure)
+        assert "No such file" in reported[0].reason
         eventually(lambda: counted.seal_failures == 1)
         assert counted.seal_waits_since > 0
         background.wake()
         eventually(lambda: counted.seal_failures == 2)
-        assert len(told) == 1  # once, however often it is tried
+        assert len(reported) == 1  # once, however often it is tried
         away.rename(built.root.segments)
         background.wake()
-        eventually(lambda: any(isinstance(event, Sealed) for event in told))
+        eventually(lambda: any(isinstance(event, Sealed) for event in reported))
         eventually(lambda: counted.seal_waits_since == 0)
     finally:
         background.stop()
@@ -89,16 +89,16 @@ def test_no_error_ends_the_thread(tmp_path: Path) -> None:
 
 
 def test_a_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path) -> None:
-    """It is told once, counted each time, and stays the one that waits."""
+    """It is reported once, counted each time, and stays the one that waits."""
     built = Built(tmp_path / "log")
     for number in range(3):
         built.lines("web", [b"%d" % number])
         built.cut()
     first = min(built.root.segments.glob("*.wal"))
     first.write_bytes(b"\0" * 64 + first.read_bytes()[64:])
-    told: list[Sealed | Failure] = []
+    reported: list[Sealed | Failure] = []
     counted = Metrics()
-    background = sealing(built, counted, told.append)
+    background = sealing(built, counted, reported.append)
     try:
         eventually(lambda: counted.sealed == 2)
         eventually(lambda: counted.seal_failures == 1)
@@ -106,13 +106,13 @@ def test_a_segment_that_cannot_be_sealed_holds_up_no_other(tmp_path: Path) -> No
         eventually(lambda: counted.seal_failures == 2)
     finally:
         background.stop()
-    assert [type(event) for event in told] == [Failure, Sealed, Sealed]
+    assert [type(event) for event in reported] == [Failure, Sealed, Sealed]
     assert counted.seal_waits_since > 0
 
 
 @pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit")
 def test_connections_leave_the_log_the_descriptors_it_needs(start: Start, root: Path) -> None:
-    """With very few of them newcomers are refused in words; committing, cutting and sealing go on."""
+    """With very few of them new connections are refused with a message; committing, cutting and sealing go on."""
     daemon = start(ready=False)
     daemon.kill()
     daemon.spawn("prlimit", "--nofile=80:80")

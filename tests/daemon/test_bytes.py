@@ -21,7 +21,7 @@ Start = Callable[..., Daemon]
 Feed = Callable[[Daemon, bytes], None]
 
 AWKWARD = b"crlf\r\n\rlone\r\n\n\nnul\0nul\n\xff\xfe not utf-8\n\xc3\n\r\n\0\n WBAT WALDSEG1\n"
-CHUNK = 512 << 10  # half of a pipe of 1 MiB: what is looked at together
+CHUNK = 512 << 10  # half of a pipe of 1 MiB: what is read together
 
 
 def through_fifo(daemon: Daemon, data: bytes) -> None:
@@ -305,7 +305,7 @@ def test_a_long_line_ends_where_its_route_is_retired(start: Start, root: Path, r
 
 
 def test_a_retired_fifo_is_read_again_when_its_route_is_taken_back(start: Start, root: Path) -> None:
-    """Until then nothing is taken from it; what somebody holds waits in the pipe."""
+    """Until then nothing is taken from it; what another process holds waits in the pipe."""
     daemon = start()
     daemon.ask("ROUTE ADD r fifo")
     daemon.ask("ROUTE ADD other fifo")
@@ -358,13 +358,13 @@ def test_two_inputs_of_one_route_are_refused(start: Start, root: Path) -> None:
 
 @pytest.mark.slow
 def test_a_write_larger_than_the_pipe_behind_an_unfinished_line(start: Start, root: Path) -> None:
-    """The kernel does not tell of a write that waits for room in a pipe that is not empty."""
+    """The kernel does not report a write that waits for room in a pipe that is not empty."""
     daemon = start()
     daemon.ask("ROUTE ADD r fifo")
     data = b"rest\n" + b"line\n" * (3 * CHUNK // 5)
     with (root / "routes/r/in").open("wb", buffering=0) as fifo:
         for _ in range(3):
             fifo.write(b"unfinished ")
-            daemon.ask("PING")  # so that it has been looked at
+            daemon.ask("PING")  # so that it has been read
             assert fifo.write(data) == len(data)
         eventually(lambda: text(root, "r") == (b"unfinished " + data) * 3)

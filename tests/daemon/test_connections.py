@@ -1,4 +1,4 @@
-"""Connections side by side: nobody is held up by another who waits, leaves, floods or takes every place."""
+"""Connections side by side: none is held up by another that waits, leaves, floods or takes every place."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_many_clients_publish_at_once(shared: Daemon, route: str) -> None:
 
 
 def test_a_half_sent_request_times_out(start: Start, root: Path) -> None:
-    """In its line, in its payload, in a file, and while it is passed over; who has sent nothing may stay."""
+    """In its line, in its payload, in a file, and while it is skipped; a connection that has sent nothing may stay."""
     daemon = start(frame_timeout=0.3)
     daemon.ask("ROUTE ADD r")
     large = b"PUB r %d\n" % SPOOLED + bytes(SPOOLED // 2)
@@ -83,7 +83,7 @@ def test_replies_that_nobody_reads_hold_up_nobody_else(shared: Daemon, client: C
 
 
 def test_above_the_limit_of_connections_newcomers_are_told(start: Start) -> None:
-    """And so is the journal, once; who is in stays in, and a place that becomes free is anybody's."""
+    """And the journal gets one line; open connections stay open, and a place that becomes free can be taken."""
     daemon = start(connections_max=2)
     with Client(daemon.socket_path) as one, Client(daemon.socket_path) as two:
         assert one.ask(b"PING\n") == two.ask(b"PING\n") == "OK pong"
@@ -98,7 +98,7 @@ def test_above_the_limit_of_connections_newcomers_are_told(start: Start) -> None
 
 
 def test_a_producer_waits_for_a_place(start: Start) -> None:
-    """What it is told is worth another try, also if the daemon has hung up before the request was sent."""
+    """Its error is worth another try, also if the daemon has closed the connection before the request was sent."""
     daemon = start(connections_max=1)
     with entering(daemon) as one:
         assert one.ask(b"ROUTE ADD r\n") == "OK added r"
@@ -112,7 +112,7 @@ def test_a_producer_waits_for_a_place(start: Start) -> None:
 
 
 def test_who_has_been_idle_for_longest_gives_up_his_place(start: Start, root: Path) -> None:
-    """Only when it is needed, and only if nothing of his is under way: neither half a request nor a long line's end."""
+    """Only when it is needed, and only if nothing is under way on it: neither half a request nor the end of a line."""
     daemon = start(connections_max=4, idle_timeout=0.3, frame_timeout=60)
     assert daemon.ask("ROUTE ADD in fifo") == "OK added in"
     with ExitStack() as closing:
@@ -163,7 +163,7 @@ def test_one_user_cannot_keep_out_the_others(start: Start, root: Path, monkeypat
 
 
 def test_without_a_descriptor_the_daemon_rests(start: Start, root: Path) -> None:
-    """And lets in who waits once there is one."""
+    """And accepts those that wait once there is one."""
     daemon = start()
     pid = daemon.process.pid
     eventually(lambda: list(root.glob("segments/*spare*")))  # what is opened at a start is open
@@ -234,7 +234,7 @@ def test_a_route_that_stays_busy_is_refused_in_time(start: Start, root: Path) ->
 
 
 def test_without_a_descriptor_and_without_a_connection_the_daemon_rests(start: Start, root: Path) -> None:
-    """And lets in who waits once there is one."""
+    """And accepts those that wait once there is one."""
     daemon = start()
     pid = daemon.process.pid
     eventually(lambda: list(root.glob("segments/*spare*")))
@@ -263,7 +263,7 @@ def talkative(start: Start) -> Daemon:
 
 
 def test_answers_to_one_connection_do_not_pile_up(talkative: Daemon) -> None:
-    """Some requests a turn; who does not read the answers has the rest of his requests waiting, and loses none."""
+    """Some requests a turn; if a client does not read the answers, the rest of its requests waits, and none is lost."""
     status = Path(f"/proc/{talkative.process.pid}/status")
     with entering(talkative) as client:
         before = peak_bytes(status)

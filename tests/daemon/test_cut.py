@@ -1,4 +1,4 @@
-"""CUT: always when it is due, never an empty segment, and nobody who reads or writes loses anything by it."""
+"""CUT: always when it is due, never an empty segment, and no reader or writer loses anything by it."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_cuts_while_system_calls_are_slow(start: Start, root: Path, tmp_path: Pa
 
 
 def test_a_fresh_segment_begins_with_what_is_no_record(start: Start, root: Path) -> None:
-    """The control batch takes no sequence, is nobody's record, and is not counted."""
+    """The control batch takes no sequence, is no record, and is not counted."""
     daemon = start()
     daemon.ask("ROUTE ADD a")
     assert list(wald.open(root).batches()) == []

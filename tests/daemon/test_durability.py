@@ -85,7 +85,7 @@ FAILURES = [
 def test_a_failed_write_or_sync_costs_the_descriptor_not_the_batch(
     start: Start, root: Path, tmp_path: Path, failure: str, advanced: bool
 ) -> None:
-    """The same batch is durable in the next segment and acknowledged once; nobody touches the old descriptor again."""
+    """The same batch is durable in the next segment and acknowledged once; the old descriptor is not used again."""
     daemon = start()
     daemon.ask("ROUTE ADD a fifo")
     with Client(daemon.socket_path) as client, (root / "routes/a/in").open("wb", buffering=0) as fifo:
@@ -111,7 +111,7 @@ def test_a_failed_write_or_sync_costs_the_descriptor_not_the_batch(
 def test_when_the_next_segment_fails_too_the_daemon_ends_and_leaves_a_sound_log(
     start: Start, root: Path, tmp_path: Path
 ) -> None:
-    """Exit 7; the producer is told that it failed, the pipe keeps its line, and the next start has both once."""
+    """Exit 7; the producer gets an error, the pipe keeps its line, and the next start has both once."""
     daemon = start()
     daemon.ask("ROUTE ADD a fifo")
     holder = os.open(root / "routes/a/in", os.O_RDWR)
@@ -176,7 +176,7 @@ def test_other_policies_acknowledge_without_a_sync(start: Start, root: Path, tmp
 
 
 def test_a_failed_interval_sync_is_not_repeated(start: Start, root: Path, tmp_path: Path) -> None:
-    """Nobody could tell what a second sync of that descriptor means; the next commit goes to another segment."""
+    """What a second sync of that descriptor means cannot be known; the next commit goes to another segment."""
     daemon = start(sync="interval", sync_interval="50ms")
     daemon.ask("ROUTE ADD a")
     with Client(daemon.socket_path) as client:
@@ -286,7 +286,7 @@ def test_a_stop_on_a_full_disk_leaves_pipes_as_they_are(start: Start, small_disk
 
 
 def harmed(path: Path, harm: str) -> None:
-    """Do to a file of the daemon's what anybody may who owns the root."""
+    """Do to a file of the daemon what the owner of the root may do."""
     if harm == "remove":
         path.unlink()
     elif harm == "shorten":
@@ -357,7 +357,7 @@ def test_a_takes_file_that_is_shortened_before_a_take_costs_nothing(start: Start
 
 def test_a_start_without_a_byte_of_room_says_what_to_do(start: Start, small_disk: Path) -> None:
     """Not even a lock can be written."""
-    (small_disk / "log.log").symlink_to(small_disk.with_name("stderr"))  # where there is room for the words
+    (small_disk / "log.log").symlink_to(small_disk.with_name("stderr"))  # where there is room for the log
     fill(small_disk / "filler")
     daemon = start(at=small_disk / "log", ready=False)
     assert daemon.wait() == 7

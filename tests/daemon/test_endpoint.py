@@ -1,4 +1,4 @@
-"""What a scraper and a load balancer are told over HTTP."""
+"""What a scraper and a load balancer get over HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Start = Callable[..., Daemon]
 
 @pytest.fixture
 def address() -> str:
-    """Where nobody listens."""
+    """On which no program listens."""
     return free_address()
 
 
@@ -143,13 +143,13 @@ def test_healthy_means_progress(start: Start, small: Path, address: str) -> None
     fill(small / "filler")
 
     eventually(lambda: daemon.ask("PING") and metrics(address)["wald_degraded"] == 1)
-    words = r"degraded: \d+ bytes free of \d+ needed, input is not taken \(others\)\n"
-    assert re.fullmatch(words, get(address, "/healthz")[1])
+    message = r"degraded: \d+ bytes free of \d+ needed, input is not taken \(others\)\n"
+    assert re.fullmatch(message, get(address, "/healthz")[1])
     with (root / "routes/r/in").open("wb", buffering=0) as fifo:
         fifo.write(b"x\n")
         eventually(lambda: get(address, "/healthz")[0] == 503)
-        words = get(address, "/healthz")[1]
-        assert re.fullmatch(r"stalled: input waits for \d+ s, the head stands at 0\n", words)
+        message = get(address, "/healthz")[1]
+        assert re.fullmatch(r"stalled: input waits for \d+ s, the head stands at 0\n", message)
         assert get(idle_address, "/healthz")[0] == 200  # it has stood as long, but nothing waits
 
         (small / "filler").unlink()

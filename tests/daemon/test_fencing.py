@@ -60,7 +60,7 @@ def test_an_idle_one_leaves_the_head_of_the_other(start: Start, root: Path) -> N
 
 
 def test_an_idle_one_notices(start: Start, root: Path) -> None:
-    """Nothing else would tell it: it has nothing to write, and its socket has the other's name."""
+    """It would not notice otherwise: it has nothing to write, and its socket has the other's name."""
     first = start()
     second = take_over(start, root)
     assert first.wait() == 5
@@ -120,7 +120,7 @@ def test_one_that_was_syncing_does_not_acknowledge(start: Start, root: Path, tmp
 
 
 def test_a_pipe_is_not_taken_by_two(start: Start, root: Path) -> None:
-    """Both have it open; whoever looks first, the line is there once."""
+    """Both have it open; whichever reads first, the line is there once."""
     start().ask("ROUTE ADD a fifo")
     second = take_over(start, root)
     descriptor = os.open(root / "routes/a/in", os.O_RDWR)

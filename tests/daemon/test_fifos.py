@@ -1,4 +1,4 @@
-"""A FIFO that is replaced, removed or cannot be read: noticed, told everywhere, nothing lost, the others go on."""
+"""A FIFO that is replaced, removed or cannot be read: noticed, reported everywhere, nothing lost, the others go on."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Start = Callable[..., Daemon]
 
 
 def troubles(daemon: Daemon) -> dict[str, str]:
-    told = json.loads(daemon.ask("STAT").removeprefix("OK "))["fifo_troubles"]
-    assert isinstance(told, dict)
-    return told
+    found = json.loads(daemon.ask("STAT").removeprefix("OK "))["fifo_troubles"]
+    assert isinstance(found, dict)
+    return found
 
 
 def write(path: Path, data: bytes) -> None:
@@ -44,12 +44,12 @@ def test_a_file_in_its_place_is_kept_and_told(start: Start, root: Path) -> None:
 
     assert stat.S_IMODE(fifo.stat().st_mode) == 0o640
     assert kept.read_bytes() == b"swallowed\n"
-    words = f"wald --root {root} append a {kept} && rm {kept}"
-    assert words in troubles(daemon)[str(kept)]
-    assert words in daemon.log
-    assert words in output_of("explain", "--root", root).decode()
-    assert words.rsplit(";", maxsplit=1)[-1] in output_of("verify", "--root", root).decode()
-    assert words in json.loads(output_of("explain", "--json", "--root", root).splitlines()[0])["message"]
+    message = f"wald --root {root} append a {kept} && rm {kept}"
+    assert message in troubles(daemon)[str(kept)]
+    assert message in daemon.log
+    assert message in output_of("explain", "--root", root).decode()
+    assert message.rsplit(";", maxsplit=1)[-1] in output_of("verify", "--root", root).decode()
+    assert message in json.loads(output_of("explain", "--json", "--root", root).splitlines()[0])["message"]
     assert "in.found-1: 10 bytes" in output_of("top", "--once", "--root", root).decode()
     output_of("append", "a", kept, "--root", root)
     kept.unlink()

@@ -1,4 +1,4 @@
-"""Who asks much, or does not read what he asked for: others do not wait for him, and his memory is bounded."""
+"""Clients that ask much or do not read the answers: others do not wait for them, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_record_does_not_wait_for_a_flood_of_commands(start: Start, root: Path
 
 
 def test_connections_take_turns_in_what_they_ask(start: Start, root: Path) -> None:
-    """One who asks once does not wait for all that another has asked."""
+    """A client that asks once does not wait for all that another has asked."""
     daemon = start()
     with ExitStack() as closing:
         greedy, modest = connected(daemon, 2, closing)
@@ -78,8 +78,8 @@ def resident_bytes(daemon: Daemon) -> int:
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))) << 10
 
 
-def test_answers_that_nobody_reads_cost_a_fixed_amount_of_memory(start: Start, root: Path) -> None:
-    """100 clients ask again and again what a log of 2,000 routes has to tell; others go on, and those who read, too."""
+def test_answers_that_are_not_read_cost_a_fixed_amount_of_memory(start: Start, root: Path) -> None:
+    """100 clients ask again and again for the state of a log of 2,000 routes; the other clients go on."""
     daemon = start()
     daemon.stop()
     for number in range(2000):

@@ -53,8 +53,8 @@ def test_whatever_was_cut_can_be_sealed_on_a_full_disk(start: Start, disk: Path,
     assert_sound(daemon.root)
 
 
-def test_a_large_request_that_waits_for_room_is_told_of_by_itself(start: Start, disk: Path) -> None:
-    """Small ones are still taken, so one is told to be held, and not all input."""
+def test_a_large_request_that_waits_for_room_is_reported_by_itself(start: Start, disk: Path) -> None:
+    """Small ones are still taken, so one request is reported as held, and not all input."""
     daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB")
     daemon.ask("ROUTE ADD r")
     eventually(lambda: stat(daemon)["needed_bytes"] < 22 * MIB)  # the next segment is allocated by now
@@ -65,8 +65,8 @@ def test_a_large_request_that_waits_for_room_is_told_of_by_itself(start: Start, 
         eventually(lambda: "room" in daemon.log or "disk full" in daemon.log)
         with Client(daemon.socket_path) as small:
             assert small.ask(b"PUB r 2\ny\n") == "OK 1 1"
-        told = stat(daemon)
-        assert (told["degraded"], told["degraded_by"], told["held_requests"]) == (False, "", 1)
+        status = stat(daemon)
+        assert (status["degraded"], status["degraded_by"], status["held_requests"]) == (False, "", 1)
         assert '"request waits for room"' in daemon.log
         assert '"disk full: input waits"' not in daemon.log
         (disk / "filler").unlink()
@@ -75,7 +75,7 @@ def test_a_large_request_that_waits_for_room_is_told_of_by_itself(start: Start, 
     assert stat(daemon)["held_requests"] == 0
 
 
-def test_what_the_disk_has_room_for_again_is_not_told_to_wait(start: Start, disk: Path) -> None:
+def test_what_the_disk_has_room_for_again_is_not_reported_to_wait(start: Start, disk: Path) -> None:
     daemon = start(at=disk / "log", segment_max_bytes="4MiB", free_space_min="16MiB")
     daemon.ask("ROUTE ADD r")
     fill(disk / "filler")
@@ -138,17 +138,19 @@ def test_a_disk_full_of_segments_is_no_reason_not_to_start(start: Start, disk: P
 
 
 @pytest.mark.parametrize("reserve", ["256MiB", "62MiB", "40MiB"])
-def test_settings_that_the_disk_cannot_hold_are_made_smaller_and_told(start: Start, disk: Path, reserve: str) -> None:
-    """Else nothing could ever be written; with what is told to be in force there is nothing to warn of."""
+def test_settings_that_the_disk_cannot_hold_are_made_smaller_and_reported(
+    start: Start, disk: Path, reserve: str
+) -> None:
+    """Else nothing could ever be written; with the sizes that are reported there is nothing to warn of."""
     daemon = start(at=disk / "log", segment_max_bytes="64MiB", free_space_min=reserve)
     daemon.ask("ROUTE ADD r")
     with Client(daemon.socket_path) as client:
         client.publish("r", b"x\n")
         assert client.reply() == "OK 1 1"
-    told = stat(daemon)
-    assert told["segment_max_bytes"] < 64 * MIB
+    status = stat(daemon)
+    assert status["segment_max_bytes"] < 64 * MIB
     assert "smaller ones are in force" in daemon.log
-    hint = f"WALD_SEGMENT_MAX_BYTES={told['segment_max_bytes']} WALD_FREE_SPACE_MIN={told['free_space_min']}"
+    hint = f"WALD_SEGMENT_MAX_BYTES={status['segment_max_bytes']} WALD_FREE_SPACE_MIN={status['free_space_min']}"
     assert hint in daemon.log
     assert daemon.stop() == 0
     daemon.env |= dict(setting.split("=") for setting in hint.split())

@@ -81,7 +81,7 @@ def test_what_outlives_the_daemon(start: Start, root: Path, how: str, kept: list
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("how", ["wald hold", "both"])
 def test_an_unfinished_line_outlives_the_daemon(start: Start, root: Path, how: str, end: signal.Signals) -> None:
-    """Even if whoever wrote its beginning has closed the pipe since."""
+    """Even if the writer of its beginning has closed the pipe since."""
     daemon = start()
     daemon.ask("ROUTE ADD a fifo")
     with holding(root / "routes/a/in", how):

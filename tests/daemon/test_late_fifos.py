@@ -91,7 +91,7 @@ def test_one_whose_segment_was_reclaimed_meanwhile(killed: Killed) -> None:
         assert done.returncode == 0, done.stderr
         return killed.values() == []
 
-    eventually(reclaimed)  # a segment that is just being sealed is left for the next look
+    eventually(reclaimed)  # a segment that is just being sealed is left for the next run
     os.chown(killed.fifo, OWNER.user_id, OWNER.group_id)
     killed.write(b"after")
 
@@ -121,7 +121,7 @@ def test_one_whose_place_another_had_at_the_start(killed: Killed, instead: str) 
 
 @needs_root
 def test_what_another_producer_wrote_meanwhile_is_not_taken_for_it(killed: Killed) -> None:
-    """A batch that was announced and never written: one of the next life stands in its place, and is the same."""
+    """A batch that was recorded and never written: one of the next life stands in its place, and is the same."""
     killed.daemon.start_again()
     os.chown(killed.fifo, 0, 0)
     killed.fifo.chmod(0o600)

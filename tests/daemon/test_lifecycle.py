@@ -17,13 +17,15 @@ from contents import assert_sound, records, text, values
 from running import Client, Daemon, eventually
 from tracing import traced
 
+from wald.daemon.lifecycle import open_journal
+
 Start = Callable[..., Daemon]
 
 
 def events(daemon: Daemon, name: str) -> list[dict[str, Any]]:
     """What the daemon has logged under ``name``; a field's type is its own."""
-    told = [json.loads(line) for line in daemon.log.splitlines() if line.startswith("{") and line.endswith("}")]
-    return [event for event in told if event["event"] == name]
+    logged = [json.loads(line) for line in daemon.log.splitlines() if line.startswith("{") and line.endswith("}")]
+    return [event for event in logged if event["event"] == name]
 
 
 def publish(daemon: Daemon, route: str, payload: bytes) -> str:
@@ -72,7 +74,7 @@ def test_a_daemon_that_lost_its_root_acknowledges_nothing_more(start: Start, roo
 
 
 def test_the_epoch_grows_with_every_start(start: Start, root: Path) -> None:
-    """Also when the files that tell it are lost, one after the other."""
+    """Also when the files that record it are lost, one after the other."""
     daemon = start()
     daemon.ask("ROUTE ADD r")
     assert publish(daemon, "r", b"x\n") == "OK 1 1"
@@ -111,7 +113,7 @@ def test_a_stop_takes_what_is_in_the_pipes(start: Start, root: Path, number: sig
 
 
 def test_a_stop_takes_what_is_in_any_number_of_pipes(start: Start, root: Path, tmp_path: Path) -> None:
-    """More than the turns of a daemon that would stop after so many of them hold; nobody else has them open."""
+    """More than the turns of a daemon that would stop after so many of them hold; no other process has them open."""
     names = [f"f{number}" for number in range(230)]
     config = tmp_path / "wald.toml"
     config.write_text("".join(f"[routes.{name}]\nfifo = true\n" for name in names))
@@ -136,7 +138,7 @@ def test_a_stop_takes_what_is_in_any_number_of_pipes(start: Start, root: Path, t
 def test_a_stop_that_loses_what_is_in_a_pipe_says_so(
     start: Start, root: Path, tmp_path: Path, held: bool, code: int
 ) -> None:
-    """The disk is full; what somebody else holds waits in the pipe, and the rest would be gone without a word."""
+    """The disk is full; what another process holds waits in the pipe, and the rest would be lost without a report."""
     daemon = start()
     daemon.ask("ROUTE ADD r fifo")
     with (root / "routes/r/in").open("wb", buffering=0) as fifo:
@@ -223,7 +225,7 @@ def test_sighup_takes_over_what_can_change(start: Start, root: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("broken", "words"),
+    ("broken", "message"),
     [
         ("\nsegment_max_byte = 1\n", "wald.toml:2: there is no setting 'segment_max_byte'"),
         ("[routes.taken]\nfifo = true\n", "routes/taken"),
@@ -231,7 +233,7 @@ def test_sighup_takes_over_what_can_change(start: Start, root: Path, tmp_path: P
     ids=["unknown", "not a directory"],
 )
 def test_sighup_with_a_broken_config_changes_nothing(
-    start: Start, root: Path, tmp_path: Path, broken: str, words: str
+    start: Start, root: Path, tmp_path: Path, broken: str, message: str
 ) -> None:
     """The log says why, and the daemon goes on as before."""
     config = tmp_path / "wald.toml"
@@ -242,7 +244,7 @@ def test_sighup_with_a_broken_config_changes_nothing(
     daemon.process.send_signal(signal.SIGHUP)
     eventually(lambda: events(daemon, "not reloaded"))
 
-    assert words in events(daemon, "not reloaded")[0]["reason"]
+    assert message in events(daemon, "not reloaded")[0]["reason"]
     assert publish(daemon, "r", b"x\n") == "OK 1 1"
 
 
@@ -316,7 +318,7 @@ def test_commits_are_synced_when_the_setting_says(
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ("snyc = 'commit'", "wald.toml:1: there is no setting 'snyc'"),
         ("sync = 'commit'\nsegment_max_bytes = '1KiB'", "wald.toml:2: segment_max_bytes must be"),
@@ -326,7 +328,7 @@ def test_commits_are_synced_when_the_setting_says(
     ],
 )
 def test_settings_it_cannot_run_with_are_told(
-    start: Start, root: Path, tmp_path: Path, settings: str, words: str
+    start: Start, root: Path, tmp_path: Path, settings: str, message: str
 ) -> None:
     """Exit code 2, one line and a hint; once they are right, nothing is in the way."""
     config = tmp_path / "wald.toml"
@@ -336,8 +338,17 @@ def test_settings_it_cannot_run_with_are_told(
     assert daemon.wait() == 2
     message, hint = daemon.log.splitlines()[-2:]
     assert message.startswith("wald: ")
-    assert words in message
+    assert message in message
     assert hint.startswith("  hint: ")
     assert "Traceback" not in daemon.log
     config.write_text("")
     daemon.start_again()
+
+
+def test_a_reload_changes_the_level_of_a_journal_that_is_open(capsys: pytest.CaptureFixture[str]) -> None:
+    journal = open_journal("json", "warning")
+    journal.info("before")
+    open_journal("json", "info")
+    journal.info("after")
+
+    assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == ["after"]

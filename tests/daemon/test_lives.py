@@ -1,4 +1,4 @@
-"""Whether the daemon was stopped, failed or died is told by what is left: in its report, and by who shows its state."""
+"""Whether the daemon was stopped, failed or died is in its report, and in what commands show of its state."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def report(root: Path, epoch: int) -> dict[str, object]:
-    told = json.loads((root / f"recovery/{epoch:010d}.json").read_text())
-    assert isinstance(told, dict)
-    return told
+    report = json.loads((root / f"recovery/{epoch:010d}.json").read_text())
+    assert isinstance(report, dict)
+    return report
 
 
 def test_a_stop_and_a_kill_are_told_apart(start: Start, root: Path) -> None:
@@ -74,20 +74,20 @@ def test_a_dead_daemons_state_is_not_shown_as_if_it_were_alive(start: Start, roo
     output_of("append", "a", "--root", root, stdin=b"x\n")
     assert json.loads(output_of("head", "--json", "--root", root))["daemon"] == ""
     daemon.kill()
-    words = "no daemon runs: the last one (epoch 1) was not stopped: it was killed, or crashed"
+    message = "no daemon runs: the last one (epoch 1) was not stopped: it was killed, or crashed"
     for command in ("head", "routes", "explain"):
-        assert said(command, root=root) == f"{words}\n", command
-    told = json.loads(wald("head", "--json", "--root", root).stdout)
-    assert told["daemon"] == words
+        assert said(command, root=root) == f"{message}\n", command
+    report = json.loads(wald("head", "--json", "--root", root).stdout)
+    assert report["daemon"] == message
 
 
 def test_a_report_can_be_dumped(start: Start, root: Path) -> None:
     daemon = start()
     assert daemon.stop() == 0
     path = root / "recovery/0000000001.json"
-    (told,) = map(json.loads, output_of("dump", "--json", path).splitlines())
+    (report,) = map(json.loads, output_of("dump", "--json", path).splitlines())
 
-    assert (told["kind"], told["epoch"], told["ended"]) == ("recovery", 1, "stopped")
+    assert (report["kind"], report["epoch"], report["ended"]) == ("recovery", 1, "stopped")
     path.write_text("nonsense")
     done = wald("dump", path)
     assert done.returncode == 4
@@ -101,7 +101,7 @@ Refusal = tuple[dict[str, str], tuple[str, ...], str]
 
 @pytest.fixture(params=["no directory", "too long", "no socket", "taken socket", "metrics", "fifo", "stdin"])
 def refusal(request: pytest.FixtureRequest, root: Path, tmp_path: Path) -> Iterator[Refusal]:
-    """Settings, arguments and the words of a start that is refused."""
+    """Settings, arguments and the message of a start that is refused."""
     (tmp_path / "file").write_text("precious")
     with socket.socket(socket.AF_UNIX) as listener, socket.create_server(("127.0.0.1", 0)) as server:
         listener.bind(str(tmp_path / "s"))
@@ -121,7 +121,7 @@ def refusal(request: pytest.FixtureRequest, root: Path, tmp_path: Path) -> Itera
 
 def test_a_start_that_is_refused_leaves_no_trace(start: Start, root: Path, tmp_path: Path, refusal: Refusal) -> None:
     """No epoch, no report, no route; what became of the life before is still known."""
-    settings, arguments, words = refusal
+    settings, arguments, message = refusal
     daemon = start()
     daemon.ask("ROUTE ADD r fifo")
     daemon.kill()
@@ -129,19 +129,19 @@ def test_a_start_that_is_refused_leaves_no_trace(start: Start, root: Path, tmp_p
     refused = start(*arguments, ready=False, **settings)
 
     assert refused.wait() == 2
-    assert words in refused.log
+    assert message in refused.log
     assert contents(root) == before
     assert said("head", root=root).endswith("(epoch 1) was not stopped: it was killed, or crashed\n")
     assert (tmp_path / "file").read_text() == "precious"
 
 
 def test_a_first_start_that_is_refused_makes_no_root(start: Start, root: Path, refusal: Refusal) -> None:
-    settings, arguments, words = refusal
+    settings, arguments, message = refusal
     if "--stdin" in arguments:
         root.with_name("wald.toml").write_text("[routes.r]\nfifo = true")
         arguments += ("--config", str(root.with_name("wald.toml")))
     assert start(*arguments, ready=False, **settings).wait() == 2
-    assert words in root.with_name(f"{root.name}.log").read_text()
+    assert message in root.with_name(f"{root.name}.log").read_text()
     assert not root.exists()
 
 
@@ -154,7 +154,7 @@ def test_a_second_daemon_is_told_of_the_first_and_not_of_its_port(start: Start, 
 
 
 def test_a_start_that_fails_later_is_no_crash(start: Start, root: Path) -> None:
-    """What nobody could have foreseen: here the directory of the FIFOs' state is in the way."""
+    """An error that the code does not expect: here the directory of the FIFOs' state is in the way."""
     start().stop()
     (root / "transfers").unlink()
     (root / "transfers").mkdir()

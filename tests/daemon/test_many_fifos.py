@@ -1,4 +1,4 @@
-"""A thousand FIFOs cost a turn what one costs, and a look at all of them what a thousand looks at one cost."""
+"""A thousand FIFOs cost a turn what one costs, and a check of all of them a thousand checks of one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wald.store.files.routes import add_route
 
 @contextmanager
 def reading(path: Path, fifos: int) -> Iterator[tuple[Root, Intake, select.epoll]]:
-    """The pipes of a daemon with so many FIFOs, each looked at once."""
+    """The pipes of a daemon with so many FIFOs, each read once."""
     root, disk, poller = create_root(path, Unsynced(), now=""), Unsynced(), select.epoll()
     for number in range(fifos):
         add_route(root, disk, f"r{number}", fifo=True)
@@ -42,8 +42,8 @@ def turn(intake: Intake) -> int:
     collected = Turn(LogState(1).producers)
     intake.check_lines(0.0)
     intake.collect(collected, Arena())
-    told = intake.ready, intake.has_input, intake.busy, intake.stdin_ended, intake.due()
-    assert told[2:4] == (frozenset(), False)
+    state = intake.ready, intake.has_input, intake.busy, intake.stdin_ended, intake.due()
+    assert state[2:4] == (frozenset(), False)
     return len(collected.drafts)
 
 

@@ -103,7 +103,7 @@ def test_a_bad_request_is_refused_alone(shared: Daemon, client: Client, request_
 def test_a_request_without_a_known_end_is_the_last(
     shared: Daemon, client: Client, request_bytes: bytes, code: str
 ) -> None:
-    """What follows cannot be told from payload: it is not carried out, and the daemon hangs up."""
+    """What follows could be payload: it is not carried out, and the daemon closes the connection."""
     before = written(shared.root)
 
     assert client.ask(request_bytes + b"ROUTE ADD behind\n").split(" ")[:2] == ["ERR", code]
@@ -112,7 +112,7 @@ def test_a_request_without_a_known_end_is_the_last(
 
 
 @pytest.mark.parametrize(
-    ("payload", "words"),
+    ("payload", "message"),
     [
         (b"", "too short for the count"),
         (b"\1\0\0\0\0\0\0", "too short for the count"),
@@ -133,11 +133,11 @@ def test_a_request_without_a_known_end_is_the_last(
     ],
     ids=lambda value: f"{len(value)} bytes" if isinstance(value, bytes) else value,
 )
-def test_malformed_columns_are_refused(shared: Daemon, client: Client, payload: bytes, words: str) -> None:
+def test_malformed_columns_are_refused(shared: Daemon, client: Client, payload: bytes, message: str) -> None:
     """In memory and gathered in a file alike, with what is wrong."""
     before = written(shared.root)
 
-    assert client.ask(columns(payload) + b"PING\n") == f"ERR bad-columns {words}"
+    assert client.ask(columns(payload) + b"PING\n") == f"ERR bad-columns {message}"
     assert client.reply() == "OK pong"
     assert written(shared.root) == before
 
@@ -148,10 +148,10 @@ def test_a_retired_route_is_refused_until_it_is_added_again(client: Client, rout
     client.send(publish + b"ROUTE RETIRE %b\n" % route.encode())
     client.send(publish + b"ROUTE ADD %b\n" % route.encode() + publish)
 
-    words = [client.reply().split(" ") for _ in range(5)]
-    assert [each[:2] for each in words[1::2]] == [["OK", "retired"], ["OK", "added"]]
-    assert [each[0] for each in words[0::2]] == ["OK", "ERR", "OK"]
-    assert words[2][1] == "no-route"
+    replies = [client.reply().split(" ") for _ in range(5)]
+    assert [each[:2] for each in replies[1::2]] == [["OK", "retired"], ["OK", "added"]]
+    assert [each[0] for each in replies[0::2]] == ["OK", "ERR", "OK"]
+    assert replies[2][1] == "no-route"
 
 
 # What is taken, and in which order it is answered.
@@ -244,7 +244,7 @@ def test_columns_come_back_with_their_keys_and_times(shared: Daemon, client: Cli
 def test_only_the_named_writers_may_write(
     start: Start, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel says who is connected; other routes stay open to everyone, and being root is no exception."""
+    """The kernel reports which user is connected; other routes stay open to all users, and root is no exception."""
     config, me = tmp_path / "wald.toml", os.geteuid()
     config.write_text(f"[routes.mine]\nwriters = [{me}]\n[routes.theirs]\nwriters = [{me + 1}]\n[routes.all]\n")
     daemon = start("--config", config, socket_mode="0666")

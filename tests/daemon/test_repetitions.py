@@ -61,7 +61,7 @@ def test_two_connections_may_share_a_producer(shared: Daemon, client: Client, ro
 
 
 def test_sixteen_batches_are_remembered(client: Client, route: str) -> None:
-    """An older one can be told neither from a repetition nor from something new."""
+    """An older one cannot be distinguished from a repetition or from something new."""
     first = sequence(client.ask(numbered(route, 0xA4, 1)))
     client.send(b"".join(numbered(route, 0xA4, number) for number in range(2, 19)))
     assert [sequence(client.reply()) for _ in range(17)] == list(range(first + 1, first + 18))

@@ -38,7 +38,7 @@ def ask(daemon: Daemon, user: User, line: bytes) -> str:
 
 
 def connection(daemon: Daemon, user: User) -> Client:
-    """Of ``user``; the kernel notes who he was when he connected."""
+    """Of ``user``; the kernel records the user at the time of the connect."""
     before = os.getgroups()
     os.setgroups([])
     os.setegid(user.group_id)
@@ -97,7 +97,7 @@ def test_a_retired_route_with_writers_is_taken_back_by_them_only(tmp_path: Path)
 
 
 def test_retiring_is_for_the_owner_and_who_is_named(tmp_path: Path) -> None:
-    """What is unread in a retired route may be deleted; so it is taken back by the same users, and by nobody else."""
+    """What is unread in a retired route may be deleted; so it is taken back by the same users, and by no others."""
     with served(tmp_path, f"[routes.named]\nwriters = [{MEMBER.user_id}]\n[routes.all]\n") as daemon:
         retired = daemon.root / "routes/all/retired"
         refusal = f"ERR denied user {MEMBER.user_id} may not retire all: that is for the log's owner and its writers"
@@ -164,7 +164,7 @@ def test_settings_do_not_say_both(tmp_path: Path) -> None:
 
 
 def test_who_may_run_no_daemon_is_told_so_while_one_runs(tmp_path: Path) -> None:
-    """Not that there is one already, which he could do nothing about."""
+    """Not that there is one already, which the user could do nothing about."""
     with served(tmp_path) as daemon:
         code, message, _ = refused(run([*MEMBER.prefix, *command("run", "--root", daemon.root)]))
     assert (code, message.startswith(f"{daemon.root}/lock: ")) == (NotPermitted.exit_code, True), message

@@ -32,9 +32,9 @@ class Manager:
             data, descriptors, _, _ = socket.recv_fds(self._socket, 4096, 4)
             message = data.decode()
             self.messages.append(message)
-            told = dict(line.split("=", 1) for line in message.splitlines())
+            fields = dict(line.split("=", 1) for line in message.splitlines())
             if descriptors:
-                (self.descriptors[told["FDNAME"]],) = descriptors
+                (self.descriptors[fields["FDNAME"]],) = descriptors
             if message.startswith(wanted):
                 return message
 
@@ -73,7 +73,7 @@ def test_systemd_hears_of_every_change(start: Start, root: Path, tmp_path: Path)
 
 
 def test_a_watchdog_for_another_process_is_not_fed(start: Start) -> None:
-    """WATCHDOG_PID names whom it is for; an abstract address is one too."""
+    """WATCHDOG_PID names the process that it is for; an abstract address is one too."""
     address = f"@wald-test-{os.getpid()}"
     with manager_at(address) as manager:
         env = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}
@@ -87,7 +87,7 @@ def test_a_watchdog_for_another_process_is_not_fed(start: Start) -> None:
 
 
 def test_what_is_in_a_pipe_outlives_the_daemon_in_systemds_hands(start: Start, root: Path, tmp_path: Path) -> None:
-    """It is given each FIFO under its route's name; nobody else holds them when the daemon is killed."""
+    """It is given each FIFO under its route's name; no other process holds them when the daemon is killed."""
     address = str(tmp_path / "notify")
     with manager_at(address) as manager:
         daemon = start(env={"NOTIFY_SOCKET": address})
