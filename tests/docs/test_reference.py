@@ -69,6 +69,14 @@ def test_every_command_of_wald_is_in_the_overview() -> None:
     assert {words_of(row[0])[1] for row in OVERVIEW if words_of(row[0])[0] == "wald"} == listed
 
 
+def test_every_command_that_has_a_section_is_in_the_overview() -> None:
+    """The sections are made from click; one that has others below it only groups them."""
+    headings = re.findall(r"^##+ (wald.*)$", section("docs/cli.md", "## Who may do what"), re.MULTILINE)
+    commands = [each for each in headings if not any(other.startswith(f"{each} ") for other in headings)]
+
+    assert sorted(" ".join(words_of(row[0])) for row in OVERVIEW) == sorted(commands)
+
+
 def lines(text: str) -> list[str]:
     """The command lines of a block, each with what a backslash goes on with, and without comments."""
     return [re.sub(r"\s+#.*", "", line) for line in text.replace("\\\n", " ").splitlines()]
