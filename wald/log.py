@@ -258,6 +258,7 @@ class Log:
             InvalidInput: an illegal name, or a negative sequence.
             NotFound: no such route.
             Refused: backwards without ``rewind``, or beyond the head.
+            OSError: the cursor cannot be written: the disk is full, or this user may not.
         """
         return move_cursor(
             self.root,
