@@ -335,5 +335,6 @@ def _begin(connection: Connection, arena: Arena) -> int | None:
     if arena.free < RECEIVE_BYTES + len(kept):
         return None
     start = arena.used + len(kept)
-    arena.view[arena.used : start] = kept
+    if kept:
+        arena.view[arena.used : start] = kept
     return start

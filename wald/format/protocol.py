@@ -137,17 +137,17 @@ class RequestReader:
 
     def feed(self, buffer: bytes | bytearray, start: int, end: int) -> None:
         """Read from ``buffer[start:end]``: what was kept, and what has come since."""
-        self._buffer = buffer
-        self._view = memoryview(buffer)
+        if buffer is not self._buffer:
+            self._buffer, self._view = buffer, memoryview(buffer)
         self._position, self._end = end if self.closed else start, end
         if self._skip_bytes:
             self._skip(self._skip_bytes)
 
     def next_event(self) -> Publish | Command | ProtocolError | None:
         """The next request, or why it is none; None if it is not whole yet, or if a payload comes before it."""
-        if self.payload_bytes is not None or self._skip_bytes or self.closed:
-            return None
         position = self._position
+        if position == self._end or self.payload_bytes is not None:
+            return None
         newline = self._buffer.find(b"\n", position, min(self._end, position + LINE_MAX_BYTES))
         if newline < 0:
             return self._refuse(_no_newline()) if self._end - position >= LINE_MAX_BYTES else None
@@ -185,7 +185,7 @@ class RequestReader:
     def release(self) -> int:
         """Keep what was not read, so that the buffer may be reused; returns the position up to which it was read."""
         position, self._position = self._position, self._end
-        self.kept = bytes(self._view[position : self._end])
+        self.kept = bytes(self._view[position : self._end]) if position < self._end else b""
         return position
 
     def _refuse(self, error: ProtocolError) -> ProtocolError:
