@@ -2,11 +2,11 @@
 
 directory   where each file lies, and one listing
 disk        the system calls that make bytes durable
-fifos       made, looked at, put back
+fifos       made, checked, put back
 inodes      which file it is, asked without its times
 inplace     the head and transfers files, never waited for
 ledger      chained JSON lines, appended
 regular     opens a regular file and nothing else
 routes      routes as directories
-uptime      time that nobody can set
+uptime      time that cannot be set
 """

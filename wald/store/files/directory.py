@@ -1,6 +1,6 @@
-"""A root: where each file of a log lies, who the log is, and one immutable listing of its segments by state.
+"""A root: the path of each file of a log, the log's identity, and an immutable listing of its segments by state.
 
-A file's name is its state, so looking at the directory is all it takes to know what there is to do or to read.
+A file's name is its state, so listing the directory shows what there is to do and to read.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Root:
         return self.route(route) / cursor_name(group)
 
     def route_names(self) -> list[str]:
-        """Every route, retired ones included, by name; a directory whose name cannot be a route's is none."""
+        """Every route, retired ones included, by name; directories whose names are illegal are left out."""
         if not self.routes.is_dir():
             return []
         return sorted(entry.name for entry in os.scandir(self.routes) if is_route(entry.name) and entry.is_dir())
@@ -113,7 +113,7 @@ class Root:
 
         Raises:
             NotFound: no such route.
-            OSError: it may not be looked into.
+            OSError: the directory may not be read.
         """
         return self.cursors(route)[0]
 
@@ -122,7 +122,7 @@ class Root:
 
         Raises:
             NotFound: no such route.
-            OSError: it may not be looked into.
+            OSError: the directory may not be read.
         """
         try:
             names = os.listdir(self.route(route))
@@ -179,7 +179,7 @@ class Listing:
     released: tuple[Segment, ...] = ()
 
     def with_released(self) -> Listing:
-        """The same, with what is reclaimed and still there among the readable ones: for who needs it."""
+        """The same, with the released segments among the readable ones."""
         found = {segment.base_sequence: segment for segment in (*self.released, *self.segments)}
         return Listing(tuple(found[base] for base in sorted(found)), self.released)
 
@@ -220,7 +220,7 @@ def _base(segment: Segment) -> int:
 
 
 def list_segments(root: Root) -> Listing:
-    """Look at the directory.
+    """List the segments in the directory.
 
     Raises:
         Damaged: it is not there.
@@ -248,8 +248,8 @@ def list_segments(root: Root) -> Listing:
 def being_sealed(root: Root) -> set[int]:
     """The segments that the sealer is at work on, or that are sealed.
 
-    The sealer makes its temporary file before it opens the raw one by name. So who renames a raw segment first and
-    looks here then sees that it is being sealed, or the sealer finds that it is gone.
+    The sealer makes its temporary file before it opens the raw one by name. So if a program renames a raw segment first
+    and calls this then, either it sees that the segment is being sealed, or the sealer finds that the segment is gone.
     """
     suffix = Kind.SEALED.value
     names = (entry.name.partition(suffix) for entry in os.scandir(root.segments))
@@ -261,11 +261,11 @@ def being_sealed(root: Root) -> set[int]:
 
 
 def read_identity(root: Root) -> Identity:
-    """Who the log in ``root`` is.
+    """The identity of the log in ``root``.
 
     Raises:
         NotFound: there is no log.
-        NotPermitted: this user may not look.
+        NotPermitted: this user may not read it.
         UnsupportedFormat: it was written by a newer wald.
         Damaged: ``log.json`` is not readable.
     """
@@ -278,14 +278,14 @@ def read_identity(root: Root) -> Identity:
     except OSError as error:
         raise Damaged(f"{root.identity}: {error.strerror}", hint=f"ls -l {root.path}") from error
     try:
-        told = json.loads(text)
-        version = int(told["format"])
+        fields = json.loads(text)
+        version = int(fields["format"])
         if version > FORMAT_VERSION:
             raise UnsupportedFormat(
                 f"{root.identity}: format {version} is newer than the {FORMAT_VERSION} this program knows",
                 hint="pip install --upgrade wald",
             )
-        return Identity(uuid.UUID(told["log"]).bytes, str(told["created"]))
+        return Identity(uuid.UUID(fields["log"]).bytes, str(fields["created"]))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Damaged(
             f"{root.identity}: not the identity of a log ({error})",
@@ -297,7 +297,7 @@ def _where_else(path: Path) -> str:
     """What to do about a path at which there is no log."""
     if not path.exists() or _may_become_a_log(path):
         return f"{command_line(path, 'run')} makes one"
-    return f"--root takes the directory of a log, which has a log.json; to look for one: find {path} -name log.json"
+    return f"--root takes the directory of a log, which has a log.json; to find one: find {path} -name log.json"
 
 
 def create_root(path: Path, disk: Disk, *, now: str) -> Root:

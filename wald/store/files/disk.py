@@ -25,8 +25,8 @@ _KEEP_SIZE = 1
 _fallocate = ctypes.CDLL(None).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-FILE_MODE = 0o640  # the daemon's group may read, nobody else
-_LOCK_MODE = 0o600  # who may open a file may hold its lock
+FILE_MODE = 0o640  # only the daemon's group may read it
+_LOCK_MODE = 0o600  # a user who may open a file may hold its lock
 _DIRECTORY_MODE = 0o750
 
 
@@ -69,7 +69,7 @@ class Disk:
             self.make_directory(path.parent)
         with contextlib.suppress(FileExistsError):  # two may make it at once
             os.mkdir(path, _DIRECTORY_MODE)
-            # The directory above it may have told which group files in it are to have.
+            # The directory above it may determine the group of the files in it.
             os.chmod(path, _DIRECTORY_MODE | path.stat().st_mode & stat.S_ISGID)
 
     def close(self, descriptor: int) -> None:
@@ -137,8 +137,8 @@ class Disk:
     def sync_names_above(self, path: Path) -> None:
         """Return when the name of ``path`` is on disk, and those of the directories it is in, up to the mount point.
 
-        All of them, because whoever made some may have been killed before a sync. One that may not be read is passed
-        over: we have not made it.
+        All of them, because the process that made some may have been killed before a sync. A directory that may not be
+        read was made by another user, and is skipped.
         """
         path = path.resolve()
         device = path.stat().st_dev
@@ -165,13 +165,13 @@ class Disk:
         """Give ``path`` the content ``data`` in one step: a reader sees the old or the new, and the new survives.
 
         Args:
-            exclusive: raise FileExistsError if there is an old one, even if somebody makes it this very moment.
+            exclusive: raise FileExistsError if there is an old one, even if it is made at the same moment.
 
         Raises:
             OSError: with ``path`` as its file name; the old content stays.
         """
-        # A name that nobody else makes: process ids are alike in containers, and whoever is in the middle of this would
-        # give the other's unfinished file the name.
+        # A name that no other process makes: process ids are the same in several containers, and the unfinished file of
+        # one process would get its name from the other.
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
         try:
             descriptor = self.create(temporary)
@@ -193,7 +193,7 @@ class Disk:
         self.sync_directory(path.parent)
 
     def lock(self, descriptor: int) -> bool:
-        """Take the exclusive lock that ends with the descriptor; False if somebody else holds it."""
+        """Take the exclusive lock that ends with the descriptor; False if another process holds it."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -217,6 +217,6 @@ def free_bytes(path: Path) -> int:
 
 
 def total_bytes(path: Path) -> int:
-    """What an unprivileged writer could add to the file system of ``path`` if it were empty; 0 if it does not tell."""
+    """What an unprivileged writer could add to the file system of ``path`` if it were empty; 0 if that is not known."""
     status = os.statvfs(path)
     return (status.f_blocks - (status.f_bfree - status.f_bavail)) * status.f_frsize

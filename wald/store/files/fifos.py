@@ -1,6 +1,6 @@
-"""The FIFOs of routes: made, looked at, and put back where something else has taken their place.
+"""The FIFOs of routes: making them, checking them, and putting them back where something else has their name.
 
-``rm in; echo x > in`` makes a file that nobody reads, and so does a log rotation that creates what it has moved away.
+``rm in; echo x > in`` makes a file that no process reads. So does a log rotation that creates the file it has moved.
 Such a file is kept for its bytes, as ``in.found-1``, beside the FIFO that takes its place.
 """
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from wald.errors import command_line
 from wald.store.files.directory import Root
 
-FIFO_MODE = 0o620  # the daemon's group may write, nobody else
-OWNERS_FIFO_MODE = 0o600  # what a route with writers may have: a FIFO does not ask who writes
+FIFO_MODE = 0o620  # only the daemon's group may write to it
+OWNERS_FIFO_MODE = 0o600  # what a route with writers may have: a FIFO cannot check its writers
 _FOUND = "in.found-"
 
 
@@ -26,7 +26,7 @@ def has_fifo(root: Root, route: str) -> bool:
         return stat.S_ISFIFO(os.stat(root.fifo(route)).st_mode)
     except NotADirectoryError:  # what should be the route is none
         raise
-    except OSError:  # nothing there, or a link that leads nowhere or where nobody may go
+    except OSError:  # nothing there, or a link that leads nowhere or to what may not be read
         return False
 
 
@@ -54,7 +54,7 @@ def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
             number = 1 + max((int(each.name.removeprefix(_FOUND)) for each in found_files(root, route)), default=0)
             found = path.with_name(f"{_FOUND}{number}")
             os.rename(path, found)
-        os.mkfifo(path, OWNERS_FIFO_MODE)  # until it has its mode nobody else may open it
+        os.mkfifo(path, OWNERS_FIFO_MODE)  # until it has its mode no other user may open it
         mode = FIFO_MODE if mode is None else mode
     if mode is not None:
         path.chmod(mode)  # mkfifo's own mode is narrowed by the umask

@@ -1,6 +1,6 @@
 """Which file it is, asked with statx(2) and without its times.
 
-Linux 6.13 and newer notes that somebody has looked at a file's times, and then gives it a new one at its next write
+Linux 6.13 and newer notes that a process has read a file's times, and then gives it a new one at its next write
 (multigrain timestamps), where it would else take one every few milliseconds. So stat(2) before each write makes each
 write change the inode, and on ext4 the next sync of any file there waits for it: 40 µs of 150.
 """
@@ -21,7 +21,7 @@ _statx = getattr(ctypes.CDLL(None), "statx", None)  # old C libraries have none
 
 
 class Name:
-    """A path, and the open file that it stands for until somebody removes, moves or replaces that."""
+    """A path, and the open file that it names until that is removed, moved or replaced."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._file = _Look(descriptor, b"", _AT_EMPTY_PATH)()[1:]

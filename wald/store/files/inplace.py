@@ -1,7 +1,7 @@
-"""A small file that is written in place: seen at once by whoever reads it, never waited for.
+"""A small file that is written in place: a reader sees it at once, and the writer never waits.
 
 The head and the transfers are such files. What is written survives the death of the process (the pages belong to the
-kernel) but, unless it is synced, not that of the machine: the head is told anew from the segments then, and the pipes
+kernel) but, unless it is synced, not that of the machine: the head is made again from the segments then, and the pipes
 that the transfers are about are gone.
 
 Others may shorten, remove or replace the file at any moment. Assigning to a map of it would be a SIGBUS then, so the
@@ -39,7 +39,7 @@ class InPlaceFile:
     def write(self, data: bytes, offset: int = 0) -> None:
         """
         Raises:
-            OSError: somebody has shortened the file, and there is no room to make it longer again.
+            OSError: the file was shortened, and there is no room to make it longer again.
         """
         self._disk.update(self.descriptor, data, offset)
 
@@ -49,7 +49,7 @@ class InPlaceFile:
         self._disk.sync_directory(self._path.parent)
 
     def restore(self) -> bool:
-        """Make the file anew if its name stands for another, or for none; whether that was so.
+        """Make the file again if its name is that of another, or of none; return whether that was so.
 
         Raises:
             OSError: as for the class.

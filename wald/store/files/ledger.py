@@ -1,8 +1,8 @@
 """A ledger file: chained JSON lines, appended and synced by their one owner.
 
-Whoever decides something by a ledger reads it with :func:`entries_of`, which requires the chain to be whole; whoever
-reports what there is, with :func:`read_ledger`, which tells of damage and goes on. What a power cut has left of the
-last append was never acknowledged: its owner cuts it away, and until then both leave it off.
+A program that decides something by a ledger reads it with :func:`entries_of`, which requires the chain to be whole. A
+program that reports reads it with :func:`read_ledger`, which reports damage and goes on. What a power cut has left of
+the last append was never acknowledged: its owner cuts it away, and until then both leave it off.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Ledger:
     """The appending side. Opening cuts a torn last line; a damaged one is kept, and the line after it says so.
 
     Args:
-        owner: whose ledger it is, where several of them might be started; one at a time gets it, until it is closed.
-        reserve_bytes: kept allocated for lines to come, for an owner who has to write them on a full disk.
+        owner: the program whose ledger it is, where several may be started; one at a time gets it, until it is closed.
+        reserve_bytes: kept allocated for later lines, for an owner that has to write them on a full disk.
 
     Raises:
         Locked: another of these owners has it.
@@ -70,15 +70,15 @@ class Ledger:
         """Write a line for each entry, and return when they are on disk. A crash may leave the first few of them.
 
         Raises:
-            OSError: they are not; the descriptor is given up, and the next append opens the file anew and cuts away
+            OSError: they are not; the descriptor is given up, and the next append opens the file again and cuts away
                 what this one may have left.
         """
         with self._mutex:
             descriptor = self._open(known_bytes=self._end) if self._descriptor is None else self._descriptor
             lines, prev = [], self._prev
-            told = (*self._damage, *entries)
-            for entry in told:
-                lines.append(encode_line(entry, prev, self._end if len(told) > 1 else None))
+            appended = (*self._damage, *entries)
+            for entry in appended:
+                lines.append(encode_line(entry, prev, self._end if len(appended) > 1 else None))
                 prev = digest(lines[-1])
             try:
                 written = self._disk.write(descriptor, lines, self._end)
@@ -113,14 +113,14 @@ class Ledger:
             self._descriptor = self._lock = None
 
     def _take(self, owner: str) -> None:
-        """Lock a file beside it: the ledger itself may be opened, and so locked, by whoever may read it."""
+        """Lock a file beside it: the ledger itself may be opened, and so locked, by every user who may read it."""
         path = self._path.with_suffix(".lock")
         descriptor = self._disk.open_lock(path)
         if not self._disk.lock(descriptor):
             self._disk.close(descriptor)
             raise Locked(
                 f"{path}: another {owner} is at work on this root",
-                hint=f"wait until it is done, or look for it: fuser {path}",
+                hint=f"wait until it is done, or find it: fuser {path}",
             )
         self._lock = descriptor
 
@@ -225,7 +225,7 @@ def read_ledger(path: Path) -> Decoded:
 
 @dataclass(slots=True)
 class Bookmark:
-    """How far somebody has read a ledger: the last line, counted from 1, where it ends, its digest, and a checksum."""
+    """How far a ledger was read: the last line, counted from 1, where it ends, its digest, and a checksum."""
 
     number: int = 0
     offset: int = 0
@@ -243,7 +243,7 @@ class Bookmark:
 
 
 def entries_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of the ledger at ``path``, one at a time, for who decides by them; an absent one is empty.
+    """The lines of the ledger at ``path``, one at a time, for programs that decide by them; an absent one is empty.
 
     Raises:
         Damaged: at the first line that is damaged, or that does not follow the one before it.
@@ -265,7 +265,7 @@ def entries_behind(bookmark: Bookmark, file: BinaryIO, path: Path) -> Iterator[d
         if offset > end:
             if not line.endswith(b"\n") and _newline_is_damaged(line, bookmark.offset):
                 raise damaged(path, number, "its newline is damaged")
-            return  # torn, and its owner cuts it; or more recent than this look
+            return  # torn, and its owner cuts it; or newer than this reading
         try:
             entry = decode_line(line[:-1])
         except BadLine as error:
@@ -279,8 +279,8 @@ def entries_behind(bookmark: Bookmark, file: BinaryIO, path: Path) -> Iterator[d
 
 
 def damaged(path: Path, number: int, reason: str) -> Damaged:
-    """The error of who would have decided by a ledger of which one line cannot be believed."""
+    """The error where a decision needs a ledger of which one line cannot be believed."""
     return Damaged(
         f"{path}: line {number}: {reason}; nothing is decided by this ledger",
-        hint=f"restore it from a backup, or stop its owner and forget what it tells: mv {path} {path}.damaged",
+        hint=f"restore it from a backup, or stop its owner and give up what it says: mv {path} {path}.damaged",
     )

@@ -19,7 +19,7 @@ def add_route(root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: in
     """
     route = root.route(name)
     disk.make_directory(route)
-    disk.sync_directory(root.routes)  # even if it is there: whoever made it may have been killed before this
+    disk.sync_directory(root.routes)  # even if it is there: the process that made it may have been killed before this
     if root.retired(name).exists():
         disk.unlink(root.retired(name))
     if fifo:

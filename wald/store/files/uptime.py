@@ -1,4 +1,4 @@
-"""Time that nobody can set: moments of one boot of the machine, and how much of it has certainly passed between them.
+"""Time that cannot be set: moments of one boot of the machine, and how much has certainly passed between them.
 
 A wall clock may be years ahead one minute and right the next; what is deleted by age must not depend on it. Linux
 counts the time since the machine was booted (CLOCK_BOOTTIME, suspension included) and gives each boot an id. Between
@@ -40,7 +40,7 @@ def now() -> Moment:
 
 
 def moment_of(entry: Mapping[str, Any]) -> Moment | None:
-    """When a ledger's line was written; None if it does not tell."""
+    """When a ledger's line was written; None if it does not say."""
     match entry:
         case {"boot": str(boot), "boottime": int(boottime_ns)}:
             return Moment(boot, boottime_ns)
@@ -71,7 +71,7 @@ class Elapsed:
 
 @cache
 def boot_id() -> str:
-    """The id of this boot of the machine; "" where the kernel does not tell."""
+    """The id of this boot of the machine; "" if the kernel does not give it."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

@@ -91,7 +91,7 @@ def compress_segment(
         if whole := contents.walk(window, offset):
             frames.add(memoryview(window)[:whole], contents.take())
             continue
-        found = _judge(raw, offset, contents)
+        found = _scanned_at(raw, offset, contents)
         if found is None:
             break
         if isinstance(found, ScannedBatch):
@@ -133,7 +133,7 @@ def index_raw(source: int) -> SealedIndex:
         if whole := contents.walk(raw.read(offset, FRAME_BYTES), offset):
             offset += whole
             continue
-        found = _judge(raw, offset, contents)
+        found = _scanned_at(raw, offset, contents)
         if found is None:
             break
         if isinstance(found, ScannedBatch):
@@ -224,8 +224,8 @@ class SealedFile:
             except OSError as error:
                 found.append((frame, self._damaged(frame.offset, error.strerror or str(error))))
         if not found and digest.digest() != self.index.sha256:
-            words = f"the sha256 is {digest.hexdigest()}, the index says {self.index.sha256.hex()}"
-            return [(frame, self._damaged(0, words)) for frame in self.index.frames]
+            reason = f"the sha256 is {digest.hexdigest()}, the index says {self.index.sha256.hex()}"
+            return [(frame, self._damaged(0, reason)) for frame in self.index.frames]
         return found
 
     def _parts(self, number: int) -> Iterator[bytes]:
@@ -341,7 +341,7 @@ class _Frames:
         return self._stored_bytes + self._disk.write(self._target, [index_frame, seek_table], self._stored_bytes)
 
 
-def _judge(raw: RawFile, offset: int, contents: Contents) -> ScannedBatch | DamagedBytes | None:
+def _scanned_at(raw: RawFile, offset: int, contents: Contents) -> ScannedBatch | DamagedBytes | None:
     """What the scan finds at ``offset``; None at the end of the segment."""
     if offset >= raw.limit:
         return None

@@ -109,7 +109,7 @@ class Contents:
         """What an index of all that was met would say; one frame stands for all.
 
         Args:
-            sha256: of the raw bytes; empty where nobody knows.
+            sha256: of the raw bytes; empty if not known.
         """
         span = self.take()
         times_ns = (span.earliest_ns, span.latest_ns)

@@ -1,4 +1,4 @@
-"""Reading the head: how far the log is durable, and so how far anybody may read it."""
+"""Reading the head: how far the log is durable, and so how far it may be read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wald.store.files.directory import Root
 from wald.store.files.regular import open_regular
 
 _AT_ONCE = 100  # a line is torn for the nanoseconds in which it is rewritten, …
-_PAUSES, _PAUSE_SECONDS = 250, 0.001  # … or for as long as the kernel runs somebody else in the middle of that
+_PAUSES, _PAUSE_SECONDS = 250, 0.001  # … or for as long as the kernel interrupts that
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Bound:
     Attributes:
         segment: base sequence of the last readable segment; every older one is readable to its end.
         position: where the readable bytes of that segment end.
-        sequence: the last readable record; None where only reading can tell.
-        lost: whether there is no readable head and so records may be durable behind the bound, which nobody can tell.
+        sequence: the last readable record; None where only reading shows it.
+        lost: whether the head is not readable, and so records behind the bound may be durable.
     """
 
     segment: int
@@ -62,12 +62,12 @@ def read_head(root: Root) -> Head | None:
         os.close(descriptor)
     raise Damaged(
         f"{root.head}: offset 0: not a head line",
-        hint=f"rm {root.head}: the next start of the daemon makes it anew from the segments",
+        hint=f"rm {root.head}: the next start of the daemon makes a new one from the segments",
     )
 
 
 def readable_head(root: Root) -> Head | None:
-    """As :func:`read_head`, but a damaged one is none: it is derived, and segments tell as much, or nearly."""
+    """As :func:`read_head`, but None for a damaged one: it is derived, and segments show as much, or nearly."""
     try:
         return read_head(root)
     except Damaged:
@@ -78,6 +78,6 @@ def lost_head(root: Root, bound: Bound) -> Damaged:
     """The error for what may be behind a bound without a head."""
     behind = "" if bound.sequence is None else f" behind record {bound.sequence}"
     return Damaged(
-        f"{root.head}: there is no readable head, so what is durable{behind} cannot be told",
+        f"{root.head}: there is no readable head, so what is durable{behind} is not known",
         hint=f"send a record to the running daemon, or start it: {command_line(root.path, 'run')}",
     )

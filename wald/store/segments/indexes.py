@@ -1,7 +1,7 @@
 """Sparse indexes of raw segments: written beside the segment and read as a hint.
 
 An index saves a reader from scanning a raw segment from its start. It is not synced and may be missing, short, stale or
-damaged: whoever uses it checks the batch it lands on, may meet entries behind the durable end of the log, and scans the
+damaged: a reader checks the batch it lands on, may meet entries behind the durable end of the log, and scans the
 segment where it does not help.
 """
 
@@ -37,7 +37,7 @@ class SparseIndexWriter:
         self._write(encode_index_header(header))
 
     def add(self, sequence: int, position: int, append_time_ns: int) -> None:
-        """Tell of the next batch; never raises OSError."""
+        """Note the next batch; never raises OSError."""
         if position - self._indexed >= INTERVAL_BYTES:
             self._indexed = position
             self._write(encode_entry(sequence, position, append_time_ns))
@@ -53,7 +53,7 @@ class SparseIndexWriter:
         written = 0
         with contextlib.suppress(OSError):
             written = os.write(self._descriptor, data)
-        if written != len(data):  # what would follow half an entry could not be told apart
+        if written != len(data):  # entries behind half an entry could not be found
             self.close()
 
 

@@ -58,13 +58,13 @@ class RawSegment:
         self._log_id = log_id
         self._descriptor = open_regular(segment.path)
         try:
-            check_name(segment, log_id, self._told(log_id))
+            check_name(segment, log_id, self._own_header(log_id))
         except BaseException:
             os.close(self._descriptor)
             raise
 
-    def _told(self, log_id: bytes) -> SegmentHeader | None:
-        """The header; without a good one what the first batch says. Only wald verify tells of the header."""
+    def _own_header(self, log_id: bytes) -> SegmentHeader | None:
+        """The header; without a good one what the first batch says. Only ``wald verify`` reports a damaged header."""
         try:
             return RawFile(self._descriptor).header()
         except BadHeader:
@@ -81,7 +81,7 @@ class RawSegment:
         return position
 
     def replaced(self) -> bool:
-        """Whether the name stands for another file by now: the writer gave up on this one and carried it over."""
+        """Whether the name is that of another file now: after a failed write the writer goes on in a copy."""
         try:
             return os.stat(self.path).st_ino != os.fstat(self._descriptor).st_ino
         except FileNotFoundError:
@@ -130,7 +130,7 @@ class RawSegment:
             if left < wanted <= raw.limit - position and (batches.end or asked < wanted):
                 asked = max(WINDOW_BYTES, wanted)
                 continue
-            resumed = self._judge(raw, position)
+            resumed = self._scanned_at(raw, position)
             if isinstance(resumed, DamagedBytes):
                 yield resumed
                 position = resumed.offset + resumed.length
@@ -140,7 +140,7 @@ class RawSegment:
             asked = WINDOW_BYTES
 
     @staticmethod
-    def _judge(raw: RawFile, position: int) -> ScannedBatch | DamagedBytes | SegmentEnd:
+    def _scanned_at(raw: RawFile, position: int) -> ScannedBatch | DamagedBytes | SegmentEnd:
         """What stands where no whole batch does."""
         return next(raw.scan(start=position))
 
@@ -266,7 +266,7 @@ class SealedSegment:
         if self._pool is None:
             data = self._file.frame(number)
             if following is not None:
-                from concurrent.futures import ThreadPoolExecutor  # 10 ms, which a look at one record need not take
+                from concurrent.futures import ThreadPoolExecutor  # 10 ms, which reading one record need not take
 
                 self._pool = ThreadPoolExecutor(1, "wald-read-ahead")
             return data
@@ -314,20 +314,20 @@ class Misplaced(Damaged):
     """A file has the name of a segment and is another one, of this log or of another."""
 
 
-def check_name(segment: Segment, log_id: bytes, told: SegmentHeader | SealedIndex | None) -> None:
-    """Hold a segment's name against what its header, or its index, says (None: nothing can be told).
+def check_name(segment: Segment, log_id: bytes, found: SegmentHeader | SealedIndex | None) -> None:
+    """Compare a segment's name with what its header, or its index, says (None: it says nothing).
 
     Raises:
         Misplaced: it is another log's, or another segment of this one. A copy is never read in its place.
     """
-    if told is None or (told.log_id, told.base_sequence) == (log_id, segment.base_sequence):
+    if found is None or (found.log_id, found.base_sequence) == (log_id, segment.base_sequence):
         return
-    if told.log_id != log_id:
+    if found.log_id != log_id:
         raise Misplaced(
-            f"{segment.path}: offset 16: the segment belongs to log {told.log_id.hex()}",
+            f"{segment.path}: offset 16: the segment belongs to log {found.log_id.hex()}",
             hint=f"move it out of {segment.path.parent}",
         )
     raise Misplaced(
-        f"{segment.path}: offset 32: it is segment {told.base_sequence}, not what its name says",
+        f"{segment.path}: offset 32: it is segment {found.base_sequence}, not what its name says",
         hint=f"move it to where it belongs, or out of {segment.path.parent} if it is a copy",
     )

@@ -1,7 +1,7 @@
 """Raw segments, scanned batch by batch in constant memory, whatever the bytes.
 
-The scan tells three things apart: a batch that is whole; a gap, which is bytes that are no batch although good batches
-follow (damage); and the tail, which is where the good batches end (zeros, the end of the file, or what a crash left).
+The scan finds three things: a whole batch; damaged bytes, which are no batch although good batches follow; and the end,
+where the good batches end (at zeros, at the end of the file, or at what a crash left).
 Each byte is checksummed once in a batch, however much damage there is: what follows damage is found by lengths.
 """
 
@@ -71,8 +71,8 @@ class RawFile:
     """An open raw segment; the descriptor stays the caller's.
 
     Args:
-        limit: the length to look at (bytes); what is behind it does not exist.
-        durable: where a batch is known to end, by the head; 0: nobody knows.
+        limit: the length to read (bytes); what is behind it does not exist.
+        durable: where a batch is known to end, by the head; 0: not known.
         index: gives the sparse index; asked only behind damage.
     """
 
@@ -101,10 +101,10 @@ class RawFile:
 
     @cached_property
     def salt(self) -> int:
-        """The segment's, also where its header is lost; if nothing else tells it, one that no batch will fit.
+        """The segment's, also where its header is lost; if it cannot be found, one that no batch will fit.
 
         Two batches stand where no producer could have put them, the first and the last. Checksums can be calculated
-        backwards, so each tells a salt, and has a second checksum to show that it is the right one. The sparse index
+        backwards, so each gives a salt, and has a second checksum to show that it is the right one. The sparse index
         has the salt as well.
         """
         try:
@@ -147,10 +147,10 @@ class RawFile:
         return self.read(batch.offset + batch.header.payload_offset, batch.header.payload_bytes)
 
     def scan(self, *, start: int = FIRST_BATCH) -> Scan:
-        """Every batch from ``start`` on, and every gap between them; the last item is the tail."""
+        """Every batch from ``start`` on, and all damaged bytes between them; the last item is the end."""
         offset = start
         next_sequence = 0
-        damage: tuple[int, Parsed] | None = None  # which has begun, and of which the end is not known yet
+        damage: tuple[int, Parsed] | None = None  # damage whose end is not known yet
         while True:
             found, route = self._look(offset, self.salt)
             header = found.header
@@ -198,7 +198,7 @@ class RawFile:
         """Where to go on behind damage at ``offset``; None: nowhere.
 
         Args:
-            header: of the batch there, if it holds: it tells the length, so no payload is looked into.
+            header: of the batch there, if its checksum holds: it gives the length, so no payload is read.
         """
         if header is not None:
             behind = offset + header.total_bytes
@@ -264,5 +264,5 @@ class RawFile:
 
 
 def _holds_more_than_zeros(part: bytes) -> bool:
-    """Preallocated files end in many megabytes of zeros; comparing is far faster than looking for something."""
+    """Preallocated files end in many megabytes of zeros; comparing is far faster than searching."""
     return part != _ZEROS[: len(part)]

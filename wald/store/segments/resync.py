@@ -1,10 +1,10 @@
 """Finding the next batch behind damage in a raw segment, by nothing that a payload can imitate.
 
-A payload may hold whole batches, and their checksums may hold: whoever can read the segment knows its salt. So what
-looks like a batch counts for nothing by itself. Batches are found from an anchor, which is a place of which somebody
-else tells: the sparse index, the head, or the end of the data. From there the trailers lead backwards to the damage.
-Where they are damaged too, what lies between is searched for headers, and believed is only a chain of them that ends
-exactly where the trailers have led to.
+A payload may hold whole batches with valid checksums, because every program that can read the segment can learn its
+salt. So a batch is not believed because its checksums hold. Batches are found from an anchor: a position given by the
+sparse index, by the head, or by the end of the data. From there the trailers lead backwards to the damage. If trailers
+are damaged, too, the bytes between are searched for headers, and only a chain of headers is believed that ends exactly
+where the trailers have led to.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Resync:
         self._anchors = sorted({*self._agreeing(index or SparseIndex()), *filter(self._begin, ends)})
 
     def behind(self, position: int) -> int | None:
-        """The first place behind ``position``, where there is damage, at which a batch ended; None if nobody knows."""
+        """The first place behind ``position``, where there is damage, at which a batch ended; None if none is known."""
         number = bisect_right(self._anchors, position)
         if number == len(self._anchors):
             return None
@@ -51,7 +51,7 @@ class Resync:
         return self._chain(position, end)
 
     def _begin(self, end: int) -> int | None:
-        """Where the batch begins that ends at ``end``; None if its trailer does not tell."""
+        """Where the batch begins that ends at ``end``; None if its trailer is damaged."""
         offset = end - TRAILER.size
         inside = offset - self._window_offset
         if not 0 <= inside <= len(self._window) - TRAILER.size:
@@ -85,7 +85,7 @@ class Resync:
         return end
 
     def _headers(self, start: int, end: int) -> Iterator[int]:
-        """Whatever looks like the header of a batch that lies between ``start`` and ``end``."""
+        """Every position of a valid header of a batch that lies between ``start`` and ``end``."""
         offset = padded(start)
         while offset + HEADER.size <= end:
             window = self._read(offset, min(1 << 20, end - offset))

@@ -1,7 +1,7 @@
 """A sealed segment whose index or seek table cannot be trusted: its frames are walked from the front.
 
-The index is derived, so its loss loses no record. Where the next frame begins a frame's own headers tell, or, where
-these are damaged, the seek table. Every batch is checked against its checksums, and of a frame that is damaged or cut
+The index is derived, so its loss loses no record. A frame's own headers say where the next frame begins; if they are
+damaged, the seek table does. Every batch is checked against its checksums, and of a frame that is damaged or cut
 short the batches in front of the damage are given. Memory: one frame.
 """
 
@@ -111,7 +111,7 @@ class SalvagedSegment:
                     at = batches.end
                     expected = max(expected, batch.header.end_sequence)
                 wrong = wrong or batches.rest.reason
-                if not span.raw_bytes:  # nobody knows where the next frame is
+                if not span.raw_bytes:  # the next frame cannot be found
                     self._places.append((begin + at, offset))
                     left = max(1, self._file_bytes - offset)
                     self.tail = SegmentEnd(begin + at, Outcome.DAMAGED, reason or wrong, left)
@@ -122,17 +122,17 @@ class SalvagedSegment:
             offset, begin = offset + span.stored_bytes, begin + span.raw_bytes
 
     def _span(self, offset: int, begin: int) -> tuple[FrameSpan, str]:
-        """The frame at ``offset``, and what is wrong with its headers; of no length if nobody knows how long it is."""
-        told = self._told_of(offset)
+        """The frame at ``offset``, and what is wrong with its headers; of no length if its length is not known."""
+        listed = self._listed(offset)
         try:
             own = span_at(self._read, offset)
         except BadFrame as error:
             left = self._file_bytes - offset
             unknown = FrameSpan(max(0, left), 0)
-            return told or unknown, str(error) if left > 0 else "the file is cut short"
-        if told is None or told == own or not self._content(offset, begin, own)[1]:
+            return listed or unknown, str(error) if left > 0 else "the file is cut short"
+        if listed is None or listed == own or not self._content(offset, begin, own)[1]:
             return own, ""
-        return told, "the frame's headers are damaged"
+        return listed, "the frame's headers are damaged"
 
     def _salt_at(self, data: bytes, at: int, position: int) -> int:
         """The salt; where the segment's header is lost, that of what stands at ``at``: if it is a batch, it holds."""
@@ -203,8 +203,8 @@ class SalvagedSegment:
         offsets = accumulate((stored for stored, _ in frames), initial=0)
         return list(zip(offsets, [*(raw for _, raw in frames), 0], strict=True))
 
-    def _told_of(self, offset: int) -> FrameSpan | None:
-        """The frame at ``offset`` by the seek table; None if that does not tell."""
+    def _listed(self, offset: int) -> FrameSpan | None:
+        """The frame at ``offset`` by the seek table; None if it is not listed there."""
         number = bisect_right(self._table, offset, key=lambda entry: entry[0]) - 1
         if number < 0 or number + 1 >= len(self._table) or self._table[number][0] != offset:
             return None

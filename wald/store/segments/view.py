@@ -1,7 +1,7 @@
 """A log as it was at one moment: how far it may be read, and which segments hold it.
 
 Everything that reads takes a :class:`View`; nothing else lists the directory to read. Files change their names under a
-reader, and there is one rule for that, :meth:`View.follow`: a segment is looked for under every name that it can have.
+reader, and there is one rule for that, :meth:`View.follow`: every name that a segment can have is tried.
 One that has none is a :class:`SegmentGone`. What a view lacks is not called missing before :class:`SecondListing` has
 been asked.
 """
@@ -50,7 +50,7 @@ class State(Enum):
     """A start passed over its number."""
     NEVER_ISSUED = "never-issued"
     UNKNOWN = "unknown"
-    """It was issued; nothing that is left tells more."""
+    """It was issued; no segment and no ledger says more."""
 
 
 class SegmentGone(Damaged):
@@ -64,7 +64,7 @@ class View:
         bound: where the readable bytes end.
         listing: the segments, which reach at least that far.
         with_released: whether reclaimed segments whose files are still there are among those to read.
-        changed_ns: when each directory of segments last changed; None: too short a time ago to tell it from the next
+        changed_ns: when each directory of segments last changed; None: too recently to distinguish it from the next
             change.
     """
 
@@ -103,10 +103,9 @@ class View:
         return self.follow(segment, lambda found: open_segment(found, self.log_id))
 
     def follow(self, segment: Segment, action: Callable[[Segment], T]) -> T:
-        """The result of ``action`` for a segment, in the form and under the name that it has by now.
+        """The result of ``action`` for a segment, in the form and under the name that it has now.
 
-        The file of a segment is renamed when the segment is sealed or reclaimed, and named back when it is reclaimed
-        no more.
+        A segment gets another name when it is sealed or reclaimed, and its old name back if it is needed again.
 
         Args:
             action: raises FileNotFoundError if there is no file of the name.
@@ -118,7 +117,7 @@ class View:
             return action(segment)
         except FileNotFoundError as error:
             gone = error
-        for kind in 2 * _NAMES:  # twice, since the name may be changed back meanwhile
+        for kind in 2 * _NAMES:  # twice, because the name may be changed back in between
             path = segment.path.with_name(segment_name(segment.base_sequence, kind))
             try:
                 return action(Segment(segment.base_sequence, kind, path))
@@ -202,7 +201,7 @@ def _bound(head: Head | None, listing: Listing) -> Bound:
 
 
 def _holds_a_batch(segment: Segment) -> bool:
-    """Whether a raw segment has more in it than its control batch; one that is gone meanwhile counts as empty."""
+    """Whether a raw segment has more in it than its control batch; one that is gone counts as empty."""
     try:
         with open_file(segment.path) as file:
             scan = RawFile(file.fileno()).scan()
@@ -224,7 +223,7 @@ def head_of(root: Root) -> Head | None:
     bound = _bound(None, listing)
     if not listing.segments or not (bound.lost or bound.sequence != 0):
         return None
-    found = read_head(root)  # which a daemon may have made meanwhile
+    found = read_head(root)  # a daemon may have made it since
     if found is None:
         raise lost_head(root, bound)
     return found
