@@ -138,7 +138,7 @@ class _Bench:
         return samples.rows(_GROUP, "MB/s", ("compact", "wald-compact, 200,000 keys"), {"source": Goal(1.5)})
 
     def narrow(self, large: Log, hundredth: Log) -> list[Row]:
-        """Little out of much; seconds."""
+        """Queries of a few records out of many; seconds."""
         rows = []
         logs = {"large": large, "hundredth": hundredth}
         scan = _seconds(self._load(large).count)
@@ -174,19 +174,19 @@ class _Bench:
         shutil.rmtree(place)
 
     def _export(self, log: Log) -> None:
-        with self._alone("export") as out:
+        with self._output("export") as out:
             output = Output(out, Disk())
             spark = partial(nullcontext, self._spark)
             Exporter(output, Shape(), False, EXPORT_BYTES, out / "notes", "", spark).export([_place(log)])
 
     def _compact(self, log: Log) -> None:
-        with self._alone("compact") as out:
+        with self._output("compact") as out:
             spark = partial(nullcontext, self._spark)
             Compactor(Generations(out, Disk()), None, False, out / "notes", "", spark).compact([_place(log)])
 
     @contextmanager
-    def _alone(self, job: str) -> Iterator[Path]:
-        """A target of its own for a job."""
+    def _output(self, job: str) -> Iterator[Path]:
+        """A new directory for the output of a job, locked."""
         out = self._stage.fresh(self._stage.disk)
         with locked_by(job, private(out), Disk()):
             yield out
@@ -247,7 +247,7 @@ def _largest_worker() -> Iterator[Callable[[], int]]:
 
 
 def _workers() -> Iterator[Path]:
-    """The processes of Python that Spark has started for us."""
+    """The Python processes that Spark has started below this one."""
     status = {int(path.parent.name): path for path in Path("/proc").glob("[0-9]*/status")}
     parents = {pid: _status(path, "PPid:") for pid, path in status.items()}
     for pid, path in status.items():

@@ -15,7 +15,7 @@ from wald.log import Log
 SEGMENT_BYTES = 64 << 20
 ROUTES = 100
 QUIET = "quiet"
-_BLOCK_BYTES = 32 << 20  # generated once and repeated; tasks and frames are smaller, so nobody sees the repetition
+_BLOCK_BYTES = 32 << 20  # generated once and repeated; tasks and frames are smaller, so repetition does not help
 _KEYS = 200_000
 _REQUEST_BYTES = 96 << 10
 _QUIET_TIMES = 10
@@ -66,7 +66,7 @@ def text_of_lines(place: Path, data: Path) -> Path:
 
 
 def log_of_keys(root: Path, length: int) -> Log:
-    """About so many bytes of keyed records: 200,000 keys, again and again."""
+    """About so many bytes of keyed records: 200,000 keys in turn."""
     values = json_lines().splitlines()
     chance = random.Random(5)
     requests: list[bytes] = []

@@ -1,4 +1,4 @@
-"""One Spark session for all of these tests, and one cluster; whoever needs neither does not start them."""
+"""One Spark session for all of these tests, and one cluster; each is started when a test needs it."""
 
 from __future__ import annotations
 

@@ -126,6 +126,6 @@ def test_the_bytes_of_a_long_record_count_though_they_are_in_other_batches() -> 
     assert admit([Backlog(0, 10, extents)], Limits(raw_bytes=300), turn=0) == [3]
 
 
-def test_what_nobody_wants_is_passed_over_for_nothing() -> None:
+def test_records_that_are_not_wanted_cost_nothing() -> None:
     assert admit([Backlog(5, 900, []), Backlog(0, 900, [Extent(3, 1, 10)])], Limits(records=1), turn=0) == [900, 3]
     assert admit([], Limits(records=1), turn=3) == []

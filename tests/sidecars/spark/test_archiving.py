@@ -94,8 +94,8 @@ def test_the_tree_is_that_of_one_process(tmp_path: Path, pack: Pack, size: Size,
 
     assert files(tmp_path / "spark") == files(tmp_path / "local")
     assert run.manifest is not None
-    told = [entry.bundle.contents.last for entry in run.manifest.entries]
-    assert told == sorted(told)
+    content = [entry.bundle.contents.last for entry in run.manifest.entries]
+    assert content == sorted(content)
     lines = [[line | {"dest": ""} for line in ledger_lines(Root(root))] for root in (built.root.path, other)]
     assert lines[0] == lines[1]
     assert wald.open(built.root.path).cursor("a").sequence == wald.open(other).cursor("a").sequence == built.last
@@ -150,16 +150,16 @@ def test_nothing_to_archive_starts_no_spark(built: Built, dest: Path) -> None:
     assert archive(built, dest, engine=engine) == []
 
 
-def test_progress_is_told_up_to_the_last_record(built: Built, dest: Path, spark: SparkSession) -> None:
+def test_progress_is_reported_up_to_the_last_record(built: Built, dest: Path, spark: SparkSession) -> None:
     """Also while bundles wait for those in front of them."""
     for _ in range(4):
         built.lines("b", [b"y"])
         built.lines("a", [b"x"] * 10)
     engine = SparkEngine(built.log, open_destination(str(dest), Disk()), lambda: spark)
     (run,) = archive(built, dest, size=Records(10), engine=engine)
-    told: list[int] = []
-    assert [bundle.contents.first for bundle in engine.bundles(run.run, told.append)] == [2, 13, 24, 35]
-    assert (told, told[-1]) == (sorted(told), built.last)
+    content: list[int] = []
+    assert [bundle.contents.first for bundle in engine.bundles(run.run, content.append)] == [2, 13, 24, 35]
+    assert (content, content[-1]) == (sorted(content), built.last)
 
 
 class TestErrors:
@@ -244,7 +244,7 @@ class TestErrors:
 
 
 def recorded_at(pid: int, name: str) -> bytes:
-    """What the kernel tells of a process; nothing of one that has ended."""
+    """The status of a process; empty if it has ended."""
     try:
         return Path("/proc", str(pid), name).read_bytes()
     except OSError:
@@ -308,7 +308,7 @@ def test_another_engine_goes_on_where_one_was_killed(
     eventually(lambda: not executors())
     assert 2 <= len(made(dest)) < 50
     half, other = copied(dest, tmp_path / "half"), copied(large, tmp_path / "other")
-    (told,) = ledger_lines(Root(large))
+    (content,) = ledger_lines(Root(large))
 
     assert [run.resumed for run in pack(large, dest)] == [True]
     assert errors(dest, root=Root(large)) == []
@@ -319,7 +319,7 @@ def test_another_engine_goes_on_where_one_was_killed(
     half.rename(dest)
     assert [run.resumed for run in archive(other, dest)] == [True]
 
-    moment, software = str(told["archived_at"]), str(told["software"])
+    moment, software = str(content["archived_at"]), str(content["software"])
     undisturbed = tmp_path / "undisturbed"
     archive(pristine, undisturbed, size=Records(40_000), codec=Codec.ZST, moment=moment, software=software)
     assert files(undisturbed) == by_spark == files(dest)

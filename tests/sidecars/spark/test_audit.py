@@ -1,4 +1,4 @@
-"""An audit finds in many logs what ``wald verify`` finds in each, and what only the ledgers and archives tell."""
+"""An audit finds in many logs what ``wald verify`` finds in each, and what only the ledgers and archives show."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def verified(path: Path) -> list[tuple[str, int, str]]:
 
 
 def rewrite(path: Path, built: Built, change: dict[str, Any]) -> None:
-    """The last line of a ledger, changed by somebody who knows how to chain lines."""
+    """The last line of a ledger, changed by a program that can chain lines."""
     entries = read_ledger(path).entries
     path.unlink()
     ledger = Ledger(path, built.disk)
@@ -97,14 +97,14 @@ def test_one_log_of_three_is_damaged_in_every_way(spark: SparkSession, tmp_path:
     bundle.write_bytes(flipped(bundle.read_bytes(), 8 * 700))
 
     done = audited(spark, one.root.path, two.root.path, three.root.path)
-    told = errors(done)
+    content = errors(done)
     expected = verified(two.root.path)
-    assert sealed[1].name in [name for name, _ in told]
-    assert any("no ledger says why" in words for name, words in told if name == "segments")
+    assert sealed[1].name in [name for name, _ in content]
+    assert any("no ledger says why" in words for name, words in content if name == "segments")
     assert [(f.where, f.offset, f.message) for f in done.logs[1].found if "reclaim.jsonl" not in f.where] == expected
-    assert any("record 8 of route a was deleted, and not read by processed at 7" in words for _, words in told)
-    assert any("it leaves out route b" in words for _, words in told)
-    assert any(name == bundle.name and "its sha256 is" in words for name, words in told)
+    assert any("record 8 of route a was deleted, and not read by processed at 7" in words for _, words in content)
+    assert any("it leaves out route b" in words for _, words in content)
+    assert any(name == bundle.name and "its sha256 is" in words for name, words in content)
     assert [report.errors > 0 for report in done.logs] == [False, True, False]
     assert [report.errors > 0 for report in done.archives] == [False, True, False]
 
@@ -169,15 +169,18 @@ def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_the_command_tells_and_exits_with_4(cluster: str, tmp_path: Path) -> None:
+def test_the_command_reports_and_exits_with_4(cluster: str, tmp_path: Path) -> None:
     """On a cluster, over a pattern of roots; its exit code says that one of them is damaged."""
     good, bad = filled(tmp_path / "good"), filled(tmp_path / "bad")
     next(bad.root.segments.glob("*.zst")).unlink()
     line = [sys.executable, "-m", "wald_spark.audit", "--root", f"{tmp_path}/*", "--master", cluster, "--json"]
     done = subprocess.run(line, capture_output=True, timeout=300, check=False)
     assert done.stderr == b""
-    told = json.loads(done.stdout)
+    content = json.loads(done.stdout)
     assert done.returncode == 4
-    assert [(log["root"], log["errors"]) for log in told["logs"]] == [(str(bad.root.path), 1), (str(good.root.path), 0)]
-    assert told["errors"] == len([found for found in told["found"] if found["level"] == "error"]) == 1
-    assert told["raw_bytes"] == sum(log["raw_bytes"] for log in told["logs"])
+    assert [(log["root"], log["errors"]) for log in content["logs"]] == [
+        (str(bad.root.path), 1),
+        (str(good.root.path), 0),
+    ]
+    assert content["errors"] == len([found for found in content["found"] if found["level"] == "error"]) == 1
+    assert content["raw_bytes"] == sum(log["raw_bytes"] for log in content["logs"])

@@ -29,21 +29,21 @@ SLOWEST = {"no cursor": 0, "one before the last": 9, "never begun": 0, "not all 
 
 
 def line(*routes: Line, rule: str = "read", **more: object) -> Line:
-    told: Line = {"event": "reclaimed", "base": 1, "last": 20, "at": 1, "rule": rule, "bytes": 5, "sha256": SHA256}
-    return told | {"routes": list(routes)} | more
+    content: Line = {"event": "reclaimed", "base": 1, "last": 20, "at": 1, "rule": rule, "bytes": 5, "sha256": SHA256}
+    return content | {"routes": list(routes)} | more
 
 
 def sealed(*routes: tuple[str, int, int, int], **more: object) -> Line:
-    told: Line = {"event": "sealed", "base": 1, "last": 20, "sha256": SHA256}
-    return told | {"routes": [[*route, 99] for route in routes]} | more
+    content: Line = {"event": "sealed", "base": 1, "last": 20, "sha256": SHA256}
+    return content | {"routes": [[*route, 99] for route in routes]} | more
 
 
 @pytest.mark.parametrize(("name", "rule", "lost"), [*product(CLAIMS, RULES, (None, -1, 0, 1, 6, 10, 11))])
 def test_every_claim_by_every_rule(name: str, rule: str, lost: int | None) -> None:
     """Legal is what was read, and what expired with all the loss that there was, and no more; the loss is counted."""
     claim, read = CLAIMS[name]
-    told = line(HELD | claim, rule=rule, **({} if lost is None else {"lost": {"a": lost}}))
-    ruling = judge(told, sealed(("a", 10, 1, 10)))
+    content = line(HELD | claim, rule=rule, **({} if lost is None else {"lost": {"a": lost}}))
+    ruling = judge(content, sealed(("a", 10, 1, 10)))
     expired = rule in EXPIRING and lost is not None
     unread = 0 if read else 10 - SLOWEST[name]
     assert (not ruling.errors) == (lost == unread if expired else read)
@@ -80,7 +80,7 @@ def test_what_was_sealed_has_to_be_what_was_deleted(was: Line, words: list[str])
 
 
 def test_a_line_without_cursors_proves_nothing() -> None:
-    """That is what wald-reclaim writes of a released segment of which no ledger told."""
+    """wald-reclaim writes this of a released segment that is in no ledger."""
     bare = {"event": "reclaimed", "base": 1, "last": 20, "at": 1, "rule": "found released, reason unknown"}
     assert judge(bare, sealed()).errors == (
         "no cursors are recorded (found released, reason unknown): it cannot be proven that it was legal",
@@ -91,13 +91,13 @@ def test_a_segment_without_records_may_go() -> None:
     assert judge(line(), sealed()).errors == ()
 
 
-def test_of_a_segment_that_no_ledger_tells_of_the_cursors_count() -> None:
+def test_of_a_segment_that_no_ledger_records_the_cursors_count() -> None:
     ruling = judge(line(HELD | {"cursors": {"processed": 10}}), None)
     assert ruling.errors == ()
     assert ruling.notes == ("no ledger records what it held when it was sealed",)
 
 
-def test_a_segment_that_is_still_there_is_told_of() -> None:
+def test_a_segment_that_still_exists_is_reported() -> None:
     """A crash between the line and the deletion leaves it so."""
     ruling = judge(line(HELD | {"retired": True}), sealed(("a", 10, 1, 10)), there=True)
     assert ruling.errors == ()
@@ -147,13 +147,13 @@ def test_deletions_that_overlap_are_found() -> None:
         ),
     ],
 )
-def test_of_a_segment_without_index_the_line_tells_what_was_left_and_its_cursors_have_to_be_past_the_rest(
+def test_of_a_segment_without_index_the_line_says_what_was_left_and_its_cursors_have_to_be_past_the_rest(
     claim: Line, errors: tuple[str, ...]
 ) -> None:
     left = {"route": "a", "count": 8, "first": 1, "last": 8}
-    told = line(left | claim, damaged=True, damaged_bytes=99)
-    del told["sha256"]
+    content = line(left | claim, damaged=True, damaged_bytes=99)
+    del content["sha256"]
 
-    assert judge(told, sealed(("a", 10, 1, 10))).errors == errors
+    assert judge(content, sealed(("a", 10, 1, 10))).errors == errors
     lost = "it was damaged, and nothing proves that record 20 of route b was read"
-    assert judge(told, sealed(("a", 8, 1, 8), ("b", 2, 11, 20))).errors == (lost,)
+    assert judge(content, sealed(("a", 8, 1, 8), ("b", 2, 11, 20))).errors == (lost,)

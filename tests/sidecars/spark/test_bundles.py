@@ -131,7 +131,7 @@ def test_what_two_groups_have_archived_comes_once(tmp_path: Path) -> None:
     assert [row["value"] for row in rows(pieces(dest))] == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_records_missing_between_two_bundles_are_told(tmp_path: Path) -> None:
+def test_records_missing_between_two_bundles_are_reported(tmp_path: Path) -> None:
     built, dest = Built(tmp_path / "root"), tmp_path / "dest"
     for number in range(3):
         built.lines("a", [b"%d" % number])

@@ -94,14 +94,14 @@ def test_what_is_started_is_stopped_without_a_trace(tmp_path: Path) -> None:
     assert (started.returncode, started.stderr) == (0, "")
     assert answers(url)
 
-    told = cluster_command("status", *place)
+    content = cluster_command("status", *place)
     again = cluster_command("start", *place)
-    assert told.returncode == 0
-    assert told.stdout.startswith(f"{url}\n  worker ")
+    assert content.returncode == 0
+    assert content.stdout.startswith(f"{url}\n  worker ")
     assert again.returncode != 0
     assert "already" in again.stderr
 
-    processes = re.search(r"processes: (\d+) (\d+);", told.stdout)
+    processes = re.search(r"processes: (\d+) (\d+);", content.stdout)
     assert processes is not None
     os.kill(int(processes[2]), signal.SIGKILL)
     assert cluster_command("stop", *place).returncode == 0

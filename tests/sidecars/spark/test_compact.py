@@ -164,17 +164,17 @@ def test_a_crash_at_any_step_leaves_one_generation_or_the_next(tmp_path: Path) -
             assert number > 5
             break
         holding = Generations(out, Unsynced())
-        told, latest = holding.read(), holding.latest()
-        assert told is not None
+        content, latest = holding.read(), holding.latest()
+        assert content is not None
         assert latest is not None
-        assert told.logs == {"log": Progress(int((latest / "part.parquet").read_text()))}
+        assert content.logs == {"log": Progress(int((latest / "part.parquet").read_text()))}
         before = int(latest.name[-6:]) - 1
         run(out, Unsynced(), 4)
         assert sorted(path.name for path in out.glob("gen-*")) == [f"gen-{before + 1:06d}", f"gen-{before + 2:06d}"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 1}'])
-def test_a_generation_that_does_not_tell_is_damage(tmp_path: Path, text: str) -> None:
+def test_a_generation_without_a_description_is_damage(tmp_path: Path, text: str) -> None:
     (tmp_path / "gen-000001").mkdir()
     (tmp_path / "gen-000001" / "_wald.json").write_text(text)
     (tmp_path / "latest").symlink_to("gen-000001")
@@ -209,7 +209,7 @@ def test_a_part_of_a_log_is_reduced_as_it_is_read(tmp_path: Path, monkeypatch: p
     assert table_of(place) == oracle(built)
 
 
-def test_the_command_tells_what_there_is(cluster: str, tmp_path: Path) -> None:
+def test_the_command_reports_what_there_is(cluster: str, tmp_path: Path) -> None:
     """As a process, on a cluster, from options to JSON."""
     built, out = Built(tmp_path / "root"), tmp_path / "out"
     built.columns("a", [b"1", b"2", b""], keys=[b"x", b"x", b"y"])
@@ -218,6 +218,6 @@ def test_the_command_tells_what_there_is(cluster: str, tmp_path: Path) -> None:
     done = run_job(sidecar("spark.compact", *words), tmp_path)
 
     assert (done.returncode, done.stderr) == (0, b"")
-    told: dict[str, Any] = json.loads(done.stdout)
-    assert (told["generation"]["keys"], told["generation"]["deleted"], told["read"]["records"]) == (2, 1, 3)
+    content: dict[str, Any] = json.loads(done.stdout)
+    assert (content["generation"]["keys"], content["generation"]["deleted"], content["read"]["records"]) == (2, 1, 3)
     assert {key: value for (_, key), (value, _, _) in table_of(out / "latest").items()} == {b"x": b"2", b"y": None}

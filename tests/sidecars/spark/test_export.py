@@ -49,7 +49,7 @@ def export(
 
 
 def read_back(out: Path) -> pa.Table:
-    """As pyarrow reads a directory of somebody else's."""
+    """The directory as pyarrow reads it."""
     partitions = dataset.partitioning(pa.schema([("route", pa.string()), ("date", pa.string())]), flavor="hive")
     table: pa.Table = dataset.dataset(out, format="parquet", partitioning=partitions).to_table()
     return table.sort_by([("log", "ascending"), ("seq", "ascending")])
@@ -128,7 +128,7 @@ def test_every_complete_record_is_exported_once(spark: SparkSession, night: Buil
 
 
 def test_json_becomes_columns_and_what_is_none_is_kept(spark: SparkSession, tmp_path: Path) -> None:
-    """With types that were said, and with types that were found out."""
+    """With given types, and with inferred ones."""
     built = Built(tmp_path / "root")
     built.lines("a", [b'{"status":200,"host":"x"}', b"no json", b'{"status":"?"}', b'{"host":"y","more":[]}'])
     done = export(spark, tmp_path / "said", built, json_ddl="status INT, host STRING")
@@ -165,7 +165,7 @@ def test_options_of_before_hold(spark: SparkSession, tmp_path: Path) -> None:
         export(spark, tmp_path / "other", built, json_ddl="a WHAT")
 
 
-def test_damage_ends_the_run_or_is_passed_over_and_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_damage_ends_the_run_or_is_passed_over_and_reported(spark: SparkSession, tmp_path: Path) -> None:
     """Nothing of a run that ends so is exported, of a log that is whole neither."""
     good, bad, out = Built(tmp_path / "good"), Built(tmp_path / "bad"), tmp_path / "out"
     for built in (good, bad):
@@ -225,16 +225,16 @@ def spark_finds_nothing(spark: SparkSession, out: Path) -> bool:
     return spark.read.schema("seq BIGINT").parquet(str(out)).count() == 0
 
 
-def test_the_command_tells_what_it_has_done(cluster: str, night: Built, tmp_path: Path) -> None:
+def test_the_command_reports_what_it_has_done(cluster: str, night: Built, tmp_path: Path) -> None:
     """As a process, on a cluster, from options to JSON."""
     out = tmp_path / "out"
     words = ["--root", night.root.path, "--out", out, "--route", "a", "--master", cluster, "--json"]
     done = run_job(sidecar("spark.export", *words), tmp_path)
 
     assert (done.returncode, done.stderr) == (0, b"")
-    told = json.loads(done.stdout)["logs"][0]
-    assert (told["first"], told["last"], told["records"], told["corrupt"]) == (1, 10, 6, 0)
-    assert sorted(told["files"]) == sorted(str(path.relative_to(out)) for path in out.glob("route=*/*/*"))
+    content = json.loads(done.stdout)["logs"][0]
+    assert (content["first"], content["last"], content["records"], content["corrupt"]) == (1, 10, 6, 0)
+    assert sorted(content["files"]) == sorted(str(path.relative_to(out)) for path in out.glob("route=*/*/*"))
 
 
 def test_the_command_says_what_is_wrong_before_spark_starts(night: Built, tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ def test_a_crash_at_any_step_leaves_each_log_as_it_was_or_as_it_is_to_be(tmp_pat
         output = Output(out, Unsynced())
         output.recover()
 
-        told = {log: each.last for log, each in output.catalog.entries().items()}
-        expected = [name for log, last in ((LOG, 2), (OTHER, 4)) if told.get(log) == last for name in both(log)]
+        content = {log: each.last for log, each in output.catalog.entries().items()}
+        expected = [name for log, last in ((LOG, 2), (OTHER, 4)) if content.get(log) == last for name in both(log)]
         assert seen(out) == sorted(expected)
         assert {each.pending for each in output.catalog.entries().values()} <= {()}
         assert [path.name for path in out.glob("_*")] == ["_wald"]
@@ -120,7 +120,7 @@ def test_a_crash_while_a_run_is_finished_does_no_harm(tmp_path: Path) -> None:
 
 
 class _DyingAtRename(Unsynced):
-    """Dies when the first file is to be moved: after everything was told."""
+    """Dies when the first file is to be moved, after the catalog was written."""
 
     def rename(self, source: Path, output: Path) -> None:
         if output.suffix == ".parquet":
@@ -146,7 +146,7 @@ def test_what_was_exported_is_read_back_as_it_was_written(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": 1}', '{"format": 1, "shape": {}}'])
-def test_a_damaged_book_is_told(tmp_path: Path, text: str) -> None:
+def test_a_damaged_catalog_entry_is_reported(tmp_path: Path, text: str) -> None:
     private(tmp_path).mkdir()
     (private(tmp_path) / f"{LOG}.json").write_text(text)
 
@@ -154,7 +154,7 @@ def test_a_damaged_book_is_told(tmp_path: Path, text: str) -> None:
         Output(tmp_path, Unsynced()).catalog.entries()
 
 
-def test_a_file_that_is_in_neither_place_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_in_neither_place_is_reported(tmp_path: Path) -> None:
     output = Output(tmp_path, Unsynced())
     private(tmp_path).mkdir()
     output.catalog.write(entry(LOG, 1, staging="gone", pending=tuple(names_of(LOG, 1))))
@@ -163,7 +163,7 @@ def test_a_file_that_is_in_neither_place_is_told(tmp_path: Path) -> None:
         output.recover()
 
 
-def test_files_of_a_log_that_nobody_tells_of_are_refused(tmp_path: Path) -> None:
+def test_files_of_a_log_that_the_catalog_does_not_list_are_refused(tmp_path: Path) -> None:
     """Else its records would be there twice."""
     private(tmp_path).mkdir()
     two_logs(tmp_path, Unsynced())
@@ -234,7 +234,7 @@ def test_types_are_found_out_from_records() -> None:
 
 
 @pytest.mark.parametrize("name", ["missing", "mixed", "nested"])
-def test_a_type_that_cannot_be_told_is_asked_for(name: str) -> None:
+def test_a_type_that_cannot_be_inferred_is_asked_for(name: str) -> None:
     with pytest.raises(InvalidInput, match=f"field {name}"):
         inferred_ddl([name], [b'{"mixed":1,"nested":[1]}', b'{"mixed":"1"}'])
 

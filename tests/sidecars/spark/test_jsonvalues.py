@@ -177,7 +177,7 @@ class Pairs(list[tuple[str, Any]]):
 
 
 def fits(value: bytes) -> dict[str, Any] | None:
-    """What ``json.loads`` says that ``value`` holds of SCHEMA, with the differences that the module tells of."""
+    """What ``json.loads`` says that ``value`` holds of SCHEMA, with the differences that the module lists."""
     try:
         pairs = json.loads(value.decode(), object_pairs_hook=Pairs, parse_float=finite, parse_int=whole)
         value.decode().encode("utf-16")

@@ -1,4 +1,4 @@
-"""What a path names is told by what is there."""
+"""What a path names depends on what is there."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_bags_are_an_archive_and_so_is_a_url_of_some(built: Built, tmp_path: Pat
 
 @pytest.mark.parametrize(("segments", "words"), [(False, "no bags"), (True, "read from a directory")])
 def test_a_url_without_bags_is_not_found(built: Built, store: str, segments: bool, words: str) -> None:
-    """A store tells an empty place from none as little as it tells a bucket of segments from an archive."""
+    """A store does not distinguish an empty directory from none, nor segments from an archive."""
     if segments:
         fsspec.filesystem("memory").put(str(built.path(1, Kind.SEALED)), f"{store}/{built.path(1, Kind.SEALED).name}")
     with pytest.raises(NotFound, match=words):

@@ -1,4 +1,4 @@
-"""A log ends, for whoever wants whole records, in front of the first that has begun and not ended."""
+"""A log ends, for a reader of complete records, in front of the first that has begun and not ended."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_segment_that_is_sealed_meanwhile_is_found(built: Built) -> None:
 
 
 def test_a_bound_that_has_not_moved_is_not_looked_behind(built: Built, tmp_path: Path) -> None:
-    """The files might as well be gone."""
+    """No file is read."""
     begin(built)
     place = place_of(built)
     ends = LogEndTracker(None)
@@ -229,7 +229,7 @@ def test_a_bound_that_has_not_moved_is_not_looked_behind(built: Built, tmp_path:
 
 
 def test_only_what_has_come_since_is_read(built: Built) -> None:
-    """What was looked at before may be as damaged as it likes."""
+    """Damage in what was read before does not matter."""
     begin(built)
     place = place_of(built)
     ends = LogEndTracker(None)

@@ -56,10 +56,10 @@ def test_what_cannot_be_is_refused(change: dict[str, object], words: str) -> Non
 
 
 @pytest.mark.parametrize("told", [None, 7, [], "{}", {}, {"logOffset": 0}, {"version": 1, "logs": {}, "routes": None}])
-def test_what_others_keep_in_a_checkpoint_is_not_ours(told: object) -> None:
-    assert not is_offsets(told)
+def test_offsets_of_other_sources_are_refused(content: object) -> None:
+    assert not is_offsets(content)
     with pytest.raises(BadOffsets):
-        decode_offsets(told)
+        decode_offsets(content)
 
 
 def test_those_of_a_newer_version_are_ours() -> None:

@@ -1,4 +1,4 @@
-"""Options mean what they say, and one that cannot be right is told before anything is read."""
+"""Options are checked before anything is read."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_what_cannot_be_right_is_refused_with_its_name(given: dict[str, str], wo
     assert refused.value.hint
 
 
-def test_a_misspelt_option_is_told_the_nearest() -> None:
+def test_a_misspelt_option_is_reported_with_the_nearest() -> None:
     with pytest.raises(InvalidInput) as refused:
         parsed(startingSequnce="1")
     assert refused.value.hint == "did you mean startingSequence?"

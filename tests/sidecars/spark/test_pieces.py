@@ -178,7 +178,7 @@ def test_what_is_reclaimed_meanwhile_may_be_missing_if_loss_is_tolerated(built: 
     assert sequences(pieces) == [1, 2, 5, 6, 7, 8]
 
 
-def test_without_a_head_what_is_behind_the_last_complete_segment_is_told(built: Built) -> None:
+def test_without_a_head_what_is_behind_the_last_complete_segment_is_reported(built: Built) -> None:
     built.root.head.unlink()
     with pytest.raises(Damaged, match="no readable head"):
         planned(place_of(built))
@@ -192,7 +192,7 @@ def test_a_segment_that_is_gone_without_a_word_is_damage(built: Built) -> None:
         planned(place_of(built))
 
 
-def test_of_what_is_gone_only_what_no_ledger_tells_of_is_called_lost(built: Built) -> None:
+def test_of_what_is_gone_only_what_no_ledger_explains_is_called_lost(built: Built) -> None:
     built.reclaim(1)
     built.path(3, Kind.SEALED).unlink()
     with pytest.raises(Damaged, match="no segment holds records 3 to 4"):
@@ -241,7 +241,7 @@ def test_a_segment_of_which_nothing_is_whole_is_named(built: Built) -> None:
 def test_damage_of_a_raw_segment_is_met_once_whatever_the_route(
     tmp_path: Path, route: str | None, sealed: bool
 ) -> None:
-    """Whose records were there, nobody can tell any more: whoever reads on both sides of it is told."""
+    """It is not known whose records were there, so the readers of both sides report it."""
     built = Built(tmp_path / "root")
     for number in range(9):
         built.lines("ab"[number % 2], [b"x" * 100])
@@ -258,8 +258,8 @@ def test_damage_of_a_raw_segment_is_met_once_whatever_the_route(
     wanted = Range(frozenset([route]) if route else None, 1, 99)
     with pytest.raises(Damaged):
         read(planned(place_of(built), wanted, limit=200))
-    told = tmp_path / "report"
-    pieces = planned(place_of(built), wanted, limit=200, tolerance=Tolerance(damage=True, report=str(told)))
+    content = tmp_path / "report"
+    pieces = planned(place_of(built), wanted, limit=200, tolerance=Tolerance(damage=True, report=str(content)))
     found = [record.sequence for record in read(pieces)]
     assert found == [n for n in range(1, 20) if n != 10 and route in (None, "ab"[(n - 1) % 2 if n < 10 else n % 2 ^ 1])]
-    assert sum(path.read_text().count("\n") for path in told.iterdir()) == 1
+    assert sum(path.read_text().count("\n") for path in content.iterdir()) == 1

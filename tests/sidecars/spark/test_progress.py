@@ -1,4 +1,4 @@
-"""What has come since: whole records only, each once, and what is missing is told."""
+"""New records of a job: complete ones only, each once, and what is missing is reported."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_what_was_reclaimed_before_the_first_run_is_no_loss_and_later_it_is(tmp_
     assert numbers(found) == [3, 4, 5, 6]
 
 
-def test_a_missing_segment_is_told(tmp_path: Path) -> None:
+def test_a_missing_segment_is_reported(tmp_path: Path) -> None:
     built = Built(tmp_path / "root")
     for _ in range(3):
         built.lines("a", [b"x"])
@@ -142,7 +142,7 @@ def test_logs_are_found_and_others_are_refused(tmp_path: Path) -> None:
         find_logs([root, str(tmp_path / "archive")], None)
 
 
-def test_an_older_copy_that_was_put_back_is_told(tmp_path: Path) -> None:
+def test_an_older_copy_that_was_put_back_is_reported(tmp_path: Path) -> None:
     """What comes after it would be taken for what was exported before."""
     built = Built(tmp_path / "root")
     for _ in range(3):

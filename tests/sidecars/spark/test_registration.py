@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def test_the_name_is_enough(spark: SparkSession, tmp_path: Path) -> None:
-    """A session in which nobody has registered anything reads a log, from Python and from SQL."""
+    """A session in which nothing was registered reads a log, from Python and from SQL."""
     Built(tmp_path / "root").lines("a", [b"one", b"two"])
     fresh = spark.newSession()
 

@@ -178,7 +178,7 @@ def test_a_batch_is_no_larger_than_the_jvm_likes(built: Built) -> None:
     assert pa.Table.from_batches(batches)["seq"].to_pylist() == list(range(1, 27))
 
 
-def test_a_value_that_is_too_long_ends_the_query_or_is_told(built: Built, tmp_path: Path) -> None:
+def test_a_value_that_is_too_long_ends_the_query_or_is_reported(built: Built, tmp_path: Path) -> None:
     built.lines("a", [b"short", b"x" * 1001, b"short too"])
     with pytest.raises(Refused, match=r"route a has a value of 1001 B, and maxValueBytes is 1000 B") as refused:
         table(rows_of(DEFAULT, value_bytes=1000), built)

@@ -1,4 +1,4 @@
-"""A master that cannot be used is told as that, soon, and in a line that says why."""
+"""A master that cannot be used is reported soon, in a line that says why."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def audit(root: Path, master: str) -> list[str]:
         ("spark://nowhere", "no Spark master answers at spark://nowhere"),
     ],
 )
-def test_a_master_that_is_none_is_told_with_its_reason(tmp_path: Path, master: str, words: str) -> None:
+def test_a_master_that_is_none_is_reported_with_its_reason(tmp_path: Path, master: str, words: str) -> None:
     root = Built(tmp_path / "root").root.path
     done = subprocess.run(audit(root, master), capture_output=True, text=True, timeout=300, check=False)
 
@@ -41,7 +41,7 @@ def test_a_master_that_is_none_is_told_with_its_reason(tmp_path: Path, master: s
 
 
 def test_a_master_without_workers_is_waited_for_aloud(tmp_path: Path) -> None:
-    """It may get some: nothing is given up, and nobody has to guess."""
+    """It may get some later, so the wait goes on, and is reported."""
     root = Built(tmp_path / "root").root.path
     start: list[str | Path] = [sys.executable, SCRIPT, "start", "--dir", tmp_path / "cluster", "--workers"]
     url = subprocess.run([*start, "0"], capture_output=True, text=True, timeout=300, check=True).stdout.strip()

@@ -147,8 +147,8 @@ def test_one_damaged_log_among_three_is_named_or_passed_over(load: Load, tmp_pat
     assert "hint: " in words
     report = tmp_path / "report"
     assert load(*roots, mode="PERMISSIVE", damagePath=report).count() == 8
-    (told,) = [path.read_text() for path in report.iterdir()]
-    assert "record 2 cannot be read" in told
+    (content,) = [path.read_text() for path in report.iterdir()]
+    assert "record 2 cannot be read" in content
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_one_damaged_log_among_three_is_named_or_passed_over(load: Load, tmp_pat
         ({"schema": "seq INT"}, "seq must be BIGINT"),
     ],
 )
-def test_what_cannot_be_right_is_told_with_a_hint(
+def test_what_cannot_be_right_is_reported_with_a_hint(
     load: Load, built: Built, options: dict[str, str], words: str
 ) -> None:
     with pytest.raises(PySparkException) as refused:
@@ -167,7 +167,7 @@ def test_what_cannot_be_right_is_told_with_a_hint(
     assert words in str(refused.value)
 
 
-def test_a_path_that_is_no_log_is_told(load: Load, tmp_path: Path) -> None:
+def test_a_path_that_is_no_log_is_reported(load: Load, tmp_path: Path) -> None:
     assert "neither a log, nor segments" in refusal(load(tmp_path))
 
 

@@ -20,7 +20,7 @@ def test_without_options_a_stream_reads_everything_there_is() -> None:
     assert parse() == StreamOptions("earliest", {}, Limits())
 
 
-def test_a_stream_begins_where_it_is_told() -> None:
+def test_a_stream_begins_where_its_options_say() -> None:
     assert parse(startingOffsets="Latest").starting == "latest"
     assert parse(startingOffsets="earliest") == parse()
     assert parse(startingOffsets=f'{{"{LOG}": 251}}').first == {LOG: 251}

@@ -91,7 +91,7 @@ def test_a_piece_whose_worker_dies_is_tried_again(spark: SparkSession, tmp_path:
     assert found == {0: b"a", 1: b"b"}
 
 
-def test_whoever_stops_listening_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
+def test_closing_the_results_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
     """The process that still worked is gone."""
     pid = tmp_path / "pid"
 

@@ -368,6 +368,6 @@ def test_what_others_wrote_may_be_reclaimed_from_under_a_stream_of_one_route(bui
     assert stream.sequences == [31]
 
 
-def test_a_route_that_no_log_has_is_told_at_once(built: Built) -> None:
+def test_a_route_that_no_log_has_is_reported_at_once(built: Built) -> None:
     with pytest.raises(NotFound, match="there is no route 'nope'"):
         Stream(built.root.path, route="nope").trigger()
