@@ -237,7 +237,7 @@ def _largest_worker() -> Iterator[Callable[[], int]]:
         while not stop.wait(_SAMPLE_SECONDS):
             largest = max([largest, *(_status(worker, "VmRSS:") << 10 for worker in _workers())])
 
-    thread = threading.Thread(output=watch)
+    thread = threading.Thread(target=watch)
     thread.start()
     try:
         yield lambda: largest

@@ -55,7 +55,9 @@ def test_what_cannot_be_is_refused(change: dict[str, object], words: str) -> Non
         decode_offsets(WHOLE | change)
 
 
-@pytest.mark.parametrize("told", [None, 7, [], "{}", {}, {"logOffset": 0}, {"version": 1, "logs": {}, "routes": None}])
+@pytest.mark.parametrize(
+    "content", [None, 7, [], "{}", {}, {"logOffset": 0}, {"version": 1, "logs": {}, "routes": None}]
+)
 def test_offsets_of_other_sources_are_refused(content: object) -> None:
     assert not is_offsets(content)
     with pytest.raises(BadOffsets):
