@@ -1,7 +1,7 @@
 """Bytes: every format wald writes, as pure functions that encode and decode it.
 
-Nothing here opens a file, reads a clock or logs. Integers are little-endian; checksums are CRC-32C (Castagnoli,
-RFC 3720 appendix B.4). Each struct asserts its size beside its definition.
+Nothing here opens a file, reads a clock or logs. Integers are little-endian. Checksums ("crc32c") are CRC-32C
+(Castagnoli, RFC 3720, appendix B.4). Each struct asserts its size beside its definition.
 
     names     file and route names            segment   segment header          sealed   index and seek table of a .zst
     batch     the unit of writing             columns   keyed and timed records  index   sparse index of a raw segment

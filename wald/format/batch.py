@@ -1,31 +1,32 @@
 """A batch: consecutive records of one route under one header and one checksum, with its length at both ends.
 
     offset  size  field
-         0     4  magic              WBAT; four zeros mean "nothing more here" (segments are preallocated)
-         4     4  header checksum    crc32c of bytes 8..64 from the seed on: the length is trusted before the body
+         0     4  magic              WBAT; four zeros mean that nothing follows (segments are preallocated)
+         4     4  header checksum    crc32c of bytes 8..64 from the seed on; checked before the length is used
          8     4  body checksum      crc32c of the whole body, padding included
         12     4  payload length     bytes
         16     8  base sequence      of the first record that begins here
         24     8  append time        ns since 1970, never decreasing within a log
         32     8  producer id        0: none
-        40     8  producer sequence  with a producer: number of this batch; else: see CONTINUES
+        40     8  producer sequence  with a producer: the number of this batch; otherwise: see CONTINUES
         48     4  count              records that begin here, 32 bits
-        52     4  epoch              low 32 bits of the daemon's life that wrote it
+        52     4  epoch              of the life of the daemon that wrote it, its low 32 bits
         56     1  encoding           0 control, 1 lines, 2 columns
-        57     1  flags
+        57     1  flags              see :class:`Flag`
         58     2  route length
         60     4  reserved           zero
 
-The body is the route's name, zeros up to a multiple of 8, the payload, zeros up to a multiple of 8. The trailer
-follows: the batch's length from its first byte to the next batch's (4), and the crc32c of these four bytes from the
-seed on (4). So damage is crossed from either side: forwards by the headers, backwards by the trailers.
+The body is the name of the route, zeros up to a multiple of 8, the payload, and zeros up to a multiple of 8. The
+trailer follows it: the length of the batch from its first byte to the next batch (4 bytes), and the crc32c of these 4
+bytes, started from the seed (4 bytes). So a reader gets past damage in both directions: forwards by the headers,
+backwards by the trailers.
 
-The seed is the batch's position in the segment divided by 8, exclusive-or the segment's salt (32 bits, as a crc32c that
-goes on). What a producer puts into a payload is therefore no batch: it does not know the salt. And a batch is none at
-any other place than its own.
+The seed is (position of the batch in the segment / 8) XOR (salt of the segment), and is used as the crc32c of preceding
+bytes. So the bytes of a payload are never taken for a batch, because a producer does not know the salt, and a batch is
+valid only at its own position.
 
-A batch lies in one segment. A record is numbered where it begins, so a record in several pieces (a line longer than the
-pipe) is found by seeking to its sequence and reading on, and a segment that holds a piece of it lists its sequence.
+A batch never spans segments. A record has its sequence where it begins. A record in several pieces (a line longer than
+the pipe) is found by seeking to its sequence and reading on. A segment that holds a piece of it lists its sequence.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ ALIGNMENT = 8
 
 Buffer = bytes | bytearray | memoryview
 
-PAYLOAD_MAX_BYTES = 1 << 30  # a length no header of ours exceeds, so a damaged one cannot ask for more
+PAYLOAD_MAX_BYTES = 1 << 30  # no valid header has a larger length, so a damaged one cannot cause a larger allocation
 
 
 class Encoding(IntEnum):
@@ -65,22 +66,22 @@ class Encoding(IntEnum):
 
 
 class Flag(IntFlag):
-    """What a reader must know before it splits the payload."""
+    """What a reader must know before it splits the payload into records."""
 
     NONE = 0
     CONTINUES = 1
-    """The payload starts inside a record that began earlier; the producer sequence field holds its sequence."""
+    """The payload begins in the middle of a record. The field producer sequence holds the sequence of that record."""
     CONTINUED = 2
-    """The last record goes on in the route's next batch."""
+    """The last record continues in the next batch of the route."""
     UNTERMINATED = 4
     """The last record ends here without a newline (end of input)."""
     CONTROL = 8
-    """State for recovery: no record, no sequence; readers pass over it."""
+    """The payload is the state of the log (:mod:`wald.format.state`). It has no record and no sequence."""
     BARRIER = 16
-    """Everything before it in the segment was synced before it was written."""
+    """Everything before this batch in the segment was synced before this batch was written."""
 
 
-# Plain numbers, because flags are slow to combine, and every batch that is read comes along here.
+# Plain numbers, because enums are slow and these are used for every batch.
 _CONTINUES, _CONTINUED, _CONTROL = int(Flag.CONTINUES), int(Flag.CONTINUED), int(Flag.CONTROL)
 _COLUMNS = int(Encoding.COLUMNS)
 _HEADER_BYTES, _TRAILER_BYTES = HEADER.size, TRAILER.size
@@ -88,9 +89,9 @@ OUTSIDE_BYTES = _HEADER_BYTES + _TRAILER_BYTES  # of a batch, around its body
 
 
 class BatchHeader(NamedTuple):
-    """The decoded 64 bytes; a tuple, because one is made for every batch that is read.
+    """The decoded 64 bytes. A tuple, because one is made for every batch that is read.
 
-    Where speed matters a plain tuple of the same fields stands for it (:data:`Fields`).
+    Where speed matters, a plain tuple of the same fields is used instead (:data:`Fields`).
     """
 
     body_checksum: int
@@ -127,17 +128,17 @@ class BatchHeader(NamedTuple):
 
     @property
     def continues_sequence(self) -> int:
-        """The sequence of the record the payload starts in the middle of; 0 if it does not."""
+        """The sequence of the record in whose middle the payload begins; 0 if there is none."""
         return self.producer_sequence if self.flags & _CONTINUES else 0
 
     @property
     def last_sequence(self) -> int:
-        """The largest sequence this batch holds a byte of; below ``base_sequence`` if there is none."""
+        """The largest sequence of which this batch holds a byte; ``base_sequence - 1`` if there is none."""
         return self.end_sequence - 1 if self.count else self.continues_sequence or self.base_sequence - 1
 
     @property
     def open_sequence(self) -> int:
-        """The sequence of the record that goes on in the route's next batch; 0 if none does."""
+        """The sequence of the record that continues in the next batch of the route; 0 if there is none."""
         if not self.flags & _CONTINUED:
             return 0
         return self.end_sequence - 1 if self.count else self.continues_sequence
@@ -152,12 +153,12 @@ Fields = tuple[int, int, int, int, int, int, int, int, int, int, int]
 
 
 def padded(length: int) -> int:
-    """``length`` rounded up to the alignment of a batch's parts."""
+    """``length`` rounded up to a multiple of 8."""
     return (length + ALIGNMENT - 1) & ~(ALIGNMENT - 1)
 
 
 def seed(salt: int, position: int) -> int:
-    """What the checksums of header and trailer start from, in a batch at ``position`` of a segment with ``salt``."""
+    """From what the checksums of header and trailer start, in a batch at ``position`` of a segment with ``salt``."""
     return (salt ^ position >> 3) & _MASK
 
 
@@ -176,7 +177,7 @@ def encode(header: Fields, prefix: bytes, payload: Sequence[Buffer], seed: int) 
         seed: :func:`seed` of the place it will be written to.
     """
     payload_bytes = header[1]
-    assert payload_bytes <= PAYLOAD_MAX_BYTES, "no reader would believe the length"
+    assert payload_bytes <= PAYLOAD_MAX_BYTES, "a longer payload is not valid"
     fields = _FIELDS.pack(*header)
     tail = _ZEROS[: -payload_bytes & 7]
     length = (OUTSIDE_BYTES + len(prefix) + payload_bytes + len(tail)).to_bytes(4, "little")
@@ -185,12 +186,12 @@ def encode(header: Fields, prefix: bytes, payload: Sequence[Buffer], seed: int) 
 
 
 def trailer(total_bytes: int, seed: int) -> bytes:
-    """What a batch of ``total_bytes`` ends in."""
+    """The trailer of a batch of ``total_bytes``."""
     return TRAILER.pack(total_bytes, crc32c(total_bytes.to_bytes(4, "little"), seed))
 
 
 def padding(payload_bytes: int) -> bytes:
-    """What stands between a payload and the next batch."""
+    """The zeros between a payload and the trailer."""
     return _ZEROS[: -payload_bytes & (ALIGNMENT - 1)]
 
 
@@ -214,7 +215,7 @@ def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHead
     sane = (
         reserved == 0
         and payload_bytes <= PAYLOAD_MAX_BYTES
-        and count <= payload_bytes  # a record that begins here has a byte here
+        and count <= payload_bytes  # each record that begins here has a byte here
         and route_bytes <= ROUTE_MAX_LENGTH
         and encoding <= _COLUMNS
         and (encoding == 0) == (flags & _CONTROL != 0)
@@ -223,11 +224,11 @@ def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHead
 
 
 def mended_header(opening: bytes, seed: int) -> BatchHeader | None:
-    """What these 64 bytes were before one or two bits of them changed; None if that is not what happened.
+    """The header that these 64 bytes were before one or two bits of them changed; None if there is no such header.
 
-    A crc32c of so few bytes differs in six bits at least from that of any other, so it tells which two have changed
-    (Koopman, "32-Bit Cyclic Redundancy Codes for Internet Applications", 2002). Bytes that never were a header may be
-    taken for one, so whoever uses it needs a second witness: the trailer.
+    For so few bytes the Hamming distance of crc32c is at least 6, so the checksum identifies two changed bits (Koopman,
+    "32-Bit Cyclic Redundancy Codes for Internet Applications", 2002). Bytes that never were a header may be taken for
+    one. So a caller must check the trailer as well.
     """
     if len(opening) < HEADER.size:
         return None
@@ -240,7 +241,7 @@ def mended_header(opening: bytes, seed: int) -> BatchHeader | None:
 
 
 def _bits_behind(wrong: int) -> tuple[int, ...]:
-    """The one or two bits that make a header's checksum wrong in this way; none if it takes more of them."""
+    """The one or two changed bits that explain this difference of the checksum; none if there are more."""
     bits = _bit_behind()
     if wrong in bits:
         return (bits[wrong],)
@@ -249,7 +250,7 @@ def _bits_behind(wrong: int) -> tuple[int, ...]:
 
 @cache
 def _bit_behind() -> dict[int, int]:
-    """By what a header's checksum is wrong when one bit of bytes 4..64 is → which one, counted from the first byte."""
+    """The difference of the checksum → the bit of bytes 4..64 that causes it, counted from the first byte."""
     bits = {1 << bit: 32 + bit for bit in range(32)}
     plain = crc32c(bytes(HEADER.size - 8))
     for bit in range(8 * (HEADER.size - 8)):
@@ -260,10 +261,10 @@ def _bit_behind() -> dict[int, int]:
 
 
 def begin_of(closing: bytes | memoryview, end: int, salt: int) -> int | None:
-    """The position of the batch that ends in these 8 bytes; None if they are no trailer.
+    """The position of the batch that ends with these 8 bytes; None if they are not a trailer.
 
     Args:
-        end: the position behind it.
+        end: the position behind the batch.
     """
     if len(closing) != TRAILER.size:
         return None
@@ -275,16 +276,16 @@ def begin_of(closing: bytes | memoryview, end: int, salt: int) -> int | None:
 
 
 def salt_of(opening: bytes, position: int) -> int:
-    """The salt with which the checksum of the header at ``position`` holds; any bytes have one, right or wrong.
+    """The salt with which the checksum of the header at ``position`` is right. There is one for any 64 bytes.
 
-    Whoever uses it needs a second witness: a body checksum that holds, say.
+    So a caller must check something else as well, for example the checksum of the body.
     """
     _, checksum = _LEAD.unpack_from(opening)
     return seed(_start(opening[8 : HEADER.size], checksum), position)
 
 
 def _start(data: bytes, checksum: int) -> int:
-    """What a crc32c of ``data`` that comes to ``checksum`` started from: each of its steps can be taken back."""
+    """From what the crc32c of ``data`` started, if the result is ``checksum``: each step of it can be reversed."""
     table = _steps()
     state = checksum ^ _MASK
     for byte in reversed(data):
@@ -295,6 +296,6 @@ def _start(data: bytes, checksum: int) -> int:
 
 @cache
 def _steps() -> list[tuple[int, int]]:
-    """The table of a bytewise crc32c, by the highest byte of its entries: no two have the same."""
+    """The table of a bytewise crc32c, ordered by the highest byte of its entries, which is different in each."""
     steps = [(crc32c(bytes([index]), _MASK) ^ _MASK, index) for index in range(256)]
     return [(index, step) for step, index in sorted(steps)]

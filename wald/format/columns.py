@@ -46,7 +46,7 @@ class Binary:
     data: memoryview
 
     def to_list(self) -> list[bytes | None]:
-        """The values as Python objects, None where there is none."""
+        """The values as Python objects; None for a missing one."""
         ends = self.offsets.cast("i").tolist()
         raw = bytes(self.data)
         values: list[bytes | None] = [raw[start:end] for start, end in pairwise(ends)]

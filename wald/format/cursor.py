@@ -3,8 +3,8 @@
     250
     {"log": "<32 hex>", "epoch": 3, "group": "processed", "at": "2026-11-21T10:00:00Z", "crc": "<8 hex>"}
 
-``crc`` is the crc32c of the first line without its newline. A bare number, as ``echo 250 > processed.cursor`` leaves
-it, is valid too: so is what is left of a cursor that was cut short, which says less than was processed, never more.
+``crc`` is the crc32c of the first line without its newline. A bare number, as ``echo 250 > processed.cursor`` writes
+it, is valid too. So a cursor that was cut short is valid, and says less than was processed, never more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOG_ID_BYTES = 16
 
 
 class BadCursor(ValueError):
-    """The bytes are not a cursor; whoever reads them must treat the cursor as if nothing had been processed."""
+    """The bytes are not a cursor. The reader must assume that nothing was processed."""
 
 
 @dataclass(frozen=True, slots=True)

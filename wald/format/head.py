@@ -4,7 +4,7 @@
 
 ``seq`` is the last durable sequence (0: none), ``segment`` and ``position`` say where the durable bytes end, ``at`` is
 the append time of the last commit (ns since 1970), ``crc`` is the crc32c of everything before " crc=". The line is
-rewritten in place, and not waited for: a reader that meets a torn one (the crc does not hold) reads again.
+rewritten in place while readers read it. A reader that gets a torn line, whose crc is wrong, reads again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Up to where everything is on disk."""
+    """The durable end of the log."""
 
     sequence: int
     segment: int

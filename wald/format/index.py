@@ -6,9 +6,9 @@
     u32 checksum     crc32c of the 24 bytes before it
     u32 reserved     zero
 
-Entries grow in the first three. The file is a hint: not synced, and whoever uses it checks the batch it lands on. But a
-payload may hold what looks like a batch, so an entry with a wrong checksum leads nowhere. What follows the last whole,
-growing entry is ignored.
+Position grows from entry to entry; sequence and append time do not decrease. The file is a hint: it is not synced, and
+a reader checks the batch at the position. A payload may contain what looks like a batch, so an entry with a wrong
+checksum is never used. The first entry that is cut short or out of order ends the index.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from wald.format.segment import HEADER, INDEX_MAGIC, BadHeader, SegmentHeader, d
 _FIELDS = struct.Struct("<QQq")
 ENTRY = struct.Struct("<24sII")
 assert ENTRY.size == 32
-INTERVAL_BYTES = 64 * 1024  # one entry at most per this much of the segment: a seek reads no more than that twice
+INTERVAL_BYTES = 64 * 1024  # at most one entry for so much of the segment, so a seek reads about that much
 
 
 @dataclass(slots=True)
 class SparseIndex:
-    """The entries in memory, as three columns; and the segment's salt, None if nobody tells it."""
+    """The entries as three columns, and the salt of the segment, None if it is not known."""
 
     sequences: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class SparseIndex:
 
 
 def encode_entry(sequence: int, position: int, append_time_ns: int) -> bytes:
-    """One entry's 32 bytes."""
+    """The 32 bytes of one entry."""
     fields = _FIELDS.pack(sequence, position, append_time_ns)
     return ENTRY.pack(fields, crc32c(fields), 0)
 

@@ -1,10 +1,10 @@
 """Ledger lines: JSON objects, each with a checksum, and with the sha256 of the line before it.
 
 ``{"event": …, …, "prev": "<64 hex>", "crc": "<8 hex>"}``; written without spaces, each line ended by a newline.
-``prev`` is the digest of the previous line without its newline, of the first one 64 zeros: so a changed, missing or
-inserted line shows in the one behind it. ``crc`` is crc32c over what stands before ``,"crc"``: so the last line is
-covered as well. Lines that were written at once have in ``append`` the offset of the first of them: a power cut can
-leave any of their sectors without the others.
+``prev`` is the sha256 of the previous line without its newline, and 64 zeros in the first line: so the line after it
+shows that a line was changed, removed or inserted. ``crc`` is the crc32c of everything before ``,"crc"``: so the last
+line is covered as well. Lines that were written together have in ``append`` the offset of the first of them, because a
+power cut can leave any of their sectors without the others.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _END_BYTES = len(b',"crc":"00000000"}')
 
 
 class BadLine(ValueError):
-    """It is not a line as it was written, or not the one that belongs here."""
+    """The line is damaged, or it is not the one that follows the line before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a ledger's bytes say.
+    """A decoded ledger.
 
     Attributes:
         entries: the whole, well-formed lines, in order.
-        whole_bytes: where the last whole line ends; what follows is a torn line.
+        whole_bytes: where the last whole line ends. A torn line follows it.
         broken: (line number from 1, reason) for each line that is damaged or does not fit the chain.
         tip: the ``prev`` of the next line.
     """

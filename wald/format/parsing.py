@@ -1,4 +1,4 @@
-"""Parsing batches: what stands at an offset of a buffer, and the batches that follow each other from there on."""
+"""Parsing of batches: what stands at an offset of a buffer, and the batches that follow each other from there on."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Outcome(Enum):
 
 
 class Parsed(NamedTuple):
-    """What :func:`parse` found; ``header`` is there when the header's own checksum holds."""
+    """The result of :func:`parse`; ``header`` is there if the checksum of the header is right."""
 
     outcome: Outcome
     header: BatchHeader | None = None
@@ -69,7 +69,7 @@ class StoredBatch(NamedTuple):
 
 
 def parse(data: bytes | memoryview, offset: int, seed: int) -> Parsed:
-    """What stands at ``offset`` of ``data``, checksums checked. Never raises, whatever the bytes."""
+    """What stands at ``offset`` of ``data``. All checksums are checked. It raises nothing, whatever the bytes."""
     view = memoryview(data)[offset:]
     parsed = parse_header(view[:_HEADER_BYTES], len(view), seed)
     header = parsed.header
@@ -86,10 +86,11 @@ def parse(data: bytes | memoryview, offset: int, seed: int) -> Parsed:
 
 
 def parse_header(opening: bytes | memoryview, left_bytes: int, seed: int) -> Parsed:
-    """What the first 64 bytes (or as many as there are) say of a batch; WHOLE but for body and trailer.
+    """What the first 64 bytes of a batch say; WHOLE does not cover the body and the trailer.
 
     Args:
-        left_bytes: how many there are in all from the first of ``opening`` on.
+        opening: 64 bytes, or fewer if the input ends before.
+        left_bytes: the length of the input from the first byte of ``opening`` on.
     """
     header = decode_header(opening, 0, seed)
     if header is None:
@@ -111,7 +112,7 @@ class Batches:
         at: where in ``data`` the first batch begins.
         position: where in the segment ``data`` begins.
         salt: of the segment.
-        verified: whether a checksum of ``data`` has been checked already; bodies and trailers are not checked then.
+        verified: whether a checksum of all of ``data`` was checked. Then bodies and trailers are not checked again.
 
     Attributes:
         end: where in ``data`` the batches iterated so far end.
@@ -139,7 +140,7 @@ class Batches:
 
     @property
     def rest(self) -> Parsed:
-        """What stands at :attr:`end`, where no whole batch does; END where the buffer ends."""
+        """What stands at :attr:`end` after the iteration; its outcome is END where the buffer ends."""
         return parse(self.data, self.end, seed(self.salt, self.position + self.end))
 
 
@@ -148,7 +149,7 @@ def whole_batches(
 ) -> Iterator[tuple[int, int, HeaderFields]]:
     """Offset, end and header of each whole batch from ``at`` on, arguments as for :class:`Batches`.
 
-    This asks what :func:`parse` asks, several times as fast because it makes no objects.
+    It checks what :func:`parse` checks, and is several times as fast because it makes no objects.
     """
     unpack, unpack_trailer, view, data_bytes = HEADER.unpack_from, TRAILER.unpack_from, memoryview(data), len(data)
     while at + 64 <= data_bytes:

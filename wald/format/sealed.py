@@ -1,25 +1,30 @@
-"""The two frames that end a sealed segment: our index, and the seek table of the public seekable format.
+"""The two frames that end a sealed segment: the index, and the seek table of the public seekable format.
 
-A ``.wal.zst`` is a run of independent zstd frames, each holding about 1 MiB of whole batches (the first begins with the
-segment header), then a skippable frame with the index below, then the seek table of the "Zstandard Seekable Format"
-(version 0.1.0, contrib/seekable_format in the zstd sources) as the last skippable frame. The index frame is listed in
-the seek table with decompressed size 0, as other readers of that format require.
+A ``.wal.zst`` is a run of independent zstd frames (RFC 8878), each with about 1 MiB of whole batches; the first begins
+with the segment header. A skippable frame with the index follows, and then, as the last skippable frame, the seek table
+of the "Zstandard Seekable Format" (version 0.1.0, contrib/seekable_format in the zstd sources). The seek table lists
+the index frame with decompressed size 0, because other readers of that format require that every frame is listed.
 
     index frame   u32 0x184D2A57, u32 content length, content
-    content       header: magic WALDSIX1 (8), crc32c of the rest of header and directory (4), version u16,
-                  sections u16, log id (16), base sequence u64, next sequence u64, raw bytes u64, epoch u64,
+    content       header, directory, sections
+    header        72 bytes: magic WALDSIX1 (8), crc32c of the rest of the header and of the directory (4), version u16,
+                  number of sections u16, log id (16), base sequence u64, next sequence u64, raw bytes u64, epoch u64,
                   salt u32, reserved u32
-                  directory, per section: name (16), offset in the content u32, stored u32, raw u32, crc32c u32
-                  sections, each one zstd frame
+    directory     32 bytes a section: name (16, zeros behind it), offset in the content u32, stored bytes u32,
+                  raw bytes u32, crc32c of the raw bytes u32
+    sections      one zstd frame each
 
-    frames        columns: offset u64[n], compressed u32[n], raw u32[n], first u64[n], next u64[n], earliest i64[n],
-                  latest i64[n], then routes of each frame: ends u32[n], ids u32[]
+    frames        u32 n, then columns: offset u64[n], compressed u32[n], raw u32[n], first u64[n], next u64[n],
+                  earliest i64[n], latest i64[n], ends of the route ids of each frame u32[n], route ids u32[]
     batches       columns: position u64[n], base u64[n], count u32[n], route id u32[n], append time i64[n]
-    routes        JSON list in id order: [route, count, first, last, bytes]
-    sha256        of the raw segment
+    routes        JSON list in the order of the ids: [route, count, first, last, payload bytes]
+    sha256        of the raw segment, 32 bytes
     damage        JSON list of [position, length] of bytes that are no batch; absent if there are none
 
-Readers take the sections they know, so more can be added without a new version.
+    seek table    u32 0x184D2A5E, u32 content length; for each frame u32 compressed bytes, u32 decompressed bytes;
+                  u32 number of frames, u8 descriptor 0, u32 0x8F92EAB1
+
+A reader ignores sections that it does not know, so sections can be added without a new version.
 """
 
 from __future__ import annotations
@@ -52,14 +57,14 @@ _SECTION = struct.Struct("<16sIIII")
 assert _SECTION.size == 32
 _CHECKED_FROM = 12
 _SECTIONS_MAX = 64
-_EXPANSION_MAX = 100  # the columns of a segment of equal batches reach 30 to 1; a larger claim is a lie
+_EXPANSION_MAX = 100  # equal batches reach 30 to 1, so a larger claim is damage
 _EXPANSION_FROM_BYTES = 1 << 16  # below it any claim is harmless
 _DIGEST_BYTES = 32
-assert sys.byteorder == "little"  # array columns are written as they lie in memory
+assert sys.byteorder == "little"  # array columns are written as they are in memory
 
 
 class BadSealed(ValueError):
-    """The end of the file is not what a sealer writes."""
+    """The index or the seek table is damaged, or the file is not a sealed segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ class RouteEntry(NamedTuple):
 
 
 StoredSection = tuple[bytes | memoryview, int, int]
-"""A section as it lies in the index: its zstd frame, its raw length, the crc32c of its raw bytes."""
+"""A section as it is stored: its zstd frame, its raw length, the crc32c of its raw bytes."""
 
 _BATCH_BYTES = 32  # position, base, count, route and time of one batch
 
@@ -134,7 +139,7 @@ class SealedIndex:
     stored_batches: StoredSection = field(repr=False, compare=False, default=(b"", 0, 0))
 
     def is_damage(self, frame: Frame) -> bool:
-        """Whether the frame holds bytes that were no batch when they were sealed, whatever they look like."""
+        """Whether the frame holds bytes that were no batch when they were sealed, even if they look like batches."""
         return any(offset <= frame.raw_offset < offset + length for offset, length in self.damage)
 
     def batch_table(self) -> BatchTable:
@@ -157,13 +162,40 @@ class SealedIndex:
 
 
 def encode_index(index: SealedIndex, batches: BatchTable) -> bytes:
-    """The whole skippable frame for ``index``, whose ``stored_batches`` is ignored in favour of ``batches``."""
-    frames = index.frames
+    """The skippable frame of ``index``. Its ``stored_batches`` is ignored, ``batches`` is stored instead."""
+    sections = _sections(index, batches)
+    offset = _HEADER.size + _SECTION.size * len(sections)
+    directory, bodies = b"", b""
+    for name, parts in sections.items():
+        stored, raw_bytes, checksum = _compress_section(parts)
+        directory += _SECTION.pack(name.encode(), offset + len(bodies), len(stored), raw_bytes, checksum)
+        bodies += stored
+    span = (index.base_sequence, index.next_sequence, index.raw_bytes, index.epoch, index.salt)
+    header = _HEADER.pack(INDEX_MAGIC, 0, VERSION, len(sections), index.log_id, *span, 0)
+    checksum = crc32c(header[_CHECKED_FROM:] + directory)
+    content = header[:8] + struct.pack("<I", checksum) + header[_CHECKED_FROM:] + directory + bodies
+    return SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(content)) + content
+
+
+def _sections(index: SealedIndex, batches: BatchTable) -> dict[str, Sequence[bytes | array[int]]]:
+    sections: dict[str, Sequence[bytes | array[int]]] = {
+        "frames": _frame_columns(index.frames),
+        "batches": _columns_of(batches),
+        "routes": [json.dumps(index.routes, separators=(",", ":")).encode()],
+        "sha256": [index.sha256],
+    }
+    if index.damage:
+        sections["damage"] = [json.dumps(index.damage).encode()]
+    return sections
+
+
+def _frame_columns(frames: Sequence[Frame]) -> list[bytes | array[int]]:
     ends, ids = array("I"), array("I")
     for frame in frames:
         ids.extend(frame.routes)
         ends.append(len(ids))
-    frame_columns = [
+    return [
+        struct.pack("<I", len(frames)),
         array("Q", [frame.offset for frame in frames]),
         array("I", [frame.compressed_bytes for frame in frames]),
         array("I", [frame.raw_bytes for frame in frames]),
@@ -174,36 +206,6 @@ def encode_index(index: SealedIndex, batches: BatchTable) -> bytes:
         ends,
         ids,
     ]
-    sections: dict[str, Sequence[bytes | array[int]]] = {
-        "frames": [struct.pack("<I", len(frames)), *frame_columns],
-        "batches": _columns_of(batches),
-        "routes": [json.dumps(index.routes, separators=(",", ":")).encode()],
-        "sha256": [index.sha256],
-    }
-    if index.damage:
-        sections["damage"] = [json.dumps(index.damage).encode()]
-    offset = _HEADER.size + _SECTION.size * len(sections)
-    directory, bodies = b"", b""
-    for name, parts in sections.items():
-        stored, raw_bytes, checksum = _compress_section(parts)
-        directory += _SECTION.pack(name.encode(), offset + len(bodies), len(stored), raw_bytes, checksum)
-        bodies += stored
-    header = _HEADER.pack(
-        INDEX_MAGIC,
-        0,
-        VERSION,
-        len(sections),
-        index.log_id,
-        index.base_sequence,
-        index.next_sequence,
-        index.raw_bytes,
-        index.epoch,
-        index.salt,
-        0,
-    )
-    checksum = crc32c(header[_CHECKED_FROM:] + directory)
-    content = header[:8] + struct.pack("<I", checksum) + header[_CHECKED_FROM:] + directory + bodies
-    return SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(content)) + content
 
 
 def store_batches(batches: BatchTable) -> StoredSection:
@@ -231,6 +233,19 @@ def decode_index(frame: bytes) -> SealedIndex:
     sections: dict[str, StoredSection] = {}
     for name, offset, stored, raw, crc in _SECTION.iter_unpack(content[_HEADER.size : end]):
         sections[name.rstrip(b"\0").decode("ascii", "replace")] = (content[offset : offset + stored], raw, crc)
+    routes, damage = _decode_tables(sections)
+    frames = _decode_frames(_section(sections, "frames"), len(routes))
+    sha256 = _section(sections, "sha256")
+    batches, batches_bytes, batches_crc = _stored(sections, "batches")
+    if len(sha256) != _DIGEST_BYTES:
+        raise BadSealed(f"a digest of {len(sha256)} bytes")
+    stored_batches = (bytes(batches), batches_bytes, batches_crc)
+    span = (log_id, base, following, raw_bytes, epoch, salt)
+    return SealedIndex(*span, frames, routes, sha256, damage, stored_batches)
+
+
+def _decode_tables(sections: dict[str, StoredSection]) -> tuple[list[RouteEntry], list[tuple[int, int]]]:
+    """The sections that are JSON: routes and damage."""
     route_table = _section(sections, "routes")
     damage_table = _section(sections, "damage") if "damage" in sections else b"[]"
     try:
@@ -238,27 +253,9 @@ def decode_index(frame: bytes) -> SealedIndex:
         names, *numbers = zip(*routes, strict=True) if routes else [()]
         if set(map(type, names)) - {str} or any(set(map(type, column)) - {int} for column in numbers):
             raise TypeError("not what a sealer writes")
-        damage = [(int(position), int(length)) for position, length in json.loads(damage_table)]
+        return routes, [(int(position), int(length)) for position, length in json.loads(damage_table)]
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise BadSealed(f"the table of routes or of damage does not decode: {error}") from error
-    frames = _decode_frames(_section(sections, "frames"), len(routes))
-    sha256 = _section(sections, "sha256")
-    batches = _stored(sections, "batches")
-    if len(sha256) != _DIGEST_BYTES:
-        raise BadSealed(f"a digest of {len(sha256)} bytes")
-    return SealedIndex(
-        log_id,
-        base,
-        following,
-        raw_bytes,
-        epoch,
-        salt,
-        frames,
-        routes,
-        sha256,
-        damage,
-        (bytes(batches[0]), *batches[1:]),
-    )
 
 
 def encode_seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
@@ -368,7 +365,7 @@ def _decompress(section: StoredSection, name: str) -> bytes:
     try:
         # The frame's own header decides how much memory is taken, so it is the one to ask.
         if zstandard.frame_content_size(stored) != raw_bytes:
-            raise BadSealed(f"section {name!r} is not of the size that the directory tells")
+            raise BadSealed(f"section {name!r} is not of the size that the directory says")
         raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_bytes)
     except zstandard.ZstdError as error:
         raise BadSealed(f"section {name!r} does not decompress: {error}") from error

@@ -7,12 +7,12 @@
         14     2  header size    64
         16    16  log id         uuid of the log, as bytes
         32     8  base sequence  the first record that can be in the file
-        40     8  epoch          the life of the daemon that made it
+        40     8  epoch          of the life of the daemon that made the file
         48     8  created at     ns since 1970, signed
         56     4  salt           of the batches' checksums, see :mod:`wald.format.batch`; random, one for each segment
         60     4  reserved       zero
 
-Segments are preallocated, so a magic of zeros says that nothing has been written yet.
+Segments are preallocated. A magic of zeros means that nothing was written yet.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _CHECKED_FROM = 12  # the checksum covers what follows it
 
 
 class BadHeader(ValueError):
-    """These bytes are not a header of ours, or not any more."""
+    """These bytes are not a valid header."""
 
 
 class NewerVersion(BadHeader):
-    """A whole header, of a version this program does not know."""
+    """A header of a version that this program does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """Who made a segment, and where it starts."""
+    """The decoded 64 bytes."""
 
     log_id: bytes
     base_sequence: int

@@ -34,7 +34,7 @@ from wald.format.batch import BatchHeader, Fields, Flag
 
 VERSION = 1
 PRODUCERS_MAX = 1024  # the least recently active is forgotten first; bounds the control batch to 400 KiB
-WINDOW = 16  # batches remembered per producer: how many a client may have in flight and still retry them all
+WINDOW = 16  # batches remembered per producer: a client may have so many in flight and retry all of them
 _CONTINUED, _CONTROL = int(Flag.CONTINUED), int(Flag.CONTROL)  # enums are slow
 _PAIR = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<QQII")
@@ -43,11 +43,11 @@ _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, R
 
 
 class BadControl(ValueError):
-    """The payload is not control state, or is that of a newer version."""
+    """The payload is not the state of a log, or a newer version wrote it."""
 
 
 class Written(NamedTuple):
-    """One batch a producer wrote: its number, the sequences it got, and the :func:`fingerprint` of what it held."""
+    """One batch of a producer: its number, its sequences, and its :func:`fingerprint`."""
 
     producer_sequence: int
     first: int
@@ -70,16 +70,16 @@ class Written(NamedTuple):
 
 
 def fingerprint(*, body_checksum: int, payload_bytes: int, encoding: int, route_bytes: int) -> int:
-    """32 bits that tell a batch from one with another route, encoding or payload; the header says all they are made of.
+    """32 bits that distinguish batches with different routes, encodings or payloads, computed from the header.
 
-    The body's checksum covers route and payload, but not where the one ends and the other begins.
+    The checksum of the body covers route and payload, but not where the one ends and the other begins.
     """
     return crc32c(_PRINTED.pack(payload_bytes, encoding, route_bytes), body_checksum)
 
 
 @dataclass(slots=True)
 class Producers:
-    """Who wrote what last, so that a retry is recognised. Ordered from the least to the most recently active."""
+    """The last batches of each producer, by which a retry is recognised. The least recently active one is first."""
 
     table: dict[int, deque[Written]] = field(default_factory=dict)
 
@@ -106,14 +106,14 @@ class Producers:
 
 @dataclass(slots=True)
 class LogState:
-    """What the batches of a log come to, which is what one segment hands to the next.
+    """The state that the batches of a log build up. Each segment begins with the state at the end of the one before.
 
     Attributes:
         next_sequence: the number the next record gets.
-        append_time_ns: of the last batch; the next is not below it.
-        routes: route → last sequence that belongs to it (0: none yet).
-        open_records: route → sequence of a record whose end has not arrived. The route's next batch continues it; if
-            it does not, the end will not come.
+        append_time_ns: of the last batch. That of the next one is not below it.
+        routes: route → its last sequence (0: none yet).
+        open_records: route → sequence of the record that has begun and not ended. If the next batch of the route does
+            not continue it, its end is lost.
     """
 
     next_sequence: int = 1
@@ -123,7 +123,7 @@ class LogState:
     producers: Producers = field(default_factory=Producers)
 
     def apply(self, header: Fields, route: str) -> None:
-        """Add the next batch of the log. A control batch adds nothing: it carries a state."""
+        """Add the next batch of the log. A control batch adds only its append time: its payload is a state."""
         _, _, base, time_ns, producer_id, _, count, _, _, flags, _ = header
         if time_ns > self.append_time_ns:
             self.append_time_ns = time_ns
@@ -163,17 +163,17 @@ def decode_state(payload: bytes | memoryview) -> LogState:
     """The state in ``payload``.
 
     Raises:
-        BadControl: it is not one this version understands.
+        BadControl: this version cannot read it.
     """
     data = bytes(payload)
-    line, newline, rest = data.partition(b"\n")
+    text, newline, rest = data.partition(b"\n")
     try:
-        told = json.loads(line)
-        if told["version"] != VERSION or not newline:
-            raise BadControl(f"control state of version {told['version']}")
-        state = LogState(int(told["next"]), int(told["at"]), _numbers(told["routes"]), _numbers(told["open"]))
+        line = json.loads(text)
+        if line["version"] != VERSION or not newline:
+            raise BadControl(f"control state of version {line['version']}")
+        state = LogState(int(line["next"]), int(line["at"]), _numbers(line["routes"]), _numbers(line["open"]))
         position = 0
-        for _ in range(int(told["producers"])):
+        for _ in range(int(line["producers"])):
             producer_id, count = _PAIR.unpack_from(rest, position)
             position += _PAIR.size
             if count > WINDOW:
@@ -188,5 +188,5 @@ def decode_state(payload: bytes | memoryview) -> LogState:
     return state
 
 
-def _numbers(told: dict[str, int]) -> dict[str, int]:
-    return {str(name): int(number) for name, number in told.items()}
+def _numbers(numbers: dict[str, int]) -> dict[str, int]:
+    return {str(name): int(number) for name, number in numbers.items()}

@@ -1,25 +1,26 @@
-"""The transfers file: which bytes of which pipe are on their way out of it.
+"""The transfers file: the bytes that are being moved from pipes to the log.
 
-Bytes stay in their pipe until they are on disk, so there is a moment in which they are in both places. A slot is
-written before the batch is, and tells the next start of the daemon, exactly, whether they have left the pipe.
+Bytes stay in their pipe until they are on disk, so for a moment they are in both places. A slot is written before the
+batch. From it the next start of the daemon knows exactly whether the bytes have left the pipe.
 
     offset  size  field
          0     4  checksum      crc32c of bytes 4..192
-         4     4  bytes         how many
-         8     8  segment       base sequence of the segment that the batch goes to
-        16     8  position      of the batch in it
-        24     1  first byte    of those in the pipe
+         4     4  bytes         how many; 0: the slot is empty
+         8     8  segment       base sequence of the segment of the batch
+        16     8  position      of the batch in that segment
+        24     1  first byte    of the bytes in the pipe
         25     1  zero
         26     2  route length
         28   128  route
        156     4  zeros
        160     8  inode         of the pipe
        168    24  zeros
-       192     1  mark          anything but ``first`` before the transfer; the take reads the first byte into it
+       192     1  mark          before the transfer: the first byte XOR 0xFF; after it: the first byte
+       193    63  unused
 
-A slot is 256 bytes; slot n is at n × 256. One readv(2) takes all the bytes and puts the first of them into ``mark``;
-Linux does not interrupt a read for which the bytes are there: so mark = first means "all gone" and anything else "none
-gone", whenever the process was killed. See ``wald.daemon.pipes``.
+A slot is 256 bytes; slot n begins at n × 256. One readv(2) takes all the bytes out of the pipe and puts the first of
+them into ``mark``. Linux does not interrupt a read whose bytes are there. So if the mark is the first byte, all bytes
+have left the pipe, and otherwise none has, whenever the process was killed. See ``wald.daemon.pipes``.
 """
 
 from __future__ import annotations

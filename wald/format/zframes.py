@@ -1,4 +1,4 @@
-"""Zstandard frames told apart by themselves (RFC 8878, section 3): where each one ends, without an index.
+"""Zstandard frames parameters apart by themselves (RFC 8878, section 3): where each one ends, without an index.
 
 A frame says in its header how long its content is, and each of its blocks how long it is itself; so headers are all
 that has to be read.
@@ -20,16 +20,16 @@ _CHECKSUM_BYTES = 4
 
 
 class BadFrame(ValueError):
-    """There is no frame here, or its headers are not whole."""
+    """There is no frame here, or its headers are damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameSpan:
-    """A frame, as its headers tell.
+    """The lengths of a frame, by its headers.
 
     Attributes:
-        stored_bytes: from its first byte to that of whatever follows; more than there are where the file was cut short.
-        raw_bytes: of its content; 0: it is a skippable frame, which has none.
+        stored_bytes: of the frame in the file; more than there are if the file was cut short.
+        raw_bytes: of its content; 0: a skippable frame.
     """
 
     stored_bytes: int
@@ -44,10 +44,10 @@ def span_at(read: Callable[[int, int], bytes], offset: int) -> FrameSpan:
     """The frame that begins at ``offset``.
 
     Args:
-        read: gives up to so many bytes (second) from an offset (first) on.
+        read: (offset, length) → up to so many bytes.
 
     Raises:
-        BadFrame: there is none that says how long it is.
+        BadFrame: there is no frame, or it does not say how long it is.
     """
     opening = read(offset, _HEADER_MAX_BYTES)
     if int.from_bytes(opening[:4], "little") in _SKIPPABLE_MAGIC and len(opening) >= 8:
@@ -55,11 +55,11 @@ def span_at(read: Callable[[int, int], bytes], offset: int) -> FrameSpan:
     if not opening.startswith(_MAGIC):
         raise BadFrame("no frame begins here")
     try:
-        told = zstandard.get_frame_parameters(opening)
+        parameters = zstandard.get_frame_parameters(opening)
         end = offset + zstandard.frame_header_size(opening)
     except zstandard.ZstdError as error:
         raise BadFrame(f"the frame's header is not whole ({error})") from error
-    if told.content_size in (0, zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
+    if parameters.content_size in (0, zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
         raise BadFrame("the frame's header does not say how long its content is")
     last = False
     while not last:
@@ -71,4 +71,4 @@ def span_at(read: Callable[[int, int], bytes], offset: int) -> FrameSpan:
         if kind > _COMPRESSED or length > _BLOCK_MAX_BYTES:
             raise BadFrame("a block's header is damaged")
         end += 3 + (1 if kind == _RLE else length)
-    return FrameSpan(end + _CHECKSUM_BYTES * told.has_checksum - offset, told.content_size)
+    return FrameSpan(end + _CHECKSUM_BYTES * parameters.has_checksum - offset, parameters.content_size)
