@@ -41,13 +41,14 @@ def with_lines(at: Path) -> AbstractContextManager[object]:
 
 
 def with_orders(at: Path) -> AbstractContextManager[object]:
-    """A daemon; route orders has values that are JSON, of which the command of the page refuses one."""
-    (at / "import.sh").write_text("#!/bin/sh\n! grep -q bad\n")
-    (at / "import.sh").chmod(0o755)
+    """A daemon; route orders has two records, of which one of the page's commands refuses the second."""
+    for name, command in (("import.sh", "cat"), ("import-strictly.sh", "! grep -q second")):
+        (at / name).write_text(f"#!/bin/sh\n{command}\n")
+        (at / name).chmod(0o755)
     daemon = Daemon(at / "log")
     for route in ("orders", "dead_letter"):
         output_of("route", "add", route, "--root", daemon.root)
-    output_of("append", "orders", "--root", daemon.root, stdin=b"1\n2\n")
+    output_of("append", "orders", "--root", daemon.root, stdin=b"first\nsecond\n")
     return daemon
 
 
