@@ -187,7 +187,7 @@ def test_a_line_that_is_no_record_is_told_by_number(daemon: Daemon, root: Path, 
 
     assert (code, message.startswith("stdin:3: "), words in message) == (2, True, True), message
     assert "value" in hint
-    assert message.endswith("; 2 records are durable (sequences 1 to 2) before it, and nothing of what follows is sent")
+    assert message.endswith("; 2 records are durable (sequences 1 to 2) before it, and no line after it is sent")
     assert [record["value"] for record in records_of(root)] == ["", ""]
 
 
@@ -205,7 +205,7 @@ def test_what_was_sent_before_a_wrong_line_is_told(daemon: Daemon, root: Path, t
 def test_nothing_before_a_wrong_line_is_told_as_nothing(daemon: Daemon, root: Path) -> None:
     _, message, _ = refusal_of("append", "a", "--jsonl", "--root", root, stdin=b"nonsense\n")
 
-    assert message.endswith("; nothing is durable before it, and nothing of what follows is sent")
+    assert message.endswith("; nothing is durable before it, and no line after it is sent")
 
 
 def test_a_daemon_that_is_given_up_leaves_word_of_every_record(root: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_route_without_a_cursor_is_explained_in_words(built: Built) -> None:
     built.log.set_cursor("a", 17)
     text = explain(built)
 
-    assert "Without a cursor: b. Nobody has said to have read them" in text
+    assert "Without a cursor: b. No group has processed their records" in text
     assert f"wald --root {built.root.path} cursor set b SEQUENCE" in text
     assert f"wald --root {built.root.path} route retire b" in text
 
@@ -55,7 +55,7 @@ def test_segments_that_are_alike_are_told_in_one_line(built: Built) -> None:
     lines = explain(built).splitlines()
 
     assert lines[1].startswith("  records 1 to 6 (")
-    assert lines[1].endswith(": everybody has read it; wald-reclaim may delete it")
+    assert lines[1].endswith(": every group has read it; wald-reclaim may delete it")
     assert lines[2].startswith("  records 7 to 18 (2 segments, ")
     assert lines[2].endswith(": held back by b/processed (at 6, needs 18)")
     assert lines[3].startswith("  from record 19 on (")
@@ -116,7 +116,7 @@ def test_a_log_without_records_is_explained_too(tmp_path: Path) -> None:
     lines = output_of("explain", "--root", root).decode().splitlines()
 
     assert lines[0] == "no segments: nothing has been written yet"
-    assert "how fast the log grows cannot be told yet, from less than 10 min" in lines[2]
+    assert "how fast the log grows is not known yet, from less than 10 min" in lines[2]
 
 
 def test_who_holds_back_a_segment_that_is_not_sealed_yet_is_told(built: Built) -> None:
@@ -134,5 +134,5 @@ def test_who_holds_back_a_segment_that_is_not_sealed_yet_is_told(built: Built) -
     )
     assert "4 free" in read[0]
     assert re.fullmatch(
-        r"  records 19 to 19 \(.*, not sealed yet\): everybody has read it; wald-reclaim may delete it", read[2]
+        r"  records 19 to 19 \(.*, not sealed yet\): every group has read it; wald-reclaim may delete it", read[2]
     )

@@ -1,6 +1,6 @@
 """The command line: arguments in, text out. Of the modules of wald, only these print and exit.
 
-Commands are imported when they are called, because what a command needs to start is a budget (``wald append``: 150 ms).
+Commands are imported when they are called, because their start has a budget (``wald append``: 150 ms).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from wald.cli.entry import run
 # name → (module, function, what it does)
 _COMMANDS = {
     "run": ("service", "run", "Run the daemon: take records, make them durable, cut, seal."),
-    "init": ("service", "init", "Make a log, for a daemon that is told to make none."),
+    "init": ("service", "init", "Make a log, for a daemon that must not make one."),
     "append": ("append", "append", "Send lines from stdin or files; print FIRST LAST once they are durable."),
-    "read": ("read", "read", "Write records to stdout, from a place on."),
+    "read": ("read", "read", "Write records to stdout, from a position on."),
     "head": ("positions", "head", "Show how far the log is durable."),
-    "where": ("positions", "where", "Say where a sequence is, or what became of it."),
+    "where": ("positions", "where", "Show where a sequence is, or what became of it."),
     "routes": ("routes", "routes", "List routes, their cursors and their lag."),
     "route": ("routes", "route", "Add or retire a route."),
     "cursor": ("cursors", "cursor", "Show or move a consumer group's cursor."),
-    "explain": ("explain", "explain", "Say who holds back which segments, and when the disk is full."),
+    "explain": ("explain", "explain", "Show which groups hold back which segments, and when the disk is full."),
     "top": ("top", "top", "Watch the log live: segments, routes, rates, lag, disk."),
     "hold": ("hold", "hold", "Keep FIFOs readable while the daemon restarts."),
     "cut": ("service", "cut", "Ask the daemon to cut the active segment."),
-    "dump": ("inspect", "dump", "Print what is in a file of the log, and what does not fit."),
+    "dump": ("inspect", "dump", "Print the content of a file of the log, and what is damaged in it."),
     "verify": ("inspect", "verify", "Read everything, change nothing, report damage."),
 }
 
@@ -50,7 +50,7 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, words) for name, (_, _, words) in _COMMANDS.items()])
+            formatter.write_dl([(name, summary) for name, (_, _, summary) in _COMMANDS.items()])
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,4 @@
-"""``wald append``: lines from stdin or files over the socket, until all of them are durable."""
+"""``wald append``: sends lines from stdin or files over the socket, until all of them are durable."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _STDIN = "-"
 @click.argument("files", nargs=-1, metavar="[FILE]...")
 @root_option
 @socket_option
-@click.option("--key-separator", metavar="SEP", help="Each line is KEY SEP VALUE; one without SEP has no key.")
-@click.option("--jsonl", is_flag=True, help="Each line is an object: value, and if you like key, time, headers.")
+@click.option("--key-separator", metavar="SEP", help="Each line is KEY SEP VALUE; a line without SEP has no key.")
+@click.option("--jsonl", is_flag=True, help="Each line is a JSON object: value, and optionally key, time, headers.")
 @duration_option(
-    "--retry-for", "30s", "How long the daemon may be away; given, at the start too, else 2s if none runs."
+    "--retry-for", "30s", "How long to wait for a daemon; at the start only if given, else 2s if none runs."
 )
 def append(
     root: Path,
@@ -43,12 +43,12 @@ def append(
     jsonl: bool,
     retry_for: float,
 ) -> None:
-    """Send the lines of stdin, or of each FILE, to ROUTE; each is a record, the last one even without a newline.
+    """Send the lines of stdin, or of each FILE, to ROUTE; each line is a record, the last one even without a newline.
 
-    Prints FIRST LAST, the sequences of what became durable, and nothing if that is nothing. Other producers' records
-    may lie between them. The exit code is 0 only if everything is durable. What comes before a line that cannot be sent
-    is made durable, and nothing behind it is sent (2). Where the daemon stays away, stderr says how many records are
-    durable, and how many may be (6, or 7 if its disk is full).
+    Prints FIRST LAST, the sequences of the records that became durable, or nothing if there are none. Records of other
+    producers may lie between them. The exit code is 0 only if every record is durable. Lines before one that cannot be
+    sent become durable, and none after it is sent (2). If the daemon does not come back, stderr says how many records
+    are durable, and how many may be (6, or 7 if its disk is full).
 
     With --jsonl, value is a string (or any JSON, stored as its text) or value_hex, key a string or key_hex, time is ns
     since 1970 or like 2026-11-21T10:00:00Z, headers an object of strings; what `wald read --format json` writes fits.
@@ -75,25 +75,25 @@ def append(
             durable.extend(producer.flush())
         except (Unavailable, DiskFailure) as error:
             durable.extend(producer.acknowledged())
-            raise _given_up(error, durable, producer.unanswered, look=command_line(root, f"read {route}")) from error
+            raise _given_up(error, durable, producer.unanswered, reading=command_line(root, f"read {route}")) from error
         except KeyboardInterrupt:
             durable.extend(producer.acknowledged())
             if not (unanswered := producer.unanswered):
                 raise
-            look = command_line(root, f"read {route}")
-            raise _given_up(Interrupted("interrupted"), durable, unanswered, look=look) from None
+            reading = command_line(root, f"read {route}")
+            raise _given_up(Interrupted("interrupted"), durable, unanswered, reading=reading) from None
         finally:
             durable.extend(producer.acknowledged())
             if durable.last:
                 click.echo(f"{durable.first} {durable.last}")
     if wrong is not None:
-        words = f"{durable} before it, and nothing of what follows is sent"
-        raise InvalidInput(f"{wrong.message}; {words}", hint=wrong.hint)
+        message = f"{durable} before it, and no line after it is sent"
+        raise InvalidInput(f"{wrong.message}; {message}", hint=wrong.hint)
 
 
 @dataclass(slots=True)
 class _Durable:
-    """From the first of the first to the last of the last, and how many of those between are ours."""
+    """The range of sequences that became durable, and how many records in it were sent by this command."""
 
     first: int = 0
     last: int = 0
@@ -111,15 +111,15 @@ class _Durable:
         return f"{self.count} records are durable (sequences {self.first} to {self.last})"
 
 
-def _given_up(error: WaldError, durable: _Durable, unanswered: int, *, look: str) -> WaldError:
-    """The same failure, and what has become of the input."""
-    words = f"{error.message}; {durable}"
+def _given_up(error: WaldError, durable: _Durable, unanswered: int, *, reading: str) -> WaldError:
+    """The same error, with what became of the input."""
+    message = f"{error.message}; {durable}"
     if unanswered:
-        words += f", {unanswered} are not answered: they may be in the log or not"
-        look += f" --from {durable.last}" if durable.last else ""
+        message += f", {unanswered} are not answered: they may be in the log or not"
+        reading += f" --from {durable.last}" if durable.last else ""
         first = f"{error.hint}; then " if error.hint else ""
-        return type(error)(words, hint=f"{first}{look} shows which of them are there")
-    return type(error)(words, hint=error.hint)
+        return type(error)(message, hint=f"{first}{reading} shows which of them are there")
+    return type(error)(message, hint=error.hint)
 
 
 def _is_given(option: str) -> bool:
@@ -128,13 +128,13 @@ def _is_given(option: str) -> bool:
 
 
 def _encoder(key_separator: str | None) -> Encode:
-    from wald.cli.line_formats import json_lines, keyed_lines  # they load more than plain lines need
+    from wald.cli.line_formats import json_lines, keyed_lines  # imported here: plain lines need less
 
     return json_lines if key_separator is None else keyed_lines(os.fsencode(key_separator))
 
 
 def _check_readable(name: str) -> None:
-    """Before anything is sent: a name mistyped costs nothing then."""
+    """Check a name before anything is sent."""
     if name != _STDIN:
         try:
             os.close(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
@@ -166,7 +166,7 @@ def _payloads(name: str, producer: Producer, encode: Encode | None) -> Iterator[
 
 
 def whole_lines(read: Callable[[], bytes], name: str) -> Iterator[bytes]:
-    """What ``read`` gives, until it gives nothing, as payloads that end in a newline; one is added to a last line.
+    """The bytes that ``read`` returns, up to an empty result, as payloads of whole lines; the last line gets a newline.
 
     Raises:
         InvalidInput: a line too long for any request.

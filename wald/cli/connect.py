@@ -1,4 +1,4 @@
-"""Reaching the daemon of a root from a command."""
+"""Connections of commands to the daemon, and whether one runs."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
 from wald.store.writing.lock import is_held
 
-START_SECONDS = 10.0  # a daemon that holds the lock and does not listen yet is recovering
-_NEVER_SEEN_SECONDS = 2.0  # one that nobody has seen is perhaps being started by the line before
+START_SECONDS = 10.0  # a daemon that holds the lock and does not listen yet is recovering the log
+_NEVER_SEEN_SECONDS = 2.0  # without a daemon: perhaps the command before has just started one
 
 
 def daemon_at(root: Path, socket: Path | None) -> Producer:
-    """A connection for commands: the daemon answers, or there is none.
+    """A connection for a request to the daemon.
 
     Raises:
-        NotFound: no such root.
-        Unavailable: no daemon.
+        NotFound: there is no such root.
+        Unavailable: no daemon runs.
     """
     read_identity(Root(root))
     return Producer(socket or root, retry_for=START_SECONDS, connect_for=START_SECONDS if runs(root) else 0.0)
 
 
 def producer_at(root: Path, socket: Path | None, route: str, *, retry_for: float, insists: bool) -> Producer:
-    """A connection for records of ``route``, which may outlive restarts of the daemon.
+    """A connection that sends records to ``route``, also across restarts of the daemon.
 
     Args:
-        retry_for: seconds without a daemon that are sat out.
-        insists: whether they are sat out at the start, too, where no daemon runs.
+        retry_for: how many seconds to wait for a daemon.
+        insists: whether to wait so long at the start too, if no daemon runs.
 
     Raises:
-        NotFound: no such root, or no such route.
-        Unavailable: no daemon.
+        NotFound: there is no such root, or no such route.
+        Unavailable: no daemon runs.
     """
     read_identity(Root(root))
     Root(root).require_route(route)

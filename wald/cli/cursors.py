@@ -48,8 +48,7 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
     found = wald.open(root).cursor(route, group)
     again = command_line(root, f"cursor set {route} SEQUENCE --group {group}")
     if as_json:
-        told = {"route": route, "group": group, "state": found.state.value, "sequence": found.sequence}
-        click.echo(json.dumps(told | {"path": str(found.path), "message": found.message}))
+        click.echo(_json(found))
     elif found.state is CursorState.VALID:
         click.echo(found.sequence)
     if found.state is CursorState.ABSENT:
@@ -63,9 +62,11 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
 @click.argument("sequence", type=int)
 @root_option
 @group_option
-@click.option("--rewind", is_flag=True, help="Allow it to move backwards, or to replace one that cannot be trusted.")
+@click.option(
+    "--rewind", is_flag=True, help="Allow the cursor to move backwards, or replace one that cannot be trusted."
+)
 def set_(root: Path, route: str, sequence: int, group: str, rewind: bool) -> None:
-    """Say that the group has processed ROUTE up to and including SEQUENCE."""
+    """Record that the group has processed ROUTE up to and including SEQUENCE."""
     log = wald.open(root)
     news = newcomer(log.root, route, group)
     print_moved(log.set_cursor(route, sequence, group, rewind=rewind), news)
@@ -82,8 +83,7 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
     found = [log.cursor(name, group) for name in routes for group in log.root.groups(name)]
     if as_json:
         for each in found:
-            told = {"route": each.route, "group": each.group, "state": each.state.value, "sequence": each.sequence}
-            click.echo(json.dumps(told | {"path": str(each.path), "message": each.message}))
+            click.echo(_json(each))
         return
     rows = [(each.route, each.group, str(each.sequence), each.state.value) for each in found]
     for line in aligned([("ROUTE", "GROUP", "CURSOR", "STATE"), *rows], (2,)):
@@ -97,18 +97,23 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
     "--group",
     required=True,
     callback=lambda _ctx, _parameter, name: check_group(name),
-    help="Whose cursor; there is no default, since removing the wrong one lets go what it holds back.",
+    help="The consumer group. There is no default, because removing the wrong cursor frees what it holds back.",
 )
 def remove(root: Path, route: str, group: str) -> None:
-    """Take a group away from ROUTE: what it has not processed is not kept for it any more.
+    """Remove a group from ROUTE: the records that it has not processed are no longer kept for it.
 
-    What the route's other groups have not processed is kept; if there is none, everything is.
+    Records that other groups of the route have not processed are kept; if there is no other group, all are.
     """
     click.echo(remove_cursor(wald.open(root).root, route, group, disk=Disk()))
 
 
 def print_moved(cursor: Cursor, news: str) -> None:
-    """Print where it stands now; and, on stderr, that it is new, or what it needs and RECLAIM has deleted."""
+    """Print its sequence; and on stderr, that it is new, or which records it needs and RECLAIM has deleted."""
     click.echo(cursor.sequence)
     for message in filter(None, (news, cursor.message)):
         click.echo(f"wald: {message}", err=True)
+
+
+def _json(cursor: Cursor) -> str:
+    fields = {"route": cursor.route, "group": cursor.group, "state": cursor.state.value, "sequence": cursor.sequence}
+    return json.dumps(fields | {"path": str(cursor.path), "message": cursor.message})

@@ -1,9 +1,9 @@
 """From a command line to an exit code: every error as one line and a hint, whichever program it is.
 
 Exit codes: 0 done; 1 a bug, or an error of the operating system; 2 wrong usage or input; 3 not found; 4 damage;
-5 somebody else does this work already; 6 the daemon does not answer; 7 the disk is full or fails; 8 the root is of a
+5 another process does this work already; 6 the daemon does not answer; 7 the disk is full or fails; 8 the root is of a
 newer wald; 9 refused, because it would break a promise; 10 records were given up; 11 not permitted; 12 read in part,
-as the rest was reclaimed; 130 interrupted; 141 whoever read the output has left.
+because the rest was reclaimed; 130 interrupted; 141 the reader of the output has exited.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wald.errors import DISK_ERRORS, DiskFailure, NotPermitted, WaldError, comma
 
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
-ROOT = "wald.root"  # in the context: which log the command was about
+ROOT = "wald.root"  # key in the context: the log of the command
 
 
 def run(command: click.Command, program: str, arguments: list[str]) -> int:
@@ -47,7 +47,8 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at its exit
+        # Otherwise the interpreter reports an error at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OUTPUT_CLOSED
     except PermissionError as error:
         refused = NotPermitted.of(error)
@@ -55,7 +56,7 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         failing = error.errno in DISK_ERRORS
-        hint = f"df -h; {_reclaim(context)} frees what everybody has read" if failing else ""
+        hint = f"df -h; {_reclaim(context)} frees what every group has read" if failing else ""
         return _fail(program, f"{where}{error.strerror or error}", hint, DiskFailure.exit_code if failing else 1)
     return code if isinstance(code, int) else 0
 

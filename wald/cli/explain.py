@@ -25,7 +25,7 @@ from wald.store.retention.cursors import CursorState
 from wald.store.retention.pins import DIRECTORY_GONE, Pin
 from wald.store.segments.view import State
 
-_NAMED = 3  # groups told of one segment; --json tells all
+_NAMED = 3  # groups shown of one segment; --json shows all
 _HEADINGS = ("ROUTE", "GROUP", "CURSOR", "LAG", "OLDEST", "HOLDS BACK", "FREES", "GROWS A DAY")
 _NUMERIC = (2, 3, 4, 5, 6, 7)
 _DAY = 86400
@@ -35,43 +35,43 @@ _DAY = 86400
 @root_option
 @json_option
 def explain(root: Path, as_json: bool) -> None:
-    """Say what keeps each segment from being reclaimed, sealed or not, and what each route costs.
+    """Show what keeps each segment from being reclaimed, sealed or not, and what each route costs.
 
-    LAG is in records of the route; OLDEST is how long the first of them has been waiting. FREES is what would go if
-    this one cursor reached the head. The limits that wald-reclaim may have been given are not known here: try its
-    own `--dry-run`. With --json, one object a line: every FIFO in trouble, every segment, every group, then the whole.
+    LAG is counted in records of the route; OLDEST is how long the first of them has been waiting. FREES is what could
+    be deleted if this one cursor reached the head. The limits of wald-reclaim are not known here; its `--dry-run`
+    applies them. With --json, one object per line: every FIFO in trouble, every segment, every group, then the log.
     """
     log = wald.open(root)
     warn_without_daemon(log.root)
     backlog = Backlog(log.view())
     now_ns = time.time_ns()
     if as_json:
-        for path, words in troubles(log.root):
-            click.echo(json.dumps({"kind": "fifo", "path": str(path), "message": words}))
-        for told in _objects(backlog, now_ns):
-            click.echo(json.dumps(told))
-        return
+        for fields in _objects(log, backlog, now_ns):
+            click.echo(json.dumps(fields))
+    else:
+        for text in _text(log, backlog, now_ns):
+            click.echo(text)
+
+
+def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    statuses = _counted(backlog.segments(), counts, sizes)
-    lines = [_segments_line(run) for run in _runs(statuses)]
+    lines = [f"  {_segments_line(stretch)}" for stretch in _stretches(_counted(backlog.segments(), counts, sizes))]
     growth = backlog.growth(now_ns=now_ns)
-    click.echo(_headline(counts, sizes))
-    for line in lines:
-        click.echo(f"  {line}")
+    yield "\n".join([_headline(counts, sizes), *lines])
     groups = [
         group for group in backlog.groups.values() if group.pinned_segments or group.lag.records or group.cursor.message
     ]
     if groups:
-        click.echo("\n" + "\n".join(aligned([_HEADINGS, *(_row(group, growth, now_ns) for group in groups)], _NUMERIC)))
+        yield "\n" + "\n".join(aligned([_HEADINGS, *(_row(group, growth, now_ns) for group in groups)], _NUMERIC))
     if idle := len(backlog.groups) - len(groups):
-        who = (
+        others = (
             "1 more group has read everything and holds" if idle == 1 else f"{idle} more have read everything and hold"
         )
-        click.echo(f"{who} back nothing.")
-    for words in _advice(log, groups):
-        click.echo(f"\n{words}")
-    click.echo(f"\n{_outlook(growth, backlog.free_bytes)}")
+        yield f"{others} back nothing."
+    for paragraph in _advice(log, groups):
+        yield f"\n{paragraph}"
+    yield f"\n{_outlook(growth, backlog.free_bytes)}"
 
 
 def _counted(statuses: Iterable[SegmentStatus], counts: Counter[str], sizes: Counter[str]) -> Iterator[SegmentStatus]:
@@ -83,7 +83,7 @@ def _counted(statuses: Iterable[SegmentStatus], counts: Counter[str], sizes: Cou
 
 
 def _state(status: SegmentStatus) -> str:
-    """As the headline counts it; what is complete and not sealed yet may be free as well."""
+    """The state that the headline counts; a complete segment that is not sealed yet may be free as well."""
     if not status.readable:
         return "unreadable"
     if status.pins:
@@ -94,8 +94,8 @@ def _state(status: SegmentStatus) -> str:
 
 
 @dataclass(slots=True)
-class _Run:
-    """Consecutive segments that are alike, and are told of in one line."""
+class _Stretch:
+    """Consecutive segments that are alike, shown in one line."""
 
     first: SegmentStatus
     last: SegmentStatus
@@ -103,19 +103,19 @@ class _Run:
     stored_bytes: int = 0
 
 
-def _runs(statuses: Iterable[SegmentStatus]) -> Iterator[_Run]:
-    """Only the ends of a run are kept: there may be thousands of segments, and in each thousands of pins."""
-    run: _Run | None = None
+def _stretches(statuses: Iterable[SegmentStatus]) -> Iterator[_Stretch]:
+    """Only the ends of a stretch are kept: there may be thousands of segments, each with thousands of pins."""
+    stretch: _Stretch | None = None
     for status in statuses:
-        if run is None or not _alike(run.last, status):
-            if run is not None:
-                yield run
-            run = _Run(status, status)
-        run.last = status
-        run.count += 1
-        run.stored_bytes += status.stored_bytes
-    if run is not None:
-        yield run
+        if stretch is None or not _alike(stretch.last, status):
+            if stretch is not None:
+                yield stretch
+            stretch = _Stretch(status, status)
+        stretch.last = status
+        stretch.count += 1
+        stretch.stored_bytes += status.stored_bytes
+    if stretch is not None:
+        yield stretch
 
 
 def _alike(one: SegmentStatus, other: SegmentStatus) -> bool:
@@ -135,10 +135,10 @@ def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
     return f"{counts.total()} segment{'' if counts.total() == 1 else 's'}, {format_bytes(sizes.total())}: {parts}"
 
 
-def _segments_line(run: _Run) -> str:
-    first, last = run.first, run.last
-    size = format_bytes(run.stored_bytes)
-    count = f"{run.count} segments, " if run.count > 1 else ""
+def _segments_line(stretch: _Stretch) -> str:
+    first, last = stretch.first, stretch.last
+    size = format_bytes(stretch.stored_bytes)
+    count = f"{stretch.count} segments, " if stretch.count > 1 else ""
     begin, end = first.segment.base_sequence, last.last_sequence
     records = f"from record {begin} on" if end is None or end < begin else f"records {begin} to {end}"
     unsealed = ", not sealed yet" if first.state is State.CUT else ""
@@ -152,21 +152,21 @@ def _segments_line(run: _Run) -> str:
         case State.ACTIVE:
             return f"{place}: being written; CUT completes it"
     if last.newest and not last.pins:
-        return f"{place}: everybody has read it; it stays, because it is the newest{damaged}"
+        return f"{place}: every group has read it; it stays, because it is the newest{damaged}"
     if not last.pins:
-        return f"{place}: everybody has read it; wald-reclaim may delete it{damaged}"
+        return f"{place}: every group has read it; wald-reclaim may delete it{damaged}"
     return f"{place}: held back by {_pinned_by(last.pins)}{damaged}"
 
 
 def _pinned_by(pins: tuple[Pin, ...]) -> str:
-    told = [
+    named = [
         f"{pin.route} ({pin.message}; adding the route brings it back)"
         if pin.message == DIRECTORY_GONE
         else f"{pin.route}/{pin.group} (at {pin.at}, needs {pin.needs})"
         for pin in pins[:_NAMED]
     ]
     more = [f"{len(pins) - _NAMED} more"] if len(pins) > _NAMED else []
-    return " and ".join([", ".join(told), *more])
+    return " and ".join([", ".join(named), *more])
 
 
 def _row(group: GroupBacklog, growth: Growth | None, now_ns: int) -> tuple[str, ...]:
@@ -185,18 +185,18 @@ def _row(group: GroupBacklog, growth: Growth | None, now_ns: int) -> tuple[str, 
 
 
 def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
-    """A paragraph for what needs words."""
+    """A paragraph for each thing that the operator should know or do."""
     wald_ = command_line(log.root.path)
-    yield from (words for _, words in troubles(log.root))
+    yield from (message for _, message in troubles(log.root))
     retired = sorted({group.cursor.route for group in groups if group.retired})
     if retired:
-        yield f"Retired: {_names(retired)}. Nothing is held back for them, and what was not read may go."
+        yield f"Retired: {_names(retired)}. Nothing is held back for them, and their unread records may be deleted."
     gating = [group.cursor for group in groups if not group.retired]
     absent = [cursor.route for cursor in gating if cursor.state is CursorState.ABSENT]
     if absent:
         yield (
-            f"Without a cursor: {_names(absent)}. Nobody has said to have read them, so everything they ever received\n"
-            "is kept. That is how a route waits for a reader who comes late. When one has read it, or if nobody will:\n"
+            f"Without a cursor: {_names(absent)}. No group has processed their records, so everything they ever\n"
+            "received is kept. That is how a route waits for its first reader. After it has read, or if none will:\n"
             f"  {wald_} cursor set {absent[0]} SEQUENCE\n"
             f"  {wald_} route retire {absent[0]}"
         )
@@ -206,7 +206,7 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
         elif cursor.state not in (CursorState.VALID, CursorState.ABSENT):
             yield (
                 f"{cursor.message}.\n"
-                f"It counts as nothing processed, so everything {cursor.route} ever received is kept. To say how far "
+                f"It counts as nothing processed, so everything {cursor.route} ever received is kept. To set how far "
                 f"{cursor.group} has got:\n"
                 f"  {wald_} cursor set {cursor.route} SEQUENCE --group {cursor.group} --rewind"
             )
@@ -221,47 +221,21 @@ def _outlook(growth: Growth | None, free: int) -> str:
     left = f"{format_bytes(free)} are free"
     seconds = growth.seconds_until(free) if growth else None
     if growth is None or seconds is None:
-        return f"{left}; how fast the log grows cannot be told yet, from less than {format_seconds(LEAST_SECONDS)}."
+        return f"{left}; how fast the log grows is not known yet, from less than {format_seconds(LEAST_SECONDS)}."
     rate = format_bytes(growth.bytes_per_second * _DAY)
     return f"{left}; the log grows by {rate} a day: full in {format_seconds(seconds)} if nothing is reclaimed."
 
 
-def _objects(backlog: Backlog, now_ns: int) -> Iterator[dict[str, object]]:
+def _objects(log: Log, backlog: Backlog, now_ns: int) -> Iterator[dict[str, object]]:
+    for path, message in troubles(log.root):
+        yield {"kind": "fifo", "path": str(path), "message": message}
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for status in _counted(backlog.segments(), counts, sizes):
-        yield {
-            "kind": "segment",
-            "segment": status.segment.path.name,
-            "form": status.state.value,
-            "first": status.segment.base_sequence,
-            "last": status.last_sequence,
-            "bytes": status.stored_bytes,
-            "free": _state(status) == "free",
-            "problem": status.problem,
-            "pins": [
-                {"route": pin.route, "group": pin.group, "at": pin.at, "needs": pin.needs, "message": pin.message}
-                for pin in status.pins
-            ],
-        }
+        yield _segment_object(status)
     growth = backlog.growth(now_ns=now_ns)
     for group in backlog.groups.values():
-        yield {
-            "kind": "group",
-            "route": group.cursor.route,
-            "group": group.cursor.group,
-            "retired": group.retired,
-            "state": group.cursor.state.value,
-            "message": group.cursor.message,
-            "sequence": group.cursor.sequence,
-            "lag_records": group.lag.records,
-            "lag_seconds": round(group.lag.seconds(now_ns), 3),
-            "oldest": None if group.lag.oldest_ns is None else moment(group.lag.oldest_ns),
-            "pinned_segments": group.pinned_segments,
-            "pinned_bytes": group.pinned_bytes,
-            "frees_bytes": group.exclusive_bytes,
-            "bytes_per_second": growth.routes.get(group.cursor.route, 0.0) if growth else None,
-        }
+        yield _group_object(group, growth, now_ns)
     yield {
         "kind": "log",
         "segments": dict(counts),
@@ -269,4 +243,40 @@ def _objects(backlog: Backlog, now_ns: int) -> Iterator[dict[str, object]]:
         "free_bytes": backlog.free_bytes,
         "bytes_per_second": growth.bytes_per_second if growth else None,
         "seconds_until_full": growth.seconds_until(backlog.free_bytes) if growth else None,
+    }
+
+
+def _segment_object(status: SegmentStatus) -> dict[str, object]:
+    return {
+        "kind": "segment",
+        "segment": status.segment.path.name,
+        "form": status.state.value,
+        "first": status.segment.base_sequence,
+        "last": status.last_sequence,
+        "bytes": status.stored_bytes,
+        "free": _state(status) == "free",
+        "problem": status.problem,
+        "pins": [
+            {"route": pin.route, "group": pin.group, "at": pin.at, "needs": pin.needs, "message": pin.message}
+            for pin in status.pins
+        ],
+    }
+
+
+def _group_object(group: GroupBacklog, growth: Growth | None, now_ns: int) -> dict[str, object]:
+    return {
+        "kind": "group",
+        "route": group.cursor.route,
+        "group": group.cursor.group,
+        "retired": group.retired,
+        "state": group.cursor.state.value,
+        "message": group.cursor.message,
+        "sequence": group.cursor.sequence,
+        "lag_records": group.lag.records,
+        "lag_seconds": round(group.lag.seconds(now_ns), 3),
+        "oldest": None if group.lag.oldest_ns is None else moment(group.lag.oldest_ns),
+        "pinned_segments": group.pinned_segments,
+        "pinned_bytes": group.pinned_bytes,
+        "frees_bytes": group.exclusive_bytes,
+        "bytes_per_second": growth.routes.get(group.cursor.route, 0.0) if growth else None,
     }

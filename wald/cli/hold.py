@@ -15,19 +15,19 @@ from wald.format.names import check_route
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.fifos import has_fifo
 
-_LOOK_SECONDS = 1.0  # between looks for FIFOs that were made or replaced
+_REFRESH_SECONDS = 1.0  # between searches for FIFOs that were made or replaced
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 @click.command()
 @click.argument("routes", nargs=-1, metavar="[ROUTE...]")
 @root_option
-@click.option("--all", "every", is_flag=True, help="Every FIFO there is, and those that are made later.")
+@click.option("--all", "every", is_flag=True, help="Every FIFO, also those that are made later.")
 def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
     """Hold FIFOs open, without reading, until SIGTERM.
 
-    Where only producers hold a FIFO, what they write fails while the daemon restarts (EPIPE, SIGPIPE). Beside this they
-    wait, and what is in the pipe outlives the daemon, a line without its end too. Prints one line once all are held.
+    If only producers hold a FIFO open, their writes fail while the daemon restarts (EPIPE, SIGPIPE). If this command
+    holds it too, they wait, and the bytes in the pipe survive, also half a line. Prints one line when all are held.
     """
     here = Root(root)
     read_identity(here)
@@ -41,24 +41,24 @@ def hold(root: Path, routes: tuple[str, ...], every: bool) -> None:
             )
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     held = _Held(here, routes)
-    held.look()
+    held.refresh()
     click.echo(f"holding {held.count} FIFO{'' if held.count == 1 else 's'}")
     troubles: set[str] = set()
-    while signal.sigtimedwait(_ENDING, _LOOK_SECONDS) is None:
+    while signal.sigtimedwait(_ENDING, _REFRESH_SECONDS) is None:
         try:
-            held.look()
-        except OSError as error:  # the others are to be held on
-            words = f"wald hold: {error.filename or root}: {error.strerror or error}"
-            if words not in troubles:
-                troubles.add(words)
-                click.echo(words, err=True)
+            held.refresh()
+        except OSError as error:  # go on holding the others
+            message = f"wald hold: {error.filename or root}: {error.strerror or error}"
+            if message not in troubles:
+                troubles.add(message)
+                click.echo(message, err=True)
 
 
 class _Held:
-    """Both ends of the pipes, for one that nobody can write to has ended.
+    """Holds both ends of pipes open, because a pipe without a writer is at its end.
 
     Args:
-        routes: whose; all there are, if it is empty.
+        routes: those to hold; every route if empty.
     """
 
     def __init__(self, root: Root, routes: Sequence[str]) -> None:
@@ -70,8 +70,8 @@ class _Held:
     def count(self) -> int:
         return len(self._descriptors)
 
-    def look(self) -> None:
-        """Hold what is there by now; one that was replaced is let go of, as the daemon reads it to its end.
+    def refresh(self) -> None:
+        """Hold the FIFOs that exist now; release one that was replaced, so that the daemon reads it to its end.
 
         Raises:
             OSError: one of them cannot be opened.

@@ -19,12 +19,12 @@ from wald.store.files.directory import Root, read_identity
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path, readable=False))
-@click.option("--records", is_flag=True, help="Show the records in each batch, too.")
+@click.option("--records", is_flag=True, help="Also show the records in each batch.")
 @json_option
 def dump(path: Path, records: bool, as_json: bool) -> int:
-    """Print what is in the file PATH: a segment, an index, a ledger, a cursor, head, transfers or log.json.
+    """Print the content of the file PATH: a segment, an index, a ledger, a cursor, head, transfers or log.json.
 
-    What does not fit is shown in its place; the exit code is 4 then. With --json, one object a line.
+    Damage is shown where it is, and the exit code is 4 then. With --json, one object per line.
     """
     damaged = False
     for item in items_of(path, records=records):
@@ -47,8 +47,8 @@ def verify(root: Path, as_json: bool) -> int:
     for finding in findings_of(here):
         counts[finding.level] += 1
         if as_json:
-            told = {"level": finding.level.value, "path": str(finding.path), "offset": finding.offset}
-            click.echo(json.dumps(told | {"message": finding.message}))
+            fields = {"level": finding.level.value, "path": str(finding.path), "offset": finding.offset}
+            click.echo(json.dumps(fields | {"message": finding.message}))
         else:
             place = finding.path.relative_to(root) if finding.path.is_relative_to(root) else finding.path
             at = f" offset {finding.offset}:" if finding.level is Level.ERROR else ""
@@ -62,10 +62,10 @@ def verify(root: Path, as_json: bool) -> int:
 
 
 def _line(item: Item) -> str:
-    """``kind key=value …``; the value of a record, which may hold anything, comes as JSON."""
-    words = [str(item["kind"])]
+    """``kind key=value …``; the value of a record, which may be any bytes, is shown as JSON."""
+    parts = [str(item["kind"])]
     for key, value in item.items():
         if key != "kind" and value not in (None, [], {}):
             plain = isinstance(value, int) or (isinstance(value, str) and value.isalnum())
-            words.append(f"{key}={value if plain else json.dumps(value, ensure_ascii=False)}")
-    return " ".join(words)
+            parts.append(f"{key}={value if plain else json.dumps(value, ensure_ascii=False)}")
+    return " ".join(parts)

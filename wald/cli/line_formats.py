@@ -1,4 +1,4 @@
-"""Lines with keys, times and headers, turned into ``columns`` payloads for ``wald append``."""
+"""The lines that ``wald append`` takes besides plain ones: with a key and a separator, or as JSON objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Encode = Callable[[bytes, str, int], Iterator[bytes]]
 _FIELDS = frozenset({"value", "value_hex", "key", "key_hex", "time", "event_time_ns", "headers"})
 _ASSIGNED = frozenset(
     {"sequence", "route", "append_time_ns", "terminated"}
-)  # wald read writes them; the log assigns them
+)  # written by wald read; the log assigns them
 _TIME_LIMIT = 1 << 63
 
 
@@ -45,10 +45,11 @@ def keyed_lines(separator: bytes) -> Encode:
 
 
 def json_lines(lines: bytes, name: str, number: int) -> Iterator[bytes]:
-    """One JSON object a line.
+    """One JSON object per line.
 
     Raises:
-        InvalidInput: a line is none, or has a field that cannot be; its number is named. What is before it was given.
+        InvalidInput: a line is no JSON object, or has a wrong field; the message has its number. The lines before it
+            were yielded.
     """
     parsed = []
     wrong = ""
@@ -73,29 +74,29 @@ def json_lines(lines: bytes, name: str, number: int) -> Iterator[bytes]:
 
 def _fields(line: bytes) -> _Fields:
     try:
-        told = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error})") from None
-    if not isinstance(told, dict):
+    if not isinstance(fields, dict):
         raise ValueError("not a JSON object")
-    unknown = told.keys() - _FIELDS - _ASSIGNED
+    unknown = fields.keys() - _FIELDS - _ASSIGNED
     if unknown:
         raise ValueError(f"unknown field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}")
-    key = _bytes(told, "key")
-    if "key" in told and told["key"] is not None and not isinstance(told["key"], str):
+    key = _bytes(fields, "key")
+    if "key" in fields and fields["key"] is not None and not isinstance(fields["key"], str):
         raise ValueError("key is not a string")
-    return _Fields(_bytes(told, "value") or b"", key, _time(told), _headers(told.get("headers")))
+    return _Fields(_bytes(fields, "value") or b"", key, _time(fields), _headers(fields.get("headers")))
 
 
-def _bytes(told: dict[str, Any], name: str) -> bytes | None:
-    if f"{name}_hex" in told:
-        if name in told:
+def _bytes(fields: dict[str, Any], name: str) -> bytes | None:
+    if f"{name}_hex" in fields:
+        if name in fields:
             raise ValueError(f"{name} and {name}_hex exclude each other")
         try:
-            return bytes.fromhex(told[f"{name}_hex"])
+            return bytes.fromhex(fields[f"{name}_hex"])
         except (ValueError, TypeError):
             raise ValueError(f"{name}_hex is not hexadecimal") from None
-    given = told.get(name)
+    given = fields.get(name)
     if given is None:
         return None
     text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, separators=(",", ":"))
@@ -105,10 +106,10 @@ def _bytes(told: dict[str, Any], name: str) -> bytes | None:
         raise ValueError(f"{name} has half of a surrogate pair") from None
 
 
-def _time(told: dict[str, Any]) -> int | None:
-    if "time" in told and "event_time_ns" in told:
+def _time(fields: dict[str, Any]) -> int | None:
+    if "time" in fields and "event_time_ns" in fields:
         raise ValueError("time and event_time_ns exclude each other")
-    given = told.get("time", told.get("event_time_ns"))
+    given = fields.get("time", fields.get("event_time_ns"))
     if given is None:
         return None
     if isinstance(given, str):

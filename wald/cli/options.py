@@ -21,7 +21,7 @@ _DAY = 86400
 
 
 class DefaultGroup(click.Group):
-    """A group of which the first command may be left out: ``wald-archive ROUTE…`` is ``wald-archive pack ROUTE…``."""
+    """A group whose first command may be left out: ``wald-archive ROUTE…`` is ``wald-archive pack ROUTE…``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         before = 2 if args[:1] == ["--root"] else int(bool(args) and args[0].startswith("--root="))
@@ -52,7 +52,7 @@ def group_option(function: F) -> F:
 
 
 def route_argument(function: F) -> F:
-    """A route that has a legal name."""
+    """A route with a legal name."""
     return click.argument("route", callback=_route)(function)
 
 
@@ -67,25 +67,25 @@ def socket_option(function: F) -> F:
     )(function)
 
 
-def duration_option(name: str, default: str | None, words: str, *, days_max: int = 1) -> Callable[[F], F]:
-    """An option that takes seconds, or "10s", "5m", "1h", "7d"; None where it has no default and is not given."""
-    return _kind_option(name, Duration(0, days_max * _DAY), default, words, "30s")
+def duration_option(name: str, default: str | None, help_text: str, *, days_max: int = 1) -> Callable[[F], F]:
+    """An option that takes seconds, or "10s", "5m", "1h", "7d"; None if it has no default and is not given."""
+    return _kind_option(name, Duration(0, days_max * _DAY), default, help_text, "30s")
 
 
-def size_option(name: str, default: str | None, words: str) -> Callable[[F], F]:
-    """An option that takes bytes, or "64KiB", "1GiB"; None where it has no default and is not given."""
-    return _kind_option(name, Size(0, 1024 * TIB), default, words, "64MiB")
+def size_option(name: str, default: str | None, help_text: str) -> Callable[[F], F]:
+    """An option that takes bytes, or "64KiB", "1GiB"; None if it has no default and is not given."""
+    return _kind_option(name, Size(0, 1024 * TIB), default, help_text, "64MiB")
 
 
-def _kind_option(name: str, kind: SettingType, default: str | None, words: str, example: str) -> Callable[[F], F]:
-    def parsed(_: click.Context, __: click.Parameter, given: str | None) -> Any:  # the type is the kind's
+def _kind_option(name: str, kind: SettingType, default: str | None, help_text: str, example: str) -> Callable[[F], F]:
+    def parsed(_: click.Context, __: click.Parameter, given: str | None) -> Any:  # the type depends on the setting
         try:
             return None if given is None else kind.parse(given)
         except ValueError as error:
             raise InvalidInput(f"{name} must be {error}", hint=f"{name} {example}") from None
 
     metavar = {"seconds": "DURATION", "bytes": "SIZE"}[kind.unit]
-    return click.option(name, default=default, show_default=True, metavar=metavar, callback=parsed, help=words)
+    return click.option(name, default=default, show_default=True, metavar=metavar, callback=parsed, help=help_text)
 
 
 def _root(ctx: click.Context, _: click.Parameter, given: Path | None) -> Path:

@@ -38,8 +38,13 @@ def head(root: Path, as_json: bool) -> None:
         )
     at = moment(found.at_ns)
     if as_json:
-        told = {"sequence": found.sequence, "segment": found.segment, "position": found.position, "epoch": found.epoch}
-        click.echo(json.dumps(told | {"at_ns": found.at_ns, "at": at, "daemon": no_daemon(log.root, Disk())}))
+        fields = {
+            "sequence": found.sequence,
+            "segment": found.segment,
+            "position": found.position,
+            "epoch": found.epoch,
+        }
+        click.echo(json.dumps(fields | {"at_ns": found.at_ns, "at": at, "daemon": no_daemon(log.root, Disk())}))
     else:
         click.echo(
             f"seq={found.sequence} segment={found.segment} position={found.position} epoch={found.epoch} at={at}"
@@ -52,9 +57,9 @@ def head(root: Path, as_json: bool) -> None:
 @root_option
 @json_option
 def where(root: Path, sequence: int, as_json: bool) -> int:
-    """Say where record SEQUENCE is: active, cut, sealed, reclaimed, archived, never issued, …
+    """Show where record SEQUENCE is: active, cut, sealed, reclaimed, archived, never issued, …
 
-    Exits 3 if it was never issued or nothing tells of it, and 4 if it is damaged.
+    The exit code is 3 if it was never issued or nothing is known of it, and 4 if it is damaged.
     """
     found = wald.open(root).where(sequence)
     if not as_json:
@@ -63,10 +68,10 @@ def where(root: Path, sequence: int, as_json: bool) -> int:
             lines.append(f"  appended {moment(found.append_time_ns)}, {'durable' if found.durable else 'not durable'}")
         lines += [f"  {group}: {'processed' if done else 'not processed'}" for group, done in found.processed.items()]
         if found.bundle is not None and found.state is not State.ARCHIVED:
-            lines.append(f"  also in bundle {found.bundle}, member {found.member or 'not told'}")
+            lines.append(f"  also in bundle {found.bundle}, member {found.member or 'not known'}")
         click.echo("\n".join(lines))
         return _EXITS.get(found.state, 0)
-    told = {
+    fields = {
         "sequence": found.sequence,
         "state": found.state.value,
         "message": found.message,
@@ -80,12 +85,12 @@ def where(root: Path, sequence: int, as_json: bool) -> int:
         "member": found.member,
         "reclaimed": found.reclaimed,
     }
-    click.echo(json.dumps(told))
+    click.echo(json.dumps(fields))
     return _EXITS.get(found.state, 0)
 
 
 def warn_without_daemon(root: Root) -> None:
-    """Say on stderr that what is shown is what a daemon has left behind, and how that ended."""
+    """Report on stderr that no daemon runs, and how the last one ended."""
     if words := no_daemon(root, Disk()):
         click.echo(words, err=True)
 

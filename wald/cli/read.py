@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from wald.store.reading.batches import Batch
     from wald.store.retention.missing import Missing
 
-COMMIT_SECONDS = 0.2  # how far a cursor may lag behind what stdout took: each commit is two syncs
+COMMIT_SECONDS = 0.2  # between two moves of the cursor, because each is two syncs
 _JSON_BYTES = 256 << 10  # written at once
 _NAMED: dict[str, Named] = {name: name for name in get_args(Named)}
 
@@ -35,16 +35,16 @@ _NAMED: dict[str, Named] = {name: name for name in get_args(Named)}
 @click.command()
 @click.argument("route", required=False)
 @root_option
-@click.option("--from", "start", metavar="PLACE", help="earliest, end, cursor, a sequence, or a time.")
-@click.option("--to", "stop", metavar="PLACE", help="The last sequence, or a time before which records are wanted.")
+@click.option("--from", "start", metavar="POSITION", help="earliest, end, cursor, a sequence, or a time.")
+@click.option("--to", "stop", metavar="POSITION", help="The last sequence, or a time, which ends before it.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most so many records.")
-@click.option("--follow", is_flag=True, help="Wait for more at the end.")
+@click.option("--follow", is_flag=True, help="At the end, wait for more records.")
 @click.option("--group", help=GROUP_HELP)
-@click.option("--commit", is_flag=True, help="Move the group's cursor once stdout took the records.")
+@click.option("--commit", is_flag=True, help="Move the group's cursor after the records were written to stdout.")
 @click.option(
     "--on-missing",
     type=click.Choice(POLICIES),
-    help="What about records that were reclaimed; without it: an error if --from names a place.",
+    help="What to do about reclaimed records; without it: an error if --from names a sequence or a time.",
 )
 @click.option(
     "--format",
@@ -52,7 +52,7 @@ _NAMED: dict[str, Named] = {name: name for name in get_args(Named)}
     type=click.Choice(["raw", "json"]),
     default="raw",
     show_default=True,
-    help="json: an object a line.",
+    help="json: one object per line.",
 )
 def read(
     root: Path,
@@ -66,15 +66,15 @@ def read(
     on_missing: str | None,
     form: str,
 ) -> int:
-    """Write the records of ROUTE, or of every route, to stdout; raw: each and a newline, exactly as they came.
+    """Write the records of ROUTE, or of every route, to stdout; raw: each record as it came, and a newline.
 
-    Without --from it begins at the earliest record there is; with --group or --commit, after the group's cursor. Times
-    are like 2026-11-21T10:00:00Z, local without a zone, and mean when the daemon took a record.
+    Without --from, reading starts at the earliest record; with --group or --commit, after the group's cursor. A time is
+    written like 2026-11-21T10:00:00Z, is local time without a zone, and is compared with the append time of records.
 
-    Where bytes are damaged it says so, reads on, and the exit code is 4; with --commit it ends there, and the cursor
-    stays in front of them. Where wanted records were reclaimed it ends with exit code 3 if --from names a sequence or a
-    time, or the cursor is in front of them; else it says so, and the exit code is 12. --on-missing error ends it in any
-    case, skip passes over them with exit code 0.
+    Damaged records are reported, reading goes on, and the exit code is 4; with --commit, reading ends there, with the
+    cursor before them. If records were reclaimed, and --from names a sequence or a time, or the cursor is before them,
+    reading ends with exit code 3; otherwise it goes on, and the exit code is 12. --on-missing error always ends it;
+    --on-missing skip passes over missing records with exit code 0.
     """
     if route is not None:
         check_route(route)
@@ -85,19 +85,10 @@ def read(
     log = wald.open(root)
     if start is None:
         start = "cursor" if group or commit else "earliest"
-    begin = _place("--from", start)
-    damaged: list[Damaged] = []
-
-    def tell(error: Damaged) -> None:
-        damaged.append(error)
-        print(f"wald: {error.message}\n  hint: {error.hint}", file=sys.stderr)
-
-    told = _Told(on_missing, stop, _again(limit=limit, follow=follow, commit=commit), form)
+    begin, end = _range(start, stop)
     group = check_group(group or DEFAULT_GROUP)
-    end = None if stop is None else _place("--to", stop)
-    if isinstance(end, str):
-        raise InvalidInput(f"--to {end}: not a sequence or a time", hint="--to 250, or --to 2026-11-21T10:00:00Z")
-    _require_order(begin, end, (start, stop or ""))
+    damage = _Damage()
+    missing = _MissingRecords(on_missing, stop, _again(limit=limit, follow=follow, commit=commit), form)
     batches = log.batches(
         route,
         begin,
@@ -105,33 +96,49 @@ def read(
         group=group,
         limit=limit,
         follow=follow,
-        on_damage=None if commit else tell,  # a cursor behind damage would let RECLAIM delete what might be mended
-        on_missing=told.meet,
+        on_damage=None if commit else damage.report,  # a cursor after damage lets RECLAIM delete it
+        on_missing=missing.handle,
     )
     write = _write_raw if form == "raw" else _write_json
-    if not commit:
+    if commit and route is not None:
+        _write_and_commit(log, route, group, batches, write)
+    else:
         for batch in batches:
             write(batch)
-    else:
-        assert route is not None
-        if news := newcomer(log.root, route, group):
-            click.echo(f"wald: {news}", err=True)
-        with _Commits(log, route, group) as commits:
-            for batch in batches:
-                write(batch)
-                commits.processed = batch.last_sequence
-    if damaged:
+    if damage.found:
         return Damaged.exit_code
-    return Partial.exit_code if told.partial else 0
+    return Partial.exit_code if missing.partial else 0
+
+
+def _write_and_commit(
+    log: Log, route: str, group: str, batches: Iterable[Batch], write: Callable[[Batch], None]
+) -> None:
+    if news := newcomer(log.root, route, group):
+        click.echo(f"wald: {news}", err=True)
+    with _Commits(log, route, group) as commits:
+        for batch in batches:
+            write(batch)
+            commits.processed = batch.last_sequence
 
 
 @dataclass(slots=True)
-class _Told:
-    """What becomes of records that are missing because they were reclaimed.
+class _Damage:
+    """Reports damaged records on stderr."""
+
+    found: bool = False
+
+    def report(self, error: Damaged) -> None:
+        self.found = True
+        click.echo(f"wald: {error.message}\n  hint: {error.hint}", err=True)
+
+
+@dataclass(slots=True)
+class _MissingRecords:
+    """What to do about records that were reclaimed: an error, or a message on stderr.
 
     Attributes:
         stop, options: of the command, for the hint.
-        partial: whether some were passed over without the operator's word.
+        partial: whether records were passed over although --on-missing was not given.
     """
 
     on_missing: str | None
@@ -140,25 +147,25 @@ class _Told:
     form: str
     partial: bool = False
 
-    def meet(self, missing: Missing) -> None:
+    def handle(self, missing: Missing) -> None:
         form = "" if self.form == "raw" else f" --format {self.form}"
         hint = missing.hint(stop=self.stop, options=self.options, form=form)
         if self.on_missing == "error" or (self.on_missing is None and missing.asked):
             raise missing.error(hint)
         self.partial = self.partial or self.on_missing is None
-        print(f"wald: {missing.message()}\n  hint: {hint}", file=sys.stderr)
+        click.echo(f"wald: {missing.message()}\n  hint: {hint}", err=True)
 
 
 def _again(*, limit: int | None, follow: bool, commit: bool) -> str:
-    """The options, to be given again."""
-    words = [f" --limit {limit}" if limit is not None else "", " --follow" * follow, " --commit" * commit]
-    return "".join(words)
+    """The options, to type again."""
+    options = [f" --limit {limit}" if limit is not None else "", " --follow" * follow, " --commit" * commit]
+    return "".join(options)
 
 
 class _Commits:
-    """Moves a cursor behind :attr:`processed`, now and then and at the end; while following, also when nothing comes.
+    """Moves a cursor to :attr:`processed` at intervals and at the end; while following, also when no record arrives.
 
-    The cursor never moves backwards: records that are read once more stay processed.
+    The cursor never moves backwards: records that are read again stay processed.
     """
 
     def __init__(self, log: Log, route: str, group: str) -> None:
@@ -212,33 +219,38 @@ def _write_json(batch: Batch) -> None:
         write_stdout(("\n".join(lines) + "\n").encode())
 
 
-def _require_order(begin: int | str | datetime, end: int | datetime | None, words: tuple[str, str]) -> None:
-    """
+def _range(start: str, stop: str | None) -> tuple[Start, int | datetime | None]:
+    """The positions of --from and --to.
+
     Raises:
-        InvalidInput: nothing can lie between two places of one kind.
+        InvalidInput: one of them is none, or no record can lie between them.
     """
+    begin = _position("--from", start)
+    end = None if stop is None else _position("--to", stop)
+    if isinstance(end, str):
+        raise InvalidInput(f"--to {end}: not a sequence or a time", hint="--to 250, or --to 2026-11-21T10:00:00Z")
     match begin, end:
         case (int(), int()):
             empty = begin > end
         case (datetime(), datetime()):
             empty = nanoseconds(begin) > nanoseconds(end)
         case _:
-            return
+            empty = False
     if empty:
-        first, last = words
         raise InvalidInput(
-            f"--from {first} --to {last}: the end is in front of the beginning", hint=f"--from {last} --to {first}"
+            f"--from {start} --to {stop}: the end is before the start", hint=f"--from {stop} --to {start}"
         )
+    return begin, end
 
 
-def _place(option: str, words: str) -> Start:
-    if words in _NAMED:
-        return _NAMED[words]
-    if words.isdecimal() and words.isascii():
-        return int(words)
+def _position(option: str, given: str) -> Start:
+    if given in _NAMED:
+        return _NAMED[given]
+    if given.isdecimal() and given.isascii():
+        return int(given)
     try:
-        return datetime.fromisoformat(words)
+        return datetime.fromisoformat(given)
     except ValueError:
         raise InvalidInput(
-            f"{option} {words}: neither a sequence nor a time", hint=f"{option} 250, or {option} 2026-11-21T10:00:00Z"
+            f"{option} {given}: neither a sequence nor a time", hint=f"{option} 250, or {option} 2026-11-21T10:00:00Z"
         ) from None

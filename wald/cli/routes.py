@@ -32,13 +32,13 @@ _COLUMNS = ("ROUTE", "LAST", "GROUP", "CURSOR", "LAG", "")
 def routes(root: Path, as_json: bool) -> None:
     """List routes with their last sequence, and for each group its cursor and its lag.
 
-    LAG is in records of the route that the group has still to process, as far as the log holds them.
+    LAG is the number of records of the route that the group has not processed, as far as the log holds them.
     """
     log = wald.open(root)
     warn_without_daemon(log.root)
     every = progress(log.view())
     if as_json:
-        click.echo(json.dumps([_told(route) for route in every]))
+        click.echo(json.dumps([_fields(route) for route in every]))
         return
     rows = [_COLUMNS, *(row for route in every for row in _rows(route))]
     click.echo("\n".join(aligned(rows, numeric=(1, 3, 4))))
@@ -56,14 +56,14 @@ def route() -> None:
 @click.option("--fifo", is_flag=True, help="Make ROOT/routes/NAME/in, for programs that write to a file.")
 @click.option("--mode", metavar="OCTAL", help=f"Permissions of the FIFO; a new one has {FIFO_MODE:04o}.")
 def add(root: Path, socket: Path | None, route: str, fifo: bool, mode: str | None) -> None:
-    """Make a route, or take a retired one back; through the daemon if one runs."""
+    """Make a route, or reactivate a retired one; through the daemon if one runs."""
     bits = None if mode is None else _bits(mode)
     if mode is not None and not fifo:
         raise InvalidInput("--mode is for the FIFO", hint=command_line(root, f"route add {route} --fifo --mode {mode}"))
     if runs(root):
-        words = [*(["fifo"] if fifo else []), *([] if bits is None else [f"mode={bits:o}"])]
+        options = [*(["fifo"] if fifo else []), *([] if bits is None else [f"mode={bits:o}"])]
         with daemon_at(root, socket) as daemon:
-            daemon.command("ROUTE", "ADD", route, *words)
+            daemon.command("ROUTE", "ADD", route, *options)
     else:
         here = Root(root)
         read_identity(here)
@@ -75,7 +75,7 @@ def add(root: Path, socket: Path | None, route: str, fifo: bool, mode: str | Non
 @root_option
 @socket_option
 def retire(root: Path, socket: Path | None, route: str) -> None:
-    """Take nothing more for a route, and let it no longer hold back what RECLAIM may delete."""
+    """Accept no more records for a route; it no longer holds back what RECLAIM may delete."""
     here = Root(root)
     read_identity(here)
     here.require_route(route)
@@ -94,7 +94,7 @@ def _bits(mode: str) -> int:
 
 
 def _rows(route: Progress) -> list[tuple[str, ...]]:
-    notes = " ".join(words for words, holds in (("fifo", route.fifo), ("retired", route.retired)) if holds)
+    notes = " ".join(note for note, holds in (("fifo", route.fifo), ("retired", route.retired)) if holds)
     rows: list[tuple[str, ...]] = []
     for number, (cursor, lag) in enumerate(zip(route.cursors, route.lags, strict=True)):
         name, last, about = (route.route, _number(route.last_sequence), notes) if number == 0 else ("", "", "")
@@ -105,7 +105,7 @@ def _rows(route: Progress) -> list[tuple[str, ...]]:
     return rows
 
 
-def _told(route: Progress) -> dict[str, object]:
+def _fields(route: Progress) -> dict[str, object]:
     return {
         "route": route.route,
         "last_sequence": route.last_sequence,

@@ -12,7 +12,7 @@ from wald.format.names import check_route
 
 
 class _WithSettings(click.Command):
-    """Adds every setting to the help; they are read only when they are asked for."""
+    """Adds every setting to the help; they are loaded only for that."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from wald.config import reference
@@ -21,19 +21,19 @@ class _WithSettings(click.Command):
             rows = []
             for setting in reference():
                 default = f" = {setting.default}" if setting.default else ""
-                rows.append((f"{setting.name}{default}{' *' if setting.reloadable else ''}", _words(setting)))
+                rows.append((f"{setting.name}{default}{' *' if setting.reloadable else ''}", _meaning(setting)))
             formatter.write_dl(rows, col_max=40)
 
 
 @click.command(cls=_WithSettings)
 @root_option
 @click.option("--config", "config_path", type=click.Path(path_type=Path), help="A TOML file of settings.")
-@click.option("--stdin", "stdin_route", metavar="ROUTE", help="Take lines from stdin, too, and stop at their end.")
+@click.option("--stdin", "stdin_route", metavar="ROUTE", help="Also take lines from stdin, and stop at its end.")
 def run(root: Path, config_path: Path | None, stdin_route: str | None) -> int:
     """Run the daemon on a root, which is made if it is missing or empty.
 
-    SIGTERM and SIGINT stop it, SIGHUP reads the settings again, SIGUSR1 cuts the active segment. With --stdin the end
-    of stdin stops it, too; ROUTE is made if it is not there, and taken back if it is retired. It may have no FIFO.
+    SIGTERM and SIGINT stop it, SIGHUP reads the settings again, SIGUSR1 cuts the active segment. With --stdin, the end
+    of stdin stops it too; ROUTE is made if it is missing, and reactivated if it is retired. It must not have a FIFO.
     """
     from wald.config import Config, load
     from wald.daemon import service
@@ -50,9 +50,9 @@ def run(root: Path, config_path: Path | None, stdin_route: str | None) -> int:
 @click.command()
 @root_option
 def init(root: Path) -> None:
-    """Make a log in a directory that is missing or empty; one that is there stays as it is.
+    """Make a log in a directory that is missing or empty; an existing log stays as it is.
 
-    The daemon does the same, unless it is told not to: on_missing_root = "refuse".
+    The daemon does the same, unless on_missing_root = "refuse".
     """
     import time
 
@@ -74,7 +74,7 @@ def cut(root: Path, socket: Path | None) -> None:
         click.echo(daemon.command("CUT"))
 
 
-def _words(setting: object) -> str:
+def _meaning(setting: object) -> str:
     from wald.config import Setting
 
     assert isinstance(setting, Setting)
