@@ -201,10 +201,10 @@ class WaldHandler(logging.Handler):
         with self._changed:
             self.lost += len(entries)
             self._unreported += len(entries)
-        if sys.stderr is not None:
+        if sys.__stderr__ is not None:  # not sys.stderr, which a program may have made log to this handler
             lines = [f"wald.logging: not delivered to route {self._route}: {reason}", *(e.value for e in entries)]
             with suppress(OSError, ValueError):  # stderr is closed
-                sys.stderr.write("\n".join([*lines, ""]))
+                sys.__stderr__.write("\n".join([*lines, ""]))
 
 
 def _begin_in_child() -> None:

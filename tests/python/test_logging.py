@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import logging.config
 import os
@@ -108,7 +109,7 @@ def test_a_daemon_may_come_later_and_restart(daemon: Daemon, logger: logging.Log
 
 
 def test_a_full_queue_blocks_each_thread_no_longer_than_allowed(
-    daemon: Daemon, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+    daemon: Daemon, logger: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Also not one after the other; what finds no room is on stderr, and its number in the log."""
     daemon.kill()
@@ -131,7 +132,7 @@ def test_a_full_queue_blocks_each_thread_no_longer_than_allowed(
         thread.join()
     assert all(0.3 <= seconds < 8 * 0.3 for seconds in took)
     assert handler.lost == 8
-    assert capsys.readouterr().err.count("not delivered to route a: the queue is full (1 records)\nlost ") == 8
+    assert capfd.readouterr().err.count("not delivered to route a: the queue is full (1 records)\nlost ") == 8
     daemon.start_again()
     handler.close()
 
@@ -139,19 +140,45 @@ def test_a_full_queue_blocks_each_thread_no_longer_than_allowed(
 
 
 def test_what_the_daemon_refuses_is_on_stderr_and_the_next_one_is_sent(
-    daemon: Daemon, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+    daemon: Daemon, logger: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handler = WaldHandler(daemon.root, "later")
     logger.addHandler(handler)
     logger.info("refused")
     handler.flush()
-    assert "no route 'later'" in capsys.readouterr().err
+    assert "no route 'later'" in capfd.readouterr().err
     daemon.ask("ROUTE ADD later")
     logger.info("taken")
     handler.flush()
 
     found = [record.value for record in wald.open(daemon.root).records("later")]
     assert found == [b"1 log records were lost", b"taken"]
+
+
+class Logging(io.StringIO):
+    """A stderr that logs what is written to it, as some programs make theirs."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__()
+        self._logger = logger
+
+    def write(self, text: str) -> int:
+        self._logger.error(text)
+        return len(text)
+
+
+def test_a_stderr_that_logs_is_not_written_to(
+    daemon: Daemon, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is lost would be reported to the handler that lost it, without an end."""
+    handler = WaldHandler(daemon.root, "a")
+    logger.addHandler(handler)
+    handler.close()
+    monkeypatch.setattr(sys, "stderr", Logging(logger))
+    logger.info("late")
+
+    assert handler.lost == 1
+    assert capfd.readouterr().err.endswith("late\n")
 
 
 def test_a_fork_has_a_queue_of_its_own(daemon: Daemon, logger: logging.Logger) -> None:
@@ -170,18 +197,18 @@ def test_a_fork_has_a_queue_of_its_own(daemon: Daemon, logger: logging.Logger) -
 
 
 def test_a_closed_handler_writes_to_stderr(
-    daemon: Daemon, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+    daemon: Daemon, logger: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handler = WaldHandler(daemon.root, "a")
     logger.addHandler(handler)
     handler.close()
     logger.info("late")
 
-    assert capsys.readouterr().err.endswith("the handler is closed\nlate\n")
+    assert capfd.readouterr().err.endswith("the handler is closed\nlate\n")
 
 
 def test_a_record_that_cannot_be_formatted_is_reported(
-    daemon: Daemon, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+    daemon: Daemon, logger: logging.Logger, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handler = WaldHandler(daemon.root, "a")
     logger.addHandler(handler)
@@ -193,7 +220,7 @@ def test_a_record_that_cannot_be_formatted_is_reported(
     logger.info("next")
     handler.flush()
 
-    assert "--- Logging error ---" in capsys.readouterr().err
+    assert "--- Logging error ---" in capfd.readouterr().err
     assert values(daemon) == ["next"]
 
 
