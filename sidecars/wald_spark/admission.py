@@ -25,6 +25,7 @@ from wald.store.segments.view import SegmentGone, View
 from wald_spark.options import Limits
 
 _ENDLESS = 1 << 62
+_LAST = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +157,6 @@ def _share_out(in_turn: Sequence[_Lane], room: _Room) -> None:
         waiting = [lane for lane in waiting if not lane.done]
         if not any(taken) and waiting:
             waiting.pop()
-
-
-_LAST = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)

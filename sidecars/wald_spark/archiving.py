@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STRETCH_BYTES = 1 << 20  # of payload; a stretch is 24 bytes for the driver, and is read again if a bundle ends in it
+PIECE_BYTES = 64 << 20  # a task measures that much in less than a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,6 @@ def shares(
                     after, first, room = last, 0, size.limit
     if first:
         yield Share(after, first, last)
-
-
-PIECE_BYTES = 64 << 20  # a task measures that much in less than a second
 
 
 class SparkEngine:

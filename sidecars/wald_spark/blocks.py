@@ -24,6 +24,9 @@ from wald.store.segments.opened import OpenSegment, SealedSegment
 from wald.store.segments.raw import DamagedBytes
 from wald.store.segments.view import SegmentGone, View
 
+TASKS = 8  # at least so many tasks share what there is to read, …
+LEAST_BYTES = 8 << 20  # … unless each would have less than this, because a task by itself costs 30 ms
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -192,9 +195,6 @@ class Sized(Protocol):
 
 
 S = TypeVar("S", bound=Sized)
-
-TASKS = 8  # at least so many tasks share what there is to read, …
-LEAST_BYTES = 8 << 20  # … unless each would have less than this, because a task by itself costs 30 ms
 
 
 def joined_blocks(blocks: Iterable[Block], *, first: int, last: int, limit_bytes: int) -> Iterator[Block]:

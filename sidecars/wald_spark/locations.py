@@ -31,6 +31,8 @@ from wald.store.segments.opened import SealedSegment, open_segment
 from wald.store.segments.raw import FIRST_BATCH, RawFile
 from wald.store.segments.view import View, read_view
 
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?=/)(//(?P<host>[^/]*))?")
+
 
 @dataclass(frozen=True, slots=True)
 class Shipped(Root):
@@ -242,9 +244,6 @@ def _end(segment: Segment, log_id: bytes) -> int:
             return max((batch.header.end_sequence for batch in batches), default=0)
     except (FileNotFoundError, Damaged):
         return 0
-
-
-_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?=/)(//(?P<host>[^/]*))?")
 
 
 def is_remote(address: str) -> bool:

@@ -68,6 +68,11 @@ _KNOWN = (
     "failOnDataLoss",
     "jsonSchema",
 )
+STREAM_OPTIONS = ("startingOffsets", "maxRecordsPerTrigger", "maxBytesPerTrigger")
+_QUERIES_ONLY = ("startingSequence", "endingSequence", "startingTimestamp", "endingTimestamp", "includeActive")
+_RECORDS = Count(1, 10**15)
+_BYTES = Size(1, 1024 * TIB)
+_STARTS_HINT = '.option("startingOffsets", "latest"), or \'{"<log id>": 251}\''
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +229,6 @@ def _routes(asked: _Given) -> frozenset[str] | None:
     """The routes; an empty list is an error, and does not mean all routes."""
     given = [asked.options[name] for name in ("route", "routes") if name in asked.options]
     return frozenset(check_route(name.strip()) for name in ",".join(given).split(",")) if given else None
-
-
-STREAM_OPTIONS = ("startingOffsets", "maxRecordsPerTrigger", "maxBytesPerTrigger")
-_QUERIES_ONLY = ("startingSequence", "endingSequence", "startingTimestamp", "endingTimestamp", "includeActive")
-_RECORDS = Count(1, 10**15)
-_BYTES = Size(1, 1024 * TIB)
-_STARTS_HINT = '.option("startingOffsets", "latest"), or \'{"<log id>": 251}\''
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,10 @@ from wald_spark.locations import LogLocation
 if TYPE_CHECKING:
     import pyarrow as pa
 
+LOSS_HINT = (
+    'a cursor that the query\'s owner moves keeps them; .option("failOnDataLoss", "false") goes on with what is there'
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
@@ -77,11 +81,6 @@ class LogPiece:
         from wald.store.reading.arrow import record_batches
 
         return record_batches(self.batches(), columns)
-
-
-LOSS_HINT = (
-    'a cursor that the query\'s owner moves keeps them; .option("failOnDataLoss", "false") goes on with what is there'
-)
 
 
 def pieces_of(

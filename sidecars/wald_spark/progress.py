@@ -18,6 +18,8 @@ from wald_spark.locations import LogLocation, Shipped, find_locations
 from wald_spark.log_end import LogEnd, log_end
 from wald_spark.pieces import LogPiece, pieces_of
 
+PIECE_BYTES = 32 << 20  # of a piece; chunks are made of pieces
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -55,9 +57,6 @@ class Progress:
             for route in sorted(apart)
         ]
         return [each for each in ranges if each.first <= each.last and (each.routes is None or each.routes)]
-
-
-PIECE_BYTES = 32 << 20  # of a piece; chunks are made of pieces
 
 
 @dataclass(frozen=True, slots=True)

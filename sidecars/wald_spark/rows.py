@@ -49,6 +49,7 @@ _TIME = pa.timestamp("us", "UTC")
 _NOUNS = {"key": "a key", "value": "a value", "headers": "headers"}
 _LONG = tuple(_NOUNS)  # the columns that can be of any length
 _NAMES_BYTES = 64  # of log and route, in each row
+_ARROW = {"string": pa.string(), "bigint": pa.int64(), "timestamp": _TIME, "binary": pa.binary()}
 
 
 class Piece(Protocol):
@@ -83,7 +84,6 @@ _COLUMNS = {
     "segment": _Column(("bigint",), "segment"),
     CORRUPT: _Column(("binary", "string"), "value"),
 }
-_ARROW = {"string": pa.string(), "bigint": pa.int64(), "timestamp": _TIME, "binary": pa.binary()}
 
 
 def schema_ddl(json_ddl: str = "") -> str:

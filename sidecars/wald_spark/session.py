@@ -26,6 +26,23 @@ if TYPE_CHECKING:
 
 OLDEST = 17
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+LOCAL = "local[*]"
+_PACKAGES = ("pyspark.sql", "pyarrow", "numpy", "pandas")
+ATTEMPTS = 4  # of each task, as on a cluster; a local master by itself tries once
+_LOOPBACK = re.compile(r"local|spark://(127\.|localhost)")
+_THREADS = re.compile(r"local(\[(?P<threads>\*|\d+)\])?")
+_STANDALONE = "spark://"
+ANSWER_SECONDS = 5.0
+SILENT_SECONDS = 5.0  # a longer wait is reported
+_SETTINGS = {
+    "spark.driver.memory": "2g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +93,6 @@ def _version(program: Path) -> int | None:
         return None
     found = _VERSION.search(printed.stderr)
     return int(found[1]) if found else None
-
-
-LOCAL = "local[*]"
-_PACKAGES = ("pyspark.sql", "pyarrow", "numpy", "pandas")
-ATTEMPTS = 4  # of each task, as on a cluster; a local master by itself tries once
-_LOOPBACK = re.compile(r"local|spark://(127\.|localhost)")
-_THREADS = re.compile(r"local(\[(?P<threads>\*|\d+)\])?")
-_STANDALONE = "spark://"
-ANSWER_SECONDS = 5.0
-SILENT_SECONDS = 5.0  # a longer wait is reported
-_SETTINGS = {
-    "spark.driver.memory": "2g",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.compression.codec": "zstd",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
-}
 
 
 def require_spark() -> None:

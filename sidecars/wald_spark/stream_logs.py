@@ -123,7 +123,7 @@ class StreamLogs:
         found = {}
         for location in self._locations(first=self._next_search is None):
             if not isinstance(location, LogLocation):
-                raise _is_archive(location.address)
+                raise _not_streamable(location.address)
             known = self._logs.get(location.log)
             found[location.log] = known if known and known.location == location else StreamLog(location, self._routes)
         self._logs = found
@@ -133,7 +133,7 @@ class StreamLogs:
         """The logs that there are now; at the first search, each path that is not a pattern has to be one."""
         names = []
         if remote := next(filter(is_remote, self._paths), None):
-            raise _is_archive(remote)
+            raise _not_streamable(remote)
         for path in self._paths:
             if first and not glob.has_magic(path):
                 names.append(path)
@@ -146,7 +146,7 @@ class StreamLogs:
         return find_locations(names) if names else []
 
 
-def _is_archive(address: str) -> InvalidInput:
+def _not_streamable(address: str) -> InvalidInput:
     return InvalidInput(f"{address}: an archive cannot be streamed", hint='spark.read.format("wald") reads it')
 
 

@@ -12,6 +12,9 @@ from wald.cli.output import aligned
 from wald.setting_types import format_bytes
 from wald.store.checking.finding import Level
 
+_LOGS = ("log", "segments", "records", "raw", "reclaimed", "expired", "bundles", "errors")
+_ARCHIVES = ("archive", "bags", "bundles", "stored", "errors")
+
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
@@ -92,10 +95,6 @@ class Audit:
 
 def _errors(found: Iterable[AuditFinding]) -> int:
     return sum(each.level is Level.ERROR for each in found)
-
-
-_LOGS = ("log", "segments", "records", "raw", "reclaimed", "expired", "bundles", "errors")
-_ARCHIVES = ("archive", "bags", "bundles", "stored", "errors")
 
 
 def audit_lines(audit: Audit, *, as_json: bool) -> Iterator[str]:

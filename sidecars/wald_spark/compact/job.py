@@ -45,6 +45,12 @@ SCHEMA = pa.schema(
     ]
 )
 _NO_LIMIT = (1 << 31) - 1
+CHUNK_BYTES = 256 << 20  # of raw records, for one task, which holds as much in memory if few keys are equal
+_DDL = (
+    "route STRING, key BINARY, value BINARY, log STRING, seq BIGINT, timestamp TIMESTAMP, event_time TIMESTAMP, "
+    "headers STRING"
+)
+_LATEST = ("timestamp", "log", "seq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +132,6 @@ def _write(table: pa.Table, directory: Path) -> None:
     parquet.write_table(table, temporary, compression="zstd", compression_level=1, use_dictionary=["route", "log"])
     first, last = table.column("seq")[0].as_py(), table.column("seq")[-1].as_py()
     os.replace(temporary, directory / f"{table.column('log')[0].as_py()}-{first:020d}-{last:020d}.parquet")
-
-
-CHUNK_BYTES = 256 << 20  # of raw records, for one task, which holds as much in memory if few keys are equal
-_DDL = (
-    "route STRING, key BINARY, value BINARY, log STRING, seq BIGINT, timestamp TIMESTAMP, event_time TIMESTAMP, "
-    "headers STRING"
-)
-_LATEST = ("timestamp", "log", "seq")
 
 
 @dataclass(frozen=True, slots=True)

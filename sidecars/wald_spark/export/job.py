@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 _NO_LIMIT = (1 << 31) - 1
+SAMPLE = 10_000
+_TYPES: dict[type, str] = {bool: "BOOLEAN", int: "BIGINT", float: "DOUBLE", str: "STRING"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +211,6 @@ def rows_of(json_ddl: str) -> Rows:
     route = pa.field("route", pa.dictionary(pa.int32(), pa.string()))
     fields = [route if field.name == "route" else field for field in rows.schema if field.name != "log"]
     return replace(rows, schema=pa.schema(fields))
-
-
-SAMPLE = 10_000
-_TYPES: dict[type, str] = {bool: "BOOLEAN", int: "BIGINT", float: "DOUBLE", str: "STRING"}
 
 
 def inferred_ddl(names: Sequence[str], values: Iterable[bytes]) -> str:
