@@ -199,23 +199,25 @@ class _Check:
         with file:
             index = file.index
             yield from self._belongs(index.log_id, index.base_sequence)
-            digest: hashlib._Hash | None = hashlib.sha256()
-            for number in range(len(index.frames)):
-                try:
-                    data = file.frame(number)
-                except Damaged as error:
-                    digest = None
-                    yield self._lost(index.frames[number], error)
-                    continue
-                if digest is not None:
-                    digest.update(data)
-                self._raw_bytes += len(data)
-                yield from self._frame(index, number, data)
-            if digest is not None:
-                yield from self._agrees(index, digest.digest())
+            yield from self._frames(file)
         if self._path.with_name(segment_name(self._base, Kind.RAW)).exists():
             yield Finding(Level.INFO, self._path, 0, "the raw form is still there; the sealer removes it")
         yield self._held()
+
+    def _frames(self, file: SealedFile) -> Iterator[Finding]:
+        index, digest, whole = file.index, hashlib.sha256(), True
+        for number, frame in enumerate(index.frames):
+            try:
+                data = file.frame(number)
+            except Damaged as error:
+                whole = False
+                yield self._lost(frame, error)
+                continue
+            digest.update(data)
+            self._raw_bytes += len(data)
+            yield from self._frame(index, number, data)
+        if whole:
+            yield from self._agrees(index, digest.digest())
 
     def _lost(self, frame: Frame, error: Damaged) -> Finding:
         """A frame that cannot be read."""

@@ -21,6 +21,7 @@ from wald.format.index import ENTRY, decode_entries
 from wald.format.names import Kind, parse_cursor_name, parse_segment_name
 from wald.format.parsing import Batches
 from wald.format.record import split_lines, text_or_hex
+from wald.format.sealed import SealedIndex
 from wald.format.segment import HEADER as FILE_HEADER
 from wald.format.segment import INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header
 from wald.format.state import BadControl, decode_state
@@ -40,16 +41,11 @@ def dump(path: Path, *, records: bool = False) -> Iterator[Item]:
         records: whether to yield each record of a batch.
 
     Raises:
-        NotFound: no such file.
-        InvalidInput: a directory, say, or by its name none of a log's.
-        Damaged: it cannot be read at all.
+        NotFound: there is no such file.
+        InvalidInput: it is not a regular file, or its name is not that of a file of a log.
+        Damaged: nothing in it can be read.
     """
-    if not path.exists():
-        raise NotFound(f"{path}: no such file", hint=f"ls {path.parent}")
-    if path.is_dir():
-        raise InvalidInput(f"{path}: a directory, and dump takes one file", hint=f"ls {path}; wald dump {path}/FILE")
-    if not path.is_file():
-        raise InvalidInput(f"{path}: not a regular file", hint=f"ls -l {path}")
+    _require_file(path)
     name = parse_segment_name(path.name)
     if name is not None:
         match name.kind:
@@ -71,6 +67,15 @@ def dump(path: Path, *, records: bool = False) -> Iterator[Item]:
         f"{path}: not a file of a log by its name",
         hint="dump reads segments, their indexes, head, transfers, log.json, cursors, ledgers and recovery reports",
     )
+
+
+def _require_file(path: Path) -> None:
+    if not path.exists():
+        raise NotFound(f"{path}: no such file", hint=f"ls {path.parent}")
+    if path.is_dir():
+        raise InvalidInput(f"{path}: a directory, and dump takes one file", hint=f"ls {path}; wald dump {path}/FILE")
+    if not path.is_file():
+        raise InvalidInput(f"{path}: not a regular file", hint=f"ls -l {path}")
 
 
 def _raw(path: Path, *, records: bool) -> Iterator[Item]:
@@ -103,17 +108,21 @@ def _sealed(path: Path, *, records: bool) -> Iterator[Item]:
                 yield _damage(DamagedBytes(frame.raw_offset, len(data), "damaged before it was sealed"))
             else:
                 yield from _frame(data, frame.raw_offset, index.salt, records=records)
-        yield {
-            "kind": "index",
-            "log": index.log_id.hex(),
-            "base_sequence": index.base_sequence,
-            "next_sequence": index.next_sequence,
-            "raw_bytes": index.raw_bytes,
-            "epoch": index.epoch,
-            "sha256": index.sha256.hex(),
-            "routes": [entry._asdict() for entry in index.routes],
-            "damaged": [list(span) for span in index.damage],
-        }
+        yield _sealed_index(index)
+
+
+def _sealed_index(index: SealedIndex) -> Item:
+    return {
+        "kind": "index",
+        "log": index.log_id.hex(),
+        "base_sequence": index.base_sequence,
+        "next_sequence": index.next_sequence,
+        "raw_bytes": index.raw_bytes,
+        "epoch": index.epoch,
+        "sha256": index.sha256.hex(),
+        "routes": [entry._asdict() for entry in index.routes],
+        "damaged": [list(span) for span in index.damage],
+    }
 
 
 def _frame(data: bytes, raw_offset: int, salt: int, *, records: bool) -> Iterator[Item]:
@@ -130,6 +139,21 @@ def _frame(data: bytes, raw_offset: int, salt: int, *, records: bool) -> Iterato
 
 
 def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, *, records: bool) -> Iterator[Item]:
+    item = _header(offset, header, route)
+    try:
+        state = decode_state(payload) if header.is_control else None
+        shown = list(_records(header, payload)) if records and state is None else []
+    except (BadControl, columns.BadColumns) as error:
+        yield item | {"damage": str(error)}
+        return
+    if state is not None:
+        item |= {"kind": "control", "next_sequence": state.next_sequence, "routes": state.routes}
+        item |= {"open_records": state.open_records, "producers": len(state.producers.table)}
+    yield item
+    yield from shown
+
+
+def _header(offset: int, header: BatchHeader, route: str) -> Item:
     item: Item = {
         "kind": "batch",
         "offset": offset,
@@ -146,17 +170,7 @@ def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, *,
         item["continues_sequence"] = header.continues_sequence
     elif header.producer_id:
         item |= {"producer_id": f"{header.producer_id:x}", "producer_sequence": header.producer_sequence}
-    try:
-        state = decode_state(payload) if header.is_control else None
-        shown = list(_records(header, payload)) if records and state is None else []
-    except (BadControl, columns.BadColumns) as error:
-        yield item | {"damage": str(error)}
-        return
-    if state is not None:
-        item |= {"kind": "control", "next_sequence": state.next_sequence, "routes": state.routes}
-        item |= {"open_records": state.open_records, "producers": len(state.producers.table)}
-    yield item
-    yield from shown
+    return item
 
 
 def _records(header: BatchHeader, payload: memoryview) -> Iterator[Item]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 
 from wald.format.batch import Flag
+from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
 from wald.format.parsing import Outcome
 from wald.format.segment import BadHeader, NewerVersion
@@ -111,18 +113,15 @@ def _scan(
     *,
     limit: int | None = None,
 ) -> Facts:
-    segment = listing.segments[-1]
-    base = segment.base_sequence
-    index_path = segment.path.with_name(segment_name(base, Kind.INDEX))
-    replay, gaps, tail = Replay(LogState(next_sequence=base)), list[DamagedBytes](), None
+    segment, older = listing.segments[-1], Listing(listing.segments[:-1])
+    replay, gaps, end = Replay(LogState(next_sequence=segment.base_sequence)), list[DamagedBytes](), None
     with open_file(segment.path) as file:
-        raw = RawFile(
-            file.fileno(), limit=limit, durable=durable_bytes, index=lambda: read_index(index_path, log_id, base)
-        )
-        header, reason = _header_fact(raw, log_id, base)
+        index = partial(_index, segment, log_id)
+        raw = RawFile(file.fileno(), limit=limit, durable=durable_bytes, index=index)
+        header, reason = _header_fact(raw, log_id, segment.base_sequence)
         for found in raw.scan():
             if isinstance(found, SegmentEnd):
-                tail = found
+                end = found
                 continue
             report(found)
             if isinstance(found, ScannedBatch):
@@ -130,10 +129,15 @@ def _scan(
                 continue
             gaps.append(found)
             if found.offset == FIRST_BATCH:  # without the control batch its state comes from the segment before
-                replay.state = state_after(Listing(listing.segments[:-1]), log_id, errors)
-    assert tail is not None, "a scan ends with its tail"
-    content = _content(replay, base)
-    return Facts(segment, header, reason, content, replay.state, replay.batches, gaps, tail, durable_bytes)
+                replay.state = state_after(older, log_id, errors)
+    assert end is not None, "a scan ends with its tail"
+    content = _content(replay, segment.base_sequence)
+    return Facts(segment, header, reason, content, replay.state, replay.batches, gaps, end, durable_bytes)
+
+
+def _index(segment: Segment, log_id: bytes) -> SparseIndex | None:
+    path = segment.path.with_name(segment_name(segment.base_sequence, Kind.INDEX))
+    return read_index(path, log_id, segment.base_sequence)
 
 
 def _content(replay: Replay, base_sequence: int) -> Content:
