@@ -66,7 +66,7 @@ class Connections:
         self._unsent_bytes = 0
         self._served: dict[int, int] = {}  # user → the number of the last command that was carried out
         self._carried_out = 0
-        self._carry_out_at = 0.0  # while records come
+        self._carry_out_at = 0.0  # when the next command is carried out, while records come
         self._recorded = False  # whether some have, since a command was carried out
         self._listening = True
         poller.register(listener, select.EPOLLIN)
@@ -84,12 +84,12 @@ class Connections:
 
     @property
     def wanted_bytes(self) -> int | None:
-        """Room on the disk that a request waits for, the least of all; None if no request does."""
+        """The least room on the disk that a request waits for; None if no request does."""
         return min((cause for cause in self._waiting if isinstance(cause, int)), default=None)
 
     @property
     def held_requests(self) -> int:
-        """How many wait for room on the disk."""
+        """How many requests wait for room on the disk."""
         return sum(len(held) for cause, held in self._waiting.items() if isinstance(cause, int))
 
     def due(self) -> float | None:
@@ -179,9 +179,8 @@ class Connections:
         waiting = [each for each in self._waiting.get(Wait.COMMAND, {}).values() if not each.unsent]
         if not waiting:
             return
-        first = min(
-            waiting, key=lambda each: self._served.get(each.user_id, 0)
-        )  # of those, the one that has waited longest
+        # The user that has waited longest comes first.
+        first = min(waiting, key=lambda each: self._served.get(each.user_id, 0))
         user_id, command = first.user_id, first.command
         assert command is not None
         self._carried_out += 1

@@ -81,7 +81,7 @@ class Fifos:
 
     @property
     def troubles(self) -> dict[str, str]:
-        """What keeps lines that were written to a FIFO from the log, as messages, by its path."""
+        """Messages about FIFOs that are not read and files that were written in place of one, by path."""
         unread = {str(self._root.fifo(route)): message for route, message in self.unread.items()}
         return unread | {str(path): message for path, message in self._displaced.items()}
 
@@ -172,7 +172,7 @@ class Fifos:
         return [f"{self._root.fifo(route)}: {'replaced' if found else 'removed'}; made anew, with the mode it had"]
 
     def note_displaced(self, route: str) -> None:
-        """Look for files that stood in place of the route's FIFO, and were kept."""
+        """Note the files that stood in place of the route's FIFO and were kept, to report them."""
         for path in found_files(self._root, route):
             self._displaced.setdefault(path, found_words(self._root, path, route))
 

@@ -106,7 +106,7 @@ class Systemd:
 
 
 def open_journal(log_format: str, log_level: str) -> FilteringBoundLogger:
-    """The logger of the daemon: structured lines on stderr. A later call changes the settings of all that there are.
+    """The logger of the daemon: structured lines on stderr. A later call changes the settings of those that are open.
 
     Args:
         log_format: json, console, or auto for console on a terminal and JSON elsewhere.

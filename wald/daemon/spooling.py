@@ -50,12 +50,12 @@ class Spooling:
 
     @property
     def descriptor(self) -> int:
-        """Of the file."""
+        """The descriptor of the file."""
         return self._file.fileno()
 
     @property
     def body_checksum(self) -> int:
-        """Of the batch that the whole payload makes."""
+        """The checksum of the batch that the whole payload makes."""
         return crc32c(padding(self.request.payload_bytes), self._checksum)
 
     def columns_count(self) -> int:

@@ -65,7 +65,7 @@ class Parts:
         # What may be refused comes before anything is written: such a start is no life, and its end is not recorded.
         stdin, endpoint = self._require(stdin_route)
         self._take_root(stdin_route)
-        self._listen_to_surroundings()
+        self._watch_surroundings()
         self._recover()
         self._open_pipes(stdin)
         self._seal_in_background()
@@ -105,7 +105,8 @@ class Parts:
         for name, route in wanted_routes(self.root, self.config, self.journal):
             add_route(root, disk, name, fifo=wants_fifo(root, name, route), mode=route.mode)
 
-    def _listen_to_surroundings(self) -> None:
+    def _watch_surroundings(self) -> None:
+        """Signals, systemd, and the poller that watches them."""
         self.poller = select.epoll()
         self.signals = Signals()
         self.poller.register(self.signals.descriptor, select.EPOLLIN)

@@ -1,4 +1,4 @@
-"""One turn: what the sources hand in, the memory it lies in, and its places in the log after the commit.
+"""One turn: the drafts of the sources, the memory they lie in, and their places in the log after the commit.
 
 Records of one route without a producer id become one batch; a batch with a producer id stays one, because it may have
 to be recognised again. A :class:`Ticket` is a claim on the sequences that the records will have once they are durable.
