@@ -1,9 +1,9 @@
-"""What other programs may import of the archive: its places, its bundles, its proofs, and how to make bundles.
+"""What other programs may import of the archive: destinations, bundles, proofs, and making bundles.
 
-places     open_destination gives a Destination; parse_bag_name tells which of its folders are bags
-bundles    bundles_of lists those of a route, checked_parts reads one
-proofs     survey finds the bags, Proof proves one, Bags judges them together; each gives a Finding
-making     an Engine makes the bundles of a Run, with write_bundle
+destinations  open_destination gives one; parse_bag_name recognises its folders that are bags
+bundles       bundles_of lists those of a route, checked_parts reads one
+proofs        survey finds the bags, Proof proves one, Bags judges them together; each gives a Finding
+making        an Engine makes the bundles of a Run, with write_bundle
 """
 
 from wald_archive.bundle import Bundle

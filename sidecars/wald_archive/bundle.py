@@ -67,7 +67,7 @@ class Contents:
     """What a bundle holds, however it is compressed.
 
     Attributes:
-        after: every record of the route behind this sequence, up to ``last``, is in it.
+        after: every record of the route after this sequence, up to ``last``, is in it.
         record_bytes: of values, keys and headers, and one for each record.
     """
 
@@ -127,7 +127,7 @@ def bundle(
     """Pack all of ``batches``, at least one, into one bundle.
 
     Args:
-        after: the last sequence of the bundle before; every record of the route behind it is in ``batches``.
+        after: the last sequence of the bundle before; every record of the route after it is in ``batches``.
         sink: gets the bytes of the file, in order.
     """
     tar = _Tar(origin, after)

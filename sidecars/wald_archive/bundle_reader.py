@@ -54,7 +54,7 @@ class BundleReader:
                 records = f"records/{facts.part}"
                 part = _part(records, facts, tar.file(records, most=facts.bytes), runs)
                 if part.first <= last:
-                    raise BadBundle(f"{records}: record {part.first} comes behind record {last}")
+                    raise BadBundle(f"{records}: record {part.first} comes after record {last}")
                 last = part.last
                 yield part
             self.about = tar.file(ABOUT, most=ABOUT_MAX_BYTES + ABOUT_MAX_BYTES * len(self.contents.parts))
@@ -142,7 +142,7 @@ class _Tar:
             if chunk is None:
                 return
             self._left = memoryview(chunk)
-        raise BadBundle("it goes on behind its end")
+        raise BadBundle("it goes on after its end")
 
     def _header(self, name: str) -> tarfile.TarInfo:
         block = self._take(BLOCK_BYTES)

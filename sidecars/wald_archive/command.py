@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import click
@@ -24,6 +25,7 @@ from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger, entries_of, read_ledger
 from wald_archive.codecs import Codec
+from wald_archive.destination import Destination
 from wald_archive.engine_choice import AUTO, LOCAL, SPARK, choose_engine
 from wald_archive.ledger import Recorded, recorded_at
 from wald_archive.objects import open_destination
@@ -117,34 +119,22 @@ def pack(
     requests = [
         Request(route, group, size, Codec(codec), f"wald {wald.__version__}", to) for route in dict.fromkeys(routes)
     ]
-    try:
-        ledger = Ledger(log.root.ledger / "archive.jsonl", Disk(), owner="wald-archive")
-        try:
-            with ExitStack() as stack, PackReport(as_json, write=click.echo, warn=_warn) as report:
-                packer = Packer(
-                    log,
-                    Disk(),
-                    ledger,
-                    destination,
-                    choose_engine(engine, master, log, destination, requests, stack),
-                    now_ns=time.time_ns,
-                    moment=_moment,
-                    on_begin=report.begin,
-                    on_abandon=report.abandoned,
-                    on_record=report.record,
-                )
-                for request in requests:
-                    report.route(request, packer.archive(request))
-        finally:
-            ledger.close()
-    except PermissionError as error:
-        raise NotPermitted.of(error, error.filename or root) from error
-    except OSError as error:
-        raise DiskFailure(
-            f"{error.filename or f'{root} or {destination.place}'}: {error.strerror or error}; nothing is lost, and "
-            "nothing that is not at the destination was acknowledged",
-            hint=f"df -h {root} {destination.place}; then the same command again goes on",
-        ) from error
+    with _disk_failures(root, destination), closing(_ledger(log)) as ledger, ExitStack() as stack:
+        report = stack.enter_context(PackReport(as_json, write=click.echo, warn=_warn))
+        packer = Packer(
+            log,
+            Disk(),
+            ledger,
+            destination,
+            choose_engine(engine, master, log, destination, requests, stack),
+            now_ns=time.time_ns,
+            moment=_moment,
+            on_begin=report.begin,
+            on_abandon=report.abandoned,
+            on_record=report.record,
+        )
+        for request in requests:
+            report.route(request, packer.archive(request))
 
 
 @command.command()
@@ -163,8 +153,8 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     log's ledger records must be there, too. One line for each finding; the exit code is 4 if anything is wrong.
     """
     root = root or ctx.find_object(Path)
-    places = [open_destination(place, Disk()) for place in destinations]
-    recorded = [Recorded() for _ in places]
+    archives = [open_destination(place, Disk()) for place in destinations]
+    recorded = [Recorded() for _ in archives]
     report = ProofReport(as_json, click.echo)
     if root is not None:
         read_identity(Root(root))
@@ -172,9 +162,9 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
         ledger = read_ledger(path)
         for number, reason in ledger.broken:
             report.finding(Finding(Level.ERROR, str(path), "", "", f"line {number}: {reason}"))
-        recorded = [recorded_at(ledger.entries, place.place) for place in places]
-    with progress("verify", sum(map(bundle_bytes, places))) as advance:
-        for finding in findings_of(places, recorded, on_bytes=advance):
+        recorded = [recorded_at(ledger.entries, place.place) for place in archives]
+    with progress("verify", sum(map(bundle_bytes, archives))) as advance:
+        for finding in findings_of(archives, recorded, on_bytes=advance):
             report.finding(finding)
     report.end()
     return Damaged.exit_code if report.counts[Level.ERROR] else 0
@@ -246,6 +236,25 @@ def _size(records: int | None, size_bytes: int | None) -> Size:
     if size_bytes == 0:
         raise InvalidInput("a bundle of 0 bytes holds nothing", hint="--bytes-per-bundle 256MiB")
     return Records(records) if records is not None else Bytes(size_bytes or BUNDLE_BYTES)
+
+
+def _ledger(log: Log) -> Ledger:
+    return Ledger(log.root.ledger / "archive.jsonl", Disk(), owner="wald-archive")
+
+
+@contextmanager
+def _disk_failures(root: Path, destination: Destination) -> Iterator[None]:
+    """Name the files of errors of the operating system, and what to type next."""
+    try:
+        yield
+    except PermissionError as error:
+        raise NotPermitted.of(error, error.filename or root) from error
+    except OSError as error:
+        raise DiskFailure(
+            f"{error.filename or f'{root} or {destination.place}'}: {error.strerror or error}; nothing is lost, and "
+            "nothing that is not at the destination was acknowledged",
+            hint=f"df -h {root} {destination.place}; then the same command again goes on",
+        ) from error
 
 
 def _warn(message: str) -> None:

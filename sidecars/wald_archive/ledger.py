@@ -10,7 +10,7 @@
 The core reads ``archived`` lines and does not know what a bundle is: ``path`` is its file below the destination, and
 ``parts`` are the first record and the name of each file of records in it.
 
-A run of_group ``begun`` has neither of the last two behind it is done again, by what that line says and not by
+A run whose ``begun`` is followed by neither of the last two is done again, by what that line says and not by
 the options given now, so that it makes the same bytes.
 """
 
@@ -146,7 +146,7 @@ def past(entries: Iterable[Entry], *, log: str, route: str, group: str, dest: st
 
 
 def last_recorded(entries: Iterable[Entry], *, route: str, group: str, after: int) -> Previous | None:
-    """The bundle that a run behind ``after`` follows, at whatever destination; None if the ledger has none."""
+    """The bundle that a run after ``after`` follows, at whatever destination; None if the ledger has none."""
     found: Entry | None = None
     for entry in entries:
         last = entry.get("last")

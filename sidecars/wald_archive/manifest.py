@@ -144,7 +144,7 @@ def _entry(fields: dict[str, Any], route: str, codec: Codec) -> BundleEntry:
 def _part(fields: dict[str, Any]) -> PartFacts:
     facts = PartFacts(_text(fields, "part"), *(_number(fields, key) for key in ("first", "last", "count", "bytes")))
     if facts.bytes > PART_BYTES and facts.count != 1:
-        raise BadManifest(f"a part of {facts.bytes} bytes and {facts.count} records, which nobody packs")
+        raise BadManifest(f"a part of {facts.bytes} bytes and {facts.count} records, more than a part can hold")
     return facts
 
 

@@ -39,7 +39,7 @@ class Request:
     """What a run is asked to do, unless an interrupted one says otherwise.
 
     Attributes:
-        to: records behind this sequence are left for later; None: none are.
+        to: records after this sequence are left for later; None: none are.
     """
 
     route: str
@@ -131,13 +131,13 @@ class Packer:
         check_lineage(manifests, log=log_id, root=self.log.root.path, group=request.group, first=first, last=last)
         previous = last_recorded(self.ledger.entries(), route=request.route, group=request.group, after=after)
         if previous is None:  # the ledger may be lost; the bags say it too
-            behind = (m for _, m in manifests if m.origin.group == request.group and m.last <= after)
-            previous = next((manifest.entries[-1].as_previous() for manifest in behind), None)
+            earlier = (m for _, m in manifests if m.origin.group == request.group and m.last <= after)
+            previous = next((manifest.entries[-1].as_previous() for manifest in earlier), None)
         origin = Origin(log_id, request.route, request.group, request.software, self.moment())
         return Run(origin, self.destination.place, after, first, last, request.size, request.codec, previous)
 
     def _begin(self, request: Request) -> tuple[int, int | None]:
-        """Up to where the group has processed the route, and the first record behind that.
+        """Up to where the group has processed the route, and the first record after that.
 
         Raises:
             Damaged: the cursor cannot be trusted; what it said is not guessed.
@@ -183,8 +183,8 @@ class Packer:
 
     def _passing(self, request: Request, start: Start) -> str:
         """The command that passes over what cannot be packed from ``start`` on, up to what can."""
-        behind = next(self.log.batches(request.route, start, on_damage=_ignore, on_missing="skip"), None)
-        sequence = "SEQUENCE" if behind is None else str(behind.first_sequence - 1)
+        following = next(self.log.batches(request.route, start, on_damage=_ignore, on_missing="skip"), None)
+        sequence = "SEQUENCE" if following is None else str(following.first_sequence - 1)
         return f"{self._setting_cursor(request, sequence)} passes over it"
 
     def _setting_cursor(self, request: Request, sequence: str) -> str:
@@ -217,7 +217,7 @@ class Packer:
         yield from self.log.batches(route, start, stop)
 
     def _manifests(self, route: str, after: int, group: str) -> Iterator[tuple[str, Manifest]]:
-        """The bags of a route at the destination, newest first, back to the one that a run behind ``after`` follows."""
+        """The bags of a route at the destination, newest first, back to the one that a run after ``after`` follows."""
         names = (parse_bag_name(route, folder) for folder in self.destination.listing(route).folders)
         for bag in sorted((name for name in names if name), key=lambda name: name.last, reverse=True):
             manifest = self._manifest(bag)

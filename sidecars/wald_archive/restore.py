@@ -48,7 +48,7 @@ def restore(destination: Destination, route: str, first: int, last: int | None, 
         if contents.after > known and (at or entry.previous):
             name = destination.full_name(f"{manifest.bag}/{PAYLOAD}/{entry.bundle.name}")
             raise Damaged(
-                f"{name}: begins behind record {contents.after}, and no bundle holds what follows record {known}",
+                f"{name}: begins after record {contents.after}, and no bundle holds what follows record {known}",
                 hint=f"wald-archive verify {destination.place}; --from {contents.after + 1} leaves out what is lost",
             )
         if contents.last <= known:

@@ -4,7 +4,7 @@
     the bundles of a route      each follows the one before (wald_archive.verify)
     the ledger, if given        records no bundle that is missing
 
-Bags may be proven in any order, and in several places at once; what they are as a whole is judged in the end.
+Bags may be proven in any order, and by several processes; what follows from all of them comes last.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _judge(
     elif previous in links:
         end = links[previous].entry.bundle.contents.last
         if end > contents.after:
-            yield link.error(f"begins behind record {contents.after}, and {previous.bundle} ends with {end}")
+            yield link.error(f"begins after record {contents.after}, and {previous.bundle} ends with {end}")
         elif end < contents.after:
             message = f"what the route got from record {end + 1} to {contents.after} was never archived by this group"
             yield Finding(Level.INFO, link.place, link.bag, f"{PAYLOAD}/{link.entry.bundle.name}", message)

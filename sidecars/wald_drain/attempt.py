@@ -192,7 +192,7 @@ class Attempts:
         return decode_ended(os.pread(self._descriptor, _LINE_BYTES, 0))
 
     def _renew(self) -> None:
-        """Open the file anew: commands started before do not share the lock of the new descriptor."""
+        """Open the file again: commands started before do not share the lock of the new descriptor."""
         self._disk.close(self._descriptor)
         self._descriptor = self._opened()
 

@@ -73,8 +73,8 @@ class Verdict(Enum):
 
     NEWEST = "it is the newest segment"
     SEALING = "the sealer is not done with it"
-    UNREADABLE = "it cannot be read, so nobody can say who needs it"
-    UNREAD = "somebody has not read it"
+    UNREADABLE = "it cannot be read, so it is not known which groups need it"
+    UNREAD = "a group has not read it"
     NOT_ARCHIVED = "it is not archived yet"
     YOUNG = "it is not known to be as old as --min-age"
     KEPT_BYTES = "it is among the newest --keep-bytes"

@@ -80,7 +80,7 @@ class Report:
             self.trouble(f"{message}; it counts as nothing processed")
         if self.as_json:
             line = {
-                "event": "look",
+                "event": "pass",
                 "reclaimed": self._gone,
                 "bytes": self._gone_bytes,
                 "unlinked": self._deleted,

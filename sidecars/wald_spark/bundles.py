@@ -135,7 +135,7 @@ def bundle_pieces(
 
 def _gap(location: ArchiveLocation, bag: BagName, known: int, after: int) -> Damaged:
     return Damaged(
-        f"{location.address}/{bag}: begins behind record {after}, and no bundle holds what follows record {known}",
+        f"{location.address}/{bag}: begins after record {after}, and no bundle holds what follows record {known}",
         hint=f"wald-archive verify {location.address}",
     )
 

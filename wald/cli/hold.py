@@ -1,4 +1,4 @@
-"""``wald hold``: keeps FIFOs readable while no daemon runs, so that who writes to them waits instead of failing."""
+"""``wald hold``: keeps FIFOs readable while no daemon runs, so that a producer waits instead of failing."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_parts_come_in_order_of_their_records() -> None:
     part = packed({INDEX: files[INDEX], RECORDS: files[RECORDS]}).rstrip(b"\0")
     twice = replace(CONTENTS, parts=CONTENTS.parts * 2)
 
-    with pytest.raises(BadBundle, match="comes behind record 4"):
+    with pytest.raises(BadBundle, match="comes after record 4"):
         read(part + bytes(-len(part) % 512) + packed(files), twice)
 
 

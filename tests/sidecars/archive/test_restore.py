@@ -118,7 +118,7 @@ def test_a_gap_inside_the_range_is_told(three: Path, built: Built, first: int, l
     archive(built, three)
     shutil.rmtree(bags(three)[1])
 
-    with pytest.raises(Damaged, match="begins behind record 9, and no bundle holds what follows record") as damaged:
+    with pytest.raises(Damaged, match="begins after record 9, and no bundle holds what follows record") as damaged:
         restored(three, first=first, last=last)
     assert "--from 10" in damaged.value.hint
 
@@ -140,7 +140,7 @@ def test_a_missing_beginning_is_told(three: Path) -> None:
     """The first bundle that is left follows one that is not here."""
     shutil.rmtree(bags(three)[0])
 
-    with pytest.raises(Damaged, match="begins behind record 6, and no bundle holds what follows record 0"):
+    with pytest.raises(Damaged, match="begins after record 6, and no bundle holds what follows record 0"):
         restored(three)
     assert restored(three, first=7) == b"7\n8\n9\n"
 

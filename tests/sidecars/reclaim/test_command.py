@@ -58,7 +58,7 @@ def watching(root: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         looked = process.stdout.readline()
-        assert json.loads(looked)["event"] == "look", looked
+        assert json.loads(looked)["event"] == "pass", looked
         yield process
         if process.poll() is None:
             process.kill()
@@ -80,7 +80,7 @@ def test_it_says_what_goes_and_why_the_rest_stays(daemon: Daemon, root: Path) ->
     assert done.returncode == 0
     assert done.stdout.decode().splitlines()[0].startswith("reclaimed 00000000000000000001.wal.zst: records 1 to 2, ")
     assert "1 kept" in done.stdout.decode()
-    assert "1 because somebody has not read it" in done.stdout.decode()
+    assert "1 because a group has not read it" in done.stdout.decode()
     assert sealed(root) == ["3"]
     assert errors(root) == []
 
@@ -90,7 +90,7 @@ def test_json_is_an_object_a_line(daemon: Daemon, root: Path) -> None:
     output_of("cursor", "set", "a", 2, "--root", root)
     done = [json.loads(line) for line in reclaim(root, "--json", "--grace", "0").stdout.splitlines()]
 
-    assert [each["event"] for each in done] == ["reclaimed", "look"]
+    assert [each["event"] for each in done] == ["reclaimed", "pass"]
     assert (done[0]["base"], done[0]["rule"], done[0]["routes"][0]["cursors"]) == (1, "read", {"processed": 2})
     assert (done[1]["reclaimed"], done[1]["unlinked"]) == (1, 1)
 
