@@ -62,7 +62,7 @@ def move_cursor(
 
 
 def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
-    """In words; "" if all that ``cursor`` needs is there.
+    """As a sentence; "" if all that ``cursor`` needs is there.
 
     Args:
         cursor: as it stands on disk by now.
@@ -70,33 +70,35 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
     listing = _settled(root)
     released: list[_Span] = []
     deleted: list[_Span] = []
-    places = {s.base_sequence: released if s.kind is s.kind.released else deleted for s in listing.released}
+    spans_of = {s.base_sequence: released if s.kind is s.kind.released else deleted for s in listing.released}
     known = {segment.base_sequence for segment in listing.segments}
     for segment in listing.released:
-        with suppress(Damaged, OSError):  # of what is gone by now, or cannot be read, the ledger tells
+        with suppress(Damaged, OSError):  # of what is gone by now, or cannot be read, the ledger says what it held
             routes = segment_index(segment, log_id).routes
-            places[segment.base_sequence] += [(told.first, told.last) for told in routes if told.route == cursor.route]
+            spans_of[segment.base_sequence] += [
+                (held.first, held.last) for held in routes if held.route == cursor.route
+            ]
             known.add(segment.base_sequence)
     parts = []
     try:
-        for entry in History(root).deletions():  # read last: what has gone since the listing was told before
+        for entry in History(root).deletions():  # read last: what has gone since the listing was recorded before
             if entry["base"] not in known:
-                places.get(entry["base"], deleted).extend(_spans(entry, cursor.route))
+                spans_of.get(entry["base"], deleted).extend(_spans(entry, cursor.route))
     except Damaged as error:
         parts.append(error.message)
     if needed := [span for span in released if span[1] > cursor.sequence]:
         taking_back = command_line(root.path, program="wald-reclaim")
-        parts.append(f"{_words(needed, cursor)} are released; {taking_back} takes them back")
+        parts.append(f"{_records(needed, cursor)} are released; {taking_back} takes them back")
     if needed := [span for span in deleted if span[1] > cursor.sequence]:
-        telling = command_line(root.path, f"where {max(needed)[1]}")
-        parts.append(f"{_words(needed, cursor)} are deleted; {telling} says why")
+        explaining = command_line(root.path, f"where {max(needed)[1]}")
+        parts.append(f"{_records(needed, cursor)} are deleted; {explaining} says why")
     return f"{cursor.path}: {'; '.join(parts)}" if parts else ""
 
 
 def _settled(root: Root) -> Listing:
-    """A listing that a second look confirms: one that is made while names change may leave one out.
+    """A listing that a second one confirms: a listing that is made while names change may leave one out.
 
-    What is cut and sealed meanwhile makes no difference, for that may go on faster than one can look.
+    What is cut and sealed in between makes no difference, because that may go on faster than the directory is listed.
     """
     listing = list_segments(root)
     while True:
@@ -111,17 +113,17 @@ def _settled(root: Root) -> Listing:
 
 
 def _spans(entry: Entry, route: str) -> Iterator[_Span]:
-    """The first and the last record of ``route`` in a reclaimed segment; of the segment, if its line does not tell."""
+    """The first and the last record of ``route`` in a reclaimed segment; of the segment, if its line does not say."""
     match entry.get("routes"):
         case [*routes]:
-            for told in routes:
-                match told:
+            for held in routes:
+                match held:
                     case {"route": name, "first": int(first), "last": int(last)} if name == route:
                         yield first, last
         case _:
             yield entry["base"], entry["last"]
 
 
-def _words(spans: list[_Span], cursor: Cursor) -> str:
+def _records(spans: list[_Span], cursor: Cursor) -> str:
     first, last = max(min(spans)[0], cursor.sequence + 1), max(last for _, last in spans)
     return f"record {first} of {cursor.route}" if first == last else f"records {first} to {last} of {cursor.route}"

@@ -1,0 +1,117 @@
+"""A view of a log: segments are followed to the names they get after it was taken, and one that has none is gone."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from logs import Built
+
+from wald.errors import Damaged
+from wald.format.names import Kind
+from wald.format.parsing import StoredBatch
+from wald.store.files.directory import Listing, Segment
+from wald.store.segments.raw import FIRST_BATCH
+from wald.store.segments.view import SecondListing, SegmentGone, State, View
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Records 1 and 2 in a cut segment each, record 3 in the active one."""
+    built = Built(tmp_path / "root")
+    for value in (b"1", b"2"):
+        built.lines("a", [value])
+        built.cut()
+    built.lines("a", [b"3"])
+    return built
+
+
+def payload(view: View, segment: Segment) -> bytes:
+    """The payload of the first batch of records in a segment."""
+    with closing(view.open(segment)) as opened:
+        met = opened.batches(FIRST_BATCH, view.limit(segment))
+        return next(bytes(found.payload) for found in met if isinstance(found, StoredBatch) and found.header.count)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.INDEX])
+def test_a_segment_is_opened_under_every_name_that_it_may_have_by_now(built: Built, kind: Kind) -> None:
+    view = built.view
+    if kind.form is Kind.SEALED:
+        built.seal()
+    built.path(1, kind.form).rename(built.path(1, kind))
+
+    assert payload(view, view.segments[0]) == b"1\n"
+
+
+def test_a_name_that_is_changed_back_in_between_is_found(built: Built) -> None:
+    built.seal()
+    view = built.view
+    sealed = built.path(1, Kind.SEALED)
+    sealed.rename(built.path(1, Kind.DELETING))
+    tried = []
+
+    def action(segment: Segment) -> Kind:
+        tried.append(segment.kind)
+        if segment.kind is Kind.DELETING and tried.count(Kind.DELETING) == 1:
+            segment.path.rename(sealed)  # taken back between two tries
+        segment.path.stat()
+        return segment.kind
+
+    assert view.follow(view.segments[0], action) is Kind.SEALED
+
+
+def test_a_segment_without_a_file_is_gone(built: Built) -> None:
+    view = built.view
+    built.path(1, Kind.RAW).unlink()
+
+    with pytest.raises(SegmentGone) as caught:
+        view.open(view.segments[0])
+    assert [segment.base_sequence for segment in view.without(caught.value, view.segments[0]).segments] == [2, 3]
+
+
+def test_a_segment_that_is_listed_and_has_no_file_is_damage(built: Built) -> None:
+    """As on a file system whose directories are damaged."""
+    view = built.view
+
+    with pytest.raises(Damaged, match="its directory lists it, and there is no such file"):
+        view.without(SegmentGone("gone", hint=""), view.segments[0])
+
+
+def test_a_view_tells_how_far_each_segment_has_come(built: Built) -> None:
+    assert [built.view.state(segment) for segment in built.view.segments] == [State.CUT, State.CUT, State.ACTIVE]
+    built.seal()
+    built.reclaim(1, keep=True)
+    view = built.view
+    assert [view.state(segment) for segment in view.including_released().segments] == [
+        State.RELEASED,
+        State.SEALED,
+        State.ACTIVE,
+    ]
+
+
+def test_a_view_is_renewed_with_the_head_and_the_segments_of_now(built: Built) -> None:
+    before = time.time() - 10
+    os.utime(built.root.segments, (before, before))
+    view = built.view.including_released()
+    built.lines("a", [b"4"])
+    later = view.renewed()
+    assert (later.bound.sequence, later.listing) == (4, view.listing)
+    built.seal()
+    built.reclaim(1, keep=True)
+    later = later.renewed()
+    assert [segment.kind for segment in later.segments] == [Kind.RELEASED, Kind.SEALED, Kind.RAW]
+
+
+def test_a_second_listing_adds_what_a_view_lacks_between_two_sequences(built: Built) -> None:
+    whole = built.view
+    short = replace(whole, listing=Listing((whole.segments[0], whole.segments[2])))
+    second = SecondListing()
+
+    completed = second.complete(short, 2, 2)
+    assert completed.segments == whole.segments
+    assert second.complete(completed, 2, 2) is completed
+    assert second.complete(whole, 10, 20) is whole
