@@ -153,7 +153,7 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     log's ledger records must be there, too. One line for each finding; the exit code is 4 if anything is wrong.
     """
     root = root or ctx.find_object(Path)
-    archives = [open_destination(place, Disk()) for place in destinations]
+    archives = [open_destination(address, Disk()) for address in destinations]
     recorded = [Recorded() for _ in archives]
     report = ProofReport(as_json, click.echo)
     if root is not None:
@@ -162,7 +162,7 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
         ledger = read_ledger(path)
         for number, reason in ledger.broken:
             report.finding(Finding(Level.ERROR, str(path), "", "", f"line {number}: {reason}"))
-        recorded = [recorded_at(ledger.entries, place.place) for place in archives]
+        recorded = [recorded_at(ledger.entries, archive.address) for archive in archives]
     with progress("verify", sum(map(bundle_bytes, archives))) as advance:
         for finding in findings_of(archives, recorded, on_bytes=advance):
             report.finding(finding)
@@ -171,7 +171,7 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
 
 
 @command.command()
-@click.argument("place", metavar="DEST")
+@click.argument("address", metavar="DEST")
 @route_argument
 @click.option(
     "--root",
@@ -190,7 +190,7 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
 )
 @click.pass_context
 def restore(
-    ctx: click.Context, place: str, route: str, root: Path | None, first: int, last: int | None, form: str
+    ctx: click.Context, address: str, route: str, root: Path | None, first: int, last: int | None, form: str
 ) -> None:
     """Write the records of ROUTE in the archive DEST to stdout, as `wald read` would; no log is needed.
 
@@ -201,13 +201,13 @@ def restore(
     if last is not None and first > last:
         message = f"--from {first} --to {last}: the end is before the start"
         raise InvalidInput(message, hint=f"--from {last} --to {first}")
-    destination = open_destination(place, Disk())
+    destination = open_destination(address, Disk())
     root = root or ctx.find_object(Path)
     begin, end = span(destination, route)
     due = max(first, last or 0)
     if root is not None and last is None:
         read_identity(Root(root))
-        recorded = recorded_at(entries_of(Root(root).ledger / "archive.jsonl"), destination.place)
+        recorded = recorded_at(entries_of(Root(root).ledger / "archive.jsonl"), destination.address)
         due = max(due, recorded.last_of(route))
     at = max(begin, first) - 1
     with progress("restore", (end if last is None else min(end, last)) - at) as advance:
@@ -218,7 +218,7 @@ def restore(
     if end < due:
         asking = command_line("ROOT" if root is None else root, f"where {end + 1}")
         raise NotFound(
-            f"{place}: no bundle holds what of route {route} follows record {end}, up to {due}",
+            f"{address}: no bundle holds what of route {route} follows record {end}, up to {due}",
             hint=f"{asking} shows what became of it in the log",
         )
 
@@ -251,9 +251,9 @@ def _disk_failures(root: Path, destination: Destination) -> Iterator[None]:
         raise NotPermitted.of(error, error.filename or root) from error
     except OSError as error:
         raise DiskFailure(
-            f"{error.filename or f'{root} or {destination.place}'}: {error.strerror or error}; nothing is lost, and "
+            f"{error.filename or f'{root} or {destination.address}'}: {error.strerror or error}; nothing is lost, and "
             "nothing that is not at the destination was acknowledged",
-            hint=f"df -h {root} {destination.place}; then the same command again goes on",
+            hint=f"df -h {root} {destination.address}; then the same command again goes on",
         ) from error
 
 

@@ -45,10 +45,10 @@ class Destination(Protocol):
     """A place for bags. Names are relative to it, with slashes.
 
     Attributes:
-        place: its absolute path or address, as the ledger has it.
+        address: its absolute path or address, as the ledger has it.
     """
 
-    place: str
+    address: str
 
     def listing(self, folder: str) -> Listing:
         """What is in ``folder``; nothing if it is not there."""
@@ -88,7 +88,7 @@ class Directory:
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = Path(os.path.abspath(path))
         self._disk = disk
-        self.place = str(self._path)
+        self.address = str(self._path)
 
     def full_name(self, name: str) -> str:
         return str(self._path / name)

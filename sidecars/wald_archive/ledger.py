@@ -226,14 +226,14 @@ class Recorded:
         return ""
 
 
-def recorded_at(entries: Iterable[Entry], place: str) -> Recorded:
+def recorded_at(entries: Iterable[Entry], address: str) -> Recorded:
     """The lines of a ledger about one destination, however its path is spelled there."""
     recorded = Recorded()
     real = cache(_real)
     known, others = False, set()
     for entry in entries:
         dest, event = str(entry.get("dest")), entry.get("event")
-        if real(dest) != real(place):
+        if real(dest) != real(address):
             if event == "archived":
                 others.add(dest)
             continue
@@ -255,6 +255,6 @@ def recorded_at(entries: Iterable[Entry], place: str) -> Recorded:
     return recorded
 
 
-def _real(place: str) -> str:
+def _real(address: str) -> str:
     """One spelling of each directory; an address is what it is."""
-    return place if "://" in place else os.path.realpath(place)
+    return address if "://" in address else os.path.realpath(address)

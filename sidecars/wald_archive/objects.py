@@ -19,15 +19,15 @@ from wald_archive.destination import READ_BYTES, Destination, Directory, Listing
 _FILE = "file://"
 
 
-def open_destination(place: str, disk: Disk) -> Destination:
+def open_destination(address: str, disk: Disk) -> Destination:
     """A directory, or with "://" in it an address.
 
     Raises:
         InvalidInput: an address that nothing installed can reach.
     """
-    if place.startswith(_FILE):
-        return Directory(Path(place.removeprefix(_FILE)), disk)
-    return ObjectStore(place) if "://" in place else Directory(Path(place), disk)
+    if address.startswith(_FILE):
+        return Directory(Path(address.removeprefix(_FILE)), disk)
+    return ObjectStore(address) if "://" in address else Directory(Path(address), disk)
 
 
 class ObjectStore:
@@ -36,20 +36,20 @@ class ObjectStore:
         InvalidInput: no package for this kind of address is installed, or there is none.
     """
 
-    def __init__(self, place: str) -> None:
-        self.place = place.rstrip("/")
+    def __init__(self, address: str) -> None:
+        self.address = address.rstrip("/")
         try:
             import fsspec.core
 
             # No cache of listings: other processes may write there.
-            self._files, self._prefix = fsspec.core.url_to_fs(self.place, use_listings_cache=False)
+            self._files, self._prefix = fsspec.core.url_to_fs(self.address, use_listings_cache=False)
         except ImportError as error:
-            raise InvalidInput(f"{place}: {error}", hint="pip install 'wald[s3]'") from error
+            raise InvalidInput(f"{address}: {error}", hint="pip install 'wald[s3]'") from error
         except ValueError as error:
-            raise InvalidInput(f"{place}: {error}", hint="--dest DIR, or --dest s3://BUCKET/PREFIX") from error
+            raise InvalidInput(f"{address}: {error}", hint="--dest DIR, or --dest s3://BUCKET/PREFIX") from error
 
     def full_name(self, name: str) -> str:
-        return f"{self.place}/{name}"
+        return f"{self.address}/{name}"
 
     def listing(self, folder: str) -> Listing:
         with _naming_errors(self.full_name(folder)):

@@ -102,7 +102,7 @@ class Packer:
         """
         log_id = self.log.identity.log_id.hex()
         before = past(
-            self.ledger.entries(), log=log_id, route=request.route, group=request.group, dest=self.destination.place
+            self.ledger.entries(), log=log_id, route=request.route, group=request.group, dest=self.destination.address
         )
         if (run := before.unfinished) is not None:
             if not before.complete and self.log.cursor(request.route, request.group).effective > run.after:
@@ -134,7 +134,7 @@ class Packer:
             earlier = (m for _, m in manifests if m.origin.group == request.group and m.last <= after)
             previous = next((manifest.entries[-1].as_previous() for manifest in earlier), None)
         origin = Origin(log_id, request.route, request.group, request.software, self.moment())
-        return Run(origin, self.destination.place, after, first, last, request.size, request.codec, previous)
+        return Run(origin, self.destination.address, after, first, last, request.size, request.codec, previous)
 
     def _begin(self, request: Request) -> tuple[int, int | None]:
         """Up to where the group has processed the route, and the first record after that.
@@ -175,9 +175,9 @@ class Packer:
     def _packing(self, request: Request, last: int) -> str:
         """The command that makes the same bundles up to a record."""
         size = "--records-per-bundle" if isinstance(request.size, Records) else "--bytes-per-bundle"
-        root, place = (shlex.quote(str(path)) for path in (self.log.root.path, self.destination.place))
+        root, address = (shlex.quote(str(path)) for path in (self.log.root.path, self.destination.address))
         return (
-            f"wald-archive pack {request.route} --root {root} --dest {place} --group {request.group} {size} "
+            f"wald-archive pack {request.route} --root {root} --dest {address} --group {request.group} {size} "
             f"{request.size.limit} --codec {request.codec.value} --to {last}"
         )
 

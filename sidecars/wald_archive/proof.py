@@ -36,12 +36,12 @@ _DIGEST_LINE = re.compile(rb"([0-9a-f]{64})  ([^\n]+)")
 class Finding:
     """
     Attributes:
-        place: the destination. bag: in it; "" for what is in none. file: in the bag, or else in the destination.
+        address: the destination. bag: in it; "" for what is in none. file: in the bag, or else in the destination.
         offset: the byte from which on it is wrong; None where that says nothing.
     """
 
     level: Level
-    place: str
+    address: str
     bag: str
     file: str
     message: str
@@ -50,7 +50,7 @@ class Finding:
     @property
     def name(self) -> str:
         """The whole path or address."""
-        return "/".join(part for part in (self.place, self.bag, self.file) if part)
+        return "/".join(part for part in (self.address, self.bag, self.file) if part)
 
 
 class Proof:
@@ -228,7 +228,7 @@ class Proof:
             yield chunk
 
     def _finding(self, level: Level, file: str, message: str, offset: int | None = None) -> Finding:
-        return Finding(level, self._destination.place, self._bag, file, message, offset)
+        return Finding(level, self._destination.address, self._bag, file, message, offset)
 
     def _error(self, file: str, message: str, offset: int | None = None) -> Finding:
         return self._finding(Level.ERROR, file, message, offset)

@@ -90,7 +90,7 @@ class ProofReport:
         """Report a finding; good files are only counted."""
         self.counts[found.level] += 1
         if self.as_json:
-            fields = {"level": found.level.value, "dest": found.place, "bag": found.bag, "file": found.file}
+            fields = {"level": found.level.value, "dest": found.address, "bag": found.bag, "file": found.file}
             self.write(json.dumps(fields | {"offset": found.offset, "message": found.message}))
         elif found.level is not Level.OK:
             at = "" if found.offset is None else f" offset {found.offset}:"

@@ -49,7 +49,7 @@ def restore(destination: Destination, route: str, first: int, last: int | None, 
             name = destination.full_name(f"{manifest.bag}/{PAYLOAD}/{entry.bundle.name}")
             raise Damaged(
                 f"{name}: begins after record {contents.after}, and no bundle holds what follows record {known}",
-                hint=f"wald-archive verify {destination.place}; --from {contents.after + 1} leaves out what is lost",
+                hint=f"wald-archive verify {destination.address}; --from {contents.after + 1} leaves out what is lost",
             )
         if contents.last <= known:
             at = max(at, contents.last)
@@ -101,7 +101,7 @@ def _require_bundles(destination: Destination, route: str) -> list[tuple[Manifes
     found = bundles_of(destination, route)
     if not found:
         raise NotFound(
-            f"{destination.place}: there is nothing of a route {route!r} here",
+            f"{destination.address}: there is nothing of a route {route!r} here",
             hint=f"wald-archive restore DEST ROUTE; here are: {', '.join(destination.listing('').folders) or 'none'}",
         )
     return found
@@ -163,5 +163,5 @@ def _value(line: bytes) -> bytes:
 def _damaged(destination: Destination, name: str, message: str) -> Damaged:
     return Damaged(
         f"{destination.full_name(name)}: {message}",
-        hint=f"wald-archive verify {destination.place} lists all damage",
+        hint=f"wald-archive verify {destination.address} lists all damage",
     )

@@ -44,8 +44,8 @@ def verify(
                 continue
             proof = Proof(destination, found, lines, on_bytes)
             yield from proof.findings()
-            whole.add(destination.place, found, proof.manifest, proof.digests)
-        yield from whole.missing(destination.place, lines)
+            whole.add(destination.address, found, proof.manifest, proof.digests)
+        yield from whole.missing(destination.address, lines)
     yield from whole.broken_links()
 
 
@@ -56,26 +56,26 @@ def survey(destination: Destination, recorded: Recorded) -> Iterator[Finding | B
         NotFound: there is nothing at all.
         OSError: it cannot be read.
     """
-    place = destination.place
+    address = destination.address
     top = destination.listing("")
     if not top.folders and not top.files:
         raise NotFound(
-            f"{place}: there is nothing here",
+            f"{address}: there is nothing here",
             hint="wald-archive verify DEST, with what --dest was when it was packed",
         )
     if recorded.elsewhere:
         known = ", ".join(recorded.elsewhere)
         message = f"the log's ledger records nothing here, but at {known}"
-        yield Finding(Level.ERROR, place, "", "", f"{message}; leave out --root to prove the archive by itself")
+        yield Finding(Level.ERROR, address, "", "", f"{message}; leave out --root to prove the archive by itself")
     for name in (*top.files, *(folder for folder in top.folders if not is_route(folder))):
-        yield Finding(Level.INFO, place, "", name, "no part of the archive")
+        yield Finding(Level.INFO, address, "", name, "no part of the archive")
     for route in filter(is_route, top.folders):
         listing = destination.listing(route)
         for name in listing.files:
-            yield Finding(Level.ERROR, place, "", f"{route}/{name}", "does not belong here")
+            yield Finding(Level.ERROR, address, "", f"{route}/{name}", "does not belong here")
         for folder in listing.folders:
             bag = parse_bag_name(route, folder)
-            yield bag or Finding(Level.ERROR, place, "", f"{route}/{folder}", "not the name of a bag")
+            yield bag or Finding(Level.ERROR, address, "", f"{route}/{folder}", "not the name of a bag")
 
 
 class Bags:
@@ -86,19 +86,19 @@ class Bags:
         self._present: set[Previous] = set()
         self._there: set[tuple[str, str, str]] = set()
 
-    def add(self, place: str, bag: BagName, manifest: Manifest | None, digests: Mapping[str, str]) -> None:
+    def add(self, address: str, bag: BagName, manifest: Manifest | None, digests: Mapping[str, str]) -> None:
         """Take in a bag, with what its proof has left."""
         if manifest is not None:
-            self._bags.append(Placed(place, manifest))
+            self._bags.append(Placed(address, manifest))
         self._present |= {Previous(name, sha256) for name, sha256 in digests.items()}
-        self._there |= {(place, str(bag), name) for name in digests}
+        self._there |= {(address, str(bag), name) for name in digests}
 
-    def missing(self, place: str, recorded: Recorded) -> Iterator[Finding]:
+    def missing(self, address: str, recorded: Recorded) -> Iterator[Finding]:
         """What the ledger says is at a destination and is not, when all of its bags have been taken in."""
         for bag, name in recorded.bundles:
-            if (place, bag, name) not in self._there:
+            if (address, bag, name) not in self._there:
                 message = "missing; the ledger says that it is here"
-                yield Finding(Level.ERROR, place, bag, f"{PAYLOAD}/{name}", message)
+                yield Finding(Level.ERROR, address, bag, f"{PAYLOAD}/{name}", message)
 
     def broken_links(self) -> Iterator[Finding]:
         """What is wrong between bundles, when everything has been taken in."""
@@ -109,7 +109,7 @@ class Bags:
 class Placed:
     """A manifest, and the destination at which it was found."""
 
-    place: str
+    address: str
     manifest: Manifest
 
 
@@ -117,12 +117,12 @@ class Placed:
 class _Link:
     """A bundle of a chain."""
 
-    place: str
+    address: str
     bag: str
     entry: BundleEntry
 
     def error(self, message: str) -> Finding:
-        return Finding(Level.ERROR, self.place, self.bag, f"{PAYLOAD}/{self.entry.bundle.name}", message)
+        return Finding(Level.ERROR, self.address, self.bag, f"{PAYLOAD}/{self.entry.bundle.name}", message)
 
 
 def broken_links(bags: Iterable[Placed], present: frozenset[Previous]) -> Iterator[Finding]:
@@ -136,7 +136,7 @@ def broken_links(bags: Iterable[Placed], present: frozenset[Previous]) -> Iterat
         origin = bag.manifest.origin
         chain = chains[origin.log, origin.route, origin.group]
         for entry in bag.manifest.entries:  # a copy at another destination is the same link
-            chain.setdefault(entry.as_previous(), _Link(bag.place, str(bag.manifest.bag), entry))
+            chain.setdefault(entry.as_previous(), _Link(bag.address, str(bag.manifest.bag), entry))
     names = {bundle.bundle for bundle in present}
     for links in chains.values():
         before: _Link | None = None
@@ -163,7 +163,7 @@ def _judge(
             yield link.error(f"begins after record {contents.after}, and {previous.bundle} ends with {end}")
         elif end < contents.after:
             message = f"what the route got from record {end + 1} to {contents.after} was never archived by this group"
-            yield Finding(Level.INFO, link.place, link.bag, f"{PAYLOAD}/{link.entry.bundle.name}", message)
+            yield Finding(Level.INFO, link.address, link.bag, f"{PAYLOAD}/{link.entry.bundle.name}", message)
 
 
 def bundle_bytes(destination: Destination) -> int:

@@ -67,7 +67,7 @@ def findings(*places: Path | str | Destination, root: Root | None = None) -> lis
     ]
     told = [Recorded() for _ in destinations]
     if root is not None:
-        told = [recorded_at(ledger_lines(root), destination.place) for destination in destinations]
+        told = [recorded_at(ledger_lines(root), destination.address) for destination in destinations]
     return list(verify(destinations, told, on_bytes=lambda _: None))
 
 

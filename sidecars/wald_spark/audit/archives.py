@@ -37,19 +37,19 @@ class ArchiveAudit:
     """
 
     def __init__(self, place: str, roots: Iterable[Root]) -> None:
-        self.place = place
+        self.address = place
         self.work: list[BagWork] = []
         self._recorded = _recorded(place, roots)
         self._findings: list[Finding] = []
         self._reached = False
         try:
             destination = open_destination(place, Disk())
-            self.place = destination.place
+            self.address = destination.address
             self._survey(destination)
             self._reached = True
         except (WaldError, OSError) as error:
-            message = str(error).removeprefix(self.place).lstrip("/: ")
-            self._findings.append(Finding(Level.ERROR, self.place, "", "", message))
+            message = str(error).removeprefix(self.address).lstrip("/: ")
+            self._findings.append(Finding(Level.ERROR, self.address, "", "", message))
 
     def join(self, outcomes: Outcomes, bags: Bags) -> list[Finding]:
         """The findings of this destination; its bags are added to ``bags``."""
@@ -57,9 +57,9 @@ class ArchiveAudit:
         for work in self.work:
             proven: Proven = outcomes.of(work.key)
             found += proven.findings
-            bags.add(self.place, work.bag, proven.manifest, proven.digests)
+            bags.add(self.address, work.bag, proven.manifest, proven.digests)
         if self._reached:
-            found += bags.missing(self.place, self._recorded)
+            found += bags.missing(self.address, self._recorded)
         return found
 
     def _survey(self, destination: Destination) -> None:
@@ -67,7 +67,7 @@ class ArchiveAudit:
         for found in survey(destination, self._recorded):
             if isinstance(found, BagName):
                 bag = str(found)
-                self.work.append(BagWork(self.place, found, recorded[bag], bag_bytes(destination, bag)))
+                self.work.append(BagWork(self.address, found, recorded[bag], bag_bytes(destination, bag)))
             else:
                 self._findings.append(found)
 
@@ -82,16 +82,16 @@ def archives_of(roots: Sequence[Root], destinations: Iterable[str]) -> list[Arch
 def reports(archives: Sequence[ArchiveAudit], outcomes: Outcomes) -> list[ArchiveReport]:
     """A report for each; a bundle may follow one at another destination, so all are judged at once."""
     bags = Bags()
-    findings = {archive.place: archive.join(outcomes, bags) for archive in archives}
+    findings = {archive.address: archive.join(outcomes, bags) for archive in archives}
     for finding in bags.broken_links():
-        findings[finding.place].append(finding)
-    return [_report(archive, findings[archive.place]) for archive in archives]
+        findings[finding.address].append(finding)
+    return [_report(archive, findings[archive.address]) for archive in archives]
 
 
 def _report(archive: ArchiveAudit, findings: list[Finding]) -> ArchiveReport:
     levels = Counter(finding.level for finding in findings)
     return ArchiveReport(
-        place=archive.place,
+        address=archive.address,
         bags=len(archive.work),
         bundles=levels[Level.OK],
         stored_bytes=sum(work.stored_bytes for work in archive.work),

@@ -53,7 +53,7 @@ class LogReport:
 class ArchiveReport:
     """``bundles`` counts those that are proven, ``stored_bytes`` is of all."""
 
-    place: str
+    address: str
     bags: int
     bundles: int
     stored_bytes: int
@@ -129,7 +129,7 @@ def _tables(audit: Audit) -> Iterator[str]:
     if audit.archives:
         yield ""
         places = [
-            (each.place, str(each.bags), str(each.bundles), format_bytes(each.stored_bytes), str(each.errors))
+            (each.address, str(each.bags), str(each.bundles), format_bytes(each.stored_bytes), str(each.errors))
             for each in audit.archives
         ]
         yield from aligned([_ARCHIVES, *places], range(1, len(_ARCHIVES)))
@@ -165,7 +165,7 @@ def _log(log: LogReport) -> dict[str, Any]:
 
 def _archive(archive: ArchiveReport) -> dict[str, Any]:
     return {
-        "place": archive.place,
+        "place": archive.address,
         "bags": archive.bags,
         "bundles": archive.bundles,
         "bytes": archive.stored_bytes,

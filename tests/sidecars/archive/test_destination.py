@@ -150,10 +150,10 @@ class TestAddresses:
     def test_a_path_is_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
 
-        assert open_destination("some/where", Disk()).place == str(tmp_path / "some/where")
+        assert open_destination("some/where", Disk()).address == str(tmp_path / "some/where")
 
     def test_a_file_address_is_a_directory(self, tmp_path: Path) -> None:
-        assert open_destination(f"file://{tmp_path}", Disk()).place == str(tmp_path)
+        assert open_destination(f"file://{tmp_path}", Disk()).address == str(tmp_path)
 
     def test_an_address_that_nothing_knows_is_refused(self) -> None:
         with pytest.raises(InvalidInput, match="nonsense://place"):

@@ -149,9 +149,9 @@ def objects() -> Destination:
 @pytest.mark.parametrize("codec", Codec)
 def test_any_other_store_will_do(mixed: Built, objects: Destination, codec: Codec) -> None:
     """Two runs, as into a directory."""
-    archive(mixed, objects.place, size=Records(5), codec=codec)
+    archive(mixed, objects.address, size=Records(5), codec=codec)
     mixed.lines("a", [b"more"])
-    archive(mixed, objects.place, size=Records(5), codec=codec)
+    archive(mixed, objects.address, size=Records(5), codec=codec)
 
     assert len(objects.listing("a").folders) == 2
 

@@ -123,7 +123,7 @@ def test_a_destination_out_of_reach_is_an_error_and_others_are_proven(spark: Spa
     (tmp_path / "root" / "archive").rename(tmp_path / "moved")
     nowhere = "nosuch://bucket/archive"
     done = audited(spark, built.root.path, destinations=[nowhere, str(tmp_path / "moved")])
-    assert [(each.place, each.errors, each.bundles > 0) for each in done.archives] == [
+    assert [(each.address, each.errors, each.bundles > 0) for each in done.archives] == [
         (str(tmp_path / "root" / "archive"), 1, False),
         (nowhere, 1, False),
         (str(tmp_path / "moved"), 0, True),
