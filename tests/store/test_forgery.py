@@ -188,7 +188,7 @@ class TestSalt:
         path = self.build(tmp_path)
         data = path.read_bytes().rstrip(b"\0")
         lost = FIRST_BATCH + HEADER.size
-        path.write_bytes(bytes(lost) + data[lost:-1] + b"\xff")
+        path.write_bytes(bytes(lost) + data[lost:-1] + bytes([data[-1] ^ 0x55]))
         with path.open("rb") as file:
             assert [type(found).__name__ for found in RawFile(file.fileno()).scan()] == ["SegmentEnd"]
 
