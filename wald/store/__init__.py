@@ -2,7 +2,7 @@
 
     files       the system calls, the small files, and where each file of a root lies
     segments    one segment, whatever its form, and how far the log may be read
-    retention   who still needs what, and what is known of segments that are gone
+    retention   which groups still need what, and what is known of segments that are gone
     reading     stored batches from a place on, as batches, records and Arrow
     writing     the active segment, its cut and sealing, and what a start repairs (imports files and segments)
     checking    reads every byte, and reports what does not fit
