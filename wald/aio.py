@@ -30,13 +30,17 @@ T = TypeVar("T")
 
 
 class _Thread:
-    """A thread that runs one call after the other; calls after its end run in a thread of asyncio."""
+    """A thread that runs one call after the other; calls after its end run in a thread of asyncio.
+
+    A call whose task is cancelled is carried out all the same, even if it has not begun yet.
+    """
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wald.aio")
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(call, *args, **kwargs))
+        done = asyncio.get_running_loop().run_in_executor(self._executor, partial(call, *args, **kwargs))
+        return await asyncio.shield(done)  # without it a call that waits for the thread would never begin
 
     def end(self) -> None:
         if self._executor is not None:

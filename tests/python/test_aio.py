@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Coroutine
 from typing import Any
 
@@ -42,6 +44,33 @@ def test_tasks_may_share_a_producer(daemon: Daemon) -> None:
 
     run(main())
     assert [record.value for record in wald.open(daemon.root).records("a")] == [b"%d" % number for number in range(50)]
+
+
+def test_a_cancelled_call_that_has_not_begun_is_carried_out(daemon: Daemon) -> None:
+    """Neither a record nor the flush at the end of a block may depend on what the thread was busy with."""
+
+    async def main() -> None:
+        async with aio.Producer(daemon.root) as producer:
+            await producer.send("a", ["first"])
+            await producer.flush()
+            os.kill(daemon.process.pid, signal.SIGSTOP)
+            await producer.send("a", ["under way"])
+            flush = asyncio.create_task(producer.flush())
+            await asyncio.sleep(0.1)
+            send = asyncio.create_task(producer.send("a", ["behind it"]))
+            await asyncio.sleep(0.1)
+            send.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await send
+            os.kill(daemon.process.pid, signal.SIGCONT)
+            await flush
+
+    try:
+        run(main())
+    finally:
+        os.kill(daemon.process.pid, signal.SIGCONT)
+    found = [record.value for record in wald.open(daemon.root).records("a")]
+    assert found == [b"first", b"under way", b"behind it"]
 
 
 def test_an_error_is_raised_in_the_task(daemon: Daemon) -> None:
