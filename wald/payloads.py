@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import NamedTuple
 
@@ -57,6 +58,8 @@ def encode_values(
     if isinstance(values, bytes | str):
         raise InvalidInput("values is a single value", hint="send(route, [value])")
     for name, column in {"keys": keys, "times": times, "headers": headers}.items():
+        if isinstance(column, bytes | str):
+            raise InvalidInput(f"{name} is a single value", hint=f"{name}: a list with one for each value")
         if column is not None and len(column) != len(values):
             raise InvalidInput(f"{len(values)} values and {len(column)} {name}", hint=f"{name}: one for each value")
     nothing = [None] * len(values)
@@ -115,11 +118,13 @@ def _as_bytes(value: object) -> bytes:
 
 
 def _time_ns(time: object) -> int:
+    time_ns: object = time
     if isinstance(time, datetime):
-        return nanoseconds(time)
-    if isinstance(time, bool) or not isinstance(time, int) or not -_TIME_LIMIT_NS <= time < _TIME_LIMIT_NS:
+        with suppress(OverflowError, ValueError):  # in UTC its year is none from 1 to 9999
+            time_ns = nanoseconds(time)
+    if isinstance(time_ns, bool) or not isinstance(time_ns, int) or not -_TIME_LIMIT_NS <= time_ns < _TIME_LIMIT_NS:
         raise InvalidInput(f"time {time!r} is not a datetime or nanoseconds within 64 bits", hint="time.time_ns()")
-    return time
+    return time_ns
 
 
 def _as_json(headers: object) -> bytes:
