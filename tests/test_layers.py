@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.producer": (*PURE, "wald.payloads", "wald.session"),
     "wald.log": (*PURE, "wald.store"),
     "wald.consumer": (*PURE, *READING, "wald.log"),
-    "wald.logging": ("wald.errors", "wald.producer"),
+    "wald.logging": ("wald.errors", "wald.format.names", "wald.producer"),
     "wald.aio": (*PURE, *READING, "wald.consumer", "wald.payloads", "wald.producer"),
     "wald.loop": (),
     "wald.format": PURE,

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from wald.errors import WaldError
+from wald.errors import InvalidInput, WaldError
+from wald.format.names import check_route
 from wald.producer import Producer
 
 _AT_ONCE = 1000  # log records in one call of Producer.send
@@ -49,6 +50,9 @@ class WaldHandler(logging.Handler):
         block_for: seconds that a logging call may wait for room in the queue; 0: none.
         close_for: seconds that :meth:`flush` and :meth:`close` may wait.
 
+    Raises:
+        InvalidInput: an illegal route.
+
     Attributes:
         lost: how many records were not delivered, as far as is known.
 
@@ -72,7 +76,7 @@ class WaldHandler(logging.Handler):
         super().__init__(level)
         self.lost = 0
         self._at = at
-        self._route = route
+        self._route = check_route(route)
         self._capacity = capacity
         self._block_for = block_for
         self._close_for = close_for
@@ -90,12 +94,11 @@ class WaldHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the record, within ``block_for`` seconds; write it to stderr if that is not possible."""
         try:
-            text = self.format(record).encode(errors="backslashreplace").decode()
-            headers = {"level": record.levelname, "logger": record.name}
+            headers = {"level": _as_utf8(str(record.levelname)), "logger": _as_utf8(str(record.name))}
+            entry = _Entry(_as_utf8(self.format(record)), int(record.created * 1e9), headers)
         except Exception:  # noqa: BLE001 - as every handler does: an error of formatting is reported, not raised
             self.handleError(record)
             return
-        entry = _Entry(text, int(record.created * 1e9), headers)
         if reason := self._enqueue(entry):
             self._report_lost([entry], reason)
 
@@ -127,6 +130,7 @@ class WaldHandler(logging.Handler):
         self._queue: deque[_Entry] = deque()
         self._in_hand = ()
         self._thread: threading.Thread | None = None
+        self._producer: Producer | None = None  # the thread's
         self._unreported = 0  # lost records of which the route has not been notified
         self._is_closed = False
 
@@ -155,22 +159,13 @@ class WaldHandler(logging.Handler):
         return self._is_closed or len(self._queue) < self._capacity
 
     def _run(self) -> None:
-        producer: Producer | None = None
         while entries := self._take():
-            try:
-                producer = producer or Producer(self._at, retry_for=_RETRY_SECONDS)
-                self._deliver(producer, entries)
-            except (WaldError, OSError) as error:
-                with suppress(WaldError, OSError):
-                    if producer is not None:
-                        producer.close()
-                producer = None
-                self._report_lost(entries, str(error))
+            self._deliver(entries)
             with self._changed:
                 self._in_hand = ()
                 self._changed.notify_all()
-        if producer is not None:
-            producer.close()
+        if self._producer is not None:
+            self._producer.close()
 
     def _take(self) -> Sequence[_Entry]:
         """Wait for entries and take some out of the queue; none when the handler is closed."""
@@ -181,21 +176,52 @@ class WaldHandler(logging.Handler):
             self._changed.notify_all()
             return self._in_hand
 
-    def _deliver(self, producer: Producer, entries: Sequence[_Entry]) -> None:
-        """Send entries, and in front of them how many were lost before; return when they are durable."""
-        lost = self._unreported
-        if lost:
-            notice = _Entry(f"{lost} log records were lost", entries[0].time_ns, _NOTICE_HEADERS)
-            entries = [notice, *entries]
-        producer.send(
-            self._route,
-            [entry.value for entry in entries],
-            times=[entry.time_ns for entry in entries],
-            headers=[entry.headers for entry in entries],
-        )
-        producer.flush()
-        with self._changed:
-            self._unreported -= lost
+    def _deliver(self, entries: Sequence[_Entry]) -> None:
+        """Send entries, each once; report those that are refused, and no others with them."""
+        durable, error = self._send(entries)
+        left = entries[durable:]
+        half = len(left) // 2
+        if half and isinstance(error, InvalidInput):  # of one of them, too large for a request
+            self._deliver(left[:half])
+            self._deliver(left[half:])
+        elif left and self._in_hand:  # else close() has reported them
+            self._report_lost(left, str(error))
+
+    def _send(self, entries: Sequence[_Entry]) -> tuple[int, WaldError | OSError | None]:
+        """Send entries, and in front of them how many were lost before.
+
+        Returns:
+            how many of them are durable, and the error that the next one met; None if all are durable.
+        """
+        lost, error = 0, None
+        try:
+            self._producer = self._producer or Producer(self._at, retry_for=_RETRY_SECONDS)
+            if lost := self._unreported:
+                notice = _Entry(f"{lost} log records were lost", entries[0].time_ns, _NOTICE_HEADERS)
+                entries = [notice, *entries]
+            self._producer.send(
+                self._route,
+                [entry.value for entry in entries],
+                times=[entry.time_ns for entry in entries],
+                headers=[entry.headers for entry in entries],
+            )
+            self._producer.flush()
+            durable = len(entries)
+        except (WaldError, OSError) as caught:
+            durable, error = self._end_producer(), caught
+        if lost and durable:
+            durable -= 1
+            with self._changed:
+                self._unreported -= lost
+        return durable, error
+
+    def _end_producer(self) -> int:
+        """Close the producer; returns how many of the records sent last are durable."""
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return 0
+        producer.close()
+        return sum(last - first + 1 for first, last in producer.acknowledged())
 
     def _report_lost(self, entries: Sequence[_Entry], reason: str) -> None:
         with self._changed:
@@ -205,6 +231,11 @@ class WaldHandler(logging.Handler):
             lines = [f"wald.logging: not delivered to route {self._route}: {reason}", *(e.value for e in entries)]
             with suppress(OSError, ValueError):  # stderr is closed
                 sys.__stderr__.write("\n".join([*lines, ""]))
+
+
+def _as_utf8(text: str) -> str:
+    """The text, with escapes for what UTF-8 cannot hold."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _begin_in_child() -> None:

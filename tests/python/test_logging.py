@@ -17,6 +17,7 @@ import pytest
 from running import Daemon, eventually
 
 import wald
+from wald.errors import InvalidInput
 from wald.logging import WaldHandler
 
 PROGRAM = """
@@ -153,6 +154,65 @@ def test_what_the_daemon_refuses_is_on_stderr_and_the_next_one_is_sent(
 
     found = [record.value for record in wald.open(daemon.root).records("later")]
     assert found == [b"1 log records were lost", b"taken"]
+
+
+def test_a_record_that_is_refused_takes_no_other_along(
+    daemon: Daemon, logger: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Those before and behind it are in the log once, and what is in the log is not reported as lost."""
+    daemon.kill()
+    daemon.env["WALD_REQUEST_MAX_BYTES"] = "128KiB"
+    handler = WaldHandler(daemon.root, "a", close_for=60)
+    logger.addHandler(handler)
+    texts = [f"message {number} {'x' * 200}" for number in range(2000)]
+    too_large = "y" * 200_000
+    for number, text in enumerate(texts):  # while there is no daemon, so they are sent together
+        logger.info(text)
+        if number in (500, 501, 1500):
+            logger.info(too_large)
+    daemon.start_again()
+    handler.close()
+
+    notices = ("1 log records were lost", "2 log records were lost", "3 log records were lost")
+    assert [value for value in values(daemon) if value not in notices] == texts
+    assert handler.lost == 3
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if "not delivered" not in line] == [too_large] * 3
+
+
+def test_a_record_whose_logger_or_level_is_no_text_of_utf8_is_sent(daemon: Daemon, logger: logging.Logger) -> None:
+    handler = WaldHandler(daemon.root, "a")
+    for name, level in (("caf\udce9", "INFO"), ("b", 7)):
+        handler.handle(logging.makeLogRecord({"name": name, "levelname": level, "msg": "text"}))
+    handler.close()
+
+    found = [record.headers for record in wald.open(daemon.root).records("a")]
+    assert found == [b'{"level":"INFO","logger":"caf\\\\udce9"}', b'{"level":"7","logger":"b"}']
+    assert handler.lost == 0
+
+
+def test_what_a_closed_handler_has_reported_is_not_reported_again(
+    daemon: Daemon, logger: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    daemon.kill()
+    handler = WaldHandler(daemon.root, "nothing", close_for=0.1)
+    logger.addHandler(handler)
+    logger.info("late")
+    handler.close()
+    assert handler.lost == 1
+    thread = handler._thread
+    assert thread is not None
+    daemon.start_again()
+    thread.join(30)
+
+    assert not thread.is_alive()
+    assert handler.lost == 1
+    assert capfd.readouterr().err.count("late\n") == 1
+
+
+def test_an_illegal_route_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput):
+        WaldHandler(tmp_path, "not/a/route")
 
 
 class Logging(io.StringIO):
