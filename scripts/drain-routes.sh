@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Acknowledge routes in full: their records count as processed, whatever anybody has done with them.
+# Acknowledge routes in full: their records count as processed, whatever was done with them.
 #
 #   scripts/drain-routes.sh [--root DIR] [ROUTE...]
 #

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Cold storage: a route that nobody consumes is packed into bundles that tar and sha256sum can check, then let go.
+# Cold storage: a route without consumers is packed into bundles that tar and sha256sum can check, then let go.
 #
 #   scripts/usecase-cold-storage.sh
 #
@@ -23,7 +23,7 @@ wald cut > /dev/null
 await "a segment is sealed" sealed_are 1
 
 wald-reclaim --once --grace 0 > "$place/before"
-check "nobody has consumed it: RECLAIM frees nothing" sealed_are 1
+check "no group has consumed it: RECLAIM frees nothing" sealed_are 1
 
 wald-archive archive --records-per-bundle "$records_per_bundle" --codec gz --dest "$dest" > "$place/packed"
 bags=("$dest"/archive/*/)
@@ -37,9 +37,9 @@ check "the manifest tells of 4, each of $records_per_bundle" is "$(jq -c '[.bund
 ranges=$(jq -r '[.bundles[] | "\(.first)-\(.last)"] | join(" ")' "$manifest")
 check "ranges meet: $ranges" is "$ranges" "1-250 251-500 501-750 751-1000"
 check "sha256sum --check accepts every bundle" sums_hold "$bag/data"
-while read -r name told; do
+while read -r name recorded; do
     computed=$(sha256sum "$bag/data/$name" | cut -d ' ' -f 1)
-    check "digest of $name, computed anew, is the manifest's" is "$computed" "$told"
+    check "digest of $name, computed anew, is the manifest's" is "$computed" "$recorded"
 done < <(jq -r '.bundles[] | "\(.bundle) \(.sha256)"' "$manifest")
 for bundle in "${bundles[@]}"; do
     tar -xzOf "$bundle" --wildcards '*.txt'

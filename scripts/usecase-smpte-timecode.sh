@@ -4,7 +4,7 @@
 #   scripts/usecase-smpte-timecode.sh
 #
 # 750 frames HH:MM:SS:FF at 25 a second, 10:00:00:00 to 10:00:29:24, go to the route smpte. The log is cut twice on the
-# way. RECLAIM looks before anybody has read, and must free nothing; the slave reads from the start and must miss no
+# way. RECLAIM looks before any consumer has read, and must free nothing; the slave reads from the start and must miss no
 # frame and see them in order; when its cursor has moved, RECLAIM must free what was sealed.
 # Needs wald and wald-reclaim on the PATH, and jq. Its paired test: tests/sidecars/test_usecase_smpte_timecode.py.
 set -euo pipefail
@@ -32,7 +32,7 @@ await "two segments are sealed" sealed_are 2
 check "two rotations: two segments are sealed, one is active" sealed_are 2
 
 wald-reclaim --once --grace 0 > "$place/before"
-check "nobody has read: RECLAIM frees nothing" sealed_are 2
+check "no consumer has read: RECLAIM frees nothing" sealed_are 2
 
 wald read smpte --group slave --from earliest > "$place/read"
 check "coverage: the slave got every frame, each as it was sent" cmp -s "$place/frames" "$place/read"

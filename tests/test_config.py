@@ -89,7 +89,7 @@ def test_routes_have_tables(tmp_path: Path) -> None:
         ("sync == 'commit'", None, "not TOML", "edit"),
     ],
 )
-def test_a_wrong_setting_is_told_with_file_and_line(
+def test_a_wrong_setting_is_reported_with_file_and_line(
     tmp_path: Path, text: str, line: int | None, message: str, hint: str
 ) -> None:
     """Every mistake names the file, the line where it can be known, what is wrong and what to do."""
@@ -100,13 +100,13 @@ def test_a_wrong_setting_is_told_with_file_and_line(
     assert hint in error.hint
 
 
-def test_unreadable_file_is_told(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.toml", tmp_path):
         with pytest.raises(InvalidInput, match=str(path)):
             load(path, {})
 
 
-def test_file_that_is_no_text_is_told_with_the_offset(tmp_path: Path) -> None:
+def test_file_that_is_no_text_is_reported_with_the_offset(tmp_path: Path) -> None:
     path = tmp_path / "wald.toml"
     path.write_bytes(b"# ok\n\xff\n")
 
@@ -114,7 +114,7 @@ def test_file_that_is_no_text_is_told_with_the_offset(tmp_path: Path) -> None:
         load(path, {})
 
 
-def test_misspelt_variable_is_told_and_those_of_others_are_not() -> None:
+def test_misspelt_variable_is_reported_and_those_of_others_are_not() -> None:
     """Kubernetes sets WALD_PORT and the like for a service called wald; WALD_ROOT is the command line's."""
     others = {"WALD_PORT": "tcp://10.0.0.1:80", "WALD_SERVICE_HOST": "10.0.0.1", "WALD_ROOT": "/x", "PATH": "/bin"}
 
@@ -125,7 +125,7 @@ def test_misspelt_variable_is_told_and_those_of_others_are_not() -> None:
     assert "segment_max_bytes" in caught.value.hint
 
 
-def test_wrong_variable_is_told_by_name() -> None:
+def test_wrong_variable_is_reported_by_name() -> None:
     with pytest.raises(InvalidInput, match=r"^WALD_SYNC: sync must be"):
         load(None, {"WALD_SYNC": "x"})
 

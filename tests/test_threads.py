@@ -9,12 +9,12 @@ from running import command, run
 from threads import started
 
 
-def test_what_a_thread_raises_is_told() -> None:
+def test_what_a_thread_raises_is_reported() -> None:
     wrong: list[str] = []
     started("sidecars", lambda: run(command("--version"), timeout=0), wrong).join()
 
-    (told,) = wrong
-    assert told.startswith(f"sidecars: {subprocess.TimeoutExpired.__name__}: ")
+    (reported,) = wrong
+    assert reported.startswith(f"sidecars: {subprocess.TimeoutExpired.__name__}: ")
 
 
 def test_what_a_thread_raises_that_is_to_end_is_not() -> None:

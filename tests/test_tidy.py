@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pages import VAGUE
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
@@ -119,6 +120,12 @@ def test_names_no_machine(path: Path) -> None:
 def test_tests_wait_for_conditions(path: Path) -> None:
     """A test that sleeps is slow on a fast machine and wrong on a slow one; only ``running`` polls."""
     assert "time.sleep" not in calls(path) or path.stem == "running"
+
+
+@pytest.mark.parametrize("path", SOURCES + SCRIPTS, ids=shown)
+def test_the_language_is_plain(path: Path) -> None:
+    """Names, comments and messages; the documents are held to the same words by tests/docs."""
+    assert VAGUE.findall(path.read_text(errors="replace")) == []
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=shown)

@@ -1,7 +1,7 @@
 """A long backlog, 10,000 sealed segments of 1,000 routes: one look of wald-reclaim and of wald explain.
 
 The segments are made without a daemon: real indexes, with a batch of one record for each route that is in them, over a
-frame that nobody reads. Once a tenth of the routes is in each segment, and once, which is the worst there can be, all.
+frame that is never read. Once a tenth of the routes is in each segment, and once, which is the worst there can be, all.
 """
 
 from __future__ import annotations

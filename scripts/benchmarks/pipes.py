@@ -1,6 +1,6 @@
 """FIFO to durable log: beside cat and the pipe loggers on tmpfs, beside dd and cat with a sync on disk.
 
-Everybody is fed by `cat DATA > FIFO`. Their time ends when the process that reads has read everything and exited (and
+Each contender is fed by `cat DATA > FIFO`. Its time ends when its reading process has read everything and exited (and
 synced, where that is the comparison); ours when the head says that every line is durable. Ours runs with its default
 settings, so segments are cut and sealed meanwhile.
 """

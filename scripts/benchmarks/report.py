@@ -52,7 +52,7 @@ class Row:
         value = self.ratio if self.peer else self.ours
         return None if self.goal is None or value is None else self.goal.reached(value)
 
-    def told(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         goal = None if self.goal is None else str(self.goal)
         return asdict(self) | {"ratio": self.ratio, "goal": goal, "reached": self.reached}
 

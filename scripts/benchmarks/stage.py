@@ -1,4 +1,4 @@
-"""What the measurements stand on: a daemon in a fresh root, the same data for everybody, a FIFO and its producer."""
+"""What measurements need: a daemon in a fresh root, the same data for all contenders, a FIFO and its producer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 ROUTE = "bench"
 PATIENCE_SECONDS = 300.0
 _START_SECONDS = 20.0
-_BLOCK_BYTES = 32 << 20  # generated once and repeated; frames and windows are smaller, so nobody sees the repetition
+_BLOCK_BYTES = (
+    32 << 20
+)  # generated once and repeated; frames and windows are smaller, so no compressor sees the repetition
 _TMPFS_MAGIC = 0x01021994
 
 
@@ -123,8 +125,8 @@ class Daemon:
     def __init__(self, root: Path, *, command: list[str] | None = None, **settings: object) -> None:
         self.root = root
         self._command = command or [sys.executable, "-m", "wald", "run"]
-        told = {f"WALD_{name.upper()}": str(value) for name, value in settings.items()}
-        self._environment = environment() | {"WALD_FREE_SPACE_MIN": "0", "WALD_LOG_LEVEL": "error"} | told
+        given = {f"WALD_{name.upper()}": str(value) for name, value in settings.items()}
+        self._environment = environment() | {"WALD_FREE_SPACE_MIN": "0", "WALD_LOG_LEVEL": "error"} | given
         self.process = self._start()
         with self.connect() as producer:
             producer.command("ROUTE", "ADD", ROUTE, "fifo")

@@ -69,7 +69,7 @@ def feed(daemon: Daemon, root: Path, texts: list[Text]) -> float:
     for route in ROUTES:
         wald_command(root, "route", "add", route, *(["--fifo"] if route == "by-fifo" else []))
     fifo = root / "routes" / "by-fifo" / "in"
-    # Whoever holds a FIFO open keeps what is in it: this is `sleep infinity <> in`.
+    # A process that holds a FIFO open keeps what is in it: this is `sleep infinity <> in`.
     holder = os.open(fifo, os.O_RDWR)
     total = sum(text.lines for text in texts)
     log = wald.open(root)
@@ -131,7 +131,7 @@ class Producers:
         self._socket.start()
 
     def check(self) -> None:
-        """Nobody has given up."""
+        """No producer has given up."""
         if self._error is not None:
             raise Failed(f"the producer on the socket: {self._error}")
         for name, process in (("cat", self._fifo), ("wald append", self._append)):
@@ -139,7 +139,7 @@ class Producers:
                 raise Failed(f"{name} ended with exit code {process.returncode}")
 
     def finish(self) -> None:
-        """Everybody says that all of it is durable."""
+        """Every producer reports that all of it is durable."""
         out, _ = self._append.communicate(timeout=PATIENCE_SECONDS)
         self.appended = out.strip()
         assert self._fifo is not None
@@ -160,7 +160,7 @@ class Producers:
                 while lines := file.readlines(1 << 16):
                     producer.publish("by-socket", b"".join(lines))
                 producer.flush()
-        except Exception as error:  # noqa: BLE001 - told by check(), in the thread that reports
+        except Exception as error:  # noqa: BLE001 - reported by check(), in the thread that reports
             self._error = error
 
 

@@ -13,7 +13,7 @@ from demonstration.text import ROUTES, Text
 
 
 def consume(root: Path, cold: Path, texts: list[Text]) -> None:
-    title("Consumers", "a segment goes when everybody has read it; until then, this is who holds back what")
+    title("Consumers", "a segment goes when every group has read it; until then, this is which group holds back what")
     show(root, "explain", lines_max=40)
     by_fifo, by_pipe, by_socket = ROUTES
     show(root, by_fifo, "--exit-at-end", "--batch-records", "100000", "--", "wc", "-l", program="wald-drain")
@@ -32,7 +32,7 @@ def consume(root: Path, cold: Path, texts: list[Text]) -> None:
 def let_go(root: Path, cold: Path, texts: list[Text]) -> None:
     title("Let go", "the ledger has each deletion and the cursors that made it legal, before it happens")
     show(root, "--grace", "0", program="wald-reclaim", lines_max=5)
-    expect(not sealed_segments(root), "everybody has read everything, and segments are left")
+    expect(not sealed_segments(root), "every group has read everything, and segments are left")
     restored = hashlib.sha256(
         wald_command(root, "restore", str(cold), "by-socket", program="wald-archive", binary=True)
     )

@@ -191,7 +191,7 @@ def test_a_line_that_is_no_record_is_told_by_number(daemon: Daemon, root: Path, 
     assert [record["value"] for record in records_of(root)] == ["", ""]
 
 
-def test_what_was_sent_before_a_wrong_line_is_told(daemon: Daemon, root: Path, tmp_path: Path) -> None:
+def test_what_was_sent_before_a_wrong_line_is_reported(daemon: Daemon, root: Path, tmp_path: Path) -> None:
     """stdout says what is durable although the exit code says that not everything is."""
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_bytes(b"{}\n{}\n")
@@ -202,7 +202,7 @@ def test_what_was_sent_before_a_wrong_line_is_told(daemon: Daemon, root: Path, t
     assert f"wald: {bad}:1: not JSON".encode() in done.stderr
 
 
-def test_nothing_before_a_wrong_line_is_told_as_nothing(daemon: Daemon, root: Path) -> None:
+def test_nothing_before_a_wrong_line_is_reported_as_nothing(daemon: Daemon, root: Path) -> None:
     _, message, _ = refusal_of("append", "a", "--jsonl", "--root", root, stdin=b"nonsense\n")
 
     assert message.endswith("; nothing is durable before it, and no line after it is sent")
@@ -223,12 +223,12 @@ def test_a_daemon_that_is_given_up_leaves_word_of_every_record(root: Path, tmp_p
         code, message, hint = refusal_of("append", "a", tmp_path / "lines", *there)
 
     assert code == 6
-    told = f"{2 * each} records are durable (sequences 1 to {2 * each + 100})"
-    assert message.endswith(f"; {told}, {40_000 - 2 * each} are not answered: they may be in the log or not")
+    reported = f"{2 * each} records are durable (sequences 1 to {2 * each + 100})"
+    assert message.endswith(f"; {reported}, {40_000 - 2 * each} are not answered: they may be in the log or not")
     assert hint.endswith(f"; then wald --root {root} read a --from {2 * each + 100} shows which of them are there")
 
 
-def test_it_waits_for_the_daemon_for_as_long_as_it_is_told(root: Path) -> None:
+def test_it_waits_for_the_daemon_for_as_long_as_it_is_reported(root: Path) -> None:
     """At its start, too, and nobody has seen a daemon yet."""
     output_of("init", "--root", root)
     output_of("route", "add", "a", "--root", root)
@@ -256,7 +256,7 @@ def test_interrupted_it_tells_what_is_durable(daemon: Daemon, root: Path) -> Non
 
 
 def test_interrupted_it_counts_what_is_answered_and_not_read_yet(root: Path, tmp_path: Path) -> None:
-    """It is busy sending; the answers it has not looked at are as good as the others, and the rest is told, too."""
+    """It is busy sending; the answers it has not looked at are as good as the others, and the rest is reported, too."""
     output_of("init", "--root", root)
     output_of("route", "add", "a", "--root", root)
     (tmp_path / "lines").write_bytes(b"seven..\n" * 400_000)

@@ -31,7 +31,7 @@ def explain(built: Built) -> str:
     return output_of("explain", "--root", built.root.path).decode()
 
 
-def told(built: Built) -> dict[str, list[dict[str, Any]]]:
+def reported(built: Built) -> dict[str, list[dict[str, Any]]]:
     lines = [json.loads(line) for line in output_of("explain", "--json", "--root", built.root.path).splitlines()]
     kinds: dict[str, list[dict[str, Any]]] = {"segment": [], "group": [], "log": []}
     for line in lines:
@@ -62,7 +62,7 @@ def test_segments_that_are_alike_are_told_in_one_line(built: Built) -> None:
     assert lines[3].endswith(": being written; CUT completes it")
 
 
-def test_each_group_is_told_with_its_lag_and_what_it_costs(built: Built) -> None:
+def test_each_group_is_reported_with_its_lag_and_what_it_costs(built: Built) -> None:
     built.log.set_cursor("a", 3)
     built.log.set_cursor("b", 18)
     row = next(line.split() for line in explain(built).splitlines() if line.startswith("a "))
@@ -73,7 +73,7 @@ def test_each_group_is_told_with_its_lag_and_what_it_costs(built: Built) -> None
     assert "1 more group has read everything and holds back nothing." in explain(built)
 
 
-def test_a_cursor_that_cannot_be_trusted_and_a_retired_route_are_told(built: Built) -> None:
+def test_a_cursor_that_cannot_be_trusted_and_a_retired_route_are_reported(built: Built) -> None:
     built.root.cursor("a", "audit").write_text("999\n")
     built.log.set_cursor("a", 17)
     retire_route(built.root, built.disk, "b", now="")
@@ -84,7 +84,7 @@ def test_a_cursor_that_cannot_be_trusted_and_a_retired_route_are_told(built: Bui
     assert "cursor set a SEQUENCE --group audit --rewind" in text
 
 
-def test_a_segment_that_cannot_be_read_is_told(built: Built) -> None:
+def test_a_segment_that_cannot_be_read_is_reported(built: Built) -> None:
     path = built.path(7, Kind.SEALED)
     path.write_bytes(b"")
     assert f"{path}: offset 0: " in explain(built)
@@ -93,7 +93,7 @@ def test_a_segment_that_cannot_be_read_is_told(built: Built) -> None:
 def test_json_has_every_segment_every_group_and_the_whole(built: Built) -> None:
     built.log.set_cursor("a", 17)
     built.log.set_cursor("b", 6)
-    kinds = told(built)
+    kinds = reported(built)
 
     assert [(s["first"], s["last"], s["form"], s["free"]) for s in kinds["segment"]] == [
         (1, 6, "sealed", True),
@@ -119,7 +119,7 @@ def test_a_log_without_records_is_explained_too(tmp_path: Path) -> None:
     assert "how fast the log grows is not known yet, from less than 10 min" in lines[2]
 
 
-def test_who_holds_back_a_segment_that_is_not_sealed_yet_is_told(built: Built) -> None:
+def test_who_holds_back_a_segment_that_is_not_sealed_yet_is_reported(built: Built) -> None:
     built.lines("b", [b"y"])
     built.cut()
     built.log.set_cursor("a", 18)

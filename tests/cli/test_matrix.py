@@ -20,7 +20,7 @@ from wald.errors import NotPermitted
 pytestmark = needs_root
 
 USERS = (OWNER, MEMBER, STRANGER)
-TABLE = {what: told for what, *told in rows("docs/cli.md", "## Who may do what")}
+TABLE = {what: reported for what, *reported in rows("docs/cli.md", "## Who may do what")}
 SETTINGS = f"[routes.owners]\nwriters = [{OWNER.user_id}]\n[routes.members]\nwriters = [{MEMBER.user_id}]\n"
 
 

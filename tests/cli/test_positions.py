@@ -14,7 +14,7 @@ from running import Daemon, eventually, output_of, refusal_of, wald
 from wald.errors import Damaged, NotFound
 
 
-def told(*arguments: object) -> Any:
+def reported(*arguments: object) -> Any:
     return json.loads(output_of(*arguments, "--json"))
 
 
@@ -22,7 +22,7 @@ def test_head_is_the_last_durable_record(daemon: Daemon, root: Path) -> None:
     output_of("append", "a", "--root", root, stdin=b"one\ntwo\n")
 
     assert output_of("head", "--root", root).startswith(b"seq=2 segment=1 position=")
-    assert told("head", "--root", root)["sequence"] == 2
+    assert reported("head", "--root", root)["sequence"] == 2
 
 
 @pytest.mark.parametrize("sealed", [True, False])
@@ -74,7 +74,7 @@ def test_routes_show_cursors_and_lag(daemon: Daemon, root: Path) -> None:
     output_of("cut", "--root", root)
     output_of("cursor", "set", "a", 2, "--root", root)
     assert wald("cursor", "set", "b", 5, "--group", "g", "--root", root).returncode == 0
-    a, b = told("routes", "--root", root)
+    a, b = reported("routes", "--root", root)
 
     assert (a["route"], a["last_sequence"], a["fifo"], a["groups"][0]["lag_records"]) == ("a", 3, False, 1)
     assert (b["route"], b["last_sequence"], b["fifo"], b["groups"][0]["lag_records"]) == ("b", 5, True, 0)
@@ -119,10 +119,10 @@ def test_cursor_is_set_moved_and_rewound(daemon: Daemon, root: Path) -> None:
     assert output_of("cursor", "set", "a", 2, "--root", root) == b"2\n"
     assert output_of("cursor", "set", "a", 1, "--rewind", "--root", root) == b"1\n"
     assert output_of("cursor", "get", "a", "--root", root) == b"1\n"
-    assert told("cursor", "get", "a", "--root", root)["state"] == "valid"
+    assert reported("cursor", "get", "a", "--root", root)["state"] == "valid"
 
 
-def test_a_new_group_is_told_of(daemon: Daemon, root: Path) -> None:
+def test_a_new_group_is_reported_of(daemon: Daemon, root: Path) -> None:
     """A misspelt one would keep everything for ever, and nobody would know."""
     output_of("append", "a", "--root", root, stdin=b"one\n")
     assert wald("cursor", "set", "a", 1, "--root", root).stderr == b""
@@ -155,8 +155,8 @@ def test_cursors_are_listed_and_removed(daemon: Daemon, root: Path) -> None:
         "b      g               2  valid",
     ]
     (line,) = output_of("cursor", "list", "b", "--json", "--root", root).splitlines()
-    told_of = json.loads(line)
-    assert (told_of["route"], told_of["group"], told_of["sequence"]) == ("b", "g", 2)
+    reported_about = json.loads(line)
+    assert (reported_about["route"], reported_about["group"], reported_about["sequence"]) == ("b", "g", 2)
     removed = output_of("cursor", "remove", "a", "--group", "g", "--root", root).decode().strip()
     assert not Path(removed).exists()
     code, message, hint = refusal_of("cursor", "remove", "a", "--group", "g", "--root", root)
@@ -177,7 +177,7 @@ def test_the_last_record_is_not_known_where_the_newest_segment_is_damaged(daemon
     output_of("append", "a", "--root", root, stdin=b"x\n" * 10)
 
     def lasts() -> list[object]:
-        return [told["last_sequence"] for told in json.loads(wald("routes", "--json", "--root", root).stdout)]
+        return [reported["last_sequence"] for reported in json.loads(wald("routes", "--json", "--root", root).stdout)]
 
     assert lasts() == [10, 0]
     with (root / "segments/00000000000000000001.wal").open("r+b") as segment:

@@ -78,8 +78,8 @@ def test_from_to_and_limit_say_which(shared: Path, options: list[str], first: in
 
 def test_a_time_is_when_the_daemon_took_it(shared: Path) -> None:
     """The time that ``where`` prints of a record is one from which on that record is read."""
-    told = json.loads(output_of("where", 51, "--json", "--root", shared))
-    at = datetime.fromtimestamp(told["append_time_ns"] // 1000 / 1e6, UTC).isoformat()
+    reported = json.loads(output_of("where", 51, "--json", "--root", shared))
+    at = datetime.fromtimestamp(reported["append_time_ns"] // 1000 / 1e6, UTC).isoformat()
 
     assert numbers("--from", at, "--root", shared) == list(range(51, 101))
 
@@ -145,7 +145,7 @@ def test_a_reader_that_leaves_is_no_error_worth_words(log: Path) -> None:
     assert refusal_of("cursor", "get", "a", "--root", log)[0] == 3
 
 
-def test_damage_is_told_and_the_rest_is_read(log: Path, daemon: Daemon) -> None:
+def test_damage_is_reported_and_the_rest_is_read(log: Path, daemon: Daemon) -> None:
     """Exit code 4 at the end, a line on stderr with path and offset, and every record behind the damage."""
     daemon.stop()
     path = next((log / "segments").glob("*.wal.zst"))

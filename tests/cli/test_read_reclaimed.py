@@ -139,9 +139,9 @@ def test_a_cursor_among_reclaimed_records_is_an_error_and_stays_where_it_is(tmp_
 def test_an_archive_that_has_them_is_in_the_hint(tmp_path: Path) -> None:
     built = fill(tmp_path)
     ledger = Ledger(built.root.ledger / "archive.jsonl", built.disk)
-    told = {"event": "archived", "group": "archive", "bag": "x", "bundle": "y", "after": 0}
-    ledger.append(told | {"route": "b", "dest": "/elsewhere", "first": 2, "last": 8})
-    ledger.append(told | {"route": "a", "dest": "/cold store", "first": 1, "last": 7})
+    reported = {"event": "archived", "group": "archive", "bag": "x", "bundle": "y", "after": 0}
+    ledger.append(reported | {"route": "b", "dest": "/elsewhere", "first": 2, "last": 8})
+    ledger.append(reported | {"route": "a", "dest": "/cold store", "first": 1, "last": 7})
     ledger.close()
     hint = refusal_of("read", "a", "--from", 3, "--format", "json", "--root", built.root.path)[2]
     assert hint.startswith("wald-archive restore '/cold store' a --from 3 --to 7 --format json; wald --root ")

@@ -107,12 +107,12 @@ def test_no_root_given() -> None:
 @pytest.mark.parametrize("arguments", [("run",), ("append", "a"), ("read",), ("cut",), ("verify",)], ids=str)
 def test_root_of_a_newer_format(stopped: Path, arguments: tuple[object, ...]) -> None:
     path = stopped / "log.json"
-    told = path.read_bytes()
-    path.write_text(json.dumps(json.loads(told) | {"format": 99}))
+    reported = path.read_bytes()
+    path.write_text(json.dumps(json.loads(reported) | {"format": 99}))
     try:
         code, message, _ = refusal_of(*arguments, "--root", stopped)
     finally:
-        path.write_bytes(told)
+        path.write_bytes(reported)
 
     assert code == UnsupportedFormat.exit_code
     assert message.startswith(f"{path}: format 99 is newer")
@@ -238,7 +238,7 @@ def test_cursor_that_is_no_sequence(stopped: Path, sequence: str) -> None:
 def test_damaged_cursor(served: Path) -> None:
     """Neither shown as a number nor read from nor replaced unasked."""
     path = served / "routes/a/processed.cursor"
-    told = path.read_bytes()
+    reported = path.read_bytes()
     path.write_bytes(b"nonsense\n")
     try:
         for arguments in (("cursor", "get", "a"), ("read", "a", "--from", "cursor"), ("cursor", "set", "a", 6)):
@@ -247,17 +247,17 @@ def test_damaged_cursor(served: Path) -> None:
             assert message.startswith(f"{path}: offset 0: ")
             assert "--rewind" in hint
     finally:
-        path.write_bytes(told)
+        path.write_bytes(reported)
 
 
 def test_damaged_identity(served: Path) -> None:
     path = served / "log.json"
-    told = path.read_bytes()
-    path.write_bytes(told[:20])
+    reported = path.read_bytes()
+    path.write_bytes(reported[:20])
     try:
         code, message, _ = refusal_of("read", "a", "--root", served)
     finally:
-        path.write_bytes(told)
+        path.write_bytes(reported)
 
     assert code == 4
     assert message.startswith(f"{path}: ")
@@ -313,7 +313,7 @@ def test_socket_left_behind_by_a_killed_daemon(daemon: Daemon, root: Path) -> No
 
 
 def test_a_daemon_that_goes_and_stays_away_is_given_up(daemon: Daemon, root: Path) -> None:
-    """What was durable before it went is told; the rest is not claimed."""
+    """What was durable before it went is reported; the rest is not claimed."""
     with subprocess.Popen(
         command("append", "a", "--retry-for", "200ms", "--root", root),
         stdin=subprocess.PIPE,

@@ -160,7 +160,7 @@ def test_a_resize_is_followed_and_nothing_is_wider(live: Terminal) -> None:
         eventually(partial(live.fills, columns, rows))
 
 
-def test_a_daemon_that_goes_and_comes_back_is_told(live: Terminal, daemon: Daemon) -> None:
+def test_a_daemon_that_goes_and_comes_back_is_reported(live: Terminal, daemon: Daemon) -> None:
     daemon.stop()
     eventually(lambda: live.shows("^daemon +none runs"))
     daemon.start_again()
@@ -170,12 +170,12 @@ def test_a_daemon_that_goes_and_comes_back_is_told(live: Terminal, daemon: Daemo
 @pytest.mark.slow
 def test_a_damaged_head_and_a_root_that_vanishes_are_a_line_on_the_screen(many: Path) -> None:
     head = many / "head"
-    told = head.read_bytes()
+    reported = head.read_bytes()
     with Terminal("--root", many, "--interval", "100ms", columns=200) as terminal:
         eventually(lambda: terminal.shows("^head +4 "))
         head.write_bytes(b"nonsense" * 20)
         eventually(lambda: terminal.shows("head: offset 0: not a head line"))
-        head.write_bytes(told)
+        head.write_bytes(reported)
         eventually(lambda: terminal.shows("^head +4 ") and not terminal.shows("not a head line"))
         many.rename(many.with_name("elsewhere"))
         eventually(lambda: terminal.shows("the directory of the segments is gone"))
@@ -197,34 +197,34 @@ def test_a_narrow_terminal_sums_up_a_thousand_routes(many: Path) -> None:
 
 def test_once_prints_plain_text(daemon: Daemon, root: Path) -> None:
     output_of("append", "a", "--root", root, stdin=b"x\n" * 1500)
-    told = output_of("top", "--once", "--interval", "100ms", "--root", root).decode()
+    reported = output_of("top", "--once", "--interval", "100ms", "--root", root).decode()
 
-    assert re.search(rf"^daemon +pid {daemon.process.pid} ", told, re.MULTILINE)
-    assert re.search(r"^head +1,500   0 records/s   0 B/s ", told, re.MULTILINE)
-    assert re.search(r"^a +1,500 +0 +processed +no cursor +1,500 ", told, re.MULTILINE)
-    assert "\x1b" not in told
+    assert re.search(rf"^daemon +pid {daemon.process.pid} ", reported, re.MULTILINE)
+    assert re.search(r"^head +1,500   0 records/s   0 B/s ", reported, re.MULTILINE)
+    assert re.search(r"^a +1,500 +0 +processed +no cursor +1,500 ", reported, re.MULTILINE)
+    assert "\x1b" not in reported
 
 
 def test_without_a_terminal_every_route_is_printed_once(many: Path) -> None:
-    told = output_of("top", "--interval", "100ms", "--root", many).decode().splitlines()
+    reported = output_of("top", "--interval", "100ms", "--root", many).decode().splitlines()
 
-    assert sum(line.startswith("route-") for line in told) == 1000
-    assert re.match("route-0500 +4 .* B$", next(line for line in told if line.startswith("route-")))
+    assert sum(line.startswith("route-") for line in reported) == 1000
+    assert re.match("route-0500 +4 .* B$", next(line for line in reported if line.startswith("route-")))
 
 
 def test_a_bar_that_the_encoding_does_not_have_is_no_error(many: Path) -> None:
-    told = output_of("top", "--interval", "100ms", "--root", many, env={"PYTHONIOENCODING": "latin-1"})
+    reported = output_of("top", "--interval", "100ms", "--root", many, env={"PYTHONIOENCODING": "latin-1"})
 
-    assert b"\n          ???" in told
+    assert b"\n          ???" in reported
 
 
 def test_once_tells_what_is_wrong_and_goes_on(many: Path) -> None:
     (many / "head").write_bytes(b"nonsense" * 20)
-    told = output_of("top", "--once", "--interval", "100ms", "--root", many).decode().splitlines()
+    reported = output_of("top", "--once", "--interval", "100ms", "--root", many).decode().splitlines()
 
-    assert told[0] == f"{many / 'head'}: offset 0: not a head line"
-    assert told[1] == "head      -"
-    assert any(line.startswith("route-0500 ") for line in told)
+    assert reported[0] == f"{many / 'head'}: offset 0: not a head line"
+    assert reported[1] == "head      -"
+    assert any(line.startswith("route-0500 ") for line in reported)
 
 
 def test_no_root_is_no_screen(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_asking_for_the_daemon_does_not_get_in_its_way(built: Built) -> None:
 def test_a_look_that_fails_is_told_until_one_succeeds(built: Built) -> None:
     """What was seen before is not shown as if it were still so."""
     built.lines("a", [b"x"])
-    told = built.root.head.read_bytes()
+    reported = built.root.head.read_bytes()
     watch = Sampler(HeadSource(built.log).sample)
     watch.take()
     watch.take()
@@ -197,7 +197,7 @@ def test_a_look_that_fails_is_told_until_one_succeeds(built: Built) -> None:
     watch.take()
     assert (watch.samples, watch.trouble) == ((), f"{built.root.head}: offset 0: not a head line")
 
-    built.root.head.write_bytes(told)
+    built.root.head.write_bytes(reported)
     watch.take()
     assert ([head_sample.sequence for head_sample in watch.samples], watch.trouble) == ([1], "")
 

@@ -54,7 +54,7 @@ def table(snapshot: Snapshot, *, width: int, height: int) -> list[str]:
     return shown[next(number for number, line in enumerate(shown) if line.startswith("ROUTE")) :]
 
 
-def test_everything_is_told() -> None:
+def test_everything_is_reported() -> None:
     assert plain(SNAPSHOT, width=120).splitlines() == [
         "daemon    pid 42 on host",
         "head      1,234,567   1,500 records/s   1.5 MiB/s   last commit 0.4 s ago",

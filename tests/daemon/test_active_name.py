@@ -146,7 +146,7 @@ def test_on_a_full_disk_the_room_for_the_next_segment_is_used(
     assert_sound(daemon.root)
 
 
-def test_without_room_it_is_told_and_put_back_when_there_is_some(start: Start, disk: Path) -> None:
+def test_without_room_it_is_reported_and_put_back_when_there_is_some(start: Start, disk: Path) -> None:
     """And then no request waits any more, even if nothing comes."""
     daemon = on_full_disk(start, disk, 4 * MIB)
     path = active(daemon.root)

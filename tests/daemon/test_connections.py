@@ -82,7 +82,7 @@ def test_replies_that_nobody_reads_hold_up_nobody_else(shared: Daemon, client: C
     assert client.reply() == "OK pong"
 
 
-def test_above_the_limit_of_connections_newcomers_are_told(start: Start) -> None:
+def test_above_the_limit_of_connections_newcomers_are_reported(start: Start) -> None:
     """And the journal gets one line; open connections stay open, and a place that becomes free can be taken."""
     daemon = start(connections_max=2)
     with Client(daemon.socket_path) as one, Client(daemon.socket_path) as two:

@@ -327,7 +327,7 @@ def test_commits_are_synced_when_the_setting_says(
         ("socket = '/nowhere/at/all'", "/nowhere/at/all: cannot listen ("),
     ],
 )
-def test_settings_it_cannot_run_with_are_told(
+def test_settings_it_cannot_run_with_are_reported(
     start: Start, root: Path, tmp_path: Path, settings: str, message: str
 ) -> None:
     """Exit code 2, one line and a hint; once they are right, nothing is in the way."""

@@ -32,7 +32,7 @@ def report(root: Path, epoch: int) -> dict[str, object]:
     return report
 
 
-def test_a_stop_and_a_kill_are_told_apart(start: Start, root: Path) -> None:
+def test_a_stop_and_a_kill_are_distinguished(start: Start, root: Path) -> None:
     daemon = start()
     assert said("routes", root=root) == ""
     assert daemon.stop() == 0
@@ -58,7 +58,7 @@ def test_a_report_that_is_no_file_keeps_nobody_from_starting(start: Start, root:
     assert daemon.ask("PING").startswith("OK")
 
 
-def test_a_failure_is_told_with_its_reason(start: Start, root: Path) -> None:
+def test_a_failure_is_reported_with_its_reason(start: Start, root: Path) -> None:
     daemon = start()
     daemon.ask("ROUTE ADD a")
     (root / "lock").unlink()
@@ -145,7 +145,7 @@ def test_a_first_start_that_is_refused_makes_no_root(start: Start, root: Path, r
     assert not root.exists()
 
 
-def test_a_second_daemon_is_told_of_the_first_and_not_of_its_port(start: Start, root: Path) -> None:
+def test_a_second_daemon_is_reported_of_the_first_and_not_of_its_port(start: Start, root: Path) -> None:
     address = free_address()
     start(metrics=address)
     second = start(metrics=address, ready=False)

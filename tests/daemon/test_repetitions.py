@@ -111,7 +111,7 @@ def test_other_content_under_a_number_that_is_taken_is_refused(shared: Daemon, c
     assert text(shared.root, other_route) == b""
 
 
-def test_the_end_of_a_route_and_the_beginning_of_a_payload_are_told_apart(shared: Daemon, client: Client) -> None:
+def test_the_end_of_a_route_and_the_beginning_of_a_payload_are_distinguished(shared: Daemon, client: Client) -> None:
     """A batch's body is the route and then the payload: the same bytes, parted elsewhere, are other content."""
     for name in ("ROUTE ADD shifted1", "ROUTE ADD shifted1payload1"):
         assert shared.ask(name).startswith("OK ")

@@ -56,16 +56,16 @@ def test_without_room_a_producer_waits_until_there_is(small: Path, start: Start)
     with Client(daemon.socket_path) as client, Client(daemon.socket_path) as other:
         client.send(b"PUB r 2\nx\nPING\n")
         assert other.ask(b"PING\n") == "OK pong"
-        told = stat(daemon)
-        assert told["degraded"] is True
-        assert told["free_bytes"] < told["needed_bytes"]
+        reported = stat(daemon)
+        assert reported["degraded"] is True
+        assert reported["free_bytes"] < reported["needed_bytes"]
         assert is_quiet(client)
         (small / "filler").unlink()
         assert client.reply() == "OK 1 1"
         assert client.reply() == "OK pong"
-    told = stat(daemon)
-    assert (told["degraded"], told["degraded_by"]) == (False, "")
-    assert told["free_bytes"] >= told["needed_bytes"]
+    reported = stat(daemon)
+    assert (reported["degraded"], reported["degraded_by"]) == (False, "")
+    assert reported["free_bytes"] >= reported["needed_bytes"]
 
     assert values(daemon.root) == [b"x"]
 

@@ -122,10 +122,10 @@ def test_an_archive_can_be_made_and_read_without_wald_as_it_says(tmp_path: Path)
         archive(built, tmp_path / "cold", "audit", size=Records(2), codec=Codec.GZ)
     checking, reading = shell_lines("docs/archive.md", 1)
     checked = typed(checking, at=tmp_path, root=built.root.path).splitlines()
-    told = typed(reading, at=tmp_path, root=built.root.path).splitlines()
+    reported = typed(reading, at=tmp_path, root=built.root.path).splitlines()
 
     assert [line.partition(": ")[2] for line in checked] == ["OK"] * 4
-    assert [line if line[0] != "{" else json.loads(line)["key"] for line in told] == [
+    assert [line if line[0] != "{" else json.loads(line)["key"] for line in reported] == [
         "line 0",
         "and another",
         "key 0",
@@ -138,9 +138,9 @@ def test_an_archive_can_be_made_and_read_without_wald_as_it_says(tmp_path: Path)
 def test_an_archive_is_made_proven_and_restored_as_it_says(tmp_path: Path) -> None:
     built = Built(tmp_path / "log")
     built.lines("audit", [b"line %d" % number for number in range(2500)])
-    told = typed("\n".join(shell_lines("docs/archive.md", 0)), at=tmp_path, root=built.root.path)
+    reported = typed("\n".join(shell_lines("docs/archive.md", 0)), at=tmp_path, root=built.root.path)
 
-    assert told.endswith("".join(f"line {number}\n" for number in range(999, 2000)))
+    assert reported.endswith("".join(f"line {number}\n" for number in range(999, 2000)))
 
 
 @pytest.mark.parametrize(

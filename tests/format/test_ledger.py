@@ -1,4 +1,4 @@
-"""Ledger lines: a changed or missing line shows, a torn last line is told apart, and no bytes raise."""
+"""Ledger lines: a changed or missing line shows, a torn last line is distinguished, and no bytes raise."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_a_truncated_ledger_is_its_whole_lines_and_no_broken_one() -> None:
         assert decoded.broken == []
 
 
-def test_every_flipped_bit_is_told() -> None:
+def test_every_flipped_bit_is_reported() -> None:
     """Also in the last line, which no other one has a digest of, and in the newline that ends it."""
     for data in every_flip(THREE):
         assert decode_ledger(data).broken
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_missing_line_is_told(missing: int) -> None:
+def test_a_missing_line_is_reported(missing: int) -> None:
     lines = THREE.splitlines(keepends=True)
     del lines[missing]
     assert decode_ledger(b"".join(lines)).broken == [(missing + 1, "does not follow the line before it")]
@@ -66,7 +66,7 @@ def test_a_missing_line_is_told(missing: int) -> None:
     "line",
     [b"", b"null", b"[]", b"5", b"{}", b'"prev"', b"\xff", b"{", b"[" * 100_000, b'{"prev":' + b"9" * 5000 + b"}"],
 )
-def test_a_line_that_is_none_is_told_with_its_number(line: bytes) -> None:
+def test_a_line_that_is_none_is_reported_with_its_number(line: bytes) -> None:
     decoded = decode_ledger(THREE + line + b"\n")
 
     assert decoded.broken == [(4, "not a ledger line")]

@@ -34,13 +34,13 @@ def test_any_record_is_one_line_of_json(
     text = Record("web", 7, value, 5, key, time_ns, headers, terminated).to_json()
 
     assert "\n" not in text
-    told = json.loads(text.encode(), parse_constant=pytest.fail)
-    assert told["sequence"] == 7
-    assert (told["value"].encode() if "value" in told else bytes.fromhex(told["value_hex"])) == value
+    reported = json.loads(text.encode(), parse_constant=pytest.fail)
+    assert reported["sequence"] == 7
+    assert (reported["value"].encode() if "value" in reported else bytes.fromhex(reported["value_hex"])) == value
     if key is not None:
-        assert (told["key"].encode() if "key" in told else bytes.fromhex(told["key_hex"])) == key
-    assert ("event_time_ns" in told) == (time_ns is not None)
-    assert ("terminated" in told) == (not terminated)
+        assert (reported["key"].encode() if "key" in reported else bytes.fromhex(reported["key_hex"])) == key
+    assert ("event_time_ns" in reported) == (time_ns is not None)
+    assert ("terminated" in reported) == (not terminated)
 
 
 @pytest.mark.parametrize(
@@ -58,5 +58,5 @@ def test_any_record_is_one_line_of_json(
     ids=lambda value: str(value)[:20],
 )
 def test_headers_are_shown_whatever_a_producer_sent(headers: bytes, shown: dict[str, object]) -> None:
-    told = json.loads(Record("web", 7, b"", 5, headers=headers).to_json().encode())
-    assert {name: value for name, value in told.items() if name.startswith("headers")} == shown
+    reported = json.loads(Record("web", 7, b"", 5, headers=headers).to_json().encode())
+    assert {name: value for name, value in reported.items() if name.startswith("headers")} == shown

@@ -108,7 +108,7 @@ def parse_error(line: bytes) -> ProtocolError:
     return caught.value
 
 
-def test_a_limit_of_the_daemon_is_told_with_its_number() -> None:
+def test_a_limit_of_the_daemon_is_reported_with_its_number() -> None:
     with pytest.raises(ProtocolError, match="the limit is 4") as caught:
         parse_request(b"PUB web 5", request_max_bytes=4)
     assert caught.value.payload_bytes == 5

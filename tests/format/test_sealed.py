@@ -175,7 +175,7 @@ def frames_section(ends: list[int], ids: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "content"),
     [
         ("frames", b""),
         ("frames", b"\xff\xff\xff\xff"),
@@ -201,9 +201,9 @@ def frames_section(ends: list[int], ids: list[int]) -> bytes:
         ("batches", (b"not zstd", 32, 0)),
     ],
 )
-def test_a_section_that_lies_is_refused_without_taking_memory(section: str, told: Any) -> None:
+def test_a_section_that_lies_is_refused_without_taking_memory(section: str, content: Any) -> None:
     """All checksums hold; 64 MiB would be plenty for an index of this size."""
-    frame = crafted(GOOD | {section: told})
+    frame = crafted(GOOD | {section: content})
     with address_space(64 << 20), pytest.raises(BadSealed):
         decode_index(frame).batch_table()
 
@@ -285,7 +285,7 @@ def test_any_bytes_are_a_seek_table_or_bad_sealed(data: bytes, file_bytes: int) 
 
 
 def test_a_lying_frame_count_is_only_a_number() -> None:
-    """The length it asks for is told, not taken: whoever reads compares it with the file first."""
+    """The length it asks for is reported, not taken: whoever reads compares it with the file first."""
     footer = SEEK_FOOTER.pack(0xFFFFFFFF, 0, 0x8F92EAB1)
 
     assert seek_table_bytes(footer) == 8 + 0xFFFFFFFF * 8 + 9

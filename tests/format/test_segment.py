@@ -61,7 +61,7 @@ def test_any_bytes_are_refused(data: bytes) -> None:
             decode_header(candidate)
 
 
-def test_a_newer_version_is_told_apart_from_damage() -> None:
+def test_a_newer_version_is_distinguished_from_damage() -> None:
     with pytest.raises(NewerVersion, match="version 2"):
         decode_header(crafted(version=2, header_bytes=128))
     with pytest.raises(BadHeader, match="96 bytes") as caught:

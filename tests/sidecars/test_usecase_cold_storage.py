@@ -1,6 +1,6 @@
 """Cold storage from inside: what scripts/usecase-cold-storage.sh sees, as names, ledger lines, cursors and pins.
 
-To archive is to consume: nothing else has to read the route, and nothing is let go before the bundles are told of.
+To archive is to consume: nothing else has to read the route, and nothing is let go before the bundles are reported.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def reclaim(year: Built) -> list[int]:
     return sorted(set(before) - set(reclaiming.bases(year.root)))
 
 
-def told(year: Built) -> list[dict[str, Any]]:
+def reported(year: Built) -> list[dict[str, Any]]:
     """What the archive's ledger says; its chain must be whole."""
     decoded = read_ledger(year.root.ledger / "archive.jsonl")
     assert decoded.broken == []
@@ -93,7 +93,7 @@ def test_before_it_is_archived_everything_is_kept(year: Built) -> None:
 def test_a_run_is_begun_told_and_finished_in_the_ledger(year: Built, dest: Path) -> None:
     """The intention first, then a line for each bundle, chained by ``after``, and the end."""
     archive(year, dest)
-    begun, *archived, finished = told(year)
+    begun, *archived, finished = reported(year)
 
     assert (begun["event"], finished["event"]) == ("begun", "finished")
     assert (begun["after"], begun["first"], begun["last"]) == (0, 1, 1000)
@@ -107,7 +107,7 @@ def test_a_run_is_begun_told_and_finished_in_the_ledger(year: Built, dest: Path)
 
 def test_the_manifest_and_the_ledger_tell_of_the_same_bundles(year: Built, dest: Path) -> None:
     archive(year, dest)
-    archived = [entry for entry in told(year) if entry["event"] == "archived"]
+    archived = [entry for entry in reported(year) if entry["event"] == "archived"]
     manifest = json.loads((dest / archived[0]["bag"] / "manifest.json").read_bytes())
     fields = ("bundle", "first", "last", "after", "count", "sha256")
 
@@ -147,7 +147,7 @@ def test_what_comes_later_goes_into_another_bag_that_follows_the_first(year: Bui
     reclaim(year)
     year.lines("archive", [b"next year"])
     archive(year, dest)
-    last = [entry for entry in told(year) if entry["event"] == "archived"][-2:]
+    last = [entry for entry in reported(year) if entry["event"] == "archived"][-2:]
 
     assert [(entry["first"], entry["last"], entry["after"]) for entry in last] == [(751, 1000, 750), (1001, 1001, 1000)]
     manifest = json.loads((dest / last[1]["bag"] / "manifest.json").read_bytes())

@@ -73,8 +73,11 @@ def test_frames_span_thirty_seconds() -> None:
 
 def test_two_rotations_leave_two_sealed_segments_and_an_active_one(bus: Built) -> None:
     assert segments(bus) == [(1, Kind.SEALED), (251, Kind.SEALED), (501, Kind.RAW)]
-    told = read_ledger(bus.root.ledger / "segments.jsonl").entries
-    assert [(entry["base"], entry["last"]) for entry in told if entry["event"] == "sealed"] == [(1, 250), (251, 500)]
+    reported = read_ledger(bus.root.ledger / "segments.jsonl").entries
+    assert [(entry["base"], entry["last"]) for entry in reported if entry["event"] == "sealed"] == [
+        (1, 250),
+        (251, 500),
+    ]
 
 
 def test_while_nobody_has_read_every_segment_is_pinned(bus: Built) -> None:
@@ -106,10 +109,10 @@ def test_the_slave_reads_every_frame_in_order_through_all_segments(bus: Built) -
 )
 def test_the_slaves_cursor_frees_exactly_what_is_behind_it(bus: Built, cursor: int, freed: list[int]) -> None:
     bus.log.set_cursor("smpte", cursor, "slave")
-    told = reclaim(bus)
+    reported = reclaim(bus)
 
-    assert [entry["base"] for entry in told] == freed
-    assert [entry["routes"][0]["cursors"] for entry in told] == [{"slave": cursor}] * len(freed)
+    assert [entry["base"] for entry in reported] == freed
+    assert [entry["routes"][0]["cursors"] for entry in reported] == [{"slave": cursor}] * len(freed)
     assert [base for base, _ in segments(bus)] == [base for base in (1, 251, 501) if base not in freed]
     assert [record.value for record in bus.log.records("smpte")] == FRAMES[250 * len(freed) :]
 

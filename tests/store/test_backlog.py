@@ -49,7 +49,7 @@ def size(built: Built, *bases: int) -> int:
     return sum(built.path(base, Kind.SEALED).stat().st_size for base in bases)
 
 
-def test_every_segment_is_told_with_its_state_and_who_holds_it_back(built: Built) -> None:
+def test_every_segment_is_reported_with_its_state_and_who_holds_it_back(built: Built) -> None:
     built.log.set_cursor("b", 8)
     assert look(built)[1] == [
         ("released", 1, []),
@@ -60,13 +60,13 @@ def test_every_segment_is_told_with_its_state_and_who_holds_it_back(built: Built
     ]
 
 
-def test_who_holds_back_what_is_not_sealed_yet_is_told_as_well(built: Built) -> None:
+def test_who_holds_back_what_is_not_sealed_yet_is_reported_as_well(built: Built) -> None:
     """For it may be reclaimed as it is; of what is being written only its end tells who needs it."""
     built.log.set_cursor("a", 10)
     built.log.set_cursor("b", 7)
-    backlog, told = look(built)
+    backlog, reported = look(built)
 
-    assert told[3:] == [("cut", 7, ["b/processed"]), ("active", 9, [])]
+    assert reported[3:] == [("cut", 7, ["b/processed"]), ("active", 9, [])]
     raw_bytes = built.path(7, Kind.RAW).stat().st_blocks * 512
     assert backlog.groups["b", "processed"].pinned_bytes == raw_bytes
 
@@ -148,7 +148,7 @@ def test_growth_is_not_known_of_an_empty_log_or_with_a_clock_that_was_set_back(b
     assert look(Built(tmp_path / "empty"))[0].growth(now_ns=START_NS) is None
 
 
-def test_a_segment_that_cannot_be_read_is_told_and_the_rest_is_counted(built: Built) -> None:
+def test_a_segment_that_cannot_be_read_is_reported_and_the_rest_is_counted(built: Built) -> None:
     path = built.path(2, Kind.SEALED)
     path.write_bytes(bytes(path.stat().st_size))
     backlog = Backlog(built.view)
@@ -172,7 +172,7 @@ def test_a_segment_that_is_sealed_or_reclaimed_meanwhile_is_told_once(built: Bui
     assert backlog.groups["b", "processed"].lag.records == 4
 
 
-def test_the_newest_segment_is_told_as_such(built: Built) -> None:
+def test_the_newest_segment_is_reported_as_such(built: Built) -> None:
     built.seal()
     built.path(9, Kind.RAW).unlink()
     backlog = Backlog(built.view)

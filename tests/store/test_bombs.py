@@ -1,4 +1,4 @@
-"""A small sealed segment that claims gigabytes is told of as damage, in little memory."""
+"""A small sealed segment that claims gigabytes is reported as damage, in little memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_frame_of_gigabytes_is_not_expanded(tmp_path: Path, raw_bytes: int) ->
     plant(path, raw_bytes)
 
     for arguments in (("dump", path), ("verify", "--root", root), ("read", "a", "--root", root)):
-        _, told, memory = run("wald", *arguments)
-        assert "Traceback" not in told
+        _, reported, memory = run("wald", *arguments)
+        assert "Traceback" not in reported
         assert memory < MEMORY_MAX_BYTES, arguments
-        assert "claims" in told or arguments[0] == "read", told
+        assert "claims" in reported or arguments[0] == "read", reported

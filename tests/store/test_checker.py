@@ -28,12 +28,12 @@ Write = Callable[[Built], None]
 def checked_ahead(root: Root) -> list[Finding]:
     """All findings, where each segment was checked before those in front of it, and maybe elsewhere."""
     verification = Verification(root)
-    told: dict[SegmentToCheck, bytes] = {
+    reported: dict[SegmentToCheck, bytes] = {
         target: pickle.dumps(check(target)) for target in reversed(verification.segments_to_check())
     }
 
     def ahead(target: SegmentToCheck) -> Checked:
-        checked: Checked = pickle.loads(told[target])
+        checked: Checked = pickle.loads(reported[target])
         return checked
 
     return list(verification.findings(ahead))
@@ -100,10 +100,10 @@ def test_a_good_log_is_read_once(tmp_path: Path) -> None:
     built.cut()
     built.seal()
     verification = Verification(built.root)
-    told = {target: check(target) for target in verification.segments_to_check()}
-    for target in told:
+    reported = {target: check(target) for target in verification.segments_to_check()}
+    for target in reported:
         target.segment.path.unlink()
-    assert errors(list(verification.findings(told.get))) == []
+    assert errors(list(verification.findings(reported.get))) == []
 
 
 def spliced(tmp_path: Path, write: Write, write_other: Write, *, late_s: int = 0) -> Root:

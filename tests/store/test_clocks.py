@@ -71,9 +71,9 @@ class TestClocks:
             with segment.path.open("rb") as file:
                 raw = RawFile(file.fileno())
                 first, *others = batches(segment.path)
-                told = decode_state(raw.payload(first)).append_time_ns
-            assert told == first.header.append_time_ns
-            assert all(batch.header.append_time_ns >= told for batch in others)
+                reported = decode_state(raw.payload(first)).append_time_ns
+            assert reported == first.header.append_time_ns
+            assert all(batch.header.append_time_ns >= reported for batch in others)
 
     @pytest.mark.parametrize("publish", [True, False], ids=["head", "old-head"])
     def test_a_start_keeps_every_whole_record_behind_a_flipped_bit(
@@ -86,10 +86,10 @@ class TestClocks:
         built = Built(tmp_path, epoch=2, now_ns=built.now_ns)
         assert [f"offset {offset}: " in line for line in built.report.errors] == [True]
         assert built.report.trimmed_bytes == 0
-        told: list[Damaged] = []
-        read = [record.value for record in wald.open(tmp_path).records("web", on_damage=told.append)]
+        reported: list[Damaged] = []
+        read = [record.value for record in wald.open(tmp_path).records("web", on_damage=reported.append)]
         assert read == [b"1", b"2", b"3", b"5", b"6"]
-        assert len(told) == 1
+        assert len(reported) == 1
 
     def test_verify_tells_of_the_flipped_bit_and_of_nothing_else(self, tmp_path: Path, name: str) -> None:
         built = steps(tmp_path, name)

@@ -1,7 +1,7 @@
 """Damaged logs against an oracle: the same log as it was written.
 
 Whatever a disk does to a few places of any segment, what is read was written, once, in order, and in its place; and
-whatever is missing was told of by the reader, by verify and by the start.
+whatever is missing was reported by the reader, by verify and by the start.
 """
 
 from __future__ import annotations
@@ -118,13 +118,13 @@ SPOILED = st.lists(st.tuples(st.integers(0, 2), DAMAGE), min_size=1, max_size=3)
 
 def check_reading(root: Path, written: dict[int, Record], start: int = 1) -> set[int]:
     """Nothing made up, nothing twice, and nothing missing without a word; returns what is there."""
-    told: list[Damaged] = []
-    found = list(wald.open(root).records(start=start, on_damage=told.append))
+    reported: list[Damaged] = []
+    found = list(wald.open(root).records(start=start, on_damage=reported.append))
     for record in found:
         assert record == written[record.sequence]
     there = {record.sequence for record in found}
     assert len(there) == len(found)
-    assert there == {sequence for sequence in written if sequence >= start} or told
+    assert there == {sequence for sequence in written if sequence >= start} or reported
     return there
 
 
@@ -161,7 +161,7 @@ QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 @settings(max_examples=40, deadline=None, suppress_health_check=QUIET)
 @given(spoiled=SPOILED, start=st.integers(1, 150))
-def test_what_is_read_was_written_and_what_is_missing_is_told(
+def test_what_is_read_was_written_and_what_is_missing_is_reported(
     written: Written, spoiled: list[tuple[int, Damage]], start: int
 ) -> None:
     check_damaged(written, spoiled, start)

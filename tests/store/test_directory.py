@@ -75,7 +75,7 @@ def test_segments_without_an_identity_do_not_get_a_new_one(root: Root, kind: Kin
     assert tree(root.path) == before
 
 
-def test_no_log_is_told_with_a_way_to_make_one(tmp_path: Path) -> None:
+def test_no_log_is_reported_with_a_way_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no log here") as caught:
         read_identity(Root(tmp_path / "nowhere"))
     assert caught.value.hint.endswith(" run makes one")
@@ -110,8 +110,8 @@ def test_an_unreadable_identity_is_damage_and_is_kept(root: Root, text: bytes) -
 
 
 def test_a_newer_root_is_refused(root: Root) -> None:
-    told = json.loads(root.identity.read_text())
-    root.identity.write_text(json.dumps(told | {"format": 2}))
+    reported = json.loads(root.identity.read_text())
+    root.identity.write_text(json.dumps(reported | {"format": 2}))
     with pytest.raises(UnsupportedFormat, match="format 2"):
         read_identity(root)
 

@@ -208,7 +208,7 @@ def test_free_bytes_is_what_df_calls_available(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) > 0
 
 
-def test_a_full_disk_is_told_with_the_file_that_found_no_room(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_the_file_that_found_no_room(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "disk", 1 << 20) as disk:
         fill(disk / "filler")
         with pytest.raises(OSError, match="No space left") as caught:

@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_told_in_its_place(built: Built) -> None:
     assert (end["offset"], end["garbage_bytes"]) == (built.writer.position, 9)
 
 
-def test_damage_that_was_sealed_is_told(built: Built) -> None:
+def test_damage_that_was_sealed_is_reported(built: Built) -> None:
     path = built.path(1, Kind.RAW)
     place = next(piece["offset"] for piece in pieces(path) if piece.get("route") == "b")
     data = bytearray(path.read_bytes())
@@ -100,16 +100,16 @@ def test_damage_that_was_sealed_is_told(built: Built) -> None:
     assert [p["offset"] for p in pieces(built.path(1, Kind.SEALED)) if p["kind"] == "gap"] == [place]
 
 
-def test_a_damaged_frame_is_told(built: Built) -> None:
+def test_a_damaged_frame_is_reported(built: Built) -> None:
     built.cut()
     built.seal()
     path = built.path(1, Kind.SEALED)
     data = bytearray(path.read_bytes())
     data[40] ^= 1
     path.write_bytes(data)
-    (told,) = [piece for piece in pieces(path) if "damage" in piece]
-    assert told["kind"] == "frame"
-    assert str(told["damage"]).startswith("frame 0 ")  # the path and the offset are told already
+    (reported,) = [piece for piece in pieces(path) if "damage" in piece]
+    assert reported["kind"] == "frame"
+    assert str(reported["damage"]).startswith("frame 0 ")  # the path and the offset are reported already
 
 
 def test_a_sparse_index(tmp_path: Path) -> None:
@@ -133,13 +133,13 @@ def test_the_small_files(built: Built) -> None:
 
 
 @pytest.mark.parametrize("name", ["head", "routes/a/processed.cursor", "log.json", "ledger/segments.jsonl"])
-def test_rubbish_in_the_small_files_is_told(built: Built, name: str) -> None:
+def test_rubbish_in_the_small_files_is_reported(built: Built, name: str) -> None:
     path = built.root.path / name
     path.write_bytes(b"rub\xffbish\n")
     assert any("damage" in piece for piece in pieces(path))
 
 
-def test_of_an_append_to_a_ledger_that_was_never_synced_its_beginning_is_told(built: Built) -> None:
+def test_of_an_append_to_a_ledger_that_was_never_synced_its_beginning_is_reported(built: Built) -> None:
     path = built.root.ledger / "segments.jsonl"
     whole = path.read_bytes()
     ledger = Ledger(path, built.disk)

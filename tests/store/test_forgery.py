@@ -90,11 +90,11 @@ class Story:
 
     def check(self) -> None:
         """The forger's own lines may be lost; nothing else is, and nobody sees them on another route."""
-        told: list[Damaged] = []
+        reported: list[Damaged] = []
         log = wald.open(self.path)
-        assert [r.value for r in log.records("secure", on_damage=told.append)] == [b"real"]
-        assert [r.value for r in log.records(on_damage=told.append)] == self.real
-        assert told
+        assert [r.value for r in log.records("secure", on_damage=reported.append)] == [b"real"]
+        assert [r.value for r in log.records(on_damage=reported.append)] == self.real
+        assert reported
 
 
 @pytest.mark.parametrize("behind", [0, 3], ids=["at-the-end", "before-others"])
@@ -104,7 +104,7 @@ def test_nothing_forged_is_ever_read(tmp_path: Path, name: str, behind: int) -> 
     story = Story(tmp_path / "a", behind=behind)
     story.spoil(DAMAGE[name])
     story.check()
-    assert "secure" not in told_by_dump(story.segment)[5:]
+    assert "secure" not in reported_by_dump(story.segment)[5:]
     assert any(finding.level.name == "ERROR" for finding in verify(story.built.root))
     story.built.cut()
     story.built.seal()
@@ -118,13 +118,13 @@ def test_nothing_forged_is_ever_read(tmp_path: Path, name: str, behind: int) -> 
     assert built.writer.state.routes["secure"] == 4
     assert built.report.errors
     built.lines("secure", [b"new"])
-    told: list[Damaged] = []
-    read = [r.value for r in built.log.records(on_damage=told.append)]
+    reported: list[Damaged] = []
+    read = [r.value for r in built.log.records(on_damage=reported.append)]
     assert read == [*story.real, b"new"]
     built.crash()
 
 
-def told_by_dump(path: Path) -> list[str]:
+def reported_by_dump(path: Path) -> list[str]:
     return [piece["route"] for piece in dump(path) if piece["kind"] == "batch"]
 
 
@@ -159,9 +159,9 @@ def test_a_batch_is_none_at_another_place(tmp_path: Path) -> None:
     data = path.read_bytes()
     first, second = (data[place.offset : place.end] for place in places[1:3])
     path.write_bytes(data[: places[1].offset] + second + first + data[places[2].end :])
-    told: list[Damaged] = []
-    assert [r.value for r in built.log.records(on_damage=told.append)] == [b"0", b"3"]
-    assert told
+    reported: list[Damaged] = []
+    assert [r.value for r in built.log.records(on_damage=reported.append)] == [b"0", b"3"]
+    assert reported
 
 
 class TestSalt:

@@ -128,7 +128,7 @@ def test_the_bundle_of_a_record_is_the_one_whose_runs_hold_it(root: Root) -> Non
     assert found == ["a", "a", "b", "b", "b", "a", "b", "b", "a", None]
 
 
-def test_of_two_copies_the_last_one_made_is_told(root: Root) -> None:
+def test_of_two_copies_the_last_one_made_is_reported(root: Root) -> None:
     tell(root, "archive.jsonl", archived("a", 1, 5, bundle="tape", at=2), archived("a", 1, 5, bundle="disk", at=1))
 
     entry = History(root).archived(3)

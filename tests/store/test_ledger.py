@@ -285,8 +285,8 @@ def test_several_entries_are_there_when_append_returns_with_one_sync(tmp_path: P
     ledger.close()
 
     assert [name for name, _ in disk.steps] == ["write", "sync", "write", "sync"]
-    told = read_ledger(tmp_path / "l.jsonl")
-    assert ([entry["n"] for entry in told.entries], told.broken) == ([1, 2, 3, 4], [])
+    reported = read_ledger(tmp_path / "l.jsonl")
+    assert ([entry["n"] for entry in reported.entries], reported.broken) == ([1, 2, 3, 4], [])
 
 
 def test_a_ledger_with_an_owner_is_open_once(tmp_path: Path) -> None:

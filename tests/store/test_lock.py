@@ -40,10 +40,10 @@ def test_a_second_writer_is_told_who_the_first_is(root: Root) -> None:
 
 def test_a_second_writer_changes_nothing(root: Root) -> None:
     lock = take(root)
-    told = root.lock.read_bytes()
+    reported = root.lock.read_bytes()
     with pytest.raises(Locked):
         take(root)
-    assert root.lock.read_bytes() == told
+    assert root.lock.read_bytes() == reported
     lock.release()
 
 
@@ -71,9 +71,9 @@ def test_each_life_has_a_larger_epoch(root: Root) -> None:
         lock.release()
 
 
-@pytest.mark.parametrize("told", [None, b"", b"nonsense", b"[]", b'{"epoch": "9"}'])
+@pytest.mark.parametrize("content", [None, b"", b"nonsense", b"[]", b'{"epoch": "9"}'])
 @pytest.mark.parametrize("known", ["segment", "head"])
-def test_the_epoch_grows_though_the_lock_file_is_lost(root: Root, told: bytes | None, known: str) -> None:
+def test_the_epoch_grows_though_the_lock_file_is_lost(root: Root, content: bytes | None, known: str) -> None:
     """The head and the newest segment know it too."""
     built = Built(root.path, epoch=7)
     built.lines("web", [b"1"])
@@ -82,16 +82,16 @@ def test_the_epoch_grows_though_the_lock_file_is_lost(root: Root, told: bytes | 
             segment.path.write_bytes(b"not a header")
     else:
         root.head.write_bytes(b"not a head")
-    if told is not None:
-        root.lock.write_bytes(told)
+    if content is not None:
+        root.lock.write_bytes(content)
     lock = take(root)
     assert lock.epoch == 8
     lock.release()
 
 
 def test_who_holds_it_is_not_said_by_a_file_that_does_not_say(root: Root) -> None:
-    for told in (b"", b"nonsense", b"[]"):
-        root.lock.write_bytes(told)
+    for reported in (b"", b"nonsense", b"[]"):
+        root.lock.write_bytes(reported)
         assert holder(root) == "the lock file does not say who"
 
 

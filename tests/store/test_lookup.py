@@ -48,7 +48,7 @@ def built(tmp_path: Path) -> Built:
         (10**40, State.NEVER_ISSUED),
     ],
 )
-def test_each_state_is_told(built: Built, sequence: int, state: State) -> None:
+def test_each_state_is_reported(built: Built, sequence: int, state: State) -> None:
     found = built.log.where(sequence)
     assert found.state is state
     assert found.message

@@ -1,4 +1,4 @@
-"""A segment that is gone without a line in the ledger of deletions is lost; what has a line is told of."""
+"""A segment that is gone without a line in the ledger of deletions is lost; what has a line is reported."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def built(tmp_path: Path) -> Built:
 
 
 def read(built: Built, *arguments: object) -> tuple[list[int], list[str]]:
-    told: list[str] = []
-    reading = built.log.records(*arguments, on_damage=lambda error: told.append(error.message))  # type: ignore[arg-type]
-    return [record.sequence for record in reading], told
+    reported: list[str] = []
+    reading = built.log.records(*arguments, on_damage=lambda error: reported.append(error.message))  # type: ignore[arg-type]
+    return [record.sequence for record in reading], reported
 
 
 def errors(built: Built) -> list[str]:
@@ -57,11 +57,11 @@ STARTS = [("earliest",), ("cursor",), (1,), (2,), (moment(0),), (moment(0), 100)
 @pytest.mark.parametrize("start", STARTS)
 def test_a_lost_front_is_damage(built: Built, start: tuple[object, ...]) -> None:
     built.path(1, Kind.SEALED).unlink()
-    found, told = read(built, "a", *start)
+    found, reported = read(built, "a", *start)
     assert found == [3, 4, 5, 6, 7, 8]
-    assert len(told) == 1
-    assert "records 1 to 2" in told[0] or "record 2" in told[0]
-    assert "no ledger says why" in told[0]
+    assert len(reported) == 1
+    assert "records 1 to 2" in reported[0] or "record 2" in reported[0]
+    assert "no ledger says why" in reported[0]
     with pytest.raises(Damaged):
         list(built.log.records("a", *start))  # type: ignore[arg-type]
     assert any("records 1 to 2" in error for error in errors(built))
@@ -77,9 +77,9 @@ def test_a_lost_front_that_nobody_asks_for_is_none_of_their_business(built: Buil
 def test_a_lost_segment_behind_reclaimed_ones_is_damage_and_the_rest_is_not(built: Built) -> None:
     built.reclaim(1)
     built.path(3, Kind.SEALED).unlink()
-    found, told = read(built)
+    found, reported = read(built)
     assert found == [5, 6, 7, 8]
-    assert [("records 3 to 4" in message, "no ledger says why" in message) for message in told] == [(True, True)]
+    assert [("records 3 to 4" in message, "no ledger says why" in message) for message in reported] == [(True, True)]
     assert [error for error in errors(built) if "records 3 to 4 are in no segment" not in error] == []
 
 
@@ -123,12 +123,12 @@ class TestOnMissing:
             with pytest.raises(NotFound, match="2 records of route a are missing"):
                 list(built.log.records("a", start, on_missing="error"))
 
-    def test_a_function_is_told_and_counts(self, built: Built) -> None:
+    def test_a_function_is_reported_and_counts(self, built: Built) -> None:
         built.reclaim(1)
         built.reclaim(3)
-        told: list[Missing] = []
-        assert len(list(built.log.batches("a", 2, on_missing=told.append))) == 2
-        assert [(m.first, m.last, m.records, m.asked) for m in told] == [(2, 4, 3, True)]
+        reported: list[Missing] = []
+        assert len(list(built.log.batches("a", 2, on_missing=reported.append))) == 2
+        assert [(m.first, m.last, m.records, m.asked) for m in reported] == [(2, 4, 3, True)]
 
     def test_nothing_else_is_a_policy(self, built: Built) -> None:
         with pytest.raises(InvalidInput):
@@ -142,9 +142,9 @@ class TestOnMissing:
         built.seal()
         built.log.set_cursor("b", 0)
         built.reclaim(1)
-        told: list[Missing] = []
-        assert [r.sequence for r in built.log.records(None, "cursor", on_missing=told.append)] == [2]
-        assert [(sorted(m.routes), m.asked, m.group) for m in told] == [(["a"], False, None)]
+        reported: list[Missing] = []
+        assert [r.sequence for r in built.log.records(None, "cursor", on_missing=reported.append)] == [2]
+        assert [(sorted(m.routes), m.asked, m.group) for m in reported] == [(["a"], False, None)]
 
 
 def test_what_a_listing_has_missed_is_looked_for_again_before_it_is_called_missing(built: Built) -> None:

@@ -1,4 +1,4 @@
-"""A segment under another's name is told by what it really is; what belongs there is missing, not replaced."""
+"""A segment under another's name is reported as what it really is; what belongs there is missing, not replaced."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def path_of(built: Built, base: int) -> Path:
 
 
 def read(built: Built) -> tuple[list[int], list[str]]:
-    """The sequences that are read, each with the value it was written with, and what is told."""
-    told: list[str] = []
-    records = list(built.log.records(on_damage=lambda error: told.append(error.message)))
+    """The sequences that are read, each with the value it was written with, and what is reported."""
+    reported: list[str] = []
+    records = list(built.log.records(on_damage=lambda error: reported.append(error.message)))
     assert [record.value for record in records] == [b"%d" % record.sequence for record in records]
-    return [record.sequence for record in records], told
+    return [record.sequence for record in records], reported
 
 
 def errors(built: Built) -> list[str]:
@@ -51,12 +51,12 @@ def test_a_copy_under_an_older_name_gives_no_record_twice(built: Built, sealed: 
     fill(built, sealed=sealed)
     source, target = path_of(built, 5), path_of(built, 1)
     shutil.copy(source, target)
-    found, told = read(built)
+    found, reported = read(built)
     assert found == [3, 4, 5, 6, 7, 8]
-    assert len(told) == 1
-    assert target.name in told[0]
-    assert "segment 5" in told[0]
-    assert "records 1 to 2 cannot be read" in told[0]
+    assert len(reported) == 1
+    assert target.name in reported[0]
+    assert "segment 5" in reported[0]
+    assert "records 1 to 2 cannot be read" in reported[0]
     assert any(target.name in error for error in errors(built))
 
 
@@ -65,12 +65,12 @@ def test_a_copy_under_a_newer_name_gives_no_record_twice(built: Built, sealed: i
     fill(built, sealed=sealed)
     target = path_of(built, 5)
     shutil.copy(path_of(built, 1), target)
-    found, told = read(built)
+    found, reported = read(built)
     assert found == [1, 2, 3, 4, 7, 8]
-    assert len(told) == 1
-    assert target.name in told[0]
-    assert "segment 1" in told[0]
-    assert "records 5 to 6 cannot be read" in told[0]
+    assert len(reported) == 1
+    assert target.name in reported[0]
+    assert "segment 1" in reported[0]
+    assert "records 5 to 6 cannot be read" in reported[0]
     assert any(target.name in error for error in errors(built))
 
 
@@ -82,22 +82,22 @@ def test_swapped_names_lose_both_and_nothing_else(built: Built, sealed: int) -> 
     shutil.move(one, aside)
     shutil.move(other, one)
     shutil.move(aside, other)
-    found, told = read(built)
+    found, reported = read(built)
     assert found == [3, 4, 7, 8]
-    assert [one.name in told[0], other.name in told[1]] == [True, True]
+    assert [one.name in reported[0], other.name in reported[1]] == [True, True]
 
 
 @FORMS
-def test_a_copy_under_a_name_of_its_own_takes_nothing_away_and_is_told(built: Built, sealed: int) -> None:
+def test_a_copy_under_a_name_of_its_own_takes_nothing_away_and_is_reported(built: Built, sealed: int) -> None:
     """Nothing is missing; but who has put it there does not know what else was done."""
     fill(built, sealed=sealed)
     kind = Kind.SEALED if sealed else Kind.RAW
     target = built.path(4, kind)
     shutil.copy(path_of(built, 5), target)
-    found, told = read(built)
+    found, reported = read(built)
     assert found == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert len(told) == 1
-    assert target.name in told[0]
+    assert len(reported) == 1
+    assert target.name in reported[0]
     assert any(target.name in error for error in errors(built))
 
 
@@ -108,10 +108,10 @@ def test_the_active_segment_under_another_name_is_not_read_there(built: Built, s
     target.unlink()
     target = built.path(3, Kind.RAW)
     shutil.copy(path_of(built, 7), target)
-    found, told = read(built)
+    found, reported = read(built)
     assert found == [1, 2, 5, 6, 7, 8]
-    assert "segment 7" in told[0]
-    assert "records 3 to 4 cannot be read" in told[0]
+    assert "segment 7" in reported[0]
+    assert "records 3 to 4 cannot be read" in reported[0]
 
 
 @FORMS
@@ -121,11 +121,11 @@ def test_a_segment_of_another_log_under_a_right_name_is_not_read(built: Built, t
     fill(other, sealed=sealed, value=b"x")
     target = path_of(built, 3)
     shutil.copy(path_of(other, 3), target)
-    found, told = read(built)
+    found, reported = read(built)
     assert found == [1, 2, 5, 6, 7, 8]
-    assert target.name in told[0]
-    assert other.log_id.hex() in told[0]
-    assert "records 3 to 4 cannot be read" in told[0]
+    assert target.name in reported[0]
+    assert other.log_id.hex() in reported[0]
+    assert "records 3 to 4 cannot be read" in reported[0]
 
 
 def test_a_raw_copy_whose_header_is_spoilt_is_known_by_its_first_batch(built: Built) -> None:
@@ -133,9 +133,9 @@ def test_a_raw_copy_whose_header_is_spoilt_is_known_by_its_first_batch(built: Bu
     data = bytearray(path_of(built, 5).read_bytes())
     data[40] ^= 1
     path_of(built, 1).write_bytes(data)
-    found, told = read(built)
+    found, reported = read(built)
     assert found == [3, 4, 5, 6, 7, 8]
-    assert "records 1 to 2 cannot be read" in told[0]
+    assert "records 1 to 2 cannot be read" in reported[0]
 
 
 @FORMS
@@ -160,7 +160,7 @@ def test_where_does_not_take_a_copy_for_the_record(built: Built, sealed: int) ->
 
 @FORMS
 @pytest.mark.parametrize("base", [1, 3, 5])
-def test_from_a_time_a_segment_that_cannot_be_read_is_told_and_not_passed_over(
+def test_from_a_time_a_segment_that_cannot_be_read_is_reported_and_not_passed_over(
     built: Built, sealed: int, base: int
 ) -> None:
     """Its records may be of that time; where older ones follow, they are not."""

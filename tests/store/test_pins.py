@@ -240,7 +240,7 @@ def test_a_pin_holds_until_its_cursor_has_come_or_its_claim_is_given_up(built: B
     assert claims(built).still(pin) == still
 
 
-def test_a_segment_that_is_not_what_its_name_says_is_told(built: Built) -> None:
+def test_a_segment_that_is_not_what_its_name_says_is_reported(built: Built) -> None:
     path = built.path(2, Kind.SEALED)
     shutil.copy(built.path(1, Kind.SEALED), path)
     with pytest.raises(Damaged, match="it is segment 1"):

@@ -1,4 +1,4 @@
-"""A FIFO, a directory or a link planted where a file of the log belongs is told by name, and nobody waits for it."""
+"""A FIFO, a directory or a link planted in place of a file of the log is reported by name; no process waits for it."""
 
 from __future__ import annotations
 

@@ -244,16 +244,16 @@ class TestDurability:
         assert values(built) == [b"1"]
 
     @pytest.mark.parametrize("head", [None, bytes(160), b"rubbish" * 30])
-    def test_without_a_head_everything_but_the_newest_raw_segment_is_read_and_that_is_told(
+    def test_without_a_head_everything_but_the_newest_raw_segment_is_read_and_that_is_reported(
         self, built: Built, head: bytes | None
     ) -> None:
         three_forms(built)
         built.root.head.unlink()
         if head is not None:
             built.root.head.write_bytes(head)
-        told: list[Damaged] = []
-        assert [r.value for r in built.log.records(on_damage=told.append)] == [b"a1", b"b2", b"a3", b"b4"]
-        assert "no readable head" in told[0].message
+        reported: list[Damaged] = []
+        assert [r.value for r in built.log.records(on_damage=reported.append)] == [b"a1", b"b2", b"a3", b"b4"]
+        assert "no readable head" in reported[0].message
         with pytest.raises(Damaged, match="no readable head"):
             values(built)
         with pytest.raises(Damaged, match="no readable head"):

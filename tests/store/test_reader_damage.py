@@ -29,7 +29,7 @@ def spoil(path: Path, offset: int, length: int = 1) -> None:
 
 
 class TestDamage:
-    """Bad bytes are told of, and what follows them is read."""
+    """Bad bytes are reported, and what follows them is read."""
 
     def place(self, built: Built, sequence: int) -> int:
         position = built.log.where(sequence).position
@@ -198,7 +198,7 @@ class TestDamage:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(1, 12))
 def test_damage_never_makes_wrong_records(seed: int, changes: int) -> None:
-    """Whatever bytes are changed: what is still read was written, in its order, and the rest is told."""
+    """Whatever bytes are changed: what is still read was written, in its order, and the rest is reported."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         built = Built(Path(folder) / "root", segment_max_bytes=8192)

@@ -158,7 +158,7 @@ def test_what_is_not_ours_is_not_touched(
 ) -> None:
     path = tmp_path / "log"
     built = story(path)
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "log_id": built.log_id,
         "base_sequence": BASE,
         "epoch": 1,
@@ -166,7 +166,7 @@ def test_what_is_not_ours_is_not_touched(
         "salt": 7,
     }
     data = newest(path).read_bytes()[: offsets(path)[-1]]
-    newest(path).write_bytes(encode_header(SegmentHeader(**told | changes)) + data[FIRST_BATCH:] + torn)
+    newest(path).write_bytes(encode_header(SegmentHeader(**reported | changes)) + data[FIRST_BATCH:] + torn)
     before = tree(path)
     with pytest.raises(error, match=f"{newest(path)}: offset 0: .*{words}"):
         start_again(path)
@@ -256,11 +256,16 @@ class TestReports:
         start = offsets(path)[-2]
         os.truncate(newest(path), start + 66)
         built = Built(path, epoch=12)
-        told = json.loads((path / "recovery" / "0000000012.json").read_bytes())
-        assert told == asdict(built.report)
-        assert told["segment"] == f"{BASE:020d}.wal"
-        assert (told["scanned_bytes"], told["scanned_batches"], told["trimmed_bytes"]) == (start, 3, 66)
-        assert (told["epoch"], told["at_ns"], told["next_sequence"], told["errors"]) == (12, START_NS, 6, [])
+        reported = json.loads((path / "recovery" / "0000000012.json").read_bytes())
+        assert reported == asdict(built.report)
+        assert reported["segment"] == f"{BASE:020d}.wal"
+        assert (reported["scanned_bytes"], reported["scanned_batches"], reported["trimmed_bytes"]) == (start, 3, 66)
+        assert (reported["epoch"], reported["at_ns"], reported["next_sequence"], reported["errors"]) == (
+            12,
+            START_NS,
+            6,
+            [],
+        )
 
     def test_the_newest_are_kept(self, tmp_path: Path) -> None:
         path = tmp_path / "log"

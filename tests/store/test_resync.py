@@ -48,9 +48,9 @@ def lose(built: Built, *offsets: int) -> set[int]:
 
 
 def missing(built: Built) -> set[int]:
-    told: list[Damaged] = []
-    found = {record.sequence for record in built.log.records("a", on_damage=told.append)}
-    assert told
+    reported: list[Damaged] = []
+    found = {record.sequence for record in built.log.records("a", on_damage=reported.append)}
+    assert reported
     return set(range(1, COUNT + 1)) - found
 
 
@@ -71,7 +71,7 @@ def test_without_a_sparse_index_one_lost_sector_costs_no_more(built: Built) -> N
 
 
 def test_between_two_lost_sectors_nothing_is_believed_of_which_nobody_tells(built: Built) -> None:
-    """It may be a payload that looks like batches. With the index, what is between its entries is told of."""
+    """It may be a payload that looks like batches. With the index, what is between its entries is reported."""
     index = built.path(1, Kind.INDEX)
     kept = index.read_bytes()
     index.unlink()
@@ -85,10 +85,10 @@ def test_between_two_lost_sectors_nothing_is_believed_of_which_nobody_tells(buil
 
 def test_an_entry_counts_only_where_such_a_batch_stands(built: Built) -> None:
     index = built.path(1, Kind.INDEX)
-    told = read_index(index, built.log_id, 1)
-    assert told is not None
-    assert len(told.positions) == built.writer.position // INTERVAL_BYTES
-    entries = list(zip(told.sequences, told.positions, told.times_ns, strict=True))
+    reported = read_index(index, built.log_id, 1)
+    assert reported is not None
+    assert len(reported.positions) == built.writer.position // INTERVAL_BYTES
+    entries = list(zip(reported.sequences, reported.positions, reported.times_ns, strict=True))
     header = index.read_bytes()[: HEADER.size]
     met = batches(built)
     hit = lose(built, met[499].offset, met[1499].offset)

@@ -142,7 +142,7 @@ def test_no_sealed_form_is_larger_than_its_worst_case(tmp_path: Path, payload: i
     assert compressed.stored_bytes <= sealed_bytes_max(raw.stat().st_size)
 
 
-def test_what_fills_the_disk_is_told(tmp_path: Path) -> None:
+def test_what_fills_the_disk_is_reported(tmp_path: Path) -> None:
     """The log's own segments, or what somebody else has put there."""
     with small_file_system(tmp_path / "disk", 16 * MIB) as disk:
         segments = disk / "segments"

@@ -41,10 +41,10 @@ def sealed(built: Built) -> Path:
 
 
 def read(built: Built) -> tuple[list[int], list[str]]:
-    """The sequences that are read, each with its content, and what is told."""
-    told: list[str] = []
-    records = list(built.log.records(on_damage=lambda error: told.append(error.message)))
-    return [record.sequence for record in records], told
+    """The sequences that are read, each with its content, and what is reported."""
+    reported: list[str] = []
+    records = list(built.log.records(on_damage=lambda error: reported.append(error.message)))
+    return [record.sequence for record in records], reported
 
 
 def parts(path: Path) -> tuple[list[tuple[int, int]], int]:
@@ -63,15 +63,15 @@ def test_a_flipped_bit_in_index_or_seek_table_loses_nothing(built: Built) -> Non
     whole, (_, index) = path.read_bytes(), parts(path)
     places = random.Random(2).sample(range(8 * index, 8 * len(whole)), 60)
     places += [8 * index + 1, 8 * (len(whole) - 1), 8 * (len(whole) - 9), 8 * (index + 8)]
-    told = 0
+    reported = 0
     for bit in places:
         path.write_bytes(flipped(whole, bit))
         assert read(built) == ([*range(1, RECORDS + 2)], [])
-        told += isinstance(open_segment(Segment(1, Kind.SEALED, path), built.log_id), SalvagedSegment)
+        reported += isinstance(open_segment(Segment(1, Kind.SEALED, path), built.log_id), SalvagedSegment)
         assert [record.sequence for record in built.log.records("b", 4)] == [*range(4, RECORDS + 1, 2)]
         assert next(built.log.records(start=RECORDS)).sequence == RECORDS
         assert built.log.where(5).segment == path.name
-    assert told > 20, "many bits of an index matter"
+    assert reported > 20, "many bits of an index matter"
 
 
 def test_verify_tells_of_it_and_of_nothing_that_is_not_missing(built: Built) -> None:
@@ -97,20 +97,20 @@ def test_cut_short_anywhere_it_gives_what_is_in_front(built: Built) -> None:
     cuts += [place for begin, end in spans for place in (begin + 5, (begin + end) // 2, end - 1, end)]
     for cut in cuts:
         path.write_bytes(whole[:cut])
-        found, told = read(built)
+        found, reported = read(built)
         frames = sum(end <= cut for _, end in spans)
         inside = [*range(1, min(RECORDS, 3 * frames) + 1)]
         assert found[-1] == RECORDS + 1
         assert found[: len(inside)] == inside
         assert found == [*range(1, len(found)), RECORDS + 1]
         if len(found) <= RECORDS:
-            assert len(told) == 1
-            assert path.name in told[0]
+            assert len(reported) == 1
+            assert path.name in reported[0]
             first = len(found)
             span = f"record {first}" if first == RECORDS else f"records {first} to {RECORDS}"
-            assert f"{span} cannot be read" in told[0]
+            assert f"{span} cannot be read" in reported[0]
         else:
-            assert told == []
+            assert reported == []
         assert any(path.name in error for error in errors(built))
 
 
@@ -131,10 +131,10 @@ def test_a_damaged_frame_and_a_damaged_index_lose_that_frame_at_most(built: Buil
     data[index + 80] ^= 1
     data[spans[frame][0] + place] ^= 0x81
     path.write_bytes(data)
-    found, told = read(built)
+    found, reported = read(built)
     lost = set(range(1, RECORDS + 2)) - set(found)
     assert lost <= set(range(3 * frame + 1, 3 * frame + 4))
-    assert bool(lost) == bool(told)
+    assert bool(lost) == bool(reported)
     assert found == sorted(found)
 
 
@@ -151,9 +151,9 @@ def test_rubbish_is_no_segment(built: Built) -> None:
     path = sealed(built)
     for content in (b"", b"x", os.urandom(3000), bytes(3000)):
         path.write_bytes(content)
-        found, told = read(built)
+        found, reported = read(built)
         assert found == [RECORDS + 1]
-        assert f"records 1 to {RECORDS} cannot be read" in told[0]
+        assert f"records 1 to {RECORDS} cannot be read" in reported[0]
 
 
 def test_memory_is_that_of_a_frame(built: Built) -> None:

@@ -67,7 +67,7 @@ def seal_all(root: Root) -> list[Sealed]:
     return [seal_with(root, found, Disk()) for found in pending(root, 1 << 40)]
 
 
-def told(root: Root) -> list[dict[str, Any]]:
+def reported(root: Root) -> list[dict[str, Any]]:
     """The ledger's entries; the chain is whole."""
     decoded = read_ledger(root.ledger / "segments.jsonl")
     assert decoded.broken == []
@@ -103,7 +103,7 @@ def test_the_ledger_tells_of_the_cut_and_the_sealing(root: Root) -> None:
     found = put(root, raw)
     os.utime(found.path, ns=(TIME_NS + 5, TIME_NS + 5))
     seal_with(root, found, Disk())
-    cut, sealed = told(root)
+    cut, sealed = reported(root)
     assert cut == {"event": "cut", "base": 1, "next": 51, "bytes": len(raw), "at": TIME_NS + 5}
     assert sealed == {
         "event": "sealed",
@@ -144,7 +144,7 @@ def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(
         seal_all(root)
         assert names(root) == [path.name]
         assert raw_bytes(path) == raw
-        assert [entry["event"] for entry in told(root)] == events
+        assert [entry["event"] for entry in reported(root)] == events
         assert seal_all(root) == []
         if survived:
             break
@@ -171,14 +171,14 @@ def test_a_failure_at_any_step_is_made_good_by_trying_again(tmp_path: Path) -> N
         ledger.close()
         assert names(root) == [root.segment(1, Kind.SEALED).name]
         assert raw_bytes(root.segment(1, Kind.SEALED)) == raw
-        assert [entry["event"] for entry in told(root)] == ["cut", "damaged", "sealed"]
+        assert [entry["event"] for entry in reported(root)] == ["cut", "damaged", "sealed"]
         if survived:
             break
     assert number > 12
 
 
 def test_each_step_waits_for_the_one_it_depends_on(root: Root) -> None:
-    """Synced before it is named, named durably before it is told of, told before the raw file goes."""
+    """Synced before it is named, named durably before it is reported, reported before the raw file goes."""
     found = put(root, some_segment())
     disk = TracingDisk()
     seal_with(root, found, disk)
@@ -215,13 +215,13 @@ def test_a_disk_that_does_not_hold_what_it_was_given_keeps_the_raw_file(root: Ro
     ledger.close()
     assert found.path.read_bytes() == raw
     assert names(root) == [found.path.name, f"{found.path.name}.idx"]
-    assert told(root) == []
+    assert reported(root) == []
 
 
 def test_damage_is_told_once_with_its_place_and_reason(root: Root) -> None:
     raw = damaged_segment()
     sealed = seal_with(root, put(root, raw), Disk())
-    (entry,) = [entry for entry in told(root) if entry["event"] == "damaged"]
+    (entry,) = [entry for entry in reported(root) if entry["event"] == "damaged"]
     (gap,) = sealed.gaps
     assert entry == {
         "event": "damaged",
@@ -246,7 +246,7 @@ def test_a_sealed_file_that_is_not_whole_is_made_again_from_the_raw_one(root: Ro
     assert [sealed.base_sequence for sealed in seal_all(root)] == [1]
     assert names(root) == [path.name]
     assert raw_bytes(path) == raw
-    assert [entry["event"] for entry in told(root)] == ["cut", "sealed"]
+    assert [entry["event"] for entry in reported(root)] == ["cut", "sealed"]
 
 
 def test_two_whole_forms_that_differ_are_both_kept(root: Root) -> None:
@@ -279,7 +279,7 @@ def test_a_raw_file_that_cannot_be_read_is_left_alone(
         seal_with(root, found, Disk())
     assert found.path.read_bytes() == data
     assert names(root) == [found.path.name, f"{found.path.name}.idx"]
-    assert told(root) == []
+    assert reported(root) == []
 
 
 def test_pending_are_the_raw_segments_below_the_active_one(root: Root) -> None:

@@ -223,11 +223,11 @@ def test_a_damaged_identity_is_found_and_the_rest_is_read(built: Built) -> None:
     assert len(findings(built, Level.OK)) >= 4
 
 
-def test_leftovers_are_told_of(built: Built) -> None:
+def test_leftovers_are_reported_of(built: Built) -> None:
     built.reclaim(1, keep=True)
     (built.root.segments / "notes.txt").write_text("mine")
-    told = {finding.path.name for finding in findings(built, Level.INFO)}
-    assert {"00000000000000000001.wal.zst.released", "notes.txt"} <= told
+    reported = {finding.path.name for finding in findings(built, Level.INFO)}
+    assert {"00000000000000000001.wal.zst.released", "notes.txt"} <= reported
 
 
 def test_a_segment_sealed_while_it_runs_is_read_in_its_new_form(built: Built) -> None:

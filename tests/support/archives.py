@@ -65,10 +65,10 @@ def findings(*places: Path | str | Destination, root: Root | None = None) -> lis
     destinations = [
         place if not isinstance(place, str | Path) else open_destination(str(place), Disk()) for place in places
     ]
-    told = [Recorded() for _ in destinations]
+    reported = [Recorded() for _ in destinations]
     if root is not None:
-        told = [recorded_at(ledger_lines(root), destination.address) for destination in destinations]
-    return list(verify(destinations, told, on_bytes=lambda _: None))
+        reported = [recorded_at(ledger_lines(root), destination.address) for destination in destinations]
+    return list(verify(destinations, reported, on_bytes=lambda _: None))
 
 
 def errors(*places: Path | str, root: Root | None = None) -> list[tuple[str, str]]:

@@ -24,8 +24,8 @@ def written(root: Path) -> object:
 
 def stat(daemon: Daemon) -> dict[str, Any]:
     """What STAT tells; its values are numbers, words and a table."""
-    told: dict[str, Any] = json.loads(daemon.ask("STAT").removeprefix("OK "))
-    return told
+    reported: dict[str, Any] = json.loads(daemon.ask("STAT").removeprefix("OK "))
+    return reported
 
 
 def sequence(reply: str) -> int:

@@ -46,8 +46,8 @@ def offsets(path: Path) -> list[int]:
 
 def readable(path: Path, route: str | None = None) -> list[bytes]:
     """Every record that can be read, damage or not."""
-    told: list[Damaged] = []
-    return [record.value for record in wald.open(path).records(route, on_damage=told.append)]
+    reported: list[Damaged] = []
+    return [record.value for record in wald.open(path).records(route, on_damage=reported.append)]
 
 
 def tree(path: Path) -> dict[str, bytes]:

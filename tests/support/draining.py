@@ -33,7 +33,7 @@ def drain(*arguments: object) -> subprocess.CompletedProcess[bytes]:
 
 
 def drain_refusal(*arguments: object) -> tuple[int, str, str]:
-    """Exit code, message and hint of one that fails; what it told of its work before that is passed over."""
+    """Exit code, message and hint of one that fails; what it reported of its work before that is passed over."""
     done = drain(*arguments)
     match = re.search(r"^wald-drain: (.+)\n  hint: (.+)\n\Z", done.stderr.decode(), re.MULTILINE)
     assert match, done.stderr.decode()

@@ -101,11 +101,11 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        told = {name: getattr(self, name) for name in ("rounds", "cuts", "acknowledged", "read", "lost", "doubled")}
-        told |= (
+        reported = {name: getattr(self, name) for name in ("rounds", "cuts", "acknowledged", "read", "lost", "doubled")}
+        reported |= (
             {"seconds": round(self.seconds)} | dict(sorted(self.faults.items())) | dict(sorted(self.sidecars.items()))
         )
-        lines = [f"{name:>24}  {count:,}" for name, count in told.items()]
+        lines = [f"{name:>24}  {count:,}" for name, count in reported.items()]
         return "\n".join([*lines, *(f"{'FAULT':>24}  {words}" for words in self.wrong)])
 
 

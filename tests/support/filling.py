@@ -94,9 +94,9 @@ class _Walk:
 
     def _round(self, fifo: int) -> Iterator[str]:
         self._flood(fifo, 2 * self.row.disk)
-        told = self._stat()
-        if told["degraded"] and (free := free_bytes(self.daemon.root)) < told["free_space_min"]:
-            yield f"{free} bytes are free, less than the reserve in force, {told['free_space_min']}"
+        reported = self._stat()
+        if reported["degraded"] and (free := free_bytes(self.daemon.root)) < reported["free_space_min"]:
+            yield f"{free} bytes are free, less than the reserve in force, {reported['free_space_min']}"
         self.daemon.kill()
         self.daemon.spawn()
         if not self.daemon.wait_or_ready():
@@ -128,8 +128,8 @@ class _Walk:
                 payload = b"".join(self._line(first + number) for number in range(_LINES))
                 client.publish("socket", payload)
                 while not readable(client.socket.fileno(), within=_QUIET_SECONDS):
-                    told = self._stat()
-                    if told["degraded"] or told["held_requests"]:
+                    reported = self._stat()
+                    if reported["degraded"] or reported["held_requests"]:
                         return
                 if not client.reply().startswith("OK "):
                     return
@@ -164,5 +164,5 @@ class _Walk:
 
     def _stat(self) -> dict[str, Any]:
         """``Any``: it is JSON."""
-        told: dict[str, Any] = json.loads(self.daemon.ask("STAT").removeprefix("OK "))
-        return told
+        reported: dict[str, Any] = json.loads(self.daemon.ask("STAT").removeprefix("OK "))
+        return reported

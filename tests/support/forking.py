@@ -42,7 +42,7 @@ class Forked:
         stderr: int | None = None,
         env: Mapping[str, str],
     ) -> None:
-        told, telling = socket.socketpair()
+        reported, telling = socket.socketpair()
         with telling, open(os.devnull, "r+b", buffering=0) as null:
             standard = [
                 null.fileno() if each in (None, subprocess.DEVNULL) else each for each in (stdin, stdout, stderr)
@@ -50,8 +50,8 @@ class Forked:
             settings = {name: value for name, value in env.items() if name.startswith(SETTINGS)}
             message = json.dumps({"line": list(line[2:]), "env": settings, "cwd": os.getcwd()}).encode()
             socket.send_fds(_asking(), [message], [telling.fileno(), *standard])
-        self._told = told
-        self.pid = _number(told)
+        self._reported = reported
+        self.pid = _number(reported)
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -79,9 +79,9 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def _ended(self, seconds: float | None) -> int | None:
-        if self.returncode is None and _readable(self._told, seconds):
-            self.returncode = os.waitstatus_to_exitcode(_number(self._told))
-            self._told.close()
+        if self.returncode is None and _readable(self._reported, seconds):
+            self.returncode = os.waitstatus_to_exitcode(_number(self._reported))
+            self._reported.close()
         return self.returncode
 
 

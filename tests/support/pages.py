@@ -12,6 +12,8 @@ _PATHS = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in _PATHS}
+# A program, a process or a user has a name, and what is reported is not "told".
+VAGUE = re.compile(r"\b(?:any|every|no|some)body\b|\bwho(?:ever|m)\b|\btold\b|\blest\b", re.IGNORECASE)
 _BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _PUNCTUATION = re.compile(r"[^\w\- ]")
 

@@ -34,7 +34,7 @@ def batch(
 ) -> bytes:
     """One batch for position ``at`` of a segment; a count that is not given is that of the newlines."""
     prefix = route_prefix(route)
-    told = {
+    reported = {
         "body_checksum": checksum_body(prefix, [payload], len(payload)),
         "payload_bytes": len(payload),
         "base_sequence": base,
@@ -47,7 +47,7 @@ def batch(
         "flags": 0,
         "route_bytes": len(route),
     }
-    return b"".join(encode(BatchHeader(**(told | changes)), prefix, [payload], seed(SALT, at)))
+    return b"".join(encode(BatchHeader(**(reported | changes)), prefix, [payload], seed(SALT, at)))
 
 
 BATCHES = st.builds(
@@ -66,7 +66,7 @@ BATCHES = st.builds(
 
 def crafted(body: bytes = b"", **changes: Any) -> bytes:
     """A batch whose header says whatever it is told to, with checksums that hold."""
-    told = {
+    reported = {
         "body_checksum": crc32c(body),
         "payload_bytes": 0,
         "base_sequence": 1,
@@ -80,7 +80,7 @@ def crafted(body: bytes = b"", **changes: Any) -> bytes:
         "route_bytes": 0,
         "reserved": 0,
     }
-    fields = struct.pack("<IIQqQQIIBBHI", *(told | changes).values())
+    fields = struct.pack("<IIQqQQIIBBHI", *(reported | changes).values())
     return b"WBAT" + struct.pack("<I", crc32c(fields, seed(SALT, 0))) + fields + body
 
 
@@ -112,8 +112,8 @@ def moved(data: bytes, at: int, *, salt: int = SALT) -> bytes:
     here = seed(salt, at)
     end: int = HEADER.size + padded(route_bytes) + padded(length) + TRAILER.size
     checked = data[8 : HEADER.size]
-    told = end.to_bytes(4, "little")
-    trailer = told + crc32c(told, here).to_bytes(4, "little")
+    reported = end.to_bytes(4, "little")
+    trailer = reported + crc32c(reported, here).to_bytes(4, "little")
     header = data[:4] + crc32c(checked, here).to_bytes(4, "little") + checked
     return header + data[HEADER.size : end - TRAILER.size] + trailer + data[end:]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 def started(
     name: str, work: Callable[[], object], wrong: list[str], *, hushed: threading.Event | None = None
 ) -> threading.Thread:
-    """A thread that does ``work``; whatever that raises is told in ``wrong``, unless ``hushed`` is set by then."""
+    """A thread that does ``work``; whatever that raises is appended to ``wrong``, unless ``hushed`` is set by then."""
 
     def run() -> None:
         try:

@@ -47,8 +47,8 @@ class Outcome:
     faults: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        told = ("kills", "attempted", "acknowledged", "read", "lost", "duplicated", "unacknowledged_but_there")
-        lines = [f"{name.replace('_', ' '):>24}  {getattr(self, name):,}" for name in told]
+        reported = ("kills", "attempted", "acknowledged", "read", "lost", "duplicated", "unacknowledged_but_there")
+        lines = [f"{name.replace('_', ' '):>24}  {getattr(self, name):,}" for name in reported]
         return "\n".join([*lines, *(f"{'FAULT':>24}  {fault}" for fault in self.faults)])
 
 

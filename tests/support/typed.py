@@ -37,9 +37,9 @@ def type_page(page: str, *, at: Path, root: Path) -> None:
                 mark = _MARK.format(len(wanted))
                 script += [f"echo '{mark}'", f"{{ {command}; }} 2>&1 || true", f"echo '{mark}'"]
                 wanted.append((command, output))
-    told = typed("\n".join(script), at=at, root=root)
+    reported = typed("\n".join(script), at=at, root=root)
     for number, (command, output) in enumerate(wanted):
-        said = told.split(_MARK.format(number) + "\n")[1]
+        said = reported.split(_MARK.format(number) + "\n")[1]
         assert fits(said, placed(output, root)), f"{page}: $ {command}\n{said}\nis not\n{output}"
 
 

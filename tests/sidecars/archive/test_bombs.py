@@ -24,12 +24,12 @@ from wald_archive.tags import digest_file, tag_files
 def assert_refused(place: Path, *words: str) -> None:
     """By restore and by verify."""
     for arguments in (("restore", place, "a"), ("verify", place)):
-        code, told, memory = run("wald_archive", *arguments)
-        assert (code, "Traceback" in told) == (4, False), told
+        code, reported, memory = run("wald_archive", *arguments)
+        assert (code, "Traceback" in reported) == (4, False), reported
         assert memory < MEMORY_MAX_BYTES
-    told = run("wald_archive", "restore", place, "a")[1]
+    reported = run("wald_archive", "restore", place, "a")[1]
     for word in words:
-        assert word in told
+        assert word in reported
 
 
 class Bag:

@@ -88,9 +88,11 @@ def test_bundle_json_says_what_is_known_of_the_whole(mixed: Built) -> None:
     with tarfile.open(fileobj=io.BytesIO(tar)) as opened:
         file = opened.extractfile(f"a-{1:020d}/bundle.json")
         assert file is not None
-        told = json.load(file)
+        reported = json.load(file)
 
-    assert {key: told[key] for key in ("format", "bundle", "route", "group", "first", "last", "after", "count")} == {
+    assert {
+        key: reported[key] for key in ("format", "bundle", "route", "group", "first", "last", "after", "count")
+    } == {
         "format": 1,
         "bundle": f"a-{1:020d}",
         "route": "a",
@@ -100,7 +102,7 @@ def test_bundle_json_says_what_is_known_of_the_whole(mixed: Built) -> None:
         "after": 0,
         "count": 14,
     }
-    assert [part["count"] for part in told["parts"]] == [10, 2, 2]
+    assert [part["count"] for part in reported["parts"]] == [10, 2, 2]
     assert facts.contents.record_bytes == 70 + len(b"value\x00\xff\nkey") + len(b'{"h":"1"}') + 2 + 3 + 11
 
 

@@ -69,7 +69,7 @@ def test_where_damage_ends_a_run_the_hints_can_be_typed_until_all_the_rest_is_pa
     assert [manifest.name for manifest in bags(dest)] == [f"{1:020d}-{1:020d}", f"{4:020d}-{4:020d}"]
 
 
-def test_what_is_asked_for_and_not_there_is_told(mixed: Built, dest: Path) -> None:
+def test_what_is_asked_for_and_not_there_is_reported(mixed: Built, dest: Path) -> None:
     """Records of route a are 1 to 17 in bags up to 9 and 17; what is there is given all the same."""
     root = mixed.root.path
     output_of("a", "--root", root, "--dest", dest, "--to", 9)
@@ -101,9 +101,9 @@ def test_told_a_log_what_its_ledger_tells_of_has_to_be_there(mixed: Built, dest:
 
 
 def test_with_json_it_prints_one_object(root: Path, dest: Path) -> None:
-    told = json.loads(output_of("a", "--root", root, "--dest", dest, "--json"))
+    reported = json.loads(output_of("a", "--root", root, "--dest", dest, "--json"))
 
-    ((run,),) = (told["runs"],)
+    ((run,),) = (reported["runs"],)
     assert (run["route"], run["first"], run["last"], run["count"], run["resumed"]) == ("a", 1, 17, 14, False)
     assert [bundle["bundle"] for bundle in run["bundles"]] == [f"a-{1:020d}.tar.zst"]
     assert json.loads(output_of("a", "--root", root, "--dest", dest, "--json")) == {"runs": []}

@@ -1,4 +1,4 @@
-"""Wherever a run ends, the next one ends with the same bundles, and nothing is told, packed or moved twice."""
+"""Wherever a run ends, the next one ends with the same bundles, and nothing is reported, packed or moved twice."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def assert_as_if_undisturbed(root: Path, dest: Path, whole: dict[str, bytes]) ->
     """The same files; each line of the ledger once; the cursor where it belongs."""
     assert files(dest) == whole
     lines = ledger_lines(Root(root))
-    told = [(line["event"], line.get("bundle")) for line in lines]
-    assert told == [
+    reported = [(line["event"], line.get("bundle")) for line in lines]
+    assert reported == [
         ("begun", None),
         ("archived", f"a-{1:020d}.tar.zst"),
         ("archived", f"a-{8:020d}.tar.zst"),
@@ -81,7 +81,7 @@ def test_the_next_run_does_what_a_dead_one_has_left(
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5])
-def test_a_full_disk_is_told_and_the_next_run_goes_on(
+def test_a_full_disk_is_reported_and_the_next_run_goes_on(
     root: Path, tmp_path: Path, whole: dict[str, bytes], part: float
 ) -> None:
     """Failed at each step; no descriptor that failed is used again, and the cursor does not move too early."""
@@ -145,7 +145,7 @@ def test_acknowledging_does_not_need_the_records(mixed: Built, dest: Path) -> No
     """When the ledger tells of all bundles, RECLAIM may have taken what they hold."""
     packed(mixed.root.path, dest)
     ledger = mixed.root.ledger / "archive.jsonl"
-    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))  # finished was not told
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))  # "finished" was not written
     mixed.cut()
     mixed.seal()
     mixed.lines("b", [b"x"])

@@ -127,7 +127,7 @@ class TestDirectory:
 
         assert local.length("bag/file") == WRITE_BYTES + len(DATA)
 
-    def test_a_full_disk_is_told(self, tmp_path: Path) -> None:
+    def test_a_full_disk_is_reported(self, tmp_path: Path) -> None:
         disk = FailingDisk(1, part=0.5)
         destination = Directory(tmp_path / "dest", disk)
 

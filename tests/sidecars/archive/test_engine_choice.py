@@ -1,4 +1,4 @@
-"""How much there is to pack, told by names and indexes."""
+"""How much there is to pack, estimated from names and indexes."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_a_finished_run_is_past() -> None:
 
 
 @pytest.mark.parametrize(("lasts", "complete"), [((), False), ((100,), False), ((100, 200), False), ((100, 250), True)])
-def test_a_run_is_complete_when_its_last_bundle_is_told(lasts: tuple[int, ...], complete: bool) -> None:
+def test_a_run_is_complete_when_its_last_bundle_is_reported(lasts: tuple[int, ...], complete: bool) -> None:
     found = judged(RUN.begun(at_ns=1), *(archived(RUN, last) for last in lasts))
 
     assert found.recorded == {f"a-{last}" for last in lasts}
@@ -72,7 +72,7 @@ def test_every_order_of_two_runs_leaves_the_one_that_is_open() -> None:
     "changed",
     [{"codec": "rar"}, {"first": None}, {"previous": {}}, {"records_per_bundle": None}, {"after": "x"}],
 )
-def test_a_line_that_cannot_be_used_is_told(changed: dict[str, Any]) -> None:
+def test_a_line_that_cannot_be_used_is_reported(changed: dict[str, Any]) -> None:
     """Never guessed: another range would make other bundles."""
     with pytest.raises(Damaged, match=r"archive\.jsonl: the line about bag a/0+1-0+250"):
         judged(RUN.begun(at_ns=1) | changed)

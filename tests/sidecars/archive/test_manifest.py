@@ -37,9 +37,9 @@ def test_it_comes_back() -> None:
 
 
 def test_it_says_what_programs_of_others_look_for() -> None:
-    told = json.loads(MANIFEST.encode())
+    reported = json.loads(MANIFEST.encode())
 
-    assert {key: told[key] for key in ("format", "log", "route", "first", "last", "after", "count")} == {
+    assert {key: reported[key] for key in ("format", "log", "route", "first", "last", "after", "count")} == {
         "format": 1,
         "log": "ab" * 16,
         "route": "web",
@@ -48,12 +48,12 @@ def test_it_says_what_programs_of_others_look_for() -> None:
         "after": 0,
         "count": 299,
     }
-    assert [each["previous"] for each in told["bundles"]] == [
+    assert [each["previous"] for each in reported["bundles"]] == [
         None,
         {"bundle": "web-00000000000000000001.tar.gz", "sha256": "a" * 64},
     ]
-    assert told["bundles"][0]["earliest"] == "2023-11-14T22:13:20.000000000Z"
-    assert told["bundles"][1]["latest"] == "2023-11-14T22:13:21.000000001Z"
+    assert reported["bundles"][0]["earliest"] == "2023-11-14T22:13:20.000000000Z"
+    assert reported["bundles"][1]["latest"] == "2023-11-14T22:13:21.000000001Z"
 
 
 def test_no_changed_bit_reads_as_the_same_manifest() -> None:
@@ -86,10 +86,10 @@ def test_no_part_of_it_is_a_manifest() -> None:
     ],
 )
 def test_a_manifest_that_wald_cannot_have_written_is_refused(key: str, value: object) -> None:
-    told = json.loads(MANIFEST.encode())
+    reported = json.loads(MANIFEST.encode())
 
     with pytest.raises(BadManifest):
-        decode_manifest(json.dumps(told | {key: value}, indent=2).encode() + b"\n")
+        decode_manifest(json.dumps(reported | {key: value}, indent=2).encode() + b"\n")
 
 
 @pytest.mark.parametrize(
@@ -107,11 +107,11 @@ def test_a_manifest_that_wald_cannot_have_written_is_refused(key: str, value: ob
 )
 def test_a_bundle_that_wald_cannot_have_made_is_refused(key: str, value: object) -> None:
     """So nothing in it leads out of the bag."""
-    told = json.loads(MANIFEST.encode())
-    told["bundles"][0][key] = value
+    reported = json.loads(MANIFEST.encode())
+    reported["bundles"][0][key] = value
 
     with pytest.raises(BadManifest):
-        decode_manifest(json.dumps(told, indent=2).encode() + b"\n")
+        decode_manifest(json.dumps(reported, indent=2).encode() + b"\n")
 
 
 def test_the_tag_files_follow_from_it() -> None:

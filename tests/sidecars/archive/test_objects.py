@@ -122,7 +122,7 @@ def test_another_object_of_the_name_is_refused(mixed: Built, bucket: str, env: d
     assert store(f"{bucket}/{key}", "print(files.cat_file(place))", env) == "b'another'\n"
 
 
-def test_a_bucket_that_is_not_there_is_told(mixed: Built, env: dict[str, str]) -> None:
+def test_a_bucket_that_is_not_there_is_reported(mixed: Built, env: dict[str, str]) -> None:
     code, message, hint = refusal_of("a", "--root", mixed.root.path, "--dest", "s3://no-such-bucket", env=env)
 
     assert (code, "bucket does not exist" in message) == (7, True)

@@ -69,14 +69,14 @@ def test_bundles_hold_exactly_what_was_asked_for(built: Built, dest: Path) -> No
     (packed,) = archive(built, dest, size=Records(250))
 
     (bag,) = bags(dest)
-    told = json.loads((bag / "manifest.json").read_bytes())
-    assert [(each["first"], each["last"], each["count"]) for each in told["bundles"]] == [
+    reported = json.loads((bag / "manifest.json").read_bytes())
+    assert [(each["first"], each["last"], each["count"]) for each in reported["bundles"]] == [
         (1, 250, 250),
         (251, 500, 250),
         (501, 750, 250),
         (751, 1000, 250),
     ]
-    for before, after in itertools.pairwise(told["bundles"]):
+    for before, after in itertools.pairwise(reported["bundles"]):
         assert after["previous"] == {"bundle": before["bundle"], "sha256": before["sha256"]}
         assert after["after"] == before["last"]
     assert packed.manifest is not None
@@ -123,9 +123,9 @@ def test_the_second_run_follows_the_first(mixed: Built, dest: Path) -> None:
     archive(mixed, dest)
 
     _, second = bags(dest)
-    told = json.loads((second / "manifest.json").read_bytes())
-    assert told["after"] == 17
-    assert told["bundles"][0]["previous"]["bundle"] == f"a-{1:020d}.tar"
+    reported = json.loads((second / "manifest.json").read_bytes())
+    assert reported["after"] == 17
+    assert reported["bundles"][0]["previous"]["bundle"] == f"a-{1:020d}.tar"
     assert errors(dest, root=mixed.root) == []
     assert restored(dest) == text(mixed.root.path, "a").replace(b"no newlinemore", b"no newline\nmore")
 
@@ -252,7 +252,7 @@ def test_a_lost_front_is_told_to_a_new_group_too(built: Built, dest: Path) -> No
     assert (packed.run.after, packed.run.first) == (1, 2)
 
 
-def test_unread_records_that_were_reclaimed_are_told(built: Built, dest: Path) -> None:
+def test_unread_records_that_were_reclaimed_are_reported(built: Built, dest: Path) -> None:
     """By force; a bundle that silently leaves them out would claim that there were none."""
     built.lines("a", [b"read"])
     built.cut()
@@ -429,14 +429,14 @@ def test_each_step_is_durable_before_the_next(mixed: Built, dest: Path) -> None:
         if step == "write":
             assert ("sync", name) in disk.steps[number + 1 :]
     settled = [number for number, (step, _) in enumerate(disk.steps) if step == "sync_directory"]
-    told = max(
+    reported = max(
         number for number, (step, name) in enumerate(disk.steps) if (step, name) == ("rename", "processed.cursor")
     )
-    assert len([number for number in settled if number < told]) >= 4
+    assert len([number for number in settled if number < reported]) >= 4
 
 
 def test_the_moment_is_that_of_the_run(mixed: Built, dest: Path) -> None:
     archive(mixed, dest)
 
-    told = json.loads((bags(dest)[0] / "manifest.json").read_bytes())
-    assert told["archived_at"] == MOMENT
+    reported = json.loads((bags(dest)[0] / "manifest.json").read_bytes())
+    assert reported["archived_at"] == MOMENT

@@ -103,7 +103,7 @@ def test_bundles_outside_the_range_are_not_read(three: Path) -> None:
     assert restored(three, first=5, last=5) == b"5\n"
 
 
-def test_a_bundle_that_is_gone_is_told(three: Path) -> None:
+def test_a_bundle_that_is_gone_is_reported(three: Path) -> None:
     (bundle,) = three.rglob(f"a-{4:020d}.tar")
     bundle.unlink()
 
@@ -112,7 +112,7 @@ def test_a_bundle_that_is_gone_is_told(three: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, None), (6, None), (1, 8), (1, 7), (6, 7)])
-def test_a_gap_inside_the_range_is_told(three: Path, built: Built, first: int, last: int | None) -> None:
+def test_a_gap_inside_the_range_is_reported(three: Path, built: Built, first: int, last: int | None) -> None:
     """The bag of records 7 to 9 is gone, and one follows."""
     built.lines("a", [b"10"])
     archive(built, three)
@@ -136,7 +136,7 @@ def test_a_gap_outside_the_range_does_not_matter(
     assert restored(three, first=first, last=last) == expected
 
 
-def test_a_missing_beginning_is_told(three: Path) -> None:
+def test_a_missing_beginning_is_reported(three: Path) -> None:
     """The first bundle that is left follows one that is not here."""
     shutil.rmtree(bags(three)[0])
 
@@ -163,12 +163,12 @@ def test_what_two_groups_have_archived_comes_once(built: Built, dest: Path) -> N
     assert restored(dest) == b"1\n2\n3\n4\n"
 
 
-def test_a_route_that_is_not_there_is_told(three: Path) -> None:
+def test_a_route_that_is_not_there_is_reported(three: Path) -> None:
     with pytest.raises(NotFound, match="'b'"):
         restored(three, "b")
 
 
-def test_a_manifest_that_is_damaged_is_told(three: Path) -> None:
+def test_a_manifest_that_is_damaged_is_reported(three: Path) -> None:
     path = bags(three)[0] / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 7'))
 

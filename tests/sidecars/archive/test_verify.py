@@ -88,7 +88,7 @@ def test_every_missing_file_is_named(place: Path) -> None:
     assert errors(place) == []
 
 
-def test_a_changed_tag_file_is_told_with_its_offset_and_nothing_else_is_accused(place: Path) -> None:
+def test_a_changed_tag_file_is_reported_with_its_offset_and_nothing_else_is_accused(place: Path) -> None:
     path = bags(place)[0] / "bag-info.txt"
     path.write_bytes(flipped(path.read_bytes(), 8 * 20))
 
@@ -206,7 +206,7 @@ def test_a_copy_is_no_second_archive(place: Path, tmp_path: Path) -> None:
     assert errors(place, copied(place, tmp_path / "copy")) == []
 
 
-def test_a_place_where_nothing_is_is_told(tmp_path: Path) -> None:
+def test_a_place_where_nothing_is_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is nothing here"):
         findings(tmp_path / "none")
 

@@ -105,7 +105,7 @@ def test_groups_routes_and_logs_have_chains_of_their_own() -> None:
 
 
 def test_what_a_damaged_bag_holds_counts_as_present() -> None:
-    """The damage itself is told; what follows it is not damaged."""
+    """The damage itself is reported; what follows it is not damaged."""
     present = frozenset([Previous(entry.bundle.name, entry.bundle.sha256) for entry in TWO.entries])
 
     assert list(broken_links([Placed("/dest", THREE)], present)) == []

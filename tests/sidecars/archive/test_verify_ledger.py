@@ -49,7 +49,7 @@ def notes(place: Path, built: Built) -> list[str]:
 @pytest.mark.parametrize("event", ["", "abandoned"])
 @pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
 def test_wherever_a_run_was_interrupted_it_is_no_damage(tmp_path: Path, part: float, event: str) -> None:
-    """Nothing, half a bundle, half of the tag files, all: it is told at most once, and what is whole is proven."""
+    """Nothing, half a bundle, half of the tag files, all: it is reported at most once, and what is whole is proven."""
     seen: set[str] = set()
     for step in range(ENOUGH_STEPS):
         built, dest = Built(tmp_path / f"{step}"), tmp_path / f"{step}.dest"

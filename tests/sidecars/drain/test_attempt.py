@@ -126,18 +126,18 @@ def test_a_killed_keeper_is_a_failure_and_its_command_is_waited_for(attempts: At
     go = tmp_path / "go"
     os.mkfifo(go)
     script = f"kill -KILL $PPID; read go < {go}"
-    told: list[str] = []
+    reported: list[str] = []
     stop = threading.Event()
 
     def tell(line: str) -> None:
-        told.append(line)
+        reported.append(line)
         threading.Thread(target=go.write_text, args=("go\n",)).start()
 
-    assert attempts.wait(stop, told.append)
+    assert attempts.wait(stop, reported.append)
     assert attempts.run(["sh", "-c", script], b"", {}, first=1, last=1) == -signal.SIGKILL
-    assert told == []
+    assert reported == []
     assert attempts.wait(stop, tell)
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_how_a_run_ended_is_told_by_a_whole_line_only() -> None:

@@ -138,11 +138,15 @@ def test_what_is_given_up_is_in_the_dead_letter_route(own: Stream) -> None:
     ]
     headers = [json.loads(record.headers or b"") for record in dead]
     assert headers[0]["h"] == "1"
-    assert [told["wald.origin.sequence"] for told in headers] == ["1", "2", "3"]
-    for told in headers:
-        assert told["wald.origin.route"] == "a"
-        assert told["wald.origin.log"] == wald.open(own.root).identity.log_id.hex()
-        assert (told["wald.group"], told["wald.tries"], told["wald.reason"]) == ("g", "2", "exit 3 after 2 tries")
+    assert [reported["wald.origin.sequence"] for reported in headers] == ["1", "2", "3"]
+    for reported in headers:
+        assert reported["wald.origin.route"] == "a"
+        assert reported["wald.origin.log"] == wald.open(own.root).identity.log_id.hex()
+        assert (reported["wald.group"], reported["wald.tries"], reported["wald.reason"]) == (
+            "g",
+            "2",
+            "exit 3 after 2 tries",
+        )
     assert wald.open(own.root).cursor("a", "g").effective == 3
     assert_sound(own.root)
 
@@ -264,9 +268,9 @@ def test_damage_makes_the_exit_code_4(tmp_path: Path, got: Path) -> None:
     assert done.returncode == 4
     assert got.read_bytes() == b"one\n"
     assert built.log.cursor("a").effective == 1
-    told = done.stderr.decode()
-    assert told.count("record 2 cannot be read") == 1
-    assert f"wald --root {built.root.path} cursor set a 2 --group processed goes on behind it" in told
+    reported = done.stderr.decode()
+    assert reported.count("record 2 cannot be read") == 1
+    assert f"wald --root {built.root.path} cursor set a 2 --group processed goes on behind it" in reported
 
 
 def test_draining_leaves_a_cursor_and_two_files_of_its_own(stream: Stream) -> None:

@@ -154,7 +154,7 @@ def test_a_crash_while_giving_up_doubles_no_dead_letter(new_case: NewCase, part:
         assert set(case.commanded) == {*ORIGINALS, LATER}
         if not mended:
             assert case.dead == [*ORIGINALS, LATER]
-        else:  # one more than was seen, if the file told of it
+        else:  # one more than was seen, if the file says so
             assert case.dead in (ORIGINALS[:given_up], ORIGINALS[: given_up + 1])
         if not died:
             break

@@ -1,4 +1,4 @@
-"""Dead letters: what a record was is kept, where it comes from is told, and what was sent is not sent twice."""
+"""Dead letters: what a record was is kept, where it comes from is reported, and what was sent is not sent twice."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def letter(record: Record) -> Record:
 
 
 def headers(record: Record) -> dict[str, str]:
-    told: dict[str, str] = json.loads(letter(record).headers or b"")
-    return told
+    reported: dict[str, str] = json.loads(letter(record).headers or b"")
+    return reported
 
 
 @given(some_records)
@@ -86,10 +86,10 @@ def test_a_dead_letter_tells_all_that_the_record_was(given_records: list[Record]
         assert (back.headers or b"").replace(b" ", b"") == (record.headers or b"").replace(b" ", b"")
 
 
-@pytest.mark.parametrize("told", [None, b"", b"{}", b'{"wald.origin.route":"orders"}'])
-def test_what_is_no_dead_letter_of_this_log_goes_nowhere(told: bytes | None) -> None:
+@pytest.mark.parametrize("content", [None, b"", b"{}", b'{"wald.origin.route":"orders"}'])
+def test_what_is_no_dead_letter_of_this_log_goes_nowhere(content: bytes | None) -> None:
     with pytest.raises(InvalidInput, match="dead_letter 1: is not a dead letter of this log"):
-        original(Record("dead_letter", 1, b"x", 5, headers=told), ORIGIN.log_id, Path("/log"))
+        original(Record("dead_letter", 1, b"x", 5, headers=content), ORIGIN.log_id, Path("/log"))
     with pytest.raises(InvalidInput):
         original(letter(Record("orders", 12, b"x", 5)), bytes(16), Path("/log"))
     with pytest.raises(InvalidInput):
@@ -126,18 +126,18 @@ def test_no_key_and_no_event_time_stay_none() -> None:
 
 
 def test_own_headers_are_kept_beside_ours() -> None:
-    told = headers(Record("orders", 12, b"x", 5, headers='{"trace":"ж","wald.tries":"9"}'.encode()))
+    reported = headers(Record("orders", 12, b"x", 5, headers='{"trace":"ж","wald.tries":"9"}'.encode()))
 
-    assert told["trace"] == "ж"
-    assert told["wald.tries"] == "5"
+    assert reported["trace"] == "ж"
+    assert reported["wald.tries"] == "5"
 
 
 @pytest.mark.parametrize("odd", [b"\xff", b"[1]", b'{"a":1}', b'{"a":"\\ud800"}', b"", b"[" * 5000])
 def test_odd_headers_are_kept_in_hexadecimal(odd: bytes) -> None:
-    told = headers(Record("orders", 12, b"x", 5, headers=odd))
+    reported = headers(Record("orders", 12, b"x", 5, headers=odd))
 
-    assert bytes.fromhex(told["wald.origin.headers"]) == odd
-    assert told["wald.origin.sequence"] == "12"
+    assert bytes.fromhex(reported["wald.origin.headers"]) == odd
+    assert reported["wald.origin.sequence"] == "12"
 
 
 @given(some_records)

@@ -171,10 +171,10 @@ def test_json_has_keys_times_headers_and_binary_values(built: Built, tmp_path: P
     InProcess(built.root.path).run(*command.words, stdin_format=StdinFormat.JSON)
 
     (run,) = command.runs
-    told = [json.loads(line) for line in run.splitlines()]
-    assert told == [json.loads(record.to_json()) for record in built.log.records("a", 11)]
-    assert (told[0]["key"], told[0]["event_time_ns"], told[0]["headers"]) == ("k", 5, {"h": "1"})
-    assert told[1]["value_hex"] == "ff"
+    reported = [json.loads(line) for line in run.splitlines()]
+    assert reported == [json.loads(record.to_json()) for record in built.log.records("a", 11)]
+    assert (reported[0]["key"], reported[0]["event_time_ns"], reported[0]["headers"]) == ("k", 5, {"h": "1"})
+    assert reported[1]["value_hex"] == "ff"
 
 
 def test_stop_before_a_batch_leaves_it(built: Built, tmp_path: Path) -> None:
@@ -210,9 +210,9 @@ def test_it_ends_at_damage_with_the_cursor_in_front_of_it(root: Path, tmp_path: 
     raw.write_bytes(data)
     command, inside = Keeping(tmp_path), InProcess(root)
     for _ in range(2):
-        with pytest.raises(Damaged, match="records 3 to 4") as told:
+        with pytest.raises(Damaged, match="records 3 to 4") as reported:
             inside.run(*command.words)
-        assert "cursor set a 4 --group processed" in told.value.hint
+        assert "cursor set a 4 --group processed" in reported.value.hint
         assert command.runs == [b"1\n2\n"]
         assert cursor(built) == 2
     built.log.set_cursor("a", 4)

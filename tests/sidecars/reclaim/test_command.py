@@ -95,7 +95,7 @@ def test_json_is_an_object_a_line(daemon: Daemon, root: Path) -> None:
     assert (done[1]["reclaimed"], done[1]["unlinked"]) == (1, 1)
 
 
-def test_a_cursor_that_cannot_be_trusted_is_told(daemon: Daemon, root: Path) -> None:
+def test_a_cursor_that_cannot_be_trusted_is_reported(daemon: Daemon, root: Path) -> None:
     grow(root, "a")
     (root / "routes/a/processed.cursor").write_text("99\n")
     done = reclaim(root)
@@ -205,7 +205,7 @@ def test_on_a_disk_without_a_byte_left_it_makes_room(tmp_path: Path) -> None:
             assert errors(root) == []
 
 
-def test_a_failing_disk_is_told_with_what_to_do(daemon: Daemon, root: Path) -> None:
+def test_a_failing_disk_is_reported_with_what_to_do(daemon: Daemon, root: Path) -> None:
     """The ledger cannot be opened; nothing has changed."""
     grow(root, "a")
     output_of("cursor", "set", "a", 2, "--root", root)

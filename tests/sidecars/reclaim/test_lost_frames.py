@@ -100,13 +100,13 @@ def test_a_route_whose_records_are_all_behind_the_damage_holds_the_segment_back(
     put(built, b=5)
     reclaim(built)
     assert bases(built.root) == []
-    told = next(line for line in ledger(built.root.path) if line["base"] == 1)
-    assert (told["last"], told["damaged"]) == (5, True)
-    assert {each["route"]: (each["count"], each["first"], each["last"]) for each in told["routes"]} == {
+    reported = next(line for line in ledger(built.root.path) if line["base"] == 1)
+    assert (reported["last"], reported["damaged"]) == (5, True)
+    assert {each["route"]: (each["count"], each["first"], each["last"]) for each in reported["routes"]} == {
         "a": (2, 1, 2),
         "b": (3, 3, 5),
     }
-    assert judge(told, History(built.root).sealed(1)).errors == ()
+    assert judge(reported, History(built.root).sealed(1)).errors == ()
     assert errors(built.root.path) == []
 
 
@@ -130,13 +130,13 @@ def test_without_the_line_about_its_sealing_it_stays_and_what_to_type_is_said(
     path = built.path(1, Kind.SEALED)
     done = run(sidecar("reclaim", "--root", built.root.path, "--grace", 0))
     words = output_of("explain", "--root", built.root.path).decode()
-    told = json.loads(output_of("explain", "--json", "--root", built.root.path).splitlines()[0])
+    reported = json.loads(output_of("explain", "--json", "--root", built.root.path).splitlines()[0])
 
     assert bases(built.root) == [1]
     for answer in (done.stderr.decode(), words):
         assert "no line of segments.jsonl says whose records they held" in answer
         assert f"mv {path} {built.root.quarantine}/ gives its records up" in answer
-    assert "whose records they held" in told["problem"]
+    assert "whose records they held" in reported["problem"]
 
 
 def lose_all(built: Built) -> None:
@@ -146,7 +146,7 @@ def lose_all(built: Built) -> None:
 
 @pytest.mark.parametrize("spoilt", [lose_rest_unknown, lose_all])
 def test_what_to_type_names_the_file_that_is_there(built: Built, spoilt: Callable[[Built], None]) -> None:
-    """A segment that was released has its old name back by the time it is told of, but where nothing is carried out."""
+    """A segment that was released has its old name back by the time it is reported, except in a dry run."""
     spoilt(built)
     built.reclaim(1, keep=True)
     put(built, a=7, b=7)
@@ -216,8 +216,8 @@ def test_whatever_is_damaged_it_goes_only_when_everybody_who_has_records_in_it_i
             put(built, a=a, b=b)
             goes = first_goes(built)
             assert not goes or (a >= LASTS["a"] and b >= LASTS["b"]), (subset, len(data), a, b)
-            told = status(built)
-            assert goes == (told.readable and not told.pins)
+            reported = status(built)
+            assert goes == (reported.readable and not reported.pins)
             went += goes
     assert went > (len(damages) // 2 if sealed_line else 0)
 
@@ -247,7 +247,7 @@ def test_of_what_expires_the_lost_records_count_as_unread(built: Built, a: int, 
     lose_rest(built, 2)
     put(built, a=a, b=b)
     reclaim(built, Limits(max_records=1, expire=True))
-    told: Sequence[dict[str, object]] = [line for line in ledger(built.root.path) if line["base"] == 1]
+    reported: Sequence[dict[str, object]] = [line for line in ledger(built.root.path) if line["base"] == 1]
 
-    assert [line["lost"] for line in told] == [lost]
-    assert judge(told[0], History(built.root).sealed(1)).errors == ()
+    assert [line["lost"] for line in reported] == [lost]
+    assert judge(reported[0], History(built.root).sealed(1)).errors == ()

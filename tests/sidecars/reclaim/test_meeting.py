@@ -71,11 +71,11 @@ def append_to(found: list[Cursor], set_cursor: Callable[[Built], Cursor], built:
 
 @pytest.mark.parametrize("looks", [1, 2])
 @pytest.mark.parametrize("set_cursor", [rewind, new_group])
-def test_a_cursor_set_in_any_gap_has_its_records_or_was_told(
+def test_a_cursor_set_in_any_gap_has_its_records_or_was_reported(
     tmp_path: Path, set_cursor: Callable[[Built], Cursor], looks: int
 ) -> None:
     """With one look the grace period is over at once; with two it ends between them."""
-    told: list[str] = []
+    reported: list[str] = []
     for number in range(100):
         built = make(tmp_path / f"{number}")
         found: list[Cursor] = []
@@ -92,12 +92,12 @@ def test_a_cursor_set_in_any_gap_has_its_records_or_was_told(
             records = [record.sequence for record in built.log.records("a", "cursor", group=cursor.group)]
             assert records == [3, 5, 7], (number, cursor.message)
             assert set(bases(built.root)) >= {3, 5, 7}
-        told.append(cursor.message)
+        reported.append(cursor.message)
         ledger(built.root.path)
     assert number > 12
-    assert any(not message for message in told)
-    assert any("takes them back" in message for message in told)
-    assert any("are deleted" in message for message in told)
+    assert any(not message for message in reported)
+    assert any("takes them back" in message for message in reported)
+    assert any("are deleted" in message for message in reported)
 
 
 def meet(root: Root, schedule: Schedule, *, now_ns: int) -> Cursor:
@@ -138,7 +138,7 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
     built.seal()
     built.log.set_cursor("a", 1)
     Reclaimer(built.root, built.disk, grace_ns=10**18).look(now_ns=built.now_ns)
-    told = []
+    reported = []
     for number, schedule in enumerate(interleavings()):
         root = Root(shutil.copytree(built.root.path, tmp_path / f"{number}"))
         with monkeypatch.context() as patched:
@@ -156,10 +156,10 @@ def test_a_cursor_that_is_set_while_its_segment_goes_in_any_order_of_the_steps_o
         if "are deleted" not in message:
             order = [choice for choice, _ in schedule.taken]
             assert [record.sequence for record in Log(root.path).records("a", "cursor")] == [1], (order, message)
-        told.append(message)
-    assert any(not message for message in told)
-    assert any("takes them back" in message for message in told)
-    assert any("are deleted" in message for message in told)
+        reported.append(message)
+    assert any(not message for message in reported)
+    assert any("takes them back" in message for message in reported)
+    assert any("are deleted" in message for message in reported)
 
 
 def test_of_a_segment_that_is_about_to_go_and_cannot_be_read_the_ledger_tells(tmp_path: Path) -> None:
@@ -169,10 +169,10 @@ def test_of_a_segment_that_is_about_to_go_and_cannot_be_read_the_ledger_tells(tm
     built.path(3, Kind.RELEASED).write_bytes(b"damaged")
     assert "records 3 to 7 of a are released" in rewind(built).message
     built.path(3, Kind.RELEASED).rename(built.path(3, Kind.DELETING))
-    told = rewind(built).message
+    reported = rewind(built).message
 
-    assert "records 5 to 7 of a are released" in told
-    assert "record 3 of a are deleted" in told
+    assert "records 5 to 7 of a are released" in reported
+    assert "record 3 of a are deleted" in reported
 
 
 def test_a_cursor_set_while_its_segments_wait_out_the_grace_period_gets_them_back(tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ def test_who_moves_a_cursor_forward_is_told_nothing(tmp_path: Path) -> None:
 
     assert built.log.set_cursor("a", 4).message == ""
     assert "records 1 to 1 of a" not in built.log.set_cursor("a", 2, rewind=True).message
-    told = built.log.set_cursor("a", 0, rewind=True).message
-    assert "record 1 of a" in told
-    assert "are deleted" in told
+    reported = built.log.set_cursor("a", 0, rewind=True).message
+    assert "record 1 of a" in reported
+    assert "are deleted" in reported
 
 
 @pytest.mark.parametrize(

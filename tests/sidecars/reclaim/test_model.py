@@ -51,7 +51,7 @@ class Interleavings(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "path"):
-            if not any(at < 0 for at in self.cursors.values()):  # a spoilt cursor is an error, and told as one
+            if not any(at < 0 for at in self.cursors.values()):  # a spoilt cursor is an error, and reported as one
                 assert errors(self.built.root.path) == []
             ledger(self.built.root.path)  # its chain is whole
             target(float(len(self.released)))
@@ -147,8 +147,8 @@ class Interleavings(RuleBasedStateMachine):
         route, _ = self.appended[sequence]
         if route in self.retired:
             return True
-        told = [at for (of, _), at in self.cursors.items() if of == route]
-        return bool(told) and min(told) >= sequence
+        reported = [at for (of, _), at in self.cursors.items() if of == route]
+        return bool(reported) and min(reported) >= sequence
 
     def release(self) -> None:
         """A pass begins: what everybody has processed by now may be gone from now on."""

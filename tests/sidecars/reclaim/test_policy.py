@@ -12,8 +12,8 @@ AGE_NS, BYTES, RECORDS = 1000, 100, 10  # of the segment; 50 bytes and 5 records
 
 
 def facts(**changes: bool) -> Facts:
-    told = {"read": True, "archived": True, "newest": False, "sealing": False, "readable": True} | changes
-    return Facts(age_ns=AGE_NS, stored_bytes=BYTES, records=RECORDS, newer_bytes=50, newer_records=5, **told)
+    reported = {"read": True, "archived": True, "newest": False, "sealing": False, "readable": True} | changes
+    return Facts(age_ns=AGE_NS, stored_bytes=BYTES, records=RECORDS, newer_bytes=50, newer_records=5, **reported)
 
 
 CASES = [

@@ -99,7 +99,7 @@ def test_the_ledger_says_by_which_rule_and_under_which_cursors(built: Built) -> 
     assert "b/audit at 7" in built.log.where(2).message
 
 
-def test_a_retired_route_is_told_as_such(built: Built) -> None:
+def test_a_retired_route_is_reported_as_such(built: Built) -> None:
     built.log.set_cursor("b", 8)
     retire_route(built.root, built.disk, "a", now="")
     reclaim(built)
@@ -443,7 +443,7 @@ def test_a_full_disk_at_any_step_loses_nothing_and_the_same_process_goes_on(tmp_
     assert number > 8
 
 
-def test_a_doomed_segment_that_the_ledger_does_not_know_is_told_before_it_goes(built: Built) -> None:
+def test_a_doomed_segment_that_the_ledger_does_not_know_is_reported_before_it_goes(built: Built) -> None:
     """The ledger was lost, or somebody renamed the file by hand; either way there is an answer afterwards."""
     read_all(built, a=2, b=2)
     os.rename(built.path(1, Kind.SEALED), built.path(1, Kind.RELEASED))

@@ -63,7 +63,7 @@ def line(built: Built, base: int = 1) -> dict[str, Any]:
     return next(entry for entry in ledger(built.root.path) if entry["base"] == base)
 
 
-def test_what_was_damaged_after_sealing_goes_and_is_told_of_where_frames_are_read_first(built: Built) -> None:
+def test_what_was_damaged_after_sealing_goes_and_is_reported_of_where_frames_are_read_first(built: Built) -> None:
     frame = spoil(built, 1)
     planned = reclaim(built, "--verify", "--dry-run")
     done = reclaim(built, "--verify")
@@ -74,12 +74,12 @@ def test_what_was_damaged_after_sealing_goes_and_is_told_of_where_frames_are_rea
     assert done.returncode == 0
     assert done.stderr == planned.stderr
     assert done.stderr.decode().startswith(f"wald-reclaim: {path}: offset {frame.offset}: frame 1 does not decompress")
-    told = line(built)
-    assert (told["rule"], told["damaged"], told["damaged_bytes"]) == ("read", True, frame.raw_bytes)
+    reported = line(built)
+    assert (reported["rule"], reported["damaged"], reported["damaged_bytes"]) == ("read", True, frame.raw_bytes)
     assert bases(built.root) == []
 
 
-def test_what_was_taken_back_and_goes_again_is_told_of_again(built: Built) -> None:
+def test_what_was_taken_back_and_goes_again_is_reported_of_again(built: Built) -> None:
     """By the same process, which has read its frames before."""
     spoil(built, 1)
     reclaimer = Reclaimer(built.root, built.disk, grace_ns=1 << 60, verify=True)
@@ -88,8 +88,8 @@ def test_what_was_taken_back_and_goes_again_is_told_of_again(built: Built) -> No
         reclaimer.look(now_ns=built.now_ns)
     reclaimer.ledger.close()
 
-    told = [(entry["event"], entry.get("damaged")) for entry in ledger(built.root.path) if entry["base"] == 1]
-    assert told == [("reclaimed", True), ("kept", None), ("reclaimed", True)]
+    reported = [(entry["event"], entry.get("damaged")) for entry in ledger(built.root.path) if entry["base"] == 1]
+    assert reported == [("reclaimed", True), ("kept", None), ("reclaimed", True)]
 
 
 def test_what_is_whole_goes_as_ever_where_frames_are_read_first(built: Built) -> None:
@@ -105,11 +105,11 @@ def test_a_segment_whose_index_is_damaged_goes_once_it_is_read_by_what_its_frame
     spoil_index(built)
     built.log.set_cursor("b", 5, rewind=True)
     held = reclaim(built)
-    told = output_of("explain", "--json", "--root", built.root.path)
+    reported = output_of("explain", "--json", "--root", built.root.path)
     words = output_of("explain", "--root", built.root.path).decode()
     assert bases(built.root) == [1, 7]
     assert b"checksum is wrong" in held.stderr
-    standing = json.loads(told.splitlines()[0])
+    standing = json.loads(reported.splitlines()[0])
     assert [(pin["route"], pin["needs"]) for pin in standing["pins"]] == [("b", 6)]
     assert "checksum is wrong" in standing["problem"]
     assert "held back by b/processed (at 5, needs 6); its index is damaged" in words
@@ -119,9 +119,12 @@ def test_a_segment_whose_index_is_damaged_goes_once_it_is_read_by_what_its_frame
 
     assert bases(built.root) == []
     assert b"checksum is wrong" in done.stderr
-    told_of = line(built)
-    assert (told_of["last"], told_of["sha256"]) == (6, digest)
-    assert {each["route"]: (each["count"], each["last"]) for each in told_of["routes"]} == {"a": (3, 5), "b": (3, 6)}
+    reported_about = line(built)
+    assert (reported_about["last"], reported_about["sha256"]) == (6, digest)
+    assert {each["route"]: (each["count"], each["last"]) for each in reported_about["routes"]} == {
+        "a": (3, 5),
+        "b": (3, 6),
+    }
     assert errors(built.root.path) == []
 
 

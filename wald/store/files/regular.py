@@ -1,7 +1,7 @@
 """Opening a file of a log to read it: a regular file and nothing else, which is never waited for.
 
-Whoever may write to a root can plant a FIFO, a device or a link where a file belongs; to open a FIFO in the usual way
-waits for a writer that never comes. So nothing here is opened without this.
+A user who may write to a root can plant a FIFO, a device or a link where a file belongs. Opening a FIFO as usual
+waits for a writer that never comes. So every file of a log that is read is opened here.
 """
 
 from __future__ import annotations

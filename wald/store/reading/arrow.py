@@ -5,7 +5,7 @@
     append_time  timestamp[ns, UTC]                   headers      binary (JSON), null where there are none
     event_time   timestamp[ns, UTC], null where the producer gave none
 
-Whoever names columns gets just those, and only they are made; there is one more for them to name:
+A caller that names columns gets just those, and only they are made. It may name one more:
 
     segment      int64: base sequence of the segment in which the record begins
 
