@@ -132,7 +132,7 @@ def test_what_follows_the_end_of_a_tar_is_not_read(bag: Callable[[Codec], Bag]) 
     compress = Codec.ZST.compress
     planted.plant(bytes(compress(planted.tar)) + bytes(compress(ZEROS)) * (64 * 1024))
 
-    assert_refused(planted.place, "behind its end")
+    assert_refused(planted.place, "after its end")
 
 
 def test_a_header_of_more_than_one_block_is_refused(bag: Callable[[Codec], Bag]) -> None:
