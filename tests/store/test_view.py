@@ -106,6 +106,29 @@ def test_a_view_is_renewed_with_the_head_and_the_segments_of_now(built: Built) -
     assert [segment.kind for segment in later.segments] == [Kind.RELEASED, Kind.SEALED, Kind.RAW]
 
 
+def test_changes_within_one_second_are_listed_where_times_are_whole_seconds(built: Built) -> None:
+    """As on ext4 with inodes of 128 bytes."""
+    second = int(time.time()) - 1
+    os.utime(built.root.segments, (second, second))
+    view = built.view.renewed()
+    built.seal()
+    os.utime(built.root.segments, (second, second))
+
+    assert [segment.kind for segment in view.renewed().segments] == [Kind.SEALED, Kind.SEALED, Kind.RAW]
+
+
+def test_the_segment_of_the_head_is_listed_even_if_the_time_of_the_directory_is_an_old_one(built: Built) -> None:
+    """As a network file system may give it from its cache."""
+    before = time.time() - 10
+    os.utime(built.root.segments, (before, before))
+    view = built.view.renewed()
+    built.cut()
+    built.lines("a", [b"4"])
+    os.utime(built.root.segments, (before, before))
+
+    assert [segment.base_sequence for segment in view.renewed().segments] == [1, 2, 3, 4]
+
+
 def test_a_second_listing_adds_what_a_view_lacks_between_two_sequences(built: Built) -> None:
     whole = built.view
     short = replace(whole, listing=Listing((whole.segments[0], whole.segments[2])))

@@ -28,7 +28,9 @@ from wald.store.segments.raw import RawFile, ScannedBatch
 T = TypeVar("T")
 
 _NAMES = (Kind.RAW, Kind.SEALED, Kind.RELEASED, Kind.DELETING, Kind.RAW_RELEASED, Kind.RAW_DELETING)
-_SETTLED_NS = 100_000_000  # file systems stamp changes with a clock that ticks every few milliseconds
+_SECOND_NS = 1_000_000_000
+_SETTLED_NS = 100_000_000  # file systems stamp changes with a clock that ticks every few milliseconds, …
+_SETTLED_SECONDS_NS = 2_100_000_000  # … or in whole seconds (ext4 with inodes of 128 bytes), or in even ones (FAT)
 
 
 class State(Enum):
@@ -170,7 +172,9 @@ def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None) -> View:
 def _view(root: Root, log_id: bytes, *, before: View | None = None) -> View:
     head = readable_head(root)
     changed_ns = _last_changes(root)
-    if before is not None and changed_ns is not None and changed_ns == before.changed_ns:
+    unchanged = before is not None and changed_ns is not None and changed_ns == before.changed_ns
+    # A network file system may give times from its cache, so the segment of the head must be listed as well.
+    if before is not None and unchanged and (head is None or head.segment <= before.listing.newest_base()):
         listing = before.listing
         if before.with_released:
             listing = replace(listing, segments=tuple(s for s in listing.segments if not s.kind.reclaimed))
@@ -188,7 +192,9 @@ def _last_changes(root: Root) -> tuple[int, ...] | None:
         times_ns = tuple(os.stat(directory).st_mtime_ns for directory in root.segment_directories)
     except OSError:
         return None
-    return times_ns if time.time_ns() - max(times_ns) > _SETTLED_NS else None
+    now_ns = time.time_ns()
+    settled = all(now_ns - at_ns > (_SETTLED_NS if at_ns % _SECOND_NS else _SETTLED_SECONDS_NS) for at_ns in times_ns)
+    return times_ns if settled else None
 
 
 def _bound(head: Head | None, listing: Listing) -> Bound:
