@@ -1,7 +1,7 @@
-"""BundleReader a bundle: from the tar back to parts, each checked against its index; no more than one part in memory.
+"""Reading a bundle: from the tar back to parts, each checked against its index; no more than one part in memory.
 
-A bundle is not trusted: a file in it is read only if its header says what the manifest says,
-and of the headers of pax, which may have any length, only the one is read that gives a file a longer name.
+A bundle is not trusted: a file in it is read only if its header says what the manifest says, and of the headers of pax,
+which may have any length, only the one is read that gives a file a longer name.
 """
 
 from __future__ import annotations

@@ -194,9 +194,9 @@ def restore(
 ) -> None:
     """Write the records of ROUTE in the archive DEST to stdout, as `wald read` would; no log is needed.
 
-    The digest of a bundle is checked before any of its records is written. The records that exist are written, and the
-    exit code is 3, if
-    the archive ends before --from, before --to or, without --to, before the last record in the ledger of --root.
+    The digest of a bundle is checked before any of its records is written. If the archive ends before --from, before
+    --to or, without --to, before the last record in the ledger of --root, the records that exist are written, and the
+    exit code is 3.
     """
     if last is not None and first > last:
         message = f"--from {first} --to {last}: the end is before the start"

@@ -1,4 +1,4 @@
-"""Zstandard frames parameters apart by themselves (RFC 8878, section 3): where each one ends, without an index.
+"""Where each Zstandard frame ends, by its own headers (RFC 8878, section 3) and without an index.
 
 A frame says in its header how long its content is, and each of its blocks how long it is itself; so headers are all
 that has to be read.

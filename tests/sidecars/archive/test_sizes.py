@@ -22,7 +22,7 @@ def counted(record: Record) -> int:
 
 
 def naive(records: list[Record], limit: int) -> list[list[int]]:
-    """BundleBatches of at most ``limit`` bytes, one record after the other."""
+    """Portions of at most ``limit`` bytes, one record after the other."""
     portions: list[list[int]] = []
     room = 0
     for record in records:
