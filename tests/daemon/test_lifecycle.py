@@ -318,7 +318,7 @@ def test_commits_are_synced_when_the_setting_says(
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "expected"),
     [
         ("snyc = 'commit'", "wald.toml:1: there is no setting 'snyc'"),
         ("sync = 'commit'\nsegment_max_bytes = '1KiB'", "wald.toml:2: segment_max_bytes must be"),
@@ -328,7 +328,7 @@ def test_commits_are_synced_when_the_setting_says(
     ],
 )
 def test_settings_it_cannot_run_with_are_reported(
-    start: Start, root: Path, tmp_path: Path, settings: str, message: str
+    start: Start, root: Path, tmp_path: Path, settings: str, expected: str
 ) -> None:
     """Exit code 2, one line and a hint; once they are right, nothing is in the way."""
     config = tmp_path / "wald.toml"
@@ -338,7 +338,7 @@ def test_settings_it_cannot_run_with_are_reported(
     assert daemon.wait() == 2
     message, hint = daemon.log.splitlines()[-2:]
     assert message.startswith("wald: ")
-    assert message in message
+    assert expected in message
     assert hint.startswith("  hint: ")
     assert "Traceback" not in daemon.log
     config.write_text("")
