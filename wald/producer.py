@@ -179,9 +179,11 @@ class Producer:
 
     @property
     def unanswered(self) -> int:
-        """How many records are sent and not answered; after a failure they may be in the log or not."""
-        with self._lock:
-            return self._session.unanswered
+        """How many records are sent and not answered; after a failure they may be in the log or not.
+
+        It does not wait for the calls of other threads.
+        """
+        return self._session.unanswered
 
     def close(self) -> None:
         """Close the connection. Records that were not acknowledged may be in the log or not: :meth:`flush` first."""

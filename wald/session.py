@@ -1,6 +1,6 @@
 """The requests of one producer that are under way: numbered, sent again after a lost connection, answered in order.
 
-Not for several threads: :mod:`wald.producer` lets one call in at a time.
+Not for several threads, but for :attr:`Session.unanswered`: :mod:`wald.producer` lets one call in at a time.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Session:
 
     @property
     def unanswered(self) -> int:
-        """How many records are sent and not answered."""
-        return sum(records_in(line, payload) for line, payload in self._under_way)
+        """How many records are sent and not answered; another thread may ask, so it counts in a copy."""
+        return sum(records_in(line, payload) for line, payload in tuple(self._under_way))
 
     def connect(self, within: float) -> None:
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
@@ -71,6 +72,25 @@ def test_a_cancelled_call_that_has_not_begun_is_carried_out(daemon: Daemon) -> N
         os.kill(daemon.process.pid, signal.SIGCONT)
     found = [record.value for record in wald.open(daemon.root).records("a")]
     assert found == [b"first", b"under way", b"behind it"]
+
+
+def test_what_is_unanswered_can_be_asked_while_a_flush_waits(daemon: Daemon) -> None:
+    """Without the event loop waiting for the daemon."""
+
+    async def main() -> None:
+        async with aio.Producer(daemon.root) as producer:
+            os.kill(daemon.process.pid, signal.SIGSTOP)
+            await producer.send("a", ["one", "two"])
+            flush = asyncio.create_task(producer.flush())
+            await asyncio.sleep(0.1)
+            waker = threading.Timer(2, os.kill, (daemon.process.pid, signal.SIGCONT))
+            waker.start()
+            assert producer.unanswered == 2
+            assert waker.is_alive()
+            assert await flush == [Durable(1, 2)]
+            assert producer.unanswered == 0
+
+    run(main())
 
 
 def test_an_error_is_raised_in_the_task(daemon: Daemon) -> None:
