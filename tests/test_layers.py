@@ -28,14 +28,14 @@ RETENTION_ROOM = (*SEGMENTS_ROOM, "wald.store.retention")
 READING_ROOM = (*RETENTION_ROOM, "wald.store.reading")
 READING = (*READING_ROOM, "wald.store.checking")
 COMMAND_LINE = ("wald.cli.entry", "wald.cli.options", "wald.cli.output", "wald.cli.progress", "wald.setting_types")
-SIDECARS = (*PURE, *READING, *COMMAND_LINE, "wald.log", "wald.payloads", "wald.producer", "wald.loop")
+SIDECARS = (*PURE, *READING, *COMMAND_LINE, "wald.log", "wald.client", "wald.loop")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald": (
         "wald.consumer",
         "wald.errors",
         "wald.format.record",
         "wald.log",
-        "wald.producer",
+        "wald.client.producer",
         "wald.store.reading.batches",
         "wald.store.retention.cursors",
     ),
@@ -44,15 +44,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.setting_types": (),
     "wald.metrics": (),
     "wald.config": ("wald.errors", "wald.format.names", "wald.setting_types"),
-    "wald.connection": PURE,
-    "wald.payloads": PURE,
-    "wald.refusals": (*PURE, "wald.connection"),
-    "wald.session": (*PURE, "wald.connection", "wald.payloads", "wald.refusals"),
-    "wald.producer": (*PURE, "wald.payloads", "wald.session"),
+    "wald.client": (*PURE, "wald.client"),
     "wald.log": (*PURE, "wald.store"),
     "wald.consumer": (*PURE, *READING, "wald.log"),
-    "wald.logging": ("wald.errors", "wald.format.names", "wald.producer"),
-    "wald.aio": (*PURE, *READING, "wald.consumer", "wald.payloads", "wald.producer"),
+    "wald.logging": ("wald.errors", "wald.format.names", "wald.client"),
+    "wald.aio": (*PURE, *READING, "wald.consumer", "wald.client"),
     "wald.loop": (),
     "wald.format": PURE,
     "wald.store": (),

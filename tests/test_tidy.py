@@ -14,7 +14,10 @@ from pages import VAGUE
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
 LIBRARIES = [path for path in SOURCES if "cli" not in path.parts and path.stem != "command"]
-MAPPED = [*(ROOT / "wald" / layer for layer in ("format", "daemon")), *sorted((ROOT / "wald/store").glob("[a-z]*"))]
+MAPPED = [
+    *(ROOT / "wald" / layer for layer in ("client", "daemon", "format")),
+    *sorted((ROOT / "wald/store").glob("[a-z]*")),
+]
 PRINTING = re.compile(
     r"print|(rich\.)?print|click\.(echo|secho|progressbar)|sys\.std(out|err)\.(buffer\.)?(write|writelines)|sys\.exit|exit|quit"
 )

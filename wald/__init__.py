@@ -2,8 +2,9 @@
 
     format < store < daemon < cli       a layer knows nothing of the layers to its right
 
-``format`` is bytes, ``store`` is files, ``daemon`` is the process, ``cli`` is the commands. A program imports the names
-below; each is loaded when it is first used, so that short commands start at once. ::
+``format`` is bytes, ``store`` is files, ``daemon`` is the process, ``cli`` is the commands; ``client`` writes through
+the daemon's socket. A program imports the names below; each is loaded when it is first used, so that short commands
+start at once. ::
 
     import wald
 
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from wald import errors
+    from wald.client.producer import Producer
     from wald.consumer import Consumer
     from wald.format.record import Record
     from wald.log import Log
-    from wald.producer import Producer
     from wald.store.reading.batches import Batch
     from wald.store.retention.cursors import Cursor
 
@@ -45,7 +46,7 @@ _HOMES = {
     "Consumer": "wald.consumer",
     "Cursor": "wald.store.retention.cursors",
     "Log": "wald.log",
-    "Producer": "wald.producer",
+    "Producer": "wald.client.producer",
     "Record": "wald.format.record",
 }
 

@@ -16,12 +16,12 @@ from functools import partial
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
+import wald.client.producer
 import wald.consumer
-import wald.producer
+from wald.client.payloads import Time, Value
+from wald.client.producer import Durable
 from wald.format.names import DEFAULT_GROUP
 from wald.format.record import Record
-from wald.payloads import Time, Value
-from wald.producer import Durable
 from wald.store.reading.batches import Batch
 from wald.store.retention.missing import OnMissing
 
@@ -151,9 +151,9 @@ class Producer:
         connect_for: float | None = None,
     ) -> None:
         self._make = partial(
-            wald.producer.Producer, at, producer_id=producer_id, retry_for=retry_for, connect_for=connect_for
+            wald.client.producer.Producer, at, producer_id=producer_id, retry_for=retry_for, connect_for=connect_for
         )
-        self._producer: wald.producer.Producer | None = None
+        self._producer: wald.client.producer.Producer | None = None
         self._thread = _Thread()
 
     async def __aenter__(self) -> Self:
@@ -198,7 +198,7 @@ class Producer:
         return await self._thread.run(self._connected.acknowledged)
 
     @property
-    def _connected(self) -> wald.producer.Producer:
+    def _connected(self) -> wald.client.producer.Producer:
         if self._producer is None:
             raise RuntimeError("a Producer for asyncio is used in an async with block")
         return self._producer

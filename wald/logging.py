@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from wald.client.producer import Producer
 from wald.errors import InvalidInput, WaldError
 from wald.format.names import check_route
-from wald.producer import Producer
 
 _AT_ONCE = 1000  # log records in one call of Producer.send
 _RETRY_SECONDS = 86_400.0  # a daemon may be away that long; what waits meanwhile is bounded by the capacity

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 import wald
-from wald.producer import Producer
+from wald.client.producer import Producer
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 ROUTE = "bench"

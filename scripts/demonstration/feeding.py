@@ -24,7 +24,7 @@ from demonstration.showing import (
     wald_command,
 )
 from demonstration.text import ROUTES, Text
-from wald.producer import Producer
+from wald.client.producer import Producer
 
 _KILLS_AT = (0.2, 0.45, 0.7)  # of the records
 _CUTS_AT = (0.1, 0.35, 0.6)

@@ -16,7 +16,7 @@ ROUTES = ("by-fifo", "by-pipe", "by-socket")
 _WAYS = (
     "cat file > routes/by-fifo/in",
     "cat file | wald append by-pipe",
-    "wald.producer, on the socket",
+    "wald.Producer, on the socket",
 )
 _TEXT_MAX_BYTES = 60_000_000
 _FILE_MAX_BYTES = 2_000_000  # so that no single file is the demo

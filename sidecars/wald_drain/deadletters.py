@@ -23,14 +23,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
 
+from wald.client.payloads import FRAME_MAX_BYTES
+from wald.client.producer import Durable, Producer
 from wald.errors import InvalidInput, command_line
 from wald.format.columns import encode
 from wald.format.names import is_route
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.format.record import Record
 from wald.format.state import WINDOW
-from wald.payloads import FRAME_MAX_BYTES
-from wald.producer import Durable, Producer
 from wald.store.files.directory import Root
 
 RETRY_SECONDS = 10.0  # how long to wait for a daemon that restarts
@@ -135,7 +135,7 @@ def send(daemon: Path, letters: Iterator[tuple[str, bytes]], *, seed: bytes) -> 
 
     Raises:
         Undeliverable: a payload is too large; all before it are on disk.
-        WaldError: as raised by :meth:`wald.producer.Producer.publish`.
+        WaldError: as raised by :meth:`wald.client.producer.Producer.publish`.
     """
     durable: list[Durable] = []
     while window := list(islice(letters, WINDOW)):

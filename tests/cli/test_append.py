@@ -17,8 +17,8 @@ import pytest
 from peer import Peer
 from running import TIMEOUT_SECONDS, Daemon, command, eventually, output_of, refusal_of, wald
 
+from wald.client.payloads import FRAME_MAX_BYTES
 from wald.format.protocol import Publish
-from wald.payloads import FRAME_MAX_BYTES
 
 AWKWARD = b"crlf\r\n\rlone\r\n\n\nnul\0nul\n\xff\xfe not utf-8\n" + "größe\n".encode()
 

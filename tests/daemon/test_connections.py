@@ -15,8 +15,8 @@ from contents import assert_sound, records, text, values
 from running import Client, Daemon, eventually, readable
 from users import acting_as
 
+from wald.client.producer import Durable, Producer
 from wald.errors import Unavailable
-from wald.producer import Durable, Producer
 
 Start = Callable[..., Daemon]
 

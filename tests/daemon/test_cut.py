@@ -15,8 +15,8 @@ from running import Client, Daemon, eventually
 from tracing import traced
 
 import wald
+from wald.client.producer import Producer
 from wald.format.names import parse_segment_name
-from wald.producer import Producer
 
 Start = Callable[..., Daemon]
 

@@ -14,13 +14,13 @@ from peer import Answering, ok
 from running import Daemon, eventually
 
 import wald
-from wald import payloads as module
+from wald.client import payloads as module
+from wald.client.payloads import FRAME_MAX_BYTES
+from wald.client.producer import Durable, Producer
+from wald.client.session import WINDOW
 from wald.errors import InvalidInput, Refused
 from wald.format.columns import encode
 from wald.format.protocol import Publish
-from wald.payloads import FRAME_MAX_BYTES
-from wald.producer import Durable, Producer
-from wald.session import WINDOW
 
 
 def test_what_is_published_is_in_the_log(daemon: Daemon) -> None:

@@ -14,10 +14,10 @@ from peer import Answering, ok
 from running import Daemon
 
 import wald
+from wald.client.payloads import FRAME_MAX_BYTES, encode_values
+from wald.client.producer import Durable, Producer
 from wald.errors import InvalidInput, Unavailable
 from wald.format.columns import decode
-from wald.payloads import FRAME_MAX_BYTES, encode_values
-from wald.producer import Durable, Producer
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_NS = 1_795_262_400 * 10**9

@@ -15,8 +15,8 @@ from running import Daemon
 
 import wald
 from wald import aio
+from wald.client.producer import Durable
 from wald.errors import NotFound
-from wald.producer import Durable
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -34,9 +34,9 @@ from threads import started
 from tracing import traced
 
 import wald
+from wald.client.producer import Producer
 from wald.daemon.pipe_calls import held_bytes
 from wald.errors import WaldError
-from wald.producer import Producer
 from wald.store.files.directory import Root, list_segments
 from wald.store.files.ledger import entries_of
 

@@ -22,8 +22,8 @@ from contents import errors, records
 from running import Daemon, eventually
 from threads import started
 
+from wald.client.producer import Durable, Producer
 from wald.daemon.pipe_calls import held_bytes
-from wald.producer import Durable, Producer
 
 PRODUCERS = 4
 WRITERS = 2

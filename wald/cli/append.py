@@ -18,7 +18,7 @@ from wald.format.protocol import REQUEST_MAX_BYTES
 
 if TYPE_CHECKING:
     from wald.cli.line_formats import Encode
-    from wald.producer import Durable, Producer
+    from wald.client.producer import Durable, Producer
 
 _READ_BYTES = 128 << 10  # one request's worth
 _STDIN = "-"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wald.producer import Producer
+from wald.client.producer import Producer
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
 from wald.store.writing.lock import is_held

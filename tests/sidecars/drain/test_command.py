@@ -17,8 +17,8 @@ from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
 
 import wald
 from wald.cli.entry import run
+from wald.client.producer import Producer
 from wald.format.names import Kind
-from wald.producer import Producer
 from wald.store.retention.cursors import newcomer
 from wald_drain.command import command
 

@@ -17,8 +17,8 @@ from faults import Died, DyingDisk, FailingDisk, SteppingDisk, TracingDisk
 from running import Daemon
 
 import wald
+from wald.client.producer import Producer
 from wald.errors import Damaged, DiskFailure
-from wald.producer import Producer
 
 ORIGINALS = [b"one", b"two"]
 LATER = b"later"

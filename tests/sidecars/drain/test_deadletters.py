@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running import Daemon, output_of
 
+from wald.client.producer import Producer
 from wald.errors import InvalidInput
 from wald.format.columns import decode
 from wald.format.record import Record
 from wald.format.state import WINDOW
-from wald.producer import Producer
 from wald.store.files.directory import Root
 from wald_drain.deadletters import (
     PAYLOAD_MAX_BYTES,

@@ -10,8 +10,8 @@ from pathlib import Path
 from running import TIMEOUT_SECONDS, Daemon
 
 import wald
+from wald.client.producer import Producer
 from wald.format.names import ROUTE_MAX_LENGTH
-from wald.producer import Producer
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "drain-routes.sh"
 

@@ -11,8 +11,8 @@ from draining import InProcess, drain, drain_refusal
 from running import Daemon, output_of
 
 import wald
+from wald.client.producer import Producer
 from wald.errors import InvalidInput
-from wald.producer import Producer
 
 LARGE = b"x" * 200_000
 SMALL_LIMIT = {"WALD_REQUEST_MAX_BYTES": "128KiB"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from wald.connection import status
+from wald.client.connection import status
 from wald.errors import (
     DiskFailure,
     InvalidInput,

@@ -1,6 +1,6 @@
 """The requests of one producer that are under way: numbered, sent again after a lost connection, answered in order.
 
-Not for several threads, but for :attr:`Session.unanswered`: :mod:`wald.producer` lets one call in at a time.
+Not for several threads, except :attr:`Session.unanswered`: :mod:`wald.client.producer` admits one call at a time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from wald.connection import Connection, seconds_until
+from wald.client.connection import Connection, seconds_until
+from wald.client.payloads import records_in
+from wald.client.refusals import refused, unreachable
 from wald.errors import InvalidInput, Refused, WaldError
 from wald.format.protocol import REQUEST_MAX_BYTES, Code, ProtocolError, Publish, encode_publish, parse_reply
-from wald.payloads import records_in
-from wald.refusals import refused, unreachable
 
 WINDOW = 8  # requests under way; the daemon remembers 16 a producer, so all of them can be repeated
 SOCKET_NAME = "wald.sock"

@@ -21,10 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from wald.client.payloads import Time, Value, encode_values, frames
+from wald.client.session import SOCKET_NAME, Durable, Session
 from wald.errors import InvalidInput, Refused
 from wald.format.names import check_route
-from wald.payloads import Time, Value, encode_values, frames
-from wald.session import SOCKET_NAME, Durable, Session
 
 __all__ = ["Durable", "Producer"]
 
