@@ -51,6 +51,8 @@ class _Thread:
 class Consumer:
     """As :class:`wald.Consumer`, with ``async with`` and ``async for``; arguments are the same but ``cancel``.
 
+    Making one reads a small file at once, not in its thread.
+
     A task that is cancelled while it waits for the next record ends the wait. The record that it has processed last is
     then processed, as in :class:`wald.Consumer`; the one that it did not get comes again.
 

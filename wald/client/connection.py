@@ -1,6 +1,6 @@
 """A connection to the daemon's socket: connect, send whole requests, read answers line by line.
 
-Errors are those of the operating system; what they mean is decided by :mod:`wald.client.producer`.
+Errors are those of the operating system; which of them pass is decided by :mod:`wald.client.session`.
 """
 
 from __future__ import annotations

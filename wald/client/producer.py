@@ -38,6 +38,9 @@ class Producer:
     Refused, and :meth:`acknowledged` and :attr:`unanswered` report what became of the records. An error that is found
     before anything is sent, such as a line without a newline, does not end it.
 
+    The sequences of what is durable are kept until they are asked for: a program that sends for long should call
+    :meth:`flush` or :meth:`acknowledged` now and then.
+
     Threads may share a producer: a call waits until the calls of other threads have returned. After a fork (os.fork)
     the child's copy is another producer, with a connection and an id of its own and nothing under way; the parent
     flushes what the parent has sent.
