@@ -138,3 +138,14 @@ def test_a_second_listing_adds_what_a_view_lacks_between_two_sequences(built: Bu
     assert completed.segments == whole.segments
     assert second.complete(completed, 2, 2) is completed
     assert second.complete(whole, 10, 20) is whole
+
+
+def test_it_adds_a_released_segment_where_these_are_to_be_read(built: Built) -> None:
+    """Its file may have been renamed while the directory was listed."""
+    built.seal()
+    built.reclaim(1, keep=True)
+    whole = built.view.including_released()
+    short = replace(whole, listing=Listing(whole.segments[1:]))
+
+    assert SecondListing().complete(short, 1, 1).segments == whole.segments
+    assert SecondListing().complete(replace(short, with_released=False), 1, 1).segments == whole.segments[1:]

@@ -144,13 +144,18 @@ class View:
         Raises:
             Damaged: the directory still lists it.
         """
-        listing = list_segments(self.root)
+        listing = self.list_again()
         if any(found.base_sequence == segment.base_sequence for found in (*listing.segments, *listing.released)):
             raise Damaged(
                 f"{segment.path}: its directory lists it, and there is no such file",
                 hint=f"ls -l {segment.path.parent}; restore the file from an archive or a backup",
             ) from gone
-        return replace(self, listing=listing.with_released() if self.with_released else listing, changed_ns=None)
+        return replace(self, listing=listing, changed_ns=None)
+
+    def list_again(self) -> Listing:
+        """The segments that there are now, the released ones among those to read as in this view."""
+        listing = list_segments(self.root)
+        return listing.with_released() if self.with_released else listing
 
 
 def read_view(root: Root, log_id: bytes, *, bound: Bound | None = None) -> View:
@@ -248,7 +253,7 @@ class SecondListing:
     def complete(self, view: View, first: int, last: int) -> View:
         """``view``, with the segments that there are with a base from ``first`` to ``last``, if it has none there."""
         if view.listing is not self._seen:
-            self._seen, self._now = view.listing, list_segments(view.root)
+            self._seen, self._now = view.listing, view.list_again()
         known = {segment.base_sequence for segment in view.listing.between(first, last)}
         found = self._now.between(first, last)
         if not found or known & {segment.base_sequence for segment in found}:
