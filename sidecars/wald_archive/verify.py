@@ -1,7 +1,7 @@
 """Proving an archive: every byte is read, nothing is changed, and every finding names its file.
 
     a bag                       by itself (wald_archive.proof)
-    the bundles of a route      each follows the one before (wald_archive.verify)
+    the bundles of a route      each follows the one before (broken_links)
     the ledger, if given        records no bundle that is missing
 
 Bags may be proven in any order, and by several processes; what follows from all of them comes last.
