@@ -121,6 +121,16 @@ def test_the_hint_keeps_the_other_options(shared: Built) -> None:
     assert output_of(*typed[1:]) == output_of("read", "a", "--from", 9, *options, "--root", shared.root.path)
 
 
+def test_the_hint_keeps_the_group_whose_cursor_is_to_move(tmp_path: Path) -> None:
+    built = fill(tmp_path)
+    root = built.root.path
+    done = wald("read", "a", "--group", "fresh", "--commit", "--limit", 1, "--root", root)
+    typed = next(line for line in done.stderr.decode().splitlines() if "--from 9" in line).split(" reads ")[0].split()
+    output_of(*typed[2:])  # after "hint: wald"
+    cursors = {group: built.log.cursor("a", group).sequence for group in ("fresh", "processed")}
+    assert cursors == {"fresh": 9, "processed": 8}
+
+
 def test_a_cursor_among_reclaimed_records_is_an_error_and_stays_where_it_is(tmp_path: Path) -> None:
     """They were deleted unread (--unread expire), or the cursor was set back."""
     built = fill(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -86,9 +87,9 @@ def read(
     if start is None:
         start = "cursor" if group or commit else "earliest"
     begin, end = _range(start, stop)
-    group = check_group(group or DEFAULT_GROUP)
     damage = _Damage()
-    missing = _MissingRecords(on_missing, stop, _again(limit=limit, follow=follow, commit=commit), form)
+    missing = _MissingRecords(on_missing, stop, _again(group, limit=limit, follow=follow, commit=commit), form)
+    group = check_group(group or DEFAULT_GROUP)
     batches = log.batches(
         route,
         begin,
@@ -156,10 +157,10 @@ class _MissingRecords:
         click.echo(f"wald: {missing.message()}\n  hint: {hint}", err=True)
 
 
-def _again(*, limit: int | None, follow: bool, commit: bool) -> str:
-    """The options, to type again."""
-    options = [f" --limit {limit}" if limit is not None else "", " --follow" * follow, " --commit" * commit]
-    return "".join(options)
+def _again(group: str | None, *, limit: int | None, follow: bool, commit: bool) -> str:
+    """The options, to type again; --commit moves the same group's cursor."""
+    values = [f" --limit {limit}" if limit is not None else "", f" --group {shlex.quote(group)}" if group else ""]
+    return "".join([*values, " --follow" * follow, " --commit" * commit])
 
 
 class _Commits:

@@ -365,9 +365,10 @@ def _begin(view: View, routes: frozenset[str] | None, start: Start, group: str) 
         if view.bound.lost:
             raise lost_head(view.root, view.bound)
         path = view.root.path
+        what = " ".join(["", *(routes or ())])
         raise NotFound(
             f"{path}: record {start} was never issued; the last one is {end - 1}",
-            hint=f"{command_line(path, 'read --from end --follow')} waits for the next",
+            hint=f"{command_line(path, f'read{what} --from end --follow')} waits for the next",
         )
     return Selection(routes, start)
 
