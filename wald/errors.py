@@ -1,6 +1,7 @@
 """Every error wald raises on purpose: what happened, what to type next, and the exit code of a command that it ends.
 
-A message is one line and names the file and the offset where there is one; the hint is a command or an action.
+A message is one line and names the file and the offset where there is one; the hint is a command or an action, which
+a traceback shows below the message.
 Exit codes are part of the interface: docs/cli.md lists them. 0 is success, 2 also a wrong usage of a command.
 """
 
@@ -32,6 +33,8 @@ class WaldError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"  hint: {hint}")
 
 
 class InvalidInput(WaldError):

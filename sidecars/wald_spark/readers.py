@@ -130,7 +130,10 @@ def with_hint() -> Iterator[None]:
         yield
     except WaldError as error:
         message = f"{error.message}\n  hint: {error.hint}" if error.hint else error.message
-        raise type(error)(message, hint=error.hint) from error
+        explained = type(error)(message, hint=error.hint)
+        if error.hint:
+            explained.__notes__.clear()  # the message has it
+        raise explained from error
 
 
 def _tasks(pieces: Sequence[Piece], options: Options) -> list[InputPartition]:
