@@ -10,9 +10,10 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
-from wald.client.producer import Producer
+from wald.client.producer import Producer, socket_at
 from wald.errors import InvalidInput, WaldError
 from wald.format.names import check_route
 
@@ -195,7 +196,7 @@ class WaldHandler(logging.Handler):
         """
         lost, error = 0, None
         try:
-            self._producer = self._producer or Producer(self._at, retry_for=_RETRY_SECONDS)
+            self._producer = self._producer or Producer(socket_at(Path(self._at)), retry_for=_RETRY_SECONDS)
             if lost := self._unreported:
                 notice = _Entry(f"{lost} log records were lost", entries[0].time_ns, _NOTICE_HEADERS)
                 entries = [notice, *entries]

@@ -144,6 +144,7 @@ def test_the_time_between_two_calls_does_not_count(daemon: Daemon) -> None:
 
 
 def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "log.json").touch()
     for at in (tmp_path, tmp_path / "absent.sock"):
         with pytest.raises(Unavailable) as caught:
             Producer(at, connect_for=0)
@@ -151,6 +152,27 @@ def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
         assert caught.value.hint == (
             f"wald --root {at} run" if at == tmp_path else f"ls -l {at}; start the daemon that listens there"
         )
+
+
+@pytest.mark.parametrize("name", ["", "mistyped"])
+def test_without_a_log_it_says_so_at_once(tmp_path: Path, name: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(NotFound) as caught:
+        Producer(tmp_path / name, retry_for=TIMEOUT_SECONDS)
+
+    assert time.monotonic() - started < TIMEOUT_SECONDS / 2
+    assert caught.value.message == f"{tmp_path / name}: there is no log here"
+    assert caught.value.hint == f"wald --root {tmp_path / name} run makes one"
+
+
+def test_a_missing_route_is_reported_with_the_command_that_makes_it(daemon: Daemon) -> None:
+    with Producer(daemon.root) as producer:
+        producer.publish("nosuch", b"x\n")
+        with pytest.raises(NotFound) as caught:
+            producer.flush()
+
+    assert caught.value.message == "there is no route 'nosuch'"
+    assert caught.value.hint.startswith(f"wald --root {daemon.root} route add nosuch makes it")
 
 
 def test_what_was_answered_before_the_daemon_went_is_durable(tmp_path: Path) -> None:

@@ -23,8 +23,11 @@ from typing import Self
 
 from wald.client.payloads import Time, Value, encode_values, frames
 from wald.client.session import SOCKET_NAME, Durable, Session
-from wald.errors import InvalidInput, Refused
+from wald.errors import InvalidInput, NotFound, Refused, command_line
 from wald.format.names import check_route
+
+_SOCKET_SUFFIX = ".sock"
+_IDENTITY_NAME = "log.json"
 
 __all__ = ["Durable", "Producer"]
 
@@ -46,13 +49,15 @@ class Producer:
     flushes what the parent has sent.
 
     Args:
-        at: the root of the log, or the socket itself.
+        at: the root of the log, or the socket itself. The name of a socket that need not be there yet ends in
+            ``.sock``.
         producer_id: 1 to 2**64 - 1. No other producer may use it at the same time, not even the child of a fork.
             By default a random one.
         retry_for: seconds without any progress after which the producer gives up.
         connect_for: seconds for which the first connection is tried; None: ``retry_for``.
 
     Raises:
+        NotFound: there is no log at ``at``.
         Unavailable: no daemon for that long.
         NotPermitted: this user may not connect.
 
@@ -73,7 +78,9 @@ class Producer:
         connect_for: float | None = None,
     ) -> None:
         path = Path(at)
-        self._path = path / SOCKET_NAME if path.is_dir() else path
+        self._path = socket_at(path)
+        if self._path != path:
+            _require_log(path)
         self._given_id = producer_id
         self._retry_for = retry_for
         self._connect_for = retry_for if connect_for is None else connect_for
@@ -252,6 +259,25 @@ class Producer:
         with self._exclusively():
             for payload in payloads:
                 self._session.publish(route, payload, columns)
+
+
+def socket_at(path: Path) -> Path:
+    """The socket in the root ``path``; ``path`` itself if it is a socket, or has the name of one."""
+    return path if path.suffix == _SOCKET_SUFFIX or path.is_socket() else path / SOCKET_NAME
+
+
+def _require_log(root: Path) -> None:
+    """
+    Raises:
+        NotFound: ``root`` has neither a log nor a socket, so it is useless to wait for a daemon.
+    """
+    try:
+        if not (root / SOCKET_NAME).exists():
+            (root / _IDENTITY_NAME).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"{root}: there is no log here", hint=f"{command_line(root, 'run')} makes one") from None
+    except OSError:
+        return  # the attempt to connect reports it
 
 
 def _begin_in_child() -> None:

@@ -33,7 +33,8 @@ def refused(error: ProtocolError, request: bytes, *, root: Path | None, socket: 
     route = words[2] if words[:1] == ["ROUTE"] else words[1] if len(words) > 1 else ""
     match error.code:
         case Code.NO_ROUTE:
-            return NotFound(error.message, hint=_how_to_make(route, root, socket, retired="retired" in error.message))
+            message, _, _ = error.message.partition("; ROUTE ")  # what follows is for clients of the bare protocol
+            return NotFound(message, hint=_how_to_make(route, root, socket, retired="retired" in error.message))
         case Code.DENIED:
             return NotPermitted(error.message, hint=_how_to_permit(words, route, socket))
         case Code.GAP | Code.FORGOTTEN | Code.CONFLICT:
