@@ -15,8 +15,8 @@ from wald.format.names import DEFAULT_GROUP, check_group
 from wald.format.record import Record
 from wald.log import Log
 from wald.store.reading.batches import Batch
+from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState
-from wald.store.retention.history import History
 from wald.store.retention.missing import OnMissing
 
 
@@ -33,8 +33,9 @@ class Consumer:
     again, unless :meth:`commit` is called first. A new loop over the same consumer begins behind the last processed
     record.
 
-    A group that has no cursor on the route yet gets one when the first loop begins. It begins at the oldest record,
-    and from then on RECLAIM keeps for it what it has not processed.
+    A group that has no cursor on the route yet gets one when the first loop begins. It begins at the oldest record
+    there is, and from then on RECLAIM keeps for it what it has not processed. Records that were reclaimed before are
+    passed over without an error, whatever ``on_missing`` is.
 
     One program at a time may consume a route for a group; two would both get every record, and the slower one fails to
     move the cursor. One thread at a time may use a consumer.
@@ -170,9 +171,8 @@ class Consumer:
     def _enter(self) -> None:
         """Give a new group a cursor in front of the oldest record, so that what it has not processed is kept."""
         if self.log.cursor(self.route, self.group).state is CursorState.ABSENT:
-            segments = self.log.view().segments
-            oldest = segments[0].base_sequence if segments else 1
-            self.log.set_cursor(self.route, History(self.log.root).beginning(oldest) - 1, self.group)
+            begins = beginning(self.log.view(), self.route, self.group)
+            self.log.set_cursor(self.route, begins.sequence - 1, self.group)
 
 
 class _Progress:

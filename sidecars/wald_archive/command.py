@@ -131,6 +131,7 @@ def pack(
             moment=_moment,
             on_begin=report.begin,
             on_abandon=report.abandoned,
+            on_reclaimed=_warn,
             on_record=report.record,
         )
         for request in requests:

@@ -19,6 +19,7 @@ from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.reading.batches import Batch
 from wald.store.reading.reader import Start
+from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.progress import last_sequences
 from wald.store.retention.taken import move_cursor
@@ -76,6 +77,7 @@ class Packer:
         now_ns: the clock. ``moment``: the time as the archive and the cursor have it.
         on_begin: called with each run, and whether it is an interrupted one, before it is carried out.
         on_abandon: called with an interrupted run that is given up.
+        on_reclaimed: called with a message, if records were reclaimed before a new group begins.
         on_record: called with the last sequence packed.
     """
 
@@ -88,6 +90,7 @@ class Packer:
     moment: Callable[[], str]
     on_begin: Callable[[Run, bool], None] = field(default=_ignore)
     on_abandon: Callable[[Run], None] = field(default=_ignore)
+    on_reclaimed: Callable[[str], None] = field(default=_ignore)
     on_record: Callable[[int], None] = field(default=_ignore)
 
     def archive(self, request: Request) -> Iterator[Packed]:
@@ -145,10 +148,9 @@ class Packer:
         cursor = self.log.cursor(request.route, request.group)
         after = cursor.effective
         start: Start = after + 1
+        view = self.log.view()
         if cursor.state is CursorState.ABSENT:
-            segments = self.log.view().segments
-            # Records that were reclaimed before this group existed are not missing.
-            after, start = segments[0].base_sequence - 1 if segments else 0, "earliest"
+            start = "earliest"  # records that were reclaimed before this group existed are not missing
         elif cursor.state is not CursorState.VALID:
             raise Damaged(
                 f"{cursor.message}; what was processed is not known",
@@ -159,6 +161,11 @@ class Packer:
                 batch = next(batches, None)
             except (NotFound, Damaged) as error:
                 raise type(error)(error.message, hint=self._passing(request, start)) from error
+        if cursor.state is CursorState.ABSENT:
+            begins = beginning(view, request.route, request.group)
+            after = begins.sequence - 1
+            if begins.message:
+                self.on_reclaimed(begins.message)
         return after, batch.first_sequence if batch else None
 
     def _explained(self, error: NotFound | Damaged, request: Request, first: int | None) -> NotFound | Damaged:

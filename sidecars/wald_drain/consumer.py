@@ -10,8 +10,8 @@ from wald.format.record import Record
 from wald.format.times import utc
 from wald.log import Log
 from wald.store.files.disk import Disk
+from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import Cursor, CursorState, newcomer
-from wald.store.retention.history import History
 from wald.store.retention.taken import move_cursor
 
 
@@ -36,15 +36,14 @@ class Consumer:
     def enter(self, report: Callable[[str], None]) -> None:
         """Give a new group a cursor, so that the records that it has not processed are kept from now on.
 
-        Records that were reclaimed before the group existed, from the first record on, do not count as missed.
+        Records that were reclaimed before the group existed, from the first record on, are reported and passed over.
         """
         if self.cursor.state is CursorState.ABSENT:
             news = newcomer(self.log.root, self.route, self.group)
-            segments = self.log.view().segments
-            oldest = segments[0].base_sequence if segments else 1
-            self.commit(History(self.log.root).beginning(oldest) - 1)
-            if news:
-                report(news)
+            begins = beginning(self.log.view(), self.route, self.group)
+            self.commit(begins.sequence - 1)
+            for message in filter(None, (news, begins.message)):
+                report(message)
 
     def commit(self, sequence: int) -> None:
         """Move the cursor: everything up to ``sequence`` is processed; on disk when this returns."""

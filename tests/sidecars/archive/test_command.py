@@ -151,6 +151,23 @@ def test_nothing_to_archive_is_no_failure(root: Path, dest: Path) -> None:
     assert files(dest) == before
 
 
+def test_what_was_reclaimed_before_a_new_group_came_is_reported_once(built: Built, dest: Path) -> None:
+    for route, value in (("a", b"1"), ("a", b"2"), ("b", b"3"), ("a", b"4"), ("b", b"5")):
+        built.lines(route, [value])
+        built.cut()
+    built.seal()
+    for base in (1, 2):
+        built.reclaim(base)
+    line = ("a", "b", "--root", built.root.path, "--dest", dest, "--group", "late")
+    done = wald_archive(*line)
+    assert (done.returncode, done.stderr) == (
+        0,
+        b"wald-archive: group late is new on route a and begins at record 3: records 1 to 2 were reclaimed before\n",
+    )
+    built.lines("a", [b"6"])
+    assert wald_archive(*line).stderr == b""
+
+
 def test_an_interrupted_run_is_gone_on_with_and_said(root: Path, dest: Path) -> None:
     disk = DyingDisk(12)
     with pytest.raises(Died):

@@ -231,10 +231,15 @@ def test_a_lost_front_is_damage_and_a_reclaimed_one_is_nothing_to_a_new_group(ro
     command, inside = Keeping(tmp_path), InProcess(root)
     inside.run(*command.words)
     assert command.runs == [b"1\n2\n3\n"]
+    said = "group processed is new on route a and begins at record 2: record 1 was reclaimed before"
+    assert inside.reported == [said]
+    built.lines("a", [b"4"])
+    inside.run(*command.words)
+    assert (command.runs[1:], inside.reported) == ([b"4\n"], [said])
     built.path(2, Kind.SEALED).unlink()
     with pytest.raises(Damaged, match="no segment holds record 2"):
         inside.run(*command.words, group="new")
-    assert len(command.runs) == 1
+    assert len(command.runs) == 2
 
 
 def test_a_cursor_that_cannot_be_trusted_stops_it(built: Built, tmp_path: Path) -> None:

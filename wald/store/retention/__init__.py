@@ -1,10 +1,11 @@
 """Which groups still need what, and what is known of what is gone.
 
-backlog   what there is, and which groups need it
-cursors   where consumers stand
-history   what the ledgers say of missing segments
-missing   records asked for that are reclaimed
-pins      which group holds back which segment
-progress  what routes got, how far groups are
-taken     moving a cursor; what it needs and is gone
+backlog    what there is, and which groups need it
+beginning  where a new group begins
+cursors    where consumers stand
+history    what the ledgers say of missing segments
+missing    records asked for that are reclaimed
+pins       which group holds back which segment
+progress   what routes got, how far groups are
+taken      moving a cursor; what it needs and is gone
 """

@@ -53,11 +53,6 @@ class History:
             # The other ledger only where it matters: while that is damaged, what was reclaimed is known all the same.
             yield from _outside(self._skips(), begin, end)
 
-    def beginning(self, oldest: int) -> int:
-        """Where a new group begins: at the ``oldest`` record, or at a missing one that no ledger says was reclaimed."""
-        first, _ = next(self.unexplained(1, oldest - 1), (oldest, oldest))
-        return first
-
     def gone(self, first: int, last: int) -> list[ReclaimedSegment]:
         """What reclaimed segments held of the records ``first`` to ``last``."""
         return [self._gone(entry) for entry in _between(self.deletions(), first, last)]

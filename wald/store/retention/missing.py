@@ -133,8 +133,8 @@ class Wanted:
     routes: frozenset[str] | None
     first: int
     last: int
-    from_ns: int
-    until_ns: int
+    from_ns: int = -(1 << 63)
+    until_ns: int = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
