@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
+import weakref
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +73,26 @@ def test_a_segment_without_a_file_is_gone(built: Built) -> None:
     with pytest.raises(SegmentGone) as caught:
         view.open(view.segments[0])
     assert [segment.base_sequence for segment in view.without(caught.value, view.segments[0]).segments] == [2, 3]
+
+
+def test_a_segment_that_is_gone_keeps_no_file_of_its_reader_open(built: Built) -> None:
+    """Nothing waits for the collector of cycles."""
+
+    class Reader:
+        def __call__(self, segment: Segment) -> None:
+            segment.path.stat()
+
+    view, reader = built.view, Reader()
+    alive = weakref.ref(reader)
+    built.path(1, Kind.RAW).unlink()
+    gc.disable()
+    try:
+        with pytest.raises(SegmentGone) as caught:
+            view.follow(view.segments[0], reader)
+        del caught, reader
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_a_segment_that_is_listed_and_has_no_file_is_damage(built: Built) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
@@ -115,19 +116,13 @@ class View:
         Raises:
             SegmentGone: there is none of any name.
         """
-        try:
+        with suppress(FileNotFoundError):
             return action(segment)
-        except FileNotFoundError as error:
-            gone = error
         for kind in 2 * _NAMES:  # twice, because the name may be changed back in between
             path = segment.path.with_name(segment_name(segment.base_sequence, kind))
-            try:
+            with suppress(FileNotFoundError):
                 return action(Segment(segment.base_sequence, kind, path))
-            except FileNotFoundError:
-                continue
-        raise SegmentGone(
-            f"{segment.path}: there is no such segment any more", hint=f"ls -l {segment.path.parent}"
-        ) from gone
+        raise SegmentGone(f"{segment.path}: there is no such segment any more", hint=f"ls -l {segment.path.parent}")
 
     def including_released(self) -> View:
         """The same, with reclaimed segments whose files are still there among those to read."""
