@@ -77,7 +77,7 @@ def test_what_was_reclaimed_is_not_counted(built: Built) -> None:
     assert asked(built, "b") == {0}
 
 
-def test_a_cursor_moved_back_into_what_is_doomed_counts_it(built: Built) -> None:
+def test_a_cursor_moved_back_into_what_is_released_counts_it(built: Built) -> None:
     """It is there for the grace period, and whoever reads gets it."""
     before = counted(built, "a", 0)
     for route in "abc":

@@ -91,8 +91,8 @@ def where(root: Path, sequence: int, as_json: bool) -> int:
 
 def warn_without_daemon(root: Root) -> None:
     """Report on stderr that no daemon runs, and how the last one ended."""
-    if words := no_daemon(root, Disk()):
-        click.echo(words, err=True)
+    if message := no_daemon(root, Disk()):
+        click.echo(message, err=True)
 
 
 def moment(time_ns: int) -> str:

@@ -184,7 +184,7 @@ class LogSource:
             backlog.growth(now_ns=time.time_ns()),
             backlog.free_bytes,
             shutil.disk_usage(root.path).total,
-            tuple(words for _, words in troubles(root)),
+            tuple(message for _, message in troubles(root)),
         )
         self._end = end
         return log_sample

@@ -245,8 +245,8 @@ def _packed(label: str, pieces: Sequence[Cell], width: int) -> Iterator[Text]:
     """Pieces after a label, in as many lines as they need; no piece is broken."""
     room = max(1, width - _LABEL_CELLS)
     line = Text()
-    for words, style in pieces:
-        piece = Text(words, style)
+    for text, style in pieces:
+        piece = Text(text, style)
         if line and line.cell_len + len(_GAP) + piece.cell_len > room:
             yield _labelled(label, line)
             label, line = "", Text()
@@ -278,6 +278,6 @@ def _bytes_rate(per_second: float | None) -> str:
     return "- B/s" if per_second is None else f"{format_bytes(per_second)}/s"
 
 
-def _printable(words: str) -> str:
+def _printable(text: str) -> str:
     """A text without control characters: those of a file name could move the cursor of the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in words)
+    return "".join(character if character.isprintable() else "?" for character in text)

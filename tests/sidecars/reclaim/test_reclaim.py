@@ -191,7 +191,7 @@ def test_a_dry_run_beside_a_reclaim_at_work_passes_over_what_is_gone_meanwhile(b
     assert seen == [1]
 
 
-def test_a_doomed_segment_waits_out_its_grace_period(built: Built) -> None:
+def test_a_released_segment_waits_out_its_grace_period(built: Built) -> None:
     read_all(built)
     reclaim(built, grace_ns=3600 * SECOND_NS)
     assert bases(built.root, Kind.RELEASED) == [1, 3, 5, 7]
@@ -443,7 +443,7 @@ def test_a_full_disk_at_any_step_loses_nothing_and_the_same_process_goes_on(tmp_
     assert number > 8
 
 
-def test_a_doomed_segment_that_the_ledger_does_not_know_is_reported_before_it_goes(built: Built) -> None:
+def test_a_released_segment_that_the_ledger_does_not_know_is_reported_before_it_goes(built: Built) -> None:
     """The ledger was lost, or somebody renamed the file by hand; either way there is an answer afterwards."""
     read_all(built, a=2, b=2)
     os.rename(built.path(1, Kind.SEALED), built.path(1, Kind.RELEASED))
@@ -454,7 +454,7 @@ def test_a_doomed_segment_that_the_ledger_does_not_know_is_reported_before_it_go
     assert built.log.where(2).state is State.RECLAIMED
 
 
-def test_a_doomed_segment_that_somebody_needs_comes_back_whoever_has_renamed_it(built: Built) -> None:
+def test_a_released_segment_that_a_group_needs_comes_back_whatever_renamed_it(built: Built) -> None:
     os.rename(built.path(1, Kind.SEALED), built.path(1, Kind.RELEASED))
     reclaim(built)
 
