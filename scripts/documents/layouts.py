@@ -18,7 +18,7 @@ LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("#I", "checksum", "crc32c of bytes 12 to 63"),
             ("H", "version", ""),
             ("H", "header size", ""),
-            ("16h", "log id", "the `log` of `log.json`"),
+            ("16h", "log id", "the `log` of `log.json`, which has dashes there"),
             ("Q", "base sequence", "the first record that can be in the file"),
             ("Q", "epoch", "the life of the daemon that made the file"),
             ("q", "created at", "ns since 1970"),

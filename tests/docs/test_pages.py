@@ -13,6 +13,8 @@ from crc32c import crc32c
 from pages import PAGES, ROOT, VAGUE, anchors, links, rows, without_blocks
 from sample_segments import SALT
 
+from wald.format.ledger import decode_ledger
+
 README_LINES_MAX = 200
 DOCUMENTS = [*PAGES, "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 GENERATED = re.compile(r"<!-- begin .*?<!-- end -->", re.DOTALL)
@@ -85,6 +87,19 @@ def test_checksums_cover_what_the_page_says() -> None:
     assert struct.unpack("<I", batch["body checksum"])[0] == crc32c(whole[64:96])
     assert struct.unpack("<I", batch["trailer checksum"])[0] == crc32c(whole[96:100], SALT)
     assert struct.unpack("<I", batch["length"])[0] == len(whole)
+
+
+def test_the_ledgers_it_shows_are_whole() -> None:
+    """Each example begins a ledger, and its lines follow one another."""
+    page = (ROOT / "docs/format.md").read_text()
+    ledgers = re.findall(r"```text\n(\{\"event\".*?\n)```", page, re.DOTALL)
+    events = []
+    for ledger in ledgers:
+        decoded = decode_ledger(ledger.encode())
+        assert (decoded.broken, decoded.whole_bytes) == ([], len(ledger.encode()))
+        events += [entry["event"] for entry in decoded.entries]
+
+    assert events == ["cut", "sealed", "reclaimed", "begun", "archived", "finished"]
 
 
 @pytest.mark.parametrize("page", PAGES)
