@@ -100,7 +100,8 @@ def feed(daemon: Daemon, root: Path, texts: list[Text]) -> float:
     expect(head.sequence == total, f"{total:,} lines were fed and the head stands at {head.sequence:,}")
     length = sum(text.length for text in texts)
     speed = rate(length, seconds)
-    print(f"  {total:>12,}  all durable: {megabytes(length)} in {seconds:.2f} s, {speed}, and {away:.2f} s away")
+    print(f"  {total:>12,}  all durable: {megabytes(length)} in {seconds:.2f} s, {speed};")
+    print(f"                the {away:.2f} s that kills and starts took are not counted")
     print(f"                wald append said: {producers.appended}")
     return seconds
 
