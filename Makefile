@@ -58,7 +58,7 @@ test-spark-4.2: ## the same on the oldest PySpark that may be installed, in a .v
 docs: $(READY) ## the documents as a site in docs/_build; a broken link or reference fails
 	$(BIN)/sphinx-build --quiet --builder html --fresh-env --fail-on-warning --keep-going docs docs/_build
 
-demo: $(READY) ## the main job on real text, in under a minute; INPUT=file to use your own
+demo: $(READY) ## the main job on real text, then Spark, in a minute or two; INPUT=file to use your own
 	$(RUN) scripts/demo
 
 bench: $(READY) ## speed beside cat, dd, svlogd, s6-log, zstd and tar, in one run

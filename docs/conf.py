@@ -12,6 +12,8 @@ highlight_language = "text"
 
 myst_heading_anchors = 4  # a link to a heading is checked, and has the form that hosts of repositories give it
 
+smartquotes = False  # an option in prose is --jsonl, with two hyphens
+
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}

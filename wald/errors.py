@@ -2,7 +2,7 @@
 
 A message is one line and names the file and the offset where there is one; the hint is a command or an action, which
 a traceback shows below the message.
-Exit codes are part of the interface: docs/cli.md lists them. 0 is success, 2 also a wrong usage of a command.
+Exit codes are part of the interface. 0 is success, 2 also a wrong usage of a command.
 """
 
 from __future__ import annotations

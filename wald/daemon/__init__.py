@@ -4,7 +4,7 @@
             ▲                       │
             └─ consume, reply ◀─────┘        the only backward step, one hop, after the sync
 
-    start       what a start decides            service     the loop
+    start       the order of a start            service     the loop
     turn        drafts, tickets, their memory   committer   write, sync, head; and when the disk fails
     intake      all pipes, in turn              pipes       how bytes leave one of them
     fifos       the paths of FIFOs              pipe_calls  system calls on pipes
@@ -15,5 +15,6 @@
     commands    all requests but PUB            background  sealing, next to the turn
     lifecycle   signals, systemd, the journal   endpoint    metrics and health
 
-The start wires them, and the service runs the loop; only these two know all the others.
+The start wires them, and the service runs the loop; only these two know all the others. The text of a request is parsed
+in ``wald/format/protocol.py``, and what a start repairs is decided in ``wald/store/writing/recovery.py``.
 """

@@ -1,4 +1,4 @@
-"""A start: what it decides, in order, and the parts of the daemon that come of it.
+"""A start: in which order it does things, and the parts of the daemon that come of it; recovery decides.
 
 what may be refused → lock → routes → recovery → writer → pipes → head → background → socket → ready
 """

@@ -65,7 +65,7 @@ class Batch:
 
     @property
     def is_columns(self) -> bool:
-        """Whether the payload holds columns: values with keys, times and headers; else it holds lines."""
+        """Whether the payload holds columns (values with keys, times and headers), and not lines."""
         return self.header.encoding == Encoding.COLUMNS
 
     @property

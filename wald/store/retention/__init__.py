@@ -8,4 +8,7 @@ missing    records asked for that are reclaimed
 pins       which group holds back which segment
 progress   what routes got, how far groups are
 taken      moving a cursor; what it needs and is gone
+
+Nothing is deleted here: that is done in ``sidecars/wald_reclaim`` (``plan`` finds what may go, ``policy`` decides,
+``apply`` does it), which asks ``pins`` whether a group still needs a segment.
 """
