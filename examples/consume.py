@@ -18,6 +18,8 @@ def bill(order: wald.Record) -> None:
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("usage: consume.py ROOT")
     with (
         stop_on_signals() as stop,
         wald.Consumer(sys.argv[1], "orders", group="billing", follow=True, cancel=stop) as consumer,

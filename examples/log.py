@@ -1,6 +1,6 @@
 """Log to a route with the standard library's logging.
 
-usage: log.py ROOT
+usage: log.py ROOT [CUSTOMER...]
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ logger = logging.getLogger("shop")
 
 
 def main() -> None:
+    if len(sys.argv) < 2:
+        sys.exit("usage: log.py ROOT [CUSTOMER...]")
     handler = WaldHandler(sys.argv[1], "orders", block_for=0.5)
     logging.basicConfig(handlers=[handler], level=logging.INFO, format="%(levelname)s %(message)s")
     logger.info("open")

@@ -22,6 +22,8 @@ async def invoice(order: wald.Record) -> str:
 
 
 async def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("usage: pipeline.py ROOT")
     root = sys.argv[1]
     async with aio.Producer(root) as producer, aio.Consumer(root, "orders", group="invoices") as consumer:
         async for batch in consumer.batches():

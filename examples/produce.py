@@ -15,6 +15,8 @@ ORDERED_AT = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("usage: produce.py ROOT")
     with wald.Producer(sys.argv[1]) as producer:
         producer.send(
             "orders",

@@ -14,6 +14,8 @@ import wald
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit("usage: totals.py ROOT RECORDS")
     root, limit = sys.argv[1], int(sys.argv[2])
     parts = []
     for batch in wald.open(root).batches("orders", start="earliest", follow=True, limit=limit):

@@ -85,6 +85,15 @@ def test_pipeline(shop: Path) -> None:
     assert len(found) == 3
 
 
+@pytest.mark.parametrize("program", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_without_arguments_it_shows_its_usage(program: str) -> None:
+    done = subprocess.run(line(program), capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr.splitlines()[1:]) == (1, [])
+    assert done.stderr.startswith(f"usage: {program}.py ROOT")
+    assert done.stderr in (EXAMPLES / f"{program}.py").read_text()
+
+
 def test_every_program_is_listed_and_tested() -> None:
     programs = {path.stem for path in EXAMPLES.glob("*.py")}
 
