@@ -275,7 +275,10 @@ def _require_log(root: Path) -> None:
         if not (root / SOCKET_NAME).exists():
             (root / _IDENTITY_NAME).stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"{root}: there is no log here", hint=f"{command_line(root, 'run')} makes one") from None
+        hint = f"{command_line(root, 'run')} makes one"
+        if not root.exists():
+            hint += f"; the name of a socket that is not there yet ends in {_SOCKET_SUFFIX}"
+        raise NotFound(f"{root}: there is no log here", hint=hint) from None
     except OSError:
         return  # the attempt to connect reports it
 
