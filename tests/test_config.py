@@ -67,6 +67,8 @@ def test_routes_have_tables(tmp_path: Path) -> None:
         ("segment_max_byte = 1", 1, "there is no setting 'segment_max_byte'", "segment_max_bytes"),
         ("\n\nsnyc = 'commit'", 3, "there is no setting 'snyc'", "sync"),
         ("[routes.a]\nfifo = true\nmod = 1", 3, "there is no setting 'mod'", "mode"),
+        ("[routes.a]\nfifo = true\nsync = 'never'", 3, "'sync' stands inside [routes.a]", "above the first [routes"),
+        ("zzz = 1", 1, "there is no setting 'zzz'", "--help lists every setting"),
         ("[routes.a]\nfifo = true\n[routes.b]\nfifo = 1", 4, "routes.b.fifo must be true or false, not 1", "edit"),
         ("[routes.a]\nmode = 620", 2, "routes.a.mode must be permission bits", "--help"),
         ("[routes.a]\nwriters = 3", 2, "routes.a.writers must be a list", "names or numbers"),

@@ -245,6 +245,9 @@ def _route(route: str, keys: dict[str, object], path: Path, text: str) -> RouteC
         elif key == "writers":
             values[key] = _writers(name, value, place)
         else:
+            if key in _TYPES:
+                message = f"{place}: {key!r} stands inside [routes.{route}], and is no setting of a route"
+                raise InvalidInput(message, hint=f"move {key} above the first [routes.…]")
             raise _unknown(key, _ROUTE_KEYS, place)
     if values.get("writers") and values.setdefault("mode", _GUARDED_MODE) & ~_GUARDED_MODE:
         place = _place(path, text, "mode", after=route)
@@ -273,8 +276,9 @@ def _parse(name: str, value: object, place: str, type_: SettingType | None = Non
 
 
 def _unknown(name: str, known: Iterable[str], place: str) -> InvalidInput:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return InvalidInput(f"{place}: there is no setting {name!r}", hint=f"did you mean {nearest[0]!r}?")
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else "wald run --help lists every setting"
+    return InvalidInput(f"{place}: there is no setting {name!r}", hint=hint)
 
 
 def _place(path: Path, text: str, key: str, *, after: str = "") -> str:

@@ -12,7 +12,15 @@ import click
 
 import wald
 from wald.cli.entry import run
-from wald.cli.options import DefaultGroup, group_option, json_option, root_option, route_argument, size_option
+from wald.cli.options import (
+    DefaultGroup,
+    SequenceNumber,
+    group_option,
+    json_option,
+    root_option,
+    route_argument,
+    size_option,
+)
 from wald.cli.output import write_stdout
 from wald.cli.progress import progress
 from wald.errors import Damaged, DiskFailure, InvalidInput, NotFound, NotPermitted, command_line
@@ -74,7 +82,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @group_option
 @click.option("--records-per-bundle", type=click.IntRange(min=1), metavar="N", help="So many records in each bundle.")
 @size_option("--bytes-per-bundle", None, "So many bytes of records at most; without either: 256MiB.")
-@click.option("--to", type=click.IntRange(min=1), metavar="SEQ", help="Leave the records after this one for later.")
+@click.option("--to", type=SequenceNumber(), metavar="SEQ", help="Leave the records after this one for later.")
 @click.option(
     "--engine",
     type=click.Choice([AUTO, LOCAL, SPARK]),
@@ -179,8 +187,8 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     type=click.Path(path_type=Path, readable=False),
     help="A log whose ledger says what must be there. An archive needs no log, so WALD_ROOT is not used.",
 )
-@click.option("--from", "first", type=click.IntRange(min=1), default=1, metavar="SEQ", help="The first record.")
-@click.option("--to", "last", type=click.IntRange(min=1), metavar="SEQ", help="The last record.")
+@click.option("--from", "first", type=SequenceNumber(), default=1, metavar="SEQ", help="The first record.")
+@click.option("--to", "last", type=SequenceNumber(), metavar="SEQ", help="The last record.")
 @click.option(
     "--format",
     "form",

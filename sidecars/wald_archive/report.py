@@ -72,10 +72,8 @@ class PackReport:
             else:
                 self._write("\n".join(_lines(done)))
         if done is None and not self._as_json:
-            self._write(
-                f"nothing to archive: the log holds no record of {request.route} that group {request.group} has not "
-                "processed"
-            )
+            upto = "" if request.to is None else f" up to record {request.to}"
+            self._write(f"nothing to archive: group {request.group} has read all of {request.route}{upto}")
 
 
 @dataclass(slots=True)

@@ -104,13 +104,9 @@ class Report:
                 self._warned.add(message)
 
     def _summary(self) -> str:
-        done = "would be reclaimed" if self.intended else "reclaimed"
-        deleted = "would be deleted" if self.intended else "deleted"
-        segments = f"{self._gone} segment{'' if self._gone == 1 else 's'}"
-        parts = [
-            f"{segments} {done}, {format_bytes(self._gone_bytes)}",
-            f"{self._deleted} of those released {deleted}",
-        ]
-        kept = ", ".join(f"{count} because {verdict.value}" for verdict, count in self._kept.items())
-        parts.append(f"{self._kept.total()} kept, {format_bytes(self._kept_bytes)}{kept and f': {kept}'}")
-        return "; ".join(parts)
+        marked, deleted = ("would be marked", "would be deleted") if self.intended else ("now marked", "deleted")
+        kept = ", ".join(f"{count}: {verdict.value}" for verdict, count in self._kept.items())
+        return (
+            f"segments {marked} for deletion: {self._gone} ({format_bytes(self._gone_bytes)}); {deleted}: "
+            f"{self._deleted}; kept: {self._kept.total()} ({format_bytes(self._kept_bytes)}{kept and f'; {kept}'})"
+        )

@@ -205,7 +205,7 @@ def test_what_was_sent_before_a_wrong_line_is_reported(daemon: Daemon, root: Pat
 def test_nothing_before_a_wrong_line_is_reported_as_nothing(daemon: Daemon, root: Path) -> None:
     _, message, _ = refusal_of("append", "a", "--jsonl", "--root", root, stdin=b"nonsense\n")
 
-    assert message.endswith("; nothing is durable before it, and no line after it is sent")
+    assert message.endswith("; nothing was sent")
 
 
 def test_a_daemon_that_is_given_up_leaves_word_of_every_record(root: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_segments_that_are_alike_are_told_in_one_line(built: Built) -> None:
     assert lines[2].startswith("  records 7 to 18 (2 segments, ")
     assert lines[2].endswith(": held back by b/processed (at 6, needs 18)")
     assert lines[3].startswith("  from record 19 on (")
-    assert lines[3].endswith(": being written; CUT completes it")
+    assert lines[3].endswith(f": being written; wald --root {built.root.path} cut completes it")
 
 
 def test_each_group_is_reported_with_its_lag_and_what_it_costs(built: Built) -> None:
@@ -82,6 +82,14 @@ def test_a_cursor_that_cannot_be_trusted_and_a_retired_route_are_reported(built:
     assert "Retired: b. Nothing is held back for them" in text
     assert "audit.cursor: 999 is beyond the head, 18." in text
     assert "cursor set a SEQUENCE --group audit --rewind" in text
+
+
+def test_unread_records_of_a_retired_route_are_not_called_read(built: Built) -> None:
+    built.log.set_cursor("a", 17)
+    retire_route(built.root, built.disk, "b", now="")
+    assert ": its unread records are of b, which is retired; wald-reclaim may delete it" in explain(built)
+    built.log.set_cursor("b", 18)
+    assert ": every group has read it; wald-reclaim may delete it" in explain(built)
 
 
 def test_a_segment_that_cannot_be_read_is_reported(built: Built) -> None:

@@ -131,8 +131,8 @@ def test_a_new_group_is_reported_of(daemon: Daemon, root: Path) -> None:
 
     assert first.stdout == b"1\n"
     assert first.stderr.decode() == (
-        "wald: group typo is new on route a beside processed: from now on what it has not read is kept for it; "
-        f"{taken_away} takes it away\n"
+        "wald: group typo is new on route a beside processed: from now on what it has not read is kept for it\n"
+        f"  hint: {taken_away} takes it away\n"
     )
     assert wald("cursor", "set", "a", 1, "--group", "typo", "--root", root).stderr == b""
     assert b"group other is new" in wald("read", "a", "--group", "other", "--commit", "--root", root).stderr
@@ -191,8 +191,8 @@ def test_the_last_record_is_not_known_where_the_newest_segment_is_damaged(daemon
 def test_cut_begins_a_segment_and_an_empty_one_is_not_cut(daemon: Daemon, root: Path) -> None:
     output_of("append", "a", "--root", root, stdin=b"1\n2\n")
 
-    assert output_of("cut", "--root", root) == b"cut 3\n"
-    assert output_of("cut", "--root", root) == b"nothing-to-cut 3\n"
+    assert output_of("cut", "--root", root) == b"cut: the active segment begins with record 3\n"
+    assert output_of("cut", "--root", root) == b"nothing to cut: the active segment begins with record 3\n"
 
 
 def test_help_loads_and_lists_every_command() -> None:

@@ -77,7 +77,9 @@ def test_where_no_place_was_named_it_says_how_much_is_gone_and_has_an_exit_code(
     shared: Built, options: list[object]
 ) -> None:
     done = wald("read", "a", *options, "--root", shared.root.path)
-    message, hint = done.stderr.decode().splitlines()
+    *before, message, hint = done.stderr.decode().splitlines()
+    absent = "wald: group new has no cursor on route a: reading begins at the oldest record"
+    assert before == [absent] * (options == ["--group", "new"])
     assert (done.returncode, done.stdout) == (12, THERE)
     assert "RECLAIM has removed records 1 to 8: 4 records of route a are missing" in message
     assert "read a --from 9" in hint
@@ -95,6 +97,15 @@ def test_an_end_in_front_of_all_there_is_says_so(shared: Built) -> None:
     assert (done.returncode, done.stdout) == (12, b"")
     assert "removed records 1 to 2: up to 2 records of route a are missing" in message
     assert "where 1" in hint
+
+
+def test_an_end_before_the_start_is_refused_where_one_is_a_time(shared: Built) -> None:
+    for options in (["--from", 9, "--to", moment(0)], ["--from", moment(3.5), "--to", 9]):
+        code, message, _ = refusal_of("read", "a", *options, "--root", shared.root.path)
+        assert (code, "the end is before the start" in message) == (2, True)
+    assert output_of("read", "a", "--from", 9, "--to", moment(3.5), "--root", shared.root.path) == b"9\n11\n"
+    gone = refusal_of("read", "a", "--from", moment(0), "--to", 8, "--root", shared.root.path)
+    assert gone[0] == 3, "what was reclaimed may be of that time"
 
 
 def test_skip_goes_on_with_what_there_is(shared: Built) -> None:

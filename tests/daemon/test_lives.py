@@ -76,7 +76,7 @@ def test_a_dead_daemons_state_is_not_shown_as_if_it_were_alive(start: Start, roo
     daemon.kill()
     message = "no daemon runs: the last one (epoch 1) was not stopped: it was killed, or crashed"
     for command in ("head", "routes", "explain"):
-        assert said(command, root=root) == f"{message}\n", command
+        assert said(command, root=root) == f"{message}\n  hint: wald --root {root} run\n", command
     report = json.loads(wald("head", "--json", "--root", root).stdout)
     assert report["daemon"] == message
 
@@ -131,7 +131,7 @@ def test_a_start_that_is_refused_leaves_no_trace(start: Start, root: Path, tmp_p
     assert refused.wait() == 2
     assert message in refused.log
     assert contents(root) == before
-    assert said("head", root=root).endswith("(epoch 1) was not stopped: it was killed, or crashed\n")
+    assert said("head", root=root).splitlines()[0].endswith("(epoch 1) was not stopped: it was killed, or crashed")
     assert (tmp_path / "file").read_text() == "precious"
 
 

@@ -87,8 +87,8 @@ def append(
             if durable.last:
                 click.echo(f"{durable.first} {durable.last}")
     if wrong is not None:
-        message = f"{durable} before it, and no line after it is sent"
-        raise InvalidInput(f"{wrong.message}; {message}", hint=wrong.hint)
+        sent = f"{durable} before it, and no line after it is sent" if durable.count else "nothing was sent"
+        raise InvalidInput(f"{wrong.message}; {sent}", hint=wrong.hint)
 
 
 @dataclass(slots=True)

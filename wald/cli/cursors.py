@@ -10,7 +10,7 @@ import click
 import wald
 from wald.cli.options import group_option, json_option, root_option, route_argument
 from wald.cli.output import aligned
-from wald.errors import Damaged, NotFound, command_line
+from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.names import check_group, check_route
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import Cursor, CursorState, newcomer, remove_cursor
@@ -59,17 +59,26 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
 
 @cursor.command("set")
 @route_argument
-@click.argument("sequence", type=int)
+@click.argument("sequence")
 @root_option
 @group_option
 @click.option(
     "--rewind", is_flag=True, help="Allow the cursor to move backwards, or replace one that cannot be trusted."
 )
-def set_(root: Path, route: str, sequence: int, group: str, rewind: bool) -> None:
+def set_(root: Path, route: str, sequence: str, group: str, rewind: bool) -> None:
     """Record that the group has processed ROUTE up to and including SEQUENCE."""
     log = wald.open(root)
+    try:
+        number = int(sequence)
+    except ValueError:
+        head = log.head()
+        last = head.sequence if head else "SEQUENCE"
+        raise InvalidInput(
+            f"{sequence}: not a sequence, the number of a record",
+            hint=command_line(root, f"cursor set {route} {last} --group {group}"),
+        ) from None
     news = newcomer(log.root, route, group)
-    print_moved(log.set_cursor(route, sequence, group, rewind=rewind), news)
+    print_moved(log.set_cursor(route, number, group, rewind=rewind), news)
 
 
 @cursor.command("list")

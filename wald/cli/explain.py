@@ -56,7 +56,9 @@ def explain(root: Path, as_json: bool) -> None:
 def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    lines = [f"  {_segments_line(stretch)}" for stretch in _stretches(_counted(backlog.segments(), counts, sizes))]
+    cutting = command_line(log.root.path, "cut")
+    stretches = _stretches(_counted(backlog.segments(), counts, sizes))
+    lines = [f"  {_segments_line(stretch, cutting)}" for stretch in stretches]
     growth = backlog.growth(now_ns=now_ns)
     yield "\n".join([_headline(counts, sizes), *lines])
     groups = [
@@ -65,10 +67,9 @@ def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
     if groups:
         yield "\n" + "\n".join(aligned([_HEADINGS, *(_row(group, growth, now_ns) for group in groups)], _NUMERIC))
     if idle := len(backlog.groups) - len(groups):
-        others = (
-            "1 more group has read everything and holds" if idle == 1 else f"{idle} more have read everything and hold"
-        )
-        yield f"{others} back nothing."
+        more = " more" if groups else ""
+        others = f"1{more} group has" if idle == 1 else f"{idle}{more} groups have"
+        yield f"{others} read everything and hold{'s' * (idle == 1)} back nothing."
     for paragraph in _advice(log, groups):
         yield f"\n{paragraph}"
     yield f"\n{_outlook(growth, backlog.free_bytes)}"
@@ -124,8 +125,8 @@ def _alike(one: SegmentStatus, other: SegmentStatus) -> bool:
     }
 
 
-def _kind(status: SegmentStatus) -> tuple[str, State, str, int]:
-    return _state(status), status.state, status.problem, len(status.pins)
+def _kind(status: SegmentStatus) -> tuple[str, State, str, int, tuple[str, ...]]:
+    return _state(status), status.state, status.problem, len(status.pins), status.waived
 
 
 def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
@@ -135,7 +136,7 @@ def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
     return f"{counts.total()} segment{'' if counts.total() == 1 else 's'}, {format_bytes(sizes.total())}: {parts}"
 
 
-def _segments_line(stretch: _Stretch) -> str:
+def _segments_line(stretch: _Stretch, cutting: str) -> str:
     first, last = stretch.first, stretch.last
     size = format_bytes(stretch.stored_bytes)
     count = f"{stretch.count} segments, " if stretch.count > 1 else ""
@@ -150,12 +151,18 @@ def _segments_line(stretch: _Stretch) -> str:
         case State.RELEASED:
             return f"{place}: reclaimed, and deleted after the grace period"
         case State.ACTIVE:
-            return f"{place}: being written; CUT completes it"
-    if last.newest and not last.pins:
-        return f"{place}: every group has read it; it stays, because it is the newest{damaged}"
+            return f"{place}: being written; {cutting} completes it"
     if not last.pins:
-        return f"{place}: every group has read it; wald-reclaim may delete it{damaged}"
+        follows = "it stays, because it is the newest" if last.newest else "wald-reclaim may delete it"
+        return f"{place}: {_unpinned(last.waived)}; {follows}{damaged}"
     return f"{place}: held back by {_pinned_by(last.pins)}{damaged}"
+
+
+def _unpinned(waived: tuple[str, ...]) -> str:
+    """Why nothing is held back."""
+    if not waived:
+        return "every group has read it"
+    return f"its unread records are of {_names(list(waived))}, which {'is' if len(waived) == 1 else 'are'} retired"
 
 
 def _pinned_by(pins: tuple[Pin, ...]) -> str:

@@ -67,6 +67,22 @@ def socket_option(function: F) -> F:
     )(function)
 
 
+class SequenceNumber(click.IntRange):
+    """A sequence, where no time and no name is taken."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter:
+            option = param.opts[0] if param else ""
+            raise InvalidInput(
+                f"{option} {value}: takes a sequence, the number of a record", hint=f"{option} 250"
+            ) from None
+
+
 def duration_option(name: str, default: str | None, help_text: str, *, days_max: int = 1) -> Callable[[F], F]:
     """An option that takes seconds, or "10s", "5m", "1h", "7d"; None if it has no default and is not given."""
     return _kind_option(name, Duration(0, days_max * _DAY), default, help_text, "30s")

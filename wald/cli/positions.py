@@ -63,10 +63,13 @@ def where(root: Path, sequence: int, as_json: bool) -> int:
     """
     found = wald.open(root).where(sequence)
     if not as_json:
-        lines = [f"{found.sequence}: {found.state.value}: {found.message}"]
+        state = found.state.value
+        lines = [f"{found.sequence}: {found.message}"]
+        if not found.message.startswith(state.replace("-", " ")):
+            lines = [f"{found.sequence}: {state}: {found.message}"]
         if found.append_time_ns is not None:
             lines.append(f"  appended {moment(found.append_time_ns)}, {'durable' if found.durable else 'not durable'}")
-        lines += [f"  {group}: {'processed' if done else 'not processed'}" for group, done in found.processed.items()]
+        lines += [f"  group {group}: has {'' if done else 'not '}read it" for group, done in found.processed.items()]
         if found.bundle is not None and found.state is not State.ARCHIVED:
             lines.append(f"  also in bundle {found.bundle}, member {found.member or 'not known'}")
         click.echo("\n".join(lines))
@@ -92,7 +95,7 @@ def where(root: Path, sequence: int, as_json: bool) -> int:
 def warn_without_daemon(root: Root) -> None:
     """Report on stderr that no daemon runs, and how the last one ended."""
     if message := no_daemon(root, Disk()):
-        click.echo(message, err=True)
+        click.echo(f"{message}\n  hint: {command_line(root.path, 'run')}", err=True)
 
 
 def moment(time_ns: int) -> str:

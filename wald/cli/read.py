@@ -20,7 +20,7 @@ from wald.errors import Damaged, InvalidInput, Partial, WaldError, command_line
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
 from wald.format.times import nanoseconds
 from wald.store.reading.reader import Named, Start
-from wald.store.retention.cursors import newcomer
+from wald.store.retention.cursors import CursorState, newcomer
 from wald.store.retention.missing import POLICIES
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ def read(
     begin, end = _range(start, stop)
     damage = _Damage()
     missing = _MissingRecords(on_missing, stop, _again(group, limit=limit, follow=follow, commit=commit), form)
+    if group and start == "cursor" and not commit and route is not None:
+        _report_absent(log, route, group)
     group = check_group(group or DEFAULT_GROUP)
     batches = log.batches(
         route,
@@ -109,6 +111,12 @@ def read(
     if damage.found:
         return Damaged.exit_code
     return Partial.exit_code if missing.partial else 0
+
+
+def _report_absent(log: Log, route: str, group: str) -> None:
+    """Report that the group has no cursor: its name may be misspelt."""
+    if log.cursor(route, group).state is CursorState.ABSENT:
+        click.echo(f"wald: group {group} has no cursor on route {route}: reading begins at the oldest record", err=True)
 
 
 def _write_and_commit(
@@ -252,6 +260,8 @@ def _position(option: str, given: str) -> Start:
     try:
         return datetime.fromisoformat(given)
     except ValueError:
+        names = "".join(f", {option} {name}" for name in _NAMED) if option == "--from" else ""
         raise InvalidInput(
-            f"{option} {given}: neither a sequence nor a time", hint=f"{option} 250, or {option} 2026-11-21T10:00:00Z"
+            f"{option} {given}: neither a sequence nor a time",
+            hint=f"{option} 250, {option} 2026-11-21T10:00:00Z" + names,
         ) from None

@@ -71,7 +71,8 @@ def cut(root: Path, socket: Path | None) -> None:
     from wald.cli.connect import daemon_at
 
     with daemon_at(root, socket) as daemon:
-        click.echo(daemon.command("CUT"))
+        what, base = daemon.command("CUT").split()
+        click.echo(f"{what.replace('-', ' ')}: the active segment begins with record {base}")
 
 
 def _meaning(setting: object) -> str:

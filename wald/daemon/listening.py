@@ -142,5 +142,5 @@ def _is_listened_on(path: Path) -> bool:
 
 
 def _refusal(path: Path, reason: str) -> InvalidInput:
-    hint = f"ls -ld {path.parent} {path}; WALD_SOCKET=PATH sets another, of at most {_PATH_MAX_BYTES} bytes"
+    hint = f"WALD_SOCKET=PATH sets another, of at most {_PATH_MAX_BYTES} bytes; ls -ld {path.parent} {path}"
     return InvalidInput(f"{path}: cannot listen ({reason})", hint=hint)

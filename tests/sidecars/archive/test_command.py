@@ -147,7 +147,7 @@ def test_nothing_to_archive_is_no_failure(root: Path, dest: Path) -> None:
 
     again = output_of("a", "--root", root, "--dest", dest)
 
-    assert again == b"nothing to archive: the log holds no record of a that group processed has not processed\n"
+    assert again == b"nothing to archive: group processed has read all of a\n"
     assert files(dest) == before
 
 

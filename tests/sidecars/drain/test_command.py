@@ -115,7 +115,7 @@ def test_what_is_given_up_is_in_the_dead_letter_route(own: Stream) -> None:
 
     assert done.returncode == 10
     assert done.stderr.decode().splitlines() == [
-        f"wald-drain: {news}",
+        *f"wald-drain: {news}".splitlines(),
         "wald-drain: a 1 to 2: exit 3, try 1 of 2, again in 0.1 s",
         "wald-drain: a 1 to 2: exit 3, try 2 of 2, in halves in 0.1 s",
         "wald-drain: a 1: exit 3, try 1 of 2, again in 0.1 s",

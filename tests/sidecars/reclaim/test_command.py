@@ -79,8 +79,8 @@ def test_it_says_what_goes_and_why_the_rest_stays(daemon: Daemon, root: Path) ->
     done = reclaim(root, "--grace", "0")
     assert done.returncode == 0
     assert done.stdout.decode().splitlines()[0].startswith("reclaimed 00000000000000000001.wal.zst: records 1 to 2, ")
-    assert "1 kept" in done.stdout.decode()
-    assert "1 because a group has not read it" in done.stdout.decode()
+    assert "; kept: 1 (" in done.stdout.decode()
+    assert "1: a group has not read it" in done.stdout.decode()
     assert sealed(root) == ["3"]
     assert errors(root) == []
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
@@ -38,7 +38,7 @@ from wald.store.retention.history import History
 from wald.store.retention.missing import Missing, OnMissing, Wanted, count, policy
 from wald.store.segments.head import lost_head, readable_head
 from wald.store.segments.opened import SkippedBatches
-from wald.store.segments.seeking import end_of, sequence_since
+from wald.store.segments.seeking import end_of, sequence_at, sequence_since
 from wald.store.segments.view import View, read_view
 
 Named = Literal["earliest", "end", "cursor"]
@@ -344,7 +344,30 @@ def _select(view: View, route: str | None, start: Start, stop: Stop | None, grou
     routes = None if route is None else frozenset([route])
     last = _positive(stop) if isinstance(stop, int) else _NO_SEQUENCE
     selection = replace(_begin(view, routes, start, group), last=last)
-    return replace(selection, until_ns=nanoseconds(stop)) if isinstance(stop, datetime) else selection
+    if isinstance(stop, datetime):
+        selection = replace(selection, until_ns=nanoseconds(stop))
+    _check_order(view, start, stop)
+    return selection
+
+
+def _check_order(view: View, start: Start, stop: Stop | None) -> None:
+    """Refuse a sequence and a time between which no record can lie, whatever is appended later."""
+    with suppress(Damaged):  # then it is not known
+        match start, stop:
+            case int(), datetime():
+                first = sequence_at(view, nanoseconds(stop))
+                if first <= start < end_of(view):
+                    raise InvalidInput(
+                        f"record {start} was appended at {stop.isoformat()} or later: the end is before the start",
+                        hint=f"record {first} is the first one there that was appended then or later",
+                    )
+            case datetime(), int():
+                last = sequence_since(view, nanoseconds(start)) - 1
+                if stop <= last:
+                    raise InvalidInput(
+                        f"record {stop} was appended before {start.isoformat()}: the end is before the start",
+                        hint=f"record {last} is the last one that was appended before then",
+                    )
 
 
 def _begin(view: View, routes: frozenset[str] | None, start: Start, group: str) -> Selection:

@@ -38,6 +38,7 @@ class SegmentStatus:
         last_sequence: of the records in it; None if not known.
         stored_bytes: of its file.
         pins: the groups that hold it back; of a complete one, sealed or not.
+        waived: the retired routes with records in it that a group has not read; nothing is held back for them.
         newest: whether it is the newest of all; RECLAIM leaves it, because the next start goes on behind it.
         problem: what is wrong with it; "" if nothing is.
         readable: whether the routes of its records are known; its frames may give them if its index is damaged.
@@ -49,6 +50,7 @@ class SegmentStatus:
     last_sequence: int | None
     stored_bytes: int
     pins: tuple[Pin, ...] = ()
+    waived: tuple[str, ...] = ()
     problem: str = ""
     readable: bool = True
     hint: str = ""
@@ -155,7 +157,8 @@ class Backlog:
             self._add(index, found)
             if damage:
                 index = with_lost(index, segment, end, self._history, damage[0])
-            pins = tuple(self._claims.pins(needs(index, end or index.next_sequence, self._history)))
+            needed = list(needs(index, end or index.next_sequence, self._history))
+            pins, waived = tuple(self._claims.pins(needed)), self._claims.waived(needed)
         except Damaged as error:
             if found.state is State.CUT:  # only the sealer may judge it, and its records wait all the same
                 with suppress(Damaged):
@@ -171,7 +174,7 @@ class Backlog:
                 group.pinned_bytes += found.stored_bytes
                 group.exclusive_bytes += found.stored_bytes if len(pins) == 1 else 0
         problem = damage[0].message if damage else ""
-        return replace(found, last_sequence=index.next_sequence - 1, pins=pins, problem=problem)
+        return replace(found, last_sequence=index.next_sequence - 1, pins=pins, waived=waived, problem=problem)
 
     def _add(self, index: SealedIndex, found: SegmentStatus) -> None:
         """Add what a complete segment holds to the lags and the growth."""

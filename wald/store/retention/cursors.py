@@ -155,7 +155,7 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
 
 
 def newcomer(root: Root, route: str, group: str) -> str:
-    """The warning about a group that is about to get its first cursor on a route; "" if there is none.
+    """The warning about a group that is about to get its first cursor on a route, with its hint; "" if there is none.
 
     A misspelt name makes a group like any other, and what it has not read is kept for ever. The default group is no
     mistake, unless the route has other groups.
@@ -168,9 +168,10 @@ def newcomer(root: Root, route: str, group: str) -> str:
     if check_group(group) in others or (group == DEFAULT_GROUP and not others):
         return ""
     known = f" beside {', '.join(others)}" if others else ""
+    removing = command_line(root.path, f"cursor remove {route} --group {group}")
     return (
-        f"group {group} is new on route {route}{known}: from now on what it has not read is kept for it; "
-        f"{command_line(root.path, f'cursor remove {route} --group {group}')} takes it away"
+        f"group {group} is new on route {route}{known}: from now on what it has not read is kept for it\n"
+        f"  hint: {removing} takes it away"
     )
 
 

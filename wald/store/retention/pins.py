@@ -79,6 +79,14 @@ class Claims:
                 if at < last:
                     yield Pin(route, group, at, last, message)
 
+    def waived(self, routes: Iterable[RouteEntry]) -> tuple[str, ...]:
+        """The retired routes among ``routes`` that hold records in it which a group has not read."""
+        return tuple(
+            route
+            for route, _, _, last, _ in routes
+            if route in self.retired and any(cursor.effective < last for cursor in self.cursors.get(route, ()))
+        )
+
     def still(self, pin: Pin) -> bool:
         """Whether ``pin``, found under earlier claims, holds back its segment under these."""
         return any(group == pin.group and at < pin.needs for group, at, _ in self._gating.get(pin.route, _LOST))
