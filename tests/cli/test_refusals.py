@@ -202,7 +202,7 @@ def test_from_a_sequence_never_issued(stopped: Path, arguments: tuple[object, ..
     assert "--follow" in hint
 
 
-@pytest.mark.parametrize("place", ["soon", "-1", "0", "1.5", "2026-13-01", ""])
+@pytest.mark.parametrize("place", ["soon", "-1", "0", "1.5", "2026-13-01", "0001-01-01T00:00:00+14:00", ""])
 @pytest.mark.parametrize("option", ["--from", "--to"])
 def test_a_place_that_is_none(stopped: Path, option: str, place: str) -> None:
     code, message, _ = refusal_of("read", "a", f"{option}={place}", "--root", stopped)
@@ -217,6 +217,19 @@ def test_cursor_beyond_the_head(stopped: Path) -> None:
         assert code == Refused.exit_code
         assert message.startswith(f"{stopped / 'routes/a/processed.cursor'}: 11 is beyond the head, 10")
         assert "head" in hint
+
+
+def test_a_name_where_a_cursor_takes_a_sequence(stopped: Path) -> None:
+    code, message, hint = refusal_of("cursor", "set", "a", "end", "--root", stopped)
+
+    assert (code, message) == (InvalidInput.exit_code, "end: not a sequence, the number of a record")
+    assert hint == f"wald --root {stopped} cursor set a 10 --group processed"
+
+
+def test_a_word_where_a_position_is_taken_gets_the_names_of_positions(stopped: Path) -> None:
+    hint = refusal_of("read", "a", "--from", "yesterday", "--root", stopped)[2]
+
+    assert [name for name in ("earliest", "end", "cursor") if f"--from {name}" not in hint] == []
 
 
 def test_cursor_backwards(stopped: Path) -> None:

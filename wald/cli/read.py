@@ -258,10 +258,12 @@ def _position(option: str, given: str) -> Start:
     if given.isdecimal() and given.isascii():
         return int(given)
     try:
-        return datetime.fromisoformat(given)
-    except ValueError:
+        moment = datetime.fromisoformat(given)
+        nanoseconds(moment)  # the first and the last day there is may be none in UTC
+    except (ValueError, OverflowError):
         names = "".join(f", {option} {name}" for name in _NAMED) if option == "--from" else ""
         raise InvalidInput(
             f"{option} {given}: neither a sequence nor a time",
             hint=f"{option} 250, {option} 2026-11-21T10:00:00Z" + names,
         ) from None
+    return moment

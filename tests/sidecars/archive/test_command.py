@@ -168,6 +168,13 @@ def test_what_was_reclaimed_before_a_new_group_came_is_reported_once(built: Buil
     assert wald_archive(*line).stderr == b""
 
 
+def test_a_time_where_a_sequence_is_taken_is_refused(root: Path, dest: Path) -> None:
+    code, message, hint = refusal_of("a", "--root", root, "--dest", dest, "--to", "2026-01-01")
+
+    assert (code, message) == (2, "--to 2026-01-01: takes a sequence, the number of a record")
+    assert hint == "--to 250"
+
+
 def test_an_interrupted_run_is_gone_on_with_and_said(root: Path, dest: Path) -> None:
     disk = DyingDisk(12)
     with pytest.raises(Died):
