@@ -26,7 +26,6 @@ from wald.client.session import SOCKET_NAME, Durable, Session
 from wald.errors import InvalidInput, NotFound, Refused, command_line
 from wald.format.names import check_route
 
-_SOCKET_SUFFIX = ".sock"
 _IDENTITY_NAME = "log.json"
 
 __all__ = ["Durable", "Producer"]
@@ -49,15 +48,14 @@ class Producer:
     flushes what the parent has sent.
 
     Args:
-        at: the root of the log, or the socket itself. The name of a socket that need not be there yet ends in
-            ``.sock``.
+        at: the root of the log, or the socket itself. A path at which nothing is yet is a socket, and is waited for.
         producer_id: 1 to 2**64 - 1. No other producer may use it at the same time, not even the child of a fork.
             By default a random one.
         retry_for: seconds without any progress after which the producer gives up.
         connect_for: seconds for which the first connection is tried; None: ``retry_for``.
 
     Raises:
-        NotFound: there is no log at ``at``.
+        NotFound: ``at`` is a directory without a log.
         Unavailable: no daemon for that long.
         NotPermitted: this user may not connect.
 
@@ -262,8 +260,8 @@ class Producer:
 
 
 def socket_at(path: Path) -> Path:
-    """The socket in the root ``path``; ``path`` itself if it is a socket, or has the name of one."""
-    return path if path.suffix == _SOCKET_SUFFIX or path.is_socket() else path / SOCKET_NAME
+    """The socket in the root ``path``; ``path`` itself if it is no directory."""
+    return path / SOCKET_NAME if path.is_dir() else path
 
 
 def _require_log(root: Path) -> None:
@@ -275,10 +273,7 @@ def _require_log(root: Path) -> None:
         if not (root / SOCKET_NAME).exists():
             (root / _IDENTITY_NAME).stat()
     except (FileNotFoundError, NotADirectoryError):
-        hint = f"{command_line(root, 'run')} makes one"
-        if not root.exists():
-            hint += f"; the name of a socket that is not there yet ends in {_SOCKET_SUFFIX}"
-        raise NotFound(f"{root}: there is no log here", hint=hint) from None
+        raise NotFound(f"{root}: there is no log here", hint=f"{command_line(root, 'run')} makes one") from None
     except OSError:
         return  # the attempt to connect reports it
 
