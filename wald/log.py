@@ -18,7 +18,8 @@ from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
 from wald.store.reading.batches import Batch
 from wald.store.reading.lookup import Whereabouts, where
-from wald.store.reading.reader import Start, Stop, read_batches
+from wald.store.reading.reader import read_batches
+from wald.store.reading.selection import Start, Stop
 from wald.store.retention.cursors import Cursor, read_cursor
 from wald.store.retention.missing import OnMissing
 from wald.store.retention.taken import move_cursor

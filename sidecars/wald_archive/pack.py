@@ -18,7 +18,7 @@ from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.reading.batches import Batch
-from wald.store.reading.reader import Start
+from wald.store.reading.selection import Start
 from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.progress import last_sequences

@@ -13,7 +13,7 @@ from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
-from wald.store.reading.reader import Start
+from wald.store.reading.selection import Start
 from wald.store.segments.view import State
 
 

@@ -19,7 +19,7 @@ from wald.cli.output import write_stdout
 from wald.errors import Damaged, InvalidInput, Partial, WaldError, command_line
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
 from wald.format.times import nanoseconds
-from wald.store.reading.reader import Named, Start
+from wald.store.reading.selection import Named, Start
 from wald.store.retention.cursors import CursorState, newcomer
 from wald.store.retention.missing import POLICIES
 

@@ -1,13 +1,5 @@
 """Reading: batches from a place on, through sealed, cut and active segments, each durable record once and in order.
 
-    start   "earliest"  the oldest record there is          "end"     what comes after the head
-            "cursor"    after what a group has processed    a number  that record
-            a datetime  the first record appended then or later; none yet if there is none
-    stop    a number: the last record wanted                a datetime: records appended before it are wanted
-
-A range of sequences includes both of its ends wherever wald reports, stores or takes one (``first`` and ``last``), so
-that a range that was printed can be typed back. A time is a moment between records; no record is the last one at it.
-
 Records that were reclaimed are an error where a start was named, a sequence or a time, and where a cursor is in front
 of them; from "earliest" on, or for a group without a cursor, they are passed over. ``on_missing`` decides otherwise.
 Damage is an error, too, or reported to ``on_damage``, and what follows it is read. Records that are in no segment
@@ -22,62 +14,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Literal
+from contextlib import closing
+from dataclasses import replace
 
-from wald.errors import Damaged, InvalidInput, NotFound, command_line
-from wald.format.names import DEFAULT_GROUP
+from wald.errors import Damaged, InvalidInput, command_line
 from wald.format.parsing import StoredBatch
-from wald.format.times import nanoseconds
 from wald.store.reading.batches import Batch, Joiner
+from wald.store.reading.selection import NO_SEQUENCE, Selection, Start, Stop, select
 from wald.store.reading.walk import DamagedRange, MissingRange, Walk
-from wald.store.retention.cursors import CursorState, read_cursor
+from wald.store.retention.cursors import read_cursor
 from wald.store.retention.history import History
 from wald.store.retention.missing import Missing, OnMissing, Wanted, count, policy
 from wald.store.segments.head import lost_head, readable_head
 from wald.store.segments.opened import SkippedBatches
-from wald.store.segments.seeking import end_of, sequence_at, sequence_since
 from wald.store.segments.view import View, read_view
-
-Named = Literal["earliest", "end", "cursor"]
-Start = Named | int | datetime
-"""Where reading begins: the oldest record, behind the head, behind what a group has processed, a sequence, a time."""
-
-Stop = int | datetime
-"""Where reading ends: with this sequence, or in front of the first record appended at this time or later."""
 
 POLL_FIRST_SECONDS = 0.001
 POLL_LAST_SECONDS = 0.050  # 20 polls a second of some 10 µs each: nothing on the CPU
-_NO_SEQUENCE = (1 << 64) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """What is wanted, in numbers.
-
-    Attributes:
-        first: the lowest sequence wanted of any route; ``floors`` has routes that begin elsewhere.
-        last: the highest; with a time limit too, whichever comes first ends it.
-        from_ns, until_ns: append times, from ≤ t < until.
-        earliest: whether no start was named: reading begins with the oldest record there is.
-        floors: of each route, where it begins behind a cursor; ``fresh`` are those without one, which begin as above.
-        group: whose cursors these are.
-    """
-
-    routes: frozenset[str] | None
-    first: int
-    floors: dict[str, int] = field(default_factory=dict)
-    last: int = _NO_SEQUENCE
-    from_ns: int = -(1 << 63)
-    until_ns: int = (1 << 63) - 1
-    earliest: bool = False
-    fresh: frozenset[str] = frozenset()
-    group: str = DEFAULT_GROUP
-
-    def floor(self, route: str) -> int:
-        return self.floors.get(route, self.first)
 
 
 def read_batches(
@@ -98,7 +51,7 @@ def read_batches(
 
     Arguments and errors are those of :meth:`wald.log.Log.batches`.
     """
-    selection = _select(view, route, start, stop, group)
+    selection = select(view, route, start, stop, group)
     if limit is not None and limit < 0:
         raise InvalidInput(f"a limit of {limit} records", hint="--limit takes 0 or more")
     reading = _Reading(view, selection, on_damage, policy(on_missing))
@@ -297,7 +250,7 @@ class _Reading:
         if route not in selection.floors or route in selection.fresh:
             return selection.floor(route)
         view = self._view.renewed()
-        head_sequence = _NO_SEQUENCE if view.bound.sequence is None else view.bound.sequence
+        head_sequence = NO_SEQUENCE if view.bound.sequence is None else view.bound.sequence
         cursor = read_cursor(self._root, route, selection.group, log_id=view.log_id, head_sequence=head_sequence)
         return max(selection.floor(route), cursor.effective + 1)
 
@@ -336,88 +289,6 @@ def _limited(batches: Generator[Batch], limit: int) -> Iterator[Batch]:
             assert trimmed is not None
             left -= trimmed.count
             yield trimmed
-
-
-def _select(view: View, route: str | None, start: Start, stop: Stop | None, group: str) -> Selection:
-    if route is not None:
-        view.root.require_route(route)
-    routes = None if route is None else frozenset([route])
-    last = _positive(stop) if isinstance(stop, int) else _NO_SEQUENCE
-    selection = replace(_begin(view, routes, start, group), last=last)
-    if isinstance(stop, datetime):
-        selection = replace(selection, until_ns=nanoseconds(stop))
-    _check_order(view, start, stop)
-    return selection
-
-
-def _check_order(view: View, start: Start, stop: Stop | None) -> None:
-    """Refuse a sequence and a time between which no record can lie, whatever is appended later."""
-    with suppress(Damaged):  # then it is not known
-        match start, stop:
-            case int(), datetime():
-                first = sequence_at(view, nanoseconds(stop))
-                if first <= start < end_of(view):
-                    raise InvalidInput(
-                        f"record {start} was appended at {stop.isoformat()} or later: the end is before the start",
-                        hint=f"record {first} is the first one there that was appended then or later",
-                    )
-            case datetime(), int():
-                last = sequence_since(view, nanoseconds(start)) - 1
-                if stop <= last:
-                    raise InvalidInput(
-                        f"record {stop} was appended before {start.isoformat()}: the end is before the start",
-                        hint=f"record {last} is the last one that was appended before then",
-                    )
-
-
-def _begin(view: View, routes: frozenset[str] | None, start: Start, group: str) -> Selection:
-    """A selection without an end."""
-    if isinstance(start, datetime):
-        time_ns = nanoseconds(start)
-        return Selection(routes, sequence_since(view, time_ns), from_ns=time_ns)
-    if start == "earliest":
-        return Selection(routes, 1, earliest=True)
-    if start == "end":
-        return Selection(routes, end_of(view))
-    if start == "cursor":
-        return _after_cursors(view, routes, group)
-    if not isinstance(start, int):
-        raise InvalidInput(f"no such start: {start!r}", hint="earliest, end, cursor, a sequence or a time")
-    end = end_of(view)
-    if _positive(start) > end:
-        if view.bound.lost:
-            raise lost_head(view.root, view.bound)
-        path = view.root.path
-        what = " ".join(["", *(routes or ())])
-        raise NotFound(
-            f"{path}: record {start} was never issued; the last one is {end - 1}",
-            hint=f"{command_line(path, f'read{what} --from end --follow')} waits for the next",
-        )
-    return Selection(routes, start)
-
-
-def _after_cursors(view: View, routes: frozenset[str] | None, group: str) -> Selection:
-    root, end = view.root, end_of(view)
-    floors, fresh = {}, set()
-    for name in sorted(routes) if routes is not None else root.route_names():
-        cursor = read_cursor(root, name, group, log_id=view.log_id, head_sequence=end - 1)
-        if cursor.state is CursorState.VALID:
-            floors[name] = cursor.sequence + 1
-        elif cursor.state is CursorState.ABSENT:
-            floors[name] = 1
-            fresh.add(name)
-        else:
-            raise Damaged(
-                f"{cursor.message}; what was processed is not known",
-                hint=command_line(root.path, f"cursor set {name} SEQUENCE --group {group} --rewind"),
-            )
-    return Selection(routes, min(floors.values(), default=end), floors, fresh=frozenset(fresh), group=group)
-
-
-def _positive(sequence: int) -> int:
-    if sequence < 1:
-        raise InvalidInput(f"{sequence} is not a sequence", hint="the first record is number 1")
-    return sequence
 
 
 def _range(first: int, last: int) -> str:
