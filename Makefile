@@ -37,8 +37,8 @@ fix: $(READY) ## mend what a tool can mend, and write the generated parts of doc
 	$(BIN)/ruff format .
 	$(BIN)/python scripts/make-docs
 
-# One process more than there are cores, as tests wait for syncs and for daemons.
-PARALLEL := -n $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile
+# Two processes for each core, as tests wait for syncs and for daemons.
+PARALLEL := -n $(shell expr 2 \* $$(nproc)) --maxprocesses 8 --dist loadfile
 
 test: $(READY) ## the tests that need neither Spark nor minutes, in parallel
 	$(BIN)/pytest $(PARALLEL) -m 'not slow and not spark'
