@@ -1,0 +1,19 @@
+"""Machines on which units, packages and runbooks are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import machine as machines
+import programs
+import pytest
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[machines.Machine]:
+    """One that the tests of a module share."""
+    if reason := machines.lack():
+        programs.lack(reason)
+    machine = machines.Machine(tmp_path_factory.mktemp("machine"))
+    yield machine
+    machine.close()

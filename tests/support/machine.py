@@ -1,0 +1,163 @@
+"""A machine for tests: this system's own systemd as the first process of its own namespaces, over a throw-away copy.
+
+The file system is this machine's, with an overlay in memory on it: what is installed, written or removed inside is
+gone with the machine, and nothing of it is seen outside. Processes, mounts, host name, network and control groups are
+its own; users, kernel and clock are this machine's. Units run with all of their sandbox.
+
+It boots to basic.target in a second, which leaves out the services of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from running import eventually
+
+SYSTEMD = Path("/lib/systemd/systemd")
+_BOOT_SECONDS = 60.0
+# These would act on the kernel or the disks, which are not the machine's own.
+_MASKED = (
+    "dev-hugepages.mount",
+    "proc-sys-fs-binfmt_misc.automount",
+    "sys-fs-fuse-connections.mount",
+    "sys-kernel-config.mount",
+    "sys-kernel-debug.mount",
+    "sys-kernel-tracing.mount",
+    "systemd-binfmt.service",
+    "systemd-journal-flush.service",  # else the journal is this machine's, with years of it
+    "systemd-modules-load.service",
+    "systemd-remount-fs.service",
+    "systemd-sysctl.service",
+    "systemd-udevd.service",
+    "systemd-udev-trigger.service",
+    "systemd-update-utmp.service",
+)
+_BOOT = """
+set -eu
+mount --make-rprivate /
+mount -t tmpfs tmpfs "$WALD_MACHINE"
+cd "$WALD_MACHINE"
+mkdir upper work root
+mount -t overlay overlay -o lowerdir=/,upperdir=upper,workdir=work root
+mount -t proc proc root/proc
+mount --rbind /dev root/dev
+mount -t sysfs sysfs root/sys
+for directory in run tmp var/tmp var/log/journal sys/fs/cgroup; do
+    mkdir -p root/$directory
+    mount -t tmpfs -o mode=1777 tmpfs root/$directory
+done
+chmod 755 root/run root/sys/fs/cgroup root/var/log/journal
+if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
+    umount root/sys/fs/cgroup
+    mount -t cgroup2 cgroup2 root/sys/fs/cgroup
+else
+    mkdir root/sys/fs/cgroup/systemd root/sys/fs/cgroup/unified
+    mount -t cgroup -o none,name=systemd cgroup root/sys/fs/cgroup/systemd
+    mount -t cgroup2 cgroup2 root/sys/fs/cgroup/unified
+fi
+for unit in $WALD_MASKED; do ln -sf /dev/null root/etc/systemd/system/$unit; done
+ip link set lo up
+hostname machine
+exec env -i container=wald PATH="$PATH" chroot root "$WALD_SYSTEMD" --system --unit=basic.target
+"""
+
+
+def lack() -> str:
+    """Why no machine can be started here; "" where one can."""
+    if os.geteuid() != 0:
+        return "only root can start a machine"
+    missing = [name for name in ("unshare", "nsenter", "ip", "hostname") if shutil.which(name) is None]
+    if not SYSTEMD.exists():
+        missing.append(str(SYSTEMD))
+    return f"a machine needs {', '.join(missing)}" if missing else ""
+
+
+class Machine:
+    """A machine that has booted.
+
+    Args:
+        directory: an empty one, where its file system is mounted, in its own namespace only.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        namespaces = ["--pid", "--fork", "--mount", "--uts", "--ipc", "--net", "--cgroup", "--kill-child"]
+        env = os.environ | {
+            "WALD_MACHINE": str(directory),
+            "WALD_MASKED": " ".join(_MASKED),
+            "WALD_SYSTEMD": str(SYSTEMD),
+        }
+        self._log = (directory.parent / f"{directory.name}.log").open("wb")
+        self._unshare = subprocess.Popen(
+            ["unshare", *namespaces, "sh", "-c", _BOOT],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            eventually(self._has_booted, timeout=_BOOT_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(
+        self, *command: object, user: str = "", text: str = "", check: bool = True, seconds: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command inside; its output is kept.
+
+        Args:
+            user: whose, by name; "" for root.
+            text: what it finds on stdin.
+        """
+        argv = [*self._entering, *self._becoming(user), *map(str, command)]
+        done = subprocess.run(argv, input=text, text=True, capture_output=True, timeout=seconds, check=False)
+        if check and done.returncode != 0:
+            raise AssertionError(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+        return done
+
+    def sh(self, script: str, *, user: str = "", check: bool = True) -> str:
+        """What a shell script prints inside."""
+        return self.run("sh", "-euc", script, user=user, check=check).stdout
+
+    def start(self, *command: object, user: str = "") -> subprocess.Popen[bytes]:
+        """Start a command inside, with pipes to and from it."""
+        argv = [*self._entering, *self._becoming(user), *map(str, command)]
+        return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def path(self, inside: str | Path) -> Path:
+        """A file of the machine, as it is reached from outside; symbolic links inside lead astray."""
+        return Path(f"/proc/{self._first}/root") / str(inside).lstrip("/")
+
+    def journal(self, unit: str) -> str:
+        return self.run("journalctl", "--no-pager", "--output", "cat", "--unit", unit).stdout
+
+    def close(self) -> None:
+        """End it at once, with every process inside."""
+        if self._unshare.poll() is None:
+            self._unshare.send_signal(signal.SIGKILL)  # and --kill-child does the rest
+        self._unshare.wait()
+        self._log.close()
+
+    @property
+    def _entering(self) -> Sequence[str]:
+        env = ["env", "-i", f"PATH={os.environ['PATH']}", "LANG=C.UTF-8"]
+        flags = ["--mount", "--pid", "--uts", "--ipc", "--net", "--cgroup", "--root", "--wdns=/"]
+        return ["nsenter", "--target", str(self._first), *flags, *env]
+
+    def _becoming(self, user: str) -> Sequence[str]:
+        return ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user else []
+
+    def _has_booted(self) -> bool:
+        if self._unshare.poll() is not None:
+            raise AssertionError(f"the machine has ended: {Path(self._log.name).read_text()[-2000:]}")
+        first = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children").read_text().split()
+        if not first or Path(f"/proc/{first[0]}/comm").read_text().strip() != "systemd":
+            return False
+        self._first = int(first[0])
+        state = self.run("systemctl", "is-system-running", check=False).stdout.strip()
+        return state in ("running", "degraded")
