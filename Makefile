@@ -70,13 +70,17 @@ bench-spark: $(READY) ## the pipeline beside Spark's own readers; BENCH_SPARK=--
 torture: $(READY) ## kill -9, again and again, under load; TORTURE='--mode mixed --minutes 60' for all faults at once
 	$(RUN) scripts/torture $(TORTURE)
 
-COMPILE := uv pip compile pyproject.toml --extra arrow --extra spark --group dev --universal --python-version 3.11 \
+COMPILE := uv pip compile pyproject.toml --universal --python-version 3.11 \
 	--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet
+EVERYTHING := --extra arrow --extra spark --group dev
+RUNTIME := --extra s3 --extra ui
 
 lock: ## choose the versions anew; needs uv
-	$(COMPILE) --upgrade -o requirements.lock
+	$(COMPILE) $(EVERYTHING) --upgrade -o requirements.lock
 	cp requirements.lock requirements-spark-4.2.lock
-	$(COMPILE) --upgrade-package 'pyspark<4.3' -o requirements-spark-4.2.lock
+	$(COMPILE) $(EVERYTHING) --upgrade-package 'pyspark<4.3' -o requirements-spark-4.2.lock
+	cp requirements.lock requirements-runtime.lock
+	$(COMPILE) $(RUNTIME) -o requirements-runtime.lock
 
 clean: ## remove what make made
 	rm -rf .venv .venv-spark-4.2 .spark-cluster dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -33,7 +33,9 @@ DURABLE = {"os.fsync", "os.fdatasync", "os.sync", "os.ftruncate", "os.truncate",
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted(path for path in (ROOT / "scripts").rglob("*") if path.is_file() and path.suffix != ".pyc")
 LOCK = ROOT / "requirements.lock"
-LOCKS = [LOCK, ROOT / "requirements-spark-4.2.lock"]
+SPARK_LOCK = ROOT / "requirements-spark-4.2.lock"
+RUNTIME_LOCK = ROOT / "requirements-runtime.lock"
+LOCKS = [LOCK, SPARK_LOCK, RUNTIME_LOCK]
 DOCUMENTS = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md")
 CONFIGURATIONS = (".ci/run", ".editorconfig", ".github/workflows/ci.yml", ".pre-commit-config.yaml")
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".py"))
@@ -159,11 +161,26 @@ def test_lock_holds_what_the_project_asks_for() -> None:
 
 def test_the_locks_differ_in_spark_only() -> None:
     """What fails on the older Spark fails because of it."""
-    newer, older = (dict(re.findall(r"^([a-z0-9-]+)==(\S+)", path.read_text(), re.MULTILINE)) for path in LOCKS)
+    newer, older = (
+        dict(re.findall(r"^([a-z0-9-]+)==(\S+)", path.read_text(), re.MULTILINE)) for path in (LOCK, SPARK_LOCK)
+    )
 
     assert newer["pyspark"].startswith("4.3.")
     assert older["pyspark"].startswith("4.2.")
     assert newer | {"pyspark": ""} == older | {"pyspark": ""}
+
+
+def test_what_is_deployed_is_what_was_tested() -> None:
+    """The lock of images and packages has what the commands need, as the tests had it, and no tool."""
+    everything, runtime = (
+        {entry.split(" ")[0]: set(re.findall(r"sha256:\w+", entry)) for entry in re.split(r"\n(?=[a-z])", text)}
+        for text in (LOCK.read_text(), RUNTIME_LOCK.read_text())
+    )
+    names = {pinned.split("==")[0] for pinned in runtime}
+
+    assert runtime.items() <= everything.items()
+    assert {"click", "rich", "s3fs", "zstandard"} <= names
+    assert names & {"moto", "mypy", "pyspark", "pytest", "ruff"} == set()
 
 
 def test_doctests_hold() -> None:
