@@ -28,7 +28,7 @@ RETENTION_ROOM = (*SEGMENTS_ROOM, "wald.store.retention")
 READING_ROOM = (*RETENTION_ROOM, "wald.store.reading")
 READING = (*READING_ROOM, "wald.store.checking")
 COMMAND_LINE = ("wald.cli.entry", "wald.cli.options", "wald.cli.output", "wald.cli.progress", "wald.setting_types")
-SIDECARS = (*PURE, *READING, *COMMAND_LINE, "wald.log", "wald.client", "wald.loop")
+SIDECARS = (*PURE, *READING, *COMMAND_LINE, "wald.log", "wald.client", "wald.loop", "wald.endpoint", "wald.exposition")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald": (
         "wald.consumer",
@@ -42,7 +42,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.__main__": ("wald.cli",),
     "wald.errors": (),
     "wald.setting_types": (),
-    "wald.metrics": (),
+    "wald.exposition": (),
+    "wald.endpoint": ("wald.errors",),
+    "wald.metrics": ("wald.exposition",),
     "wald.config": ("wald.errors", "wald.format.names", "wald.setting_types"),
     "wald.client": (*PURE, "wald.client"),
     "wald.log": (*PURE, "wald.store"),
@@ -58,7 +60,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.store.reading": READING_ROOM,
     "wald.store.writing": (*SEGMENTS_ROOM, "wald.store.writing"),
     "wald.store.checking": READING,
-    "wald.daemon": (*PURE, "wald.store", "wald.config", "wald.metrics", "wald.daemon"),
+    "wald.daemon": (
+        *PURE,
+        "wald.store",
+        "wald.config",
+        "wald.endpoint",
+        "wald.exposition",
+        "wald.metrics",
+        "wald.daemon",
+    ),
     "wald.cli": ("wald",),
     **dict.fromkeys(PROGRAMS, SIDECARS),
     "wald_spark": (*SIDECARS, "wald.cli.cursors", "wald_archive.api", "wald.store.reading.arrow"),
@@ -76,9 +86,8 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
         "logging",
         "structlog",
         "click",
-        "prometheus_client",
     ),
-    "wald.store": ("logging", "structlog", "click", "argparse", "prometheus_client", "watchfiles"),
+    "wald.store": ("logging", "structlog", "click", "argparse", "watchfiles"),
 }
 
 # Slow to import: these modules may; any other only inside a function, when it is really needed.
@@ -87,7 +96,6 @@ HEAVY: dict[str, tuple[str, ...]] = {
     "pyarrow": ("wald.store.reading.arrow", "wald_spark"),
     "pyspark": ("wald_spark",),
     "structlog": ("wald.daemon",),
-    "prometheus_client": (),
     "watchfiles": (),
     "rich": ("wald.cli.top_screen",),
 }
@@ -146,7 +154,7 @@ def test_imports_only_what_its_layer_may(module: str) -> None:
     if under(module, PROGRAMS):
         allowed = (*allowed, module.split(".", maxsplit=1)[0])  # each its own parts, and none those of another
     ours = [found.name for found in imports_of(MODULES[module]) if under(found.name, PACKAGES)]
-    if under(module, PROGRAMS):
+    if under(module, (*PROGRAMS, "wald.daemon")):
         ours = [name for name in ours if name != "wald"]  # for its version: the package by itself loads nothing
 
     assert [name for name in ours if not under(name, allowed)] == []

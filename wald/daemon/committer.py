@@ -310,11 +310,21 @@ class Committer:
 
     def _count(self, placement: Placement, now: float, seconds: float) -> None:
         metrics = self._metrics
+        records = payload_bytes = 0
+        for placed in placement.batches:
+            draft = placed.draft
+            records += draft.count
+            payload_bytes += draft.payload_bytes
+        written_bytes = placement.end - placement.position
         metrics.turns += 1
-        metrics.records += sum(placed.draft.count for placed in placement.batches)
-        metrics.payload_bytes += sum(placed.draft.payload_bytes for placed in placement.batches)
-        metrics.written_bytes += placement.end - placement.position
-        metrics.commit_seconds += seconds
+        metrics.records += records
+        metrics.payload_bytes += payload_bytes
+        metrics.written_bytes += written_bytes
+        metrics.turn_records.observe(records)
+        metrics.turn_bytes.observe(written_bytes)
+        metrics.commit_seconds.observe(seconds)
+        if self.writer.sync_commits:
+            metrics.sync_seconds.observe(self.writer.sync_seconds)
         metrics.waiting_since = 0.0
         if self._filled_at is None and self.writer.advanced:
             # Jitter only shortens: many logs started together do not cut together, and none is cut late.
@@ -375,3 +385,5 @@ class Committer:
         except OSError as error:
             self._metrics.write_failures += 1
             self._journal.error("sync failed", reason=str(error), next="the log goes on in a new segment")
+        else:
+            self._metrics.sync_seconds.observe(self.writer.sync_seconds)

@@ -125,6 +125,8 @@ class Service:
         held = self._metrics.held_requests = self._connections.held_requests
         waits = held > 0 or (not has_room and self._intake.has_input)
         self._metrics.waiting_since = (self._metrics.waiting_since or now) if waits else 0.0
+        if waits or self._metrics.held_since:
+            self._metrics.hold(now, waits=waits)
         self._finish(turn)
         if self._held_turn is None:
             self._connections.carry_out(now)
@@ -173,6 +175,7 @@ class Service:
                 self._connections.refuse(Code.FULL, "the disk is full")
             else:
                 self._held_turn = turn
+                self._metrics.hold(time.monotonic(), waits=True)
             return
         except WaldError:
             self._connections.refuse(Code.FAILED, "the daemon stops")

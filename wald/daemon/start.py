@@ -20,7 +20,7 @@ from wald.daemon.background import Background, Failure
 from wald.daemon.commands import Commands
 from wald.daemon.committer import Committer
 from wald.daemon.connections import Connections
-from wald.daemon.endpoint import Endpoint
+from wald.daemon.endpoint import pages
 from wald.daemon.fifos import OpenPipe, take_stdin
 from wald.daemon.intake import Intake
 from wald.daemon.lifecycle import Signals, Systemd, allow_descriptors, open_journal
@@ -28,9 +28,10 @@ from wald.daemon.listening import Admission, check_socket, listen
 from wald.daemon.requests import Requests
 from wald.daemon.routes import Routes
 from wald.daemon.turn import Turn
+from wald.endpoint import Endpoint
 from wald.errors import command_line
 from wald.format.times import utc
-from wald.metrics import Metrics
+from wald.metrics import Metrics, Outcome
 from wald.store.files.directory import Root, create_root, read_identity, require_root
 from wald.store.files.disk import Disk, total_bytes
 from wald.store.files.fifos import has_fifo
@@ -92,7 +93,9 @@ class Parts:
         stdin = None if stdin_route is None else take_stdin(self.root, config, stdin_route)
         if not config.metrics:
             return stdin, None
-        return stdin, Endpoint(config.metrics, self.metrics, stall_timeout=config.stall_timeout)
+        return stdin, Endpoint(
+            config.metrics, pages(self.metrics, stall_timeout=config.stall_timeout), setting="metrics ="
+        )
 
     def _take_root(self, stdin_route: str | None) -> None:
         """Make the root if there is none, lock it, and make the routes of the settings."""
@@ -121,6 +124,7 @@ class Parts:
         self._closers.callback(self._ledger.close)
         self.room = Room(root.segments, sizes_in_force(config, root.segments, self.journal))
         self._log_id = read_identity(root).log_id
+        self.metrics.log_id = self._log_id.hex()
         recovered = recover(root, disk, log_id=self._log_id, epoch=epoch, now_ns=time.time_ns())
         self._report(recovered.report)
         self.writer = Writer(
@@ -151,6 +155,8 @@ class Parts:
         if report.skipped is not None:
             first, last, why = report.skipped
             self._ledger.append({"event": "skipped", "base": first, "last": last, "why": why, "at": time.time_ns()})
+        repaired = Outcome.TRIMMED if report.trimmed_bytes else Outcome.CLEAN
+        self.metrics.recovery = Outcome.DAMAGED if report.errors else repaired
         self.metrics.recovery_errors = len(report.errors)
         self.metrics.trimmed_bytes = report.trimmed_bytes
         self.metrics.epoch = self.lock.epoch

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,6 +52,7 @@ class Writer:
         path: of the active segment.
         failed: whether a write or sync of the active segment failed. Only :meth:`replace` continues from there.
         unsynced: whether there are commits that were not synced.
+        sync_seconds: how long the last sync of commits took.
 
     Args:
         state: as recovery returned it. The writer changes it from now on.
@@ -80,6 +82,7 @@ class Writer:
         self._first_position = 0
         self.sync_commits = sync_commits
         self.unsynced = False
+        self.sync_seconds = 0.0
         self.failed = False
         self._disk = disk
         self._log_id = log_id
@@ -131,7 +134,7 @@ class Writer:
         try:
             headers = self._write(placement)
             if self.sync_commits:
-                self._disk.sync(self._descriptor)
+                self._sync()
         except OSError:
             self.failed = True
             raise
@@ -171,10 +174,15 @@ class Writer:
         """
         self.unsynced = False
         try:
-            self._disk.sync(self._descriptor)
+            self._sync()
         except OSError:
             self.failed = True
             raise
+
+    def _sync(self) -> None:
+        began = time.monotonic()
+        self._disk.sync(self._descriptor)
+        self.sync_seconds = time.monotonic() - began
 
     def cut(self, *, now_ns: int) -> None:
         """Complete the active segment and open the next one.
