@@ -27,9 +27,19 @@ class _WithSettings(click.Command):
 
 @click.command(cls=_WithSettings)
 @root_option
-@click.option("--config", "config_path", type=click.Path(path_type=Path), help="A TOML file of settings.")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    envvar="WALD_CONFIG",
+    show_envvar=True,
+    help="A TOML file of settings.",
+)
 @click.option("--stdin", "stdin_route", metavar="ROUTE", help="Also take lines from stdin, and stop at its end.")
-def run(root: Path, config_path: Path | None, stdin_route: str | None) -> int:
+@click.option(
+    "--check", "only_check", is_flag=True, help="Only check the settings and that the root is or can be a log."
+)
+def run(root: Path, config_path: Path | None, stdin_route: str | None, only_check: bool) -> int:
     """Run the daemon on a root, which is made if it is missing or empty.
 
     SIGTERM and SIGINT stop it, SIGHUP reads the settings again, SIGUSR1 cuts the active segment. With --stdin, the end
@@ -37,6 +47,7 @@ def run(root: Path, config_path: Path | None, stdin_route: str | None) -> int:
     """
     from wald.config import Config, load
     from wald.daemon import service
+    from wald.store.files.directory import check_root
 
     if stdin_route is not None:
         check_route(stdin_route)
@@ -44,6 +55,10 @@ def run(root: Path, config_path: Path | None, stdin_route: str | None) -> int:
     def settings() -> Config:
         return load(config_path, os.environ)
 
+    if only_check:
+        settings()
+        check_root(root)
+        return 0
     return service.run(root, settings(), stdin_route=stdin_route, reload=settings)
 
 

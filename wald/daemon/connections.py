@@ -83,6 +83,11 @@ class Connections:
         return self._listener.fileno()
 
     @property
+    def listener_name(self) -> str:
+        """The path of the socket."""
+        return str(self._listener.getsockname())
+
+    @property
     def wanted_bytes(self) -> int | None:
         """The least room on the disk that a request waits for; None if no request does."""
         return min((cause for cause in self._waiting if isinstance(cause, int)), default=None)

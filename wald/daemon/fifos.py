@@ -11,7 +11,7 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +30,14 @@ class OpenPipe:
     Attributes:
         held: another process kept it open while no daemon ran.
         handed_over: systemd has it already.
+        replaced: another FIFO stands at the path of the route's by now.
     """
 
     route: str
     descriptor: int
     held: bool
     handed_over: bool = False
+    replaced: bool = False
     is_stdin: bool = False
     relay: Relay | None = None
 
@@ -140,6 +142,23 @@ class Fifos:
         if given is not None:
             return OpenPipe(route, given, held=True, handed_over=True)
         return OpenPipe(route, *open_fifo(path))
+
+    def open_replaced(self, routes: Collection[str]) -> tuple[list[OpenPipe], list[str]]:
+        """At a start: what systemd handed over besides the FIFOs at the paths of ``routes``.
+
+        Returns:
+            the FIFOs of ``routes`` that others have replaced while no daemon ran, and messages about what was closed.
+        """
+        replaced, closed = [], []
+        for given in self._systemd.take_rest():
+            if given.name in routes and stat.S_ISFIFO(os.fstat(given.descriptor).st_mode):
+                replaced.append(OpenPipe(given.name, given.descriptor, held=True, handed_over=True, replaced=True))
+            else:
+                path = os.readlink(f"/proc/self/fd/{given.descriptor}")
+                closed.append(f"{path}: handed over by systemd as {given.name!r}, and no route's FIFO: closed")
+                os.close(given.descriptor)
+                self._systemd.forget(given.name)
+        return replaced, closed
 
     def is_at_path(self, route: str, file: tuple[int, int]) -> bool:
         """Whether ``file`` is what stands at the path of the route's FIFO."""

@@ -115,12 +115,15 @@ class Intake:
             open_records: route → sequence of the record that recovery found unfinished.
 
         Returns:
-            messages about the last life's transfers, and the drafts that end records whose rest is lost.
+            messages about what systemd handed over and about the last life's transfers, and the drafts that end records
+            whose rest is lost.
         """
         self._stdin_route = stdin.route if stdin else ""
         opened = self.fifos.open_all(stdin)
+        replaced, closed = self.fifos.open_replaced({each.route for each in opened})
+        opened = replaced + opened
         self._unfinished = unfinished_transfers(self._root, self._transfers, log_id=log_id)
-        finished = [message for each in opened if (message := self._finish_transfer(each))]
+        finished = closed + [message for each in opened if (message := self._finish_transfer(each))]
         self._clear_slots()
         for each in opened:
             if self.fifos.is_retired(each.route):
@@ -128,7 +131,10 @@ class Intake:
                 self._systemd.forget(each.route)
             else:
                 with self.fifos.reporting(each.route):
-                    self._add(each, open_records.get(each.route, 0) if each.held else 0)
+                    goes_on = each.held and each.replaced == any(each.route == other.route for other in replaced)
+                    self._add(each, open_records.get(each.route, 0) if goes_on else 0)
+                    if each.replaced:
+                        self._make_way(self._current[each.route])
         going_on = self.busy
         lost = [end_of_record(Route.named(name), open_records[name]) for name in open_records if name not in going_on]
         return finished, lost

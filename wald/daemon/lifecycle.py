@@ -2,7 +2,7 @@
 
 Signals set flags and wake the loop. Messages to systemd are datagrams (sd_notify(3)): READY, RELOADING, STOPPING,
 WATCHDOG, and FDSTORE to hand over the pipes, so that their content outlives a restart. Descriptors come back
-as sd_listen_fds(3) describes, named by their route.
+as sd_listen_fds(3) describes, named by their route. Socket units hand over FIFOs and the listening socket likewise.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import os
 import resource
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import FrameType
 
 import structlog
@@ -54,6 +56,14 @@ class Signals:
             self.stop = True
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A descriptor that systemd handed over, and the name that it has there."""
+
+    name: str
+    descriptor: int
+
+
 class Systemd:
     """The service manager; without one, nothing is sent."""
 
@@ -63,7 +73,7 @@ class Systemd:
         microseconds = environ.get("WATCHDOG_USEC", "")
         # Half the time that systemd waits, as sd_watchdog_enabled(3) advises.
         self.watchdog_seconds = int(microseconds) / 2e6 if for_this_process and microseconds.isdigit() else 0.0
-        self._given = {file_of(os.fstat(descriptor)): descriptor for descriptor in _listened(environ)}
+        self._given = _listened(environ)
 
     def ready(self) -> None:
         self._send("READY=1")
@@ -77,13 +87,20 @@ class Systemd:
     def alive(self) -> None:
         self._send("WATCHDOG=1")
 
+    def take_sockets(self) -> list[socket.socket]:
+        """The sockets that systemd handed over."""
+        files = [file for file, each in self._given.items() if stat.S_ISSOCK(os.fstat(each.descriptor).st_mode)]
+        return [socket.socket(fileno=self._given.pop(file).descriptor) for file in files]
+
     def take(self, file: tuple[int, int]) -> int | None:
         """The descriptor that systemd handed over for a FIFO, by :func:`file_of`; None if there is none."""
-        descriptor = self._given.pop(file, None)
-        if descriptor is not None:
-            os.set_blocking(descriptor, False)
-            os.set_inheritable(descriptor, False)
-        return descriptor
+        given = self._given.pop(file, None)
+        return None if given is None else given.descriptor
+
+    def take_rest(self) -> list[Given]:
+        """Those that are left: of FIFOs that are at the path of no route."""
+        rest, self._given = list(self._given.values()), {}
+        return rest
 
     def keep(self, name: str, descriptor: int) -> None:
         """Ask systemd to hold a pipe too, hung up or not; it does if FileDescriptorStoreMax allows."""
@@ -132,8 +149,19 @@ def allow_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _listened(environ: Mapping[str, str]) -> list[int]:
-    if environ.get("LISTEN_PID") != str(os.getpid()):
-        return []
-    count = environ.get("LISTEN_FDS", "0")
-    return list(range(_FIRST_LISTENED, _FIRST_LISTENED + int(count))) if count.isdigit() else []
+def _listened(environ: Mapping[str, str]) -> dict[tuple[int, int], Given]:
+    """What was handed over, by :func:`file_of`; of two descriptors of one file the first is closed."""
+    count = environ.get("LISTEN_FDS", "")
+    if environ.get("LISTEN_PID") != str(os.getpid()) or not count.isdigit():
+        return {}
+    descriptors = range(_FIRST_LISTENED, _FIRST_LISTENED + int(count))
+    names = environ.get("LISTEN_FDNAMES", "").split(":") + [""] * len(descriptors)
+    listened: dict[tuple[int, int], Given] = {}
+    for name, descriptor in zip(names, descriptors, strict=False):
+        os.set_blocking(descriptor, False)
+        os.set_inheritable(descriptor, False)
+        file = file_of(os.fstat(descriptor))
+        if file in listened:
+            os.close(listened[file].descriptor)
+        listened[file] = Given(name, descriptor)
+    return listened

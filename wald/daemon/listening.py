@@ -1,4 +1,4 @@
-"""The unix socket: making it at its path, and deciding which connections have a place.
+"""The unix socket: making it at its path or taking it over, and deciding which connections have a place.
 
 There are so many places in all and so many for one user, and none on the descriptors that the log itself needs. Every
 connection is accepted first, because only then the kernel reports its user; one that has no place gets an ERR. Some
@@ -13,6 +13,7 @@ import resource
 import socket
 import stat
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,23 @@ def listen(path: Path, mode: int) -> socket.socket:
         listener.close()
         raise _refusal(path, str(error)) from error
     return listener
+
+
+def inherited(sockets: Sequence[socket.socket]) -> socket.socket | None:
+    """The listening socket among those that systemd handed over; None if there are none.
+
+    Raises:
+        InvalidInput: one is of another kind, or there are several: nothing would answer what comes to them.
+    """
+    for each in sockets:
+        is_stream = each.family == socket.AF_UNIX and each.type == socket.SOCK_STREAM
+        if len(sockets) > 1 or not (is_stream and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
+            names = ", ".join(str(each.getsockname()) for each in sockets)
+            raise InvalidInput(
+                f"systemd handed over {names}: wald takes one unix socket",
+                hint="leave one ListenStream=PATH in the socket unit, and no Accept=yes",
+            )
+    return sockets[0] if sockets else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,10 +94,10 @@ class Service:
         self._systemd.stopping()
         self._journal.info("stopping", head=self._metrics.head_sequence)
         self._connections.close()
-        if self._parts.lock.is_ours():
-            self._parts.socket_path.unlink(missing_ok=True)
-        else:
+        if not self._parts.lock.is_ours():
             self._writer.abandon()
+        elif self._parts.inherited is None:
+            self._parts.socket_path.unlink(missing_ok=True)
         self._intake.release_writing_ends()
         try:
             while self._intake.check_last():

@@ -24,7 +24,7 @@ from wald.daemon.endpoint import pages
 from wald.daemon.fifos import OpenPipe, take_stdin
 from wald.daemon.intake import Intake
 from wald.daemon.lifecycle import Signals, Systemd, allow_descriptors, open_journal
-from wald.daemon.listening import Admission, check_socket, listen
+from wald.daemon.listening import Admission, check_socket, inherited, listen
 from wald.daemon.requests import Requests
 from wald.daemon.routes import Routes
 from wald.daemon.turn import Turn
@@ -51,6 +51,9 @@ class Parts:
 
     What has to be closed is on ``closers``, in the order in which it was opened.
 
+    Attributes:
+        inherited: the listening socket that systemd handed over, and keeps; None: the daemon makes one.
+
     Raises:
         WaldError, OSError: the daemon cannot start.
     """
@@ -60,6 +63,8 @@ class Parts:
         self.journal = open_journal(config.log_format, config.log_level)
         self.metrics = Metrics()
         self.root = Root(path)
+        self.systemd = Systemd(os.environ)
+        self.inherited = inherited(self.systemd.take_sockets())
         self.socket_path = Path(config.socket) if config.socket else self.root.socket
         self._disk = Disk()
         self._closers = closers
@@ -80,7 +85,7 @@ class Parts:
             root=str(self.root.path),
             epoch=self.lock.epoch,
             head=self.metrics.head_sequence,
-            socket=str(self.socket_path),
+            socket=self.connections.listener_name,
             pipes=sorted(pipe.route.name for pipe in self.intake),
         )
 
@@ -89,7 +94,8 @@ class Parts:
         if config.on_missing_root == "refuse":
             require_root(self.root.path)
         require_free(self.root, self._disk)
-        check_socket(self.socket_path, self.root.path)
+        if self.inherited is None:
+            check_socket(self.socket_path, self.root.path)
         stdin = None if stdin_route is None else take_stdin(self.root, config, stdin_route)
         if not config.metrics:
             return stdin, None
@@ -109,11 +115,10 @@ class Parts:
             add_route(root, disk, name, fifo=wants_fifo(root, name, route), mode=route.mode)
 
     def _watch_surroundings(self) -> None:
-        """Signals, systemd, and the poller that watches them."""
+        """Signals, and the poller that watches them."""
         self.poller = select.epoll()
         self.signals = Signals()
         self.poller.register(self.signals.descriptor, select.EPOLLIN)
-        self.systemd = Systemd(os.environ)
         allow_descriptors()
 
     def _recover(self) -> None:
@@ -227,7 +232,7 @@ class Parts:
             per_user_max=config.connections_per_user,
         )
         self.connections = Connections(
-            listen(self.socket_path, config.socket_mode),
+            self.inherited or listen(self.socket_path, config.socket_mode),
             self.poller,
             Requests(self.routes, self.root.path, admission.leaves_enough),
             self.commands.answer,

@@ -300,6 +300,22 @@ def _where_else(path: Path) -> str:
     return f"--root takes the directory of a log, which has a log.json; to find one: find {path} -name log.json"
 
 
+def check_root(path: Path) -> None:
+    """Check that ``path`` is a log, or can be made one.
+
+    Raises:
+        InvalidInput: the path is not a directory, or holds files that are not a log's.
+        WaldError: as :func:`read_identity`, of a log that is there.
+    """
+    if path.exists() and not path.is_dir():
+        raise InvalidInput(f"{path}: not a directory", hint="name a directory, existing or not, with --root")
+    root = Root(path)
+    if root.identity.exists():
+        read_identity(root)
+    elif path.is_dir() and not _may_become_a_log(path):
+        raise InvalidInput(f"{path}: not empty, and not a log", hint="name an empty or a new directory with --root")
+
+
 def create_root(path: Path, disk: Disk, *, now: str) -> Root:
     """Make ``path`` a root if it is not one yet; what exists is left as it is.
 
@@ -307,11 +323,8 @@ def create_root(path: Path, disk: Disk, *, now: str) -> Root:
         InvalidInput: the path is not a directory, or holds files that are not a log's.
         Damaged: there are segments, and nothing says which log they belong to.
     """
+    check_root(path)
     root = Root(path)
-    if path.exists() and not path.is_dir():
-        raise InvalidInput(f"{path}: not a directory", hint="name a directory, existing or not, with --root")
-    if path.is_dir() and not root.identity.exists() and not _may_become_a_log(path):
-        raise InvalidInput(f"{path}: not empty, and not a log", hint="name an empty or a new directory with --root")
     disk.make_directory(path)
     for folder in _FOLDERS:
         disk.make_directory(path / folder)
@@ -345,5 +358,5 @@ def _may_become_a_log(path: Path) -> bool:
 
 
 def _foreign(name: str) -> bool:
-    """Not ours, and not what a fresh file system or an interrupted making leaves behind."""
-    return name not in _FOLDERS and name != "lost+found" and not name.endswith(TEMPORARY)
+    """Not ours, and not what a fresh file system, an interrupted making or systemd's socket leaves behind."""
+    return name not in (*_FOLDERS, "lost+found", "wald.sock") and not name.endswith(TEMPORARY)
