@@ -1,0 +1,224 @@
+"""The manifests in k8s/: what a cluster would refuse, or accept and run otherwise than meant, is found here."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import kubernetes_validate
+import pytest
+from kustomize import OVERLAYS, Object, containers, of_kind, pods, rendered
+
+import wald
+from wald.config import load
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+VERSIONS = ("1.29", "1.31", "1.33", "1.35", "1.37")  # native sidecars are switched on since 1.29
+CALL = re.compile(r"(?:^|;|&|\bexec|\bdo|\bthen)\s*(wald[a-z-]* [^&;|\n]+)", re.MULTILINE)
+STOP_SECONDS = {"application": 30, "archive": 10, "drain": 60, "hold": 2, "log": 10, "reclaim": 10, "wald": 10}
+
+every_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@every_overlay
+def test_the_published_schemas_accept_every_object(overlay: str, version: str) -> None:
+    for each in rendered(overlay):
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_a_schema_refuses_a_field_that_is_misspelt() -> None:
+    (wrong,) = (each | {"spec": each["spec"] | {"minAvailabel": 1}} for each in of_kind("pod", "PodDisruptionBudget"))
+
+    with pytest.raises(kubernetes_validate.ValidationError, match="minAvailabel"):
+        kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
+
+
+@every_overlay
+def test_settings_are_settings(overlay: str, tmp_path: Path) -> None:
+    (settings,) = of_kind(overlay, "ConfigMap")
+    path = tmp_path / "wald.toml"
+    path.write_text(settings["data"]["wald.toml"])
+    config = load(path, {})
+
+    assert set(settings["data"]) == {"wald.toml"}
+    assert config.metrics.endswith(":9464")
+    assert config.routes["access"].fifo
+
+
+def calls(container: Object) -> Iterator[list[str]]:
+    """Every call of a program of ours in a container, with its arguments."""
+    commands = [container["command"]]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        commands += [container[probe]["exec"]["command"]] if "exec" in container.get(probe, {}) else []
+    for words in commands:
+        if words[0] in PROGRAMS:
+            yield words
+        elif words[:2] == ["sh", "-c"]:
+            for line in CALL.findall(words[2]):
+                yield list(itertools.chain(*(words[4:] if word == "$@" else [word] for word in shlex.split(line))))
+
+
+def parse(program: str, arguments: list[str]) -> None:
+    """Let click parse a command line to its end, and not carry it out."""
+    module = importlib.import_module(PROGRAMS[program].partition(":")[0])
+    command: click.Command = module.cli if program == "wald" else module.command
+    context = command.make_context(program, list(arguments))
+    while isinstance(context.command, click.Group):
+        name, inner, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
+        assert inner is not None
+        context = inner.make_context(name, rest, parent=context)
+
+
+@every_overlay
+def test_our_programs_accept_every_command_line(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = set()
+    for _, template in pods(overlay):
+        for container in containers(template):
+            with monkeypatch.context() as environment:
+                for each in container.get("env", ()):
+                    environment.setenv(each["name"], each["value"])
+                for program, *arguments in calls(container):
+                    called.add(program)
+                    parse(program, arguments)
+
+    assert called == {"wald", "wald-reclaim"} | ({"wald-drain"} if overlay != "node" else set()) | (
+        {"wald-archive"} if overlay != "pod" else set()
+    )
+
+
+def test_a_command_line_with_an_unknown_option_is_noticed() -> None:
+    script = "while true; do\n  wald-reclaim --root /log --whatch & wait; done"
+    (called,) = calls({"command": ["sh", "-c", script]})
+
+    assert called == ["wald-reclaim", "--root", "/log", "--whatch"]
+    with pytest.raises(click.NoSuchOption, match="--whatch"):
+        parse(called[0], called[1:])
+
+
+@every_overlay
+def test_every_mount_has_its_volume_and_every_volume_its_claim(overlay: str) -> None:
+    claims = {each["metadata"]["name"] for each in of_kind(overlay, "PersistentVolumeClaim")}
+    maps = {each["metadata"]["name"] for each in of_kind(overlay, "ConfigMap")}
+    for name, template in pods(overlay):
+        volumes = {each["name"]: each for each in template["spec"]["volumes"]}
+        templates = {
+            each["metadata"]["name"]
+            for owner in of_kind(overlay, "StatefulSet")
+            if name.startswith("StatefulSet")
+            for each in owner["spec"].get("volumeClaimTemplates", ())
+        }
+        mounted = {mount["name"] for container in containers(template) for mount in container["volumeMounts"]}
+
+        assert mounted == volumes.keys() | templates
+        assert volumes.keys() & templates == set()
+        assert {
+            each["persistentVolumeClaim"]["claimName"] for each in volumes.values() if "persistentVolumeClaim" in each
+        } <= claims
+        assert {each["configMap"]["name"] for each in volumes.values() if "configMap" in each} <= maps
+
+
+@every_overlay
+def test_images_are_pinned_and_ours_is_of_this_version(overlay: str) -> None:
+    images = {container["image"] for _, template in pods(overlay) for container in containers(template)}
+    ours = {image for image in images if image.split("/")[-1].startswith("wald:")}
+
+    assert {image.rpartition(":")[2] for image in ours} == {wald.__version__}
+    assert [image for image in images if not re.search(r":[0-9][0-9.]*$", image)] == []
+
+
+@every_overlay
+def test_there_is_one_writer(overlay: str) -> None:
+    """A StatefulSet never runs two pods of one name, and no job runs beside another of its kind."""
+    (daemon,) = of_kind(overlay, "StatefulSet")
+    writers = [
+        name
+        for name, template in pods(overlay)
+        for each in containers(template)
+        if each["command"][:2] == ["wald", "run"]
+    ]
+
+    assert daemon["spec"]["replicas"] == 1
+    assert writers == ["StatefulSet wald"]
+    assert {job["spec"]["concurrencyPolicy"] for job in of_kind(overlay, "CronJob")} <= {"Forbid"}
+
+
+def test_a_claim_of_one_pod_is_mounted_by_one_pod() -> None:
+    """ReadWriteOncePod would leave the pod of a CronJob waiting forever."""
+    (daemon,) = of_kind("single", "StatefulSet")
+
+    assert [claim["spec"]["accessModes"] for claim in daemon["spec"]["volumeClaimTemplates"]] == [
+        ["ReadWriteOncePod"]
+    ] * 2
+    assert [name for name, _ in pods("single")] == ["StatefulSet wald"]
+
+
+@every_overlay
+def test_native_sidecars_start_before_what_needs_them_and_end_after_it(overlay: str) -> None:
+    for name, template in pods(overlay):
+        if name == "StatefulSet wald":
+            sidecars = template["spec"]["initContainers"]
+
+            assert [each["name"] for each in sidecars][-2:] == ["wald", "hold"]
+            assert {each["restartPolicy"] for each in sidecars} == {"Always"}
+            assert "startupProbe" in sidecars[-2]
+
+
+@every_overlay
+def test_there_is_time_for_the_longest_stop(overlay: str) -> None:
+    for name, template in pods(overlay):
+        spec = template["spec"]
+        hooks = [
+            each["lifecycle"]["preStop"]["exec"]["command"] for each in containers(template) if "lifecycle" in each
+        ]
+        longest = max((int(seconds) for _, seconds in hooks), default=0)
+        together = max(STOP_SECONDS[each["name"]] for each in spec["containers"])
+        one_by_one = sum(STOP_SECONDS[each["name"]] for each in spec.get("initContainers", ()))
+
+        assert longest + together + one_by_one <= spec["terminationGracePeriodSeconds"], name
+
+
+@every_overlay
+def test_probes_ask_different_things(overlay: str) -> None:
+    (daemon,) = (each for _, template in pods(overlay) for each in containers(template) if each["name"] == "wald")
+    startup, readiness, liveness = (daemon[f"{name}Probe"] for name in ("startup", "readiness", "liveness"))
+    patience = [probe["periodSeconds"] * probe["failureThreshold"] for probe in (startup, liveness)]
+
+    assert startup["httpGet"] == liveness["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    assert [port["name"] for port in daemon["ports"]] == ["metrics"]
+    assert "exec" in readiness
+    assert patience[0] >= 600, "recovery takes its time"
+    assert patience[1] >= 60, "a moment without progress is no hang"
+
+
+@every_overlay
+def test_what_surrounds_a_pod_selects_it(overlay: str) -> None:
+    labels = {name: template["metadata"]["labels"] for name, template in pods(overlay)}
+    (budget,), (policy,), (service,) = (
+        of_kind(overlay, kind) for kind in ("PodDisruptionBudget", "NetworkPolicy", "Service")
+    )
+
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels["StatefulSet wald"].items()
+    assert service["spec"]["selector"].items() <= labels["StatefulSet wald"].items()
+    for each in labels.values():
+        assert policy["spec"]["podSelector"]["matchLabels"].items() <= each.items()
+    assert policy["spec"]["ingress"] == [{"ports": [{"port": "metrics"}]}]
+    assert ("Egress" in policy["spec"]["policyTypes"]) == (overlay == "node"), "an application's own traffic is its own"
+
+
+@every_overlay
+def test_every_container_has_bounds_and_an_environment_of_its_own(overlay: str) -> None:
+    for name, template in pods(overlay):
+        assert template["spec"]["enableServiceLinks"] is False, name
+        assert template["spec"]["automountServiceAccountToken"] is False, name
+        for each in containers(template):
+            assert each["resources"]["requests"].keys() == {"cpu", "memory"}, each["name"]
+            assert each["resources"]["limits"].keys() == {"memory"}, each["name"]
+            assert each["securityContext"]["readOnlyRootFilesystem"] is True, each["name"]
