@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from documents.tables import table
-from wald.daemon.endpoint import of_daemon
+from wald.cli.metrics import Measured, Ran, of_directory
+from wald.daemon.endpoint import of_daemon, of_measuring
 from wald.exposition import Metric
 from wald.metrics import Metrics
 
-PROGRAMS: dict[str, Callable[[], Iterable[Metric]]] = {"daemon": lambda: of_daemon(Metrics())}
+
+def _directory() -> Iterable[Metric]:
+    ran = Ran(None, None, {}, None, None)
+    nothing = Measured(0, Counter(), Counter(), 0, [], 0, None, 0, [], ran)
+    return of_directory(nothing, needed_bytes=0, now_ns=0)
+
+
+PROGRAMS: dict[str, Callable[[], Iterable[Metric]]] = {
+    "daemon": lambda: [*of_daemon(Metrics()), *of_measuring(0)],
+    "directory": _directory,
+}
 
 
 def metrics(program: str) -> str:

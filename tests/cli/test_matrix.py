@@ -147,12 +147,13 @@ def acts(daemon: Daemon, what: str) -> list[Callable[[], object]]:
 
 
 LINES = {
-    "`wald read`, `head`, `where`, `routes`, `explain`, `verify`, `cursor get`": [
+    "`wald read`, `head`, `where`, `routes`, `explain`, `metrics`, `verify`, `cursor get`": [
         command("read", "a"),
         command("head"),
         command("where", 1),
         command("routes"),
         command("explain"),
+        command("metrics"),
         command("verify"),
         command("cursor", "get", "a"),
     ],
@@ -161,10 +162,11 @@ LINES = {
         command("cut"),
         command("route", "add", "a"),
     ],
-    "`wald run`, `cursor set`, `route retire`; `wald-reclaim`, `wald-drain`, `wald-archive`": [
+    "`wald run`, `cursor set`, `route retire`, `verify --record`; `wald-reclaim`, `wald-drain`, `wald-archive`": [
         command("run"),
         command("cursor", "set", "a", 1, "--rewind"),
         command("route", "retire", "b"),
+        command("verify", "--record"),
         sidecar("reclaim"),
         sidecar("drain", "a", "--exit-at-end", "--", "true"),
         sidecar("archive", "pack", "a"),

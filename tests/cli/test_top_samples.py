@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from logs import Built
 
 from wald.cli.top_samples import HeadSource, LogSource, Sampler, rest_seconds
-from wald.cli.top_snapshot import Amount, Condition, LogSample, inventory
+from wald.cli.top_snapshot import Amount, LogSample, inventory
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.log import Log
+from wald.store.retention.conditions import Condition
 from wald.store.writing.lock import Lock
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from wald.cli.top_snapshot import Condition, HeadSample, LogSample, activity, condition_of, inventory
+from wald.cli.top_snapshot import HeadSample, LogSample, activity, inventory
 from wald.format.names import Kind
 from wald.store.files.directory import Segment
 from wald.store.retention.backlog import GroupBacklog, Growth, SegmentStatus
+from wald.store.retention.conditions import Condition, condition_of
 from wald.store.retention.cursors import Cursor, CursorState
 from wald.store.retention.pins import Pin
 from wald.store.retention.progress import Lag

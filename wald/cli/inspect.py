@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import click
@@ -13,8 +15,11 @@ from wald.errors import Damaged
 from wald.store.checking.dump import Item
 from wald.store.checking.dump import dump as items_of
 from wald.store.checking.finding import Level
+from wald.store.checking.verifier import VERIFIED
 from wald.store.checking.verifier import verify as findings_of
 from wald.store.files.directory import Root, read_identity
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger
 
 
 @click.command()
@@ -35,14 +40,30 @@ def dump(path: Path, records: bool, as_json: bool) -> int:
 
 @click.command()
 @root_option
+@click.option("--record", is_flag=True, help="Write the result into ledger/verify.jsonl, from which metrics have it.")
 @json_option
-def verify(root: Path, as_json: bool) -> int:
+def verify(root: Path, record: bool, as_json: bool) -> int:
     """Read every byte of the log, check it against its checksums, digests and neighbours, and change nothing.
 
     One line for each file and each finding; the exit code is 4 if anything is wrong. A daemon may run meanwhile.
     """
     here = Root(root)
     read_identity(here)
+    with _ledger(here) if record else nullcontext() as ledger:
+        counts = _report(here, root, as_json=as_json)
+        if ledger is not None:
+            errors = counts[Level.ERROR]
+            ledger.append({"event": "verified", "ok": counts[Level.OK], "errors": errors, "at": time.time_ns()})
+    return Damaged.exit_code if counts[Level.ERROR] else 0
+
+
+def _ledger(root: Root) -> closing[Ledger]:
+    """The ledger of verifications; one process at a time has it."""
+    return closing(Ledger(root.ledger / VERIFIED, Disk(), owner="wald verify --record"))
+
+
+def _report(here: Root, root: Path, *, as_json: bool) -> Counter[Level]:
+    """Print every finding; returns how many there are of each level."""
     counts: Counter[Level] = Counter()
     for finding in findings_of(here):
         counts[finding.level] += 1
@@ -58,7 +79,7 @@ def verify(root: Path, as_json: bool) -> int:
         click.echo(
             f"{'good' if not errors else 'damaged'}: {counts[Level.OK]} ok, {counts[Level.INFO]} info, {errors} error"
         )
-    return Damaged.exit_code if errors else 0
+    return counts
 
 
 def _line(item: Item) -> str:

@@ -16,13 +16,14 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from wald.cli.connect import runs
-from wald.cli.top_snapshot import Amount, Condition, HeadSample, LogSample, condition_of
+from wald.cli.top_snapshot import Amount, HeadSample, LogSample
 from wald.errors import Damaged, WaldError
 from wald.format.names import Kind
 from wald.log import Log
 from wald.store.files.directory import Segment
 from wald.store.files.fifos import troubles
 from wald.store.retention.backlog import Backlog
+from wald.store.retention.conditions import Condition, condition_of
 from wald.store.retention.pins import sealed_index
 from wald.store.retention.progress import last_sequences
 from wald.store.segments.view import SegmentGone, View

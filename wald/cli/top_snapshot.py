@@ -10,39 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
-from wald.store.retention.backlog import GroupBacklog, Growth, SegmentStatus
+from wald.store.retention.backlog import GroupBacklog, Growth
+from wald.store.retention.conditions import Condition
 from wald.store.retention.cursors import CursorState
-from wald.store.segments.view import State
-
-
-class Condition(Enum):
-    """Conditions of segments, from those of the oldest to that of the newest."""
-
-    RELEASED = "released"
-    FREE = "free"
-    HELD_BACK = "held back"
-    UNREADABLE = "unreadable"
-    WAITING = "not sealed yet"
-    """Cut, and no cursor holds it back."""
-    ACTIVE = "active"
-
-
-def condition_of(status: SegmentStatus) -> Condition:
-    """The condition under which the screen counts a segment."""
-    if not status.readable:
-        return Condition.UNREADABLE
-    if status.pins:
-        return Condition.HELD_BACK
-    match status.state:
-        case State.ACTIVE:
-            return Condition.ACTIVE
-        case State.CUT:
-            return Condition.WAITING
-        case State.RELEASED:
-            return Condition.RELEASED
-    return Condition.FREE
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 import wald
+from wald.daemon.measuring import Measuring
 from wald.endpoint import Answer, Pages
 from wald.exposition import TEXT_FORMAT, Metric, Samples, counter, gauge, histogram, render
 from wald.metrics import Metrics, Outcome
@@ -48,17 +49,19 @@ _HISTOGRAMS = {
 }
 
 
-def pages(metrics: Metrics, *, stall_timeout: float) -> Pages:
+def pages(metrics: Metrics, directory: Measuring, *, stall_timeout: float) -> Pages:
     """What is answered, by path."""
+
+    def exported() -> Answer:
+        of_directory = directory.text()  # first: what the daemon counts is as new as can be
+        counted = [*of_daemon(metrics), *of_measuring(directory.failures)]
+        return Answer(render(counted) + of_directory, content_type=TEXT_FORMAT)
 
     def healthz() -> Answer:
         status, message = health(metrics, time.monotonic(), stall_timeout)
         return Answer(message.encode() + b"\n", status)
 
-    return {
-        "/metrics": lambda: Answer(render(of_daemon(metrics)), content_type=TEXT_FORMAT),
-        "/healthz": healthz,
-    }
+    return {"/metrics": exported, "/healthz": healthz}
 
 
 def health(metrics: Metrics, now: float, stall_timeout: float) -> tuple[int, str]:
@@ -77,6 +80,11 @@ def health(metrics: Metrics, now: float, stall_timeout: float) -> tuple[int, str
         numbers = f"{metrics.free_bytes} bytes free of {metrics.needed_bytes} needed"
         return 200, f"degraded: {numbers}, input is not taken ({metrics.degraded_by})"
     return 200, f"ok: head {metrics.head_sequence}"
+
+
+def of_measuring(failures: int) -> Iterator[Metric]:
+    """What the daemon counts about :mod:`wald.daemon.measuring`."""
+    yield counter("wald_measurement_failures_total", "How often the directory could not be read", failures)
 
 
 def of_daemon(metrics: Metrics) -> Iterator[Metric]:

@@ -25,6 +25,7 @@ from wald.daemon.fifos import OpenPipe, take_stdin
 from wald.daemon.intake import Intake
 from wald.daemon.lifecycle import Signals, Systemd, allow_descriptors, open_journal
 from wald.daemon.listening import Admission, check_socket, inherited, listen
+from wald.daemon.measuring import Measuring
 from wald.daemon.requests import Requests
 from wald.daemon.routes import Routes
 from wald.daemon.turn import Turn
@@ -99,9 +100,10 @@ class Parts:
         stdin = None if stdin_route is None else take_stdin(self.root, config, stdin_route)
         if not config.metrics:
             return stdin, None
-        return stdin, Endpoint(
-            config.metrics, pages(self.metrics, stall_timeout=config.stall_timeout), setting="metrics ="
-        )
+        directory = Measuring(self.root.path, lambda: self.metrics.needed_bytes)
+        self._closers.callback(directory.close)
+        answered = pages(self.metrics, directory, stall_timeout=config.stall_timeout)
+        return stdin, Endpoint(config.metrics, answered, setting="metrics =")
 
     def _take_root(self, stdin_route: str | None) -> None:
         """Make the root if there is none, lock it, and make the routes of the settings."""

@@ -29,7 +29,8 @@ from wald.store.retention.history import History
 from wald.store.segments.head import EVERYTHING, read_head
 from wald.store.segments.view import SecondListing, SegmentGone, View, read_view
 
-LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl")
+VERIFIED = "verify.jsonl"
+LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl", VERIFIED)
 
 
 def verify(root: Root) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,6 +33,7 @@ from wald.store.files.regular import open_file
 
 _SECTOR_BYTES = 512  # what a disk writes at once, at least
 _PART_BYTES = 1 << 20  # of what is read again
+_NEWEST_BYTES = 4 << 20  # of what is read to find the newest entries
 _TAIL_BYTES = 64 << 10  # more than any line but that of a segment with a thousand routes
 
 
@@ -221,6 +223,26 @@ def read_ledger(path: Path) -> Decoded:
         _, end = _synced(file.fileno(), length)
         data = file.read(length)
     return decode_ledger(data if _newline_is_damaged(data[end:], end) else data[:end])
+
+
+def newest_entries(path: Path, *events: str) -> Iterator[dict[str, Any]]:
+    """The entries of these kinds, newest first, as far as the end of the ledger has them.
+
+    For programs that report: the chain is not checked, and a damaged line is passed over.
+    """
+    try:
+        file = open_file(path)
+    except FileNotFoundError:
+        return
+    with file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _NEWEST_BYTES))
+        lines = file.read().split(b"\n")
+    kinds = tuple(b'"event":"%s"' % event.encode() for event in events)
+    for line in reversed(lines):
+        if any(kind in line for kind in kinds):  # before it is decoded: lines may be long
+            with suppress(BadLine):
+                if (entry := decode_line(line))["event"] in events:
+                    yield entry
 
 
 @dataclass(slots=True)

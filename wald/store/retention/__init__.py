@@ -2,6 +2,7 @@
 
 backlog    what there is, and which groups need it
 beginning  where a new group begins
+conditions what keeps a segment
 cursors    where consumers stand
 history    what the ledgers say of missing segments
 missing    records asked for that are reclaimed

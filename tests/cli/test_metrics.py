@@ -1,0 +1,151 @@
+"""``wald metrics`` gives what ``wald explain`` shows, for Prometheus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from logs import Built
+from prometheus_client.parser import text_string_to_metric_families
+from running import output_of, refusal_of, wald
+
+from wald.format.cursor import CursorLines, encode_cursor
+from wald.format.names import Kind
+from wald.store.files.routes import retire_route
+
+NS = 10**9
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Two sealed segments of routes a and b, and an active one."""
+    built = Built(tmp_path / "root")
+    for _ in range(2):
+        built.lines("a", [b"x"] * 5)
+        built.lines("b", [b"y"])
+        built.cut()
+    built.seal()
+    return built
+
+
+def samples(built: Built, *options: str) -> dict[tuple[str, ...], float]:
+    """The value of each sample by its name and the values of its labels."""
+    text = output_of("metrics", *options, "--root", built.root.path).decode()
+    found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {(sample.name, *sample.labels.values()): sample.value for sample in found}
+
+
+def test_every_group_has_what_explain_says_of_it(built: Built) -> None:
+    """Records, seconds, bytes that it holds back, and when the oldest unread record was written."""
+    built.log.set_cursor("a", 5)
+    explained = output_of("explain", "--json", "--root", built.root.path).splitlines()
+    groups = [line for line in map(json.loads, explained) if line["kind"] == "group"]
+    found = samples(built)
+
+    assert len(groups) == 2
+    for group in groups:
+        name = group["route"], group["group"]
+        assert found["wald_group_lag_records", *name] == group["lag_records"] > 0
+        assert found["wald_group_pinned_bytes", *name] == group["pinned_bytes"] > 0
+        assert found["wald_group_lag_seconds", *name] >= group["lag_seconds"]
+        assert found["wald_group_cursor_unusable", *name] == 0
+        waits = found["wald_measured_timestamp_seconds",] - found["wald_group_oldest_unread_timestamp_seconds", *name]
+        assert waits == pytest.approx(found["wald_group_lag_seconds", *name], abs=0.01)
+
+
+def test_segments_are_counted_by_what_keeps_them(built: Built) -> None:
+    built.log.set_cursor("a", 12)
+    built.log.set_cursor("b", 6)
+    found = samples(built)
+
+    states = {name[1]: value for name, value in found.items() if name[0] == "wald_segments"}
+    assert states == {"released": 0, "free": 1, "held_back": 1, "unreadable": 0, "waiting": 0, "active": 1}
+    assert found["wald_segment_bytes", "free"] == built.path(1, Kind.SEALED).stat().st_size
+
+
+def test_a_group_that_has_read_everything_has_no_oldest_record(built: Built) -> None:
+    built.log.set_cursor("a", 12)
+    found = samples(built)
+
+    assert found["wald_group_lag_seconds", "a", "processed"] == 0
+    assert ("wald_group_oldest_unread_timestamp_seconds", "a", "processed") not in found
+    assert ("wald_group_oldest_unread_timestamp_seconds", "b", "processed") in found
+
+
+def test_a_cursor_that_cannot_be_trusted_is_shown(built: Built) -> None:
+    built.root.cursor("a", "lost").write_text("not a number\n")
+    other = CursorLines(3, bytes(16), 1, "other", "2026-11-22T00:00:00Z")
+    built.root.cursor("b", "other").write_bytes(encode_cursor(other))
+    found = samples(built)
+
+    assert found["wald_group_cursor_unusable", "a", "lost"] == 1
+    assert found["wald_group_cursor_unusable", "b", "other"] == 1
+
+
+def test_the_name_of_a_file_cannot_forge_a_sample(built: Built) -> None:
+    """A file that is named like a cursor counts as one, whatever its name is."""
+    name = 'x"} 1\nwald_forged 1\n#\udcff'
+    (built.root.route("a") / f"{name}.cursor").touch()
+    found = samples(built)
+
+    assert not [key for key in found if "forged" in key[0]]
+    assert found["wald_group_cursor_unusable", "a", name.replace("\udcff", "\\udcff")] == 1
+
+
+def test_a_retired_route_is_left_out(built: Built) -> None:
+    retire_route(built.root, built.disk, "b", now="2026-11-22T00:00:00Z")
+
+    assert {name[1] for name in samples(built) if name[0] == "wald_group_lag_records"} == {"a"}
+
+
+def test_what_ran_when_is_read_off_the_ledgers(built: Built) -> None:
+    """A program that has not run yet has no time."""
+    built.log.set_cursor("a", 12)
+    built.log.set_cursor("b", 12)
+    before = samples(built)
+    assert before["wald_last_seal_timestamp_seconds",] > 0
+    assert ("wald_last_reclaim_timestamp_seconds",) not in before
+    built.reclaim(1)
+
+    assert samples(built)["wald_last_reclaim_timestamp_seconds",] > 0
+
+
+def test_a_verification_leaves_a_trace_where_it_is_asked_to(built: Built) -> None:
+    """The ledger is its own; without --record nothing is written. A log that is damaged keeps its last good time."""
+    output_of("verify", "--root", built.root.path)
+    assert not (built.root.ledger / "verify.jsonl").exists()
+    output_of("verify", "--record", "--root", built.root.path)
+    good = samples(built)
+    assert (good["wald_last_verify_errors",], good["wald_damaged_segments",]) == (0, 0)
+
+    sealed = built.path(1, Kind.SEALED)
+    data = bytearray(sealed.read_bytes())
+    data[-3] ^= 1
+    sealed.write_bytes(data)
+    assert wald("verify", "--record", "--root", built.root.path).returncode == 4
+    bad = samples(built)
+
+    assert bad["wald_last_verify_errors",] > 0
+    assert bad["wald_last_verify_timestamp_seconds",] == good["wald_last_verify_timestamp_seconds",]
+    assert bad["wald_damaged_segments",] == 1
+
+
+def test_what_is_left_counts_down_to_what_is_needed(built: Built) -> None:
+    everything = samples(built)["wald_until_full_bytes",]
+
+    assert samples(built, "--needed-bytes", "1024TiB")["wald_until_full_bytes",] == 0
+    assert everything > 0
+
+
+def test_quarantined_bytes_are_counted(built: Built) -> None:
+    (built.root.quarantine / "tail").write_bytes(bytes(100))
+    found = samples(built)
+
+    assert (found["wald_quarantine_files",], found["wald_quarantine_bytes",]) == (1, 100)
+
+
+def test_without_a_log_it_is_an_error(tmp_path: Path) -> None:
+    code, message, _ = refusal_of("metrics", "--root", tmp_path)
+
+    assert (code, message.endswith("there is no log here")) == (3, True)

@@ -1,0 +1,220 @@
+"""``wald metrics``: what the directory shows, as text that Prometheus reads.
+
+The daemon runs this command when its ``/metrics`` is asked for, in a process of its own: to read the index of every
+segment takes the interpreter's lock, for which a turn would have to wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+import wald
+from wald.cli.options import root_option, size_option
+from wald.exposition import Metric, Samples, gauge, render
+from wald.log import Log
+from wald.store.checking.verifier import VERIFIED
+from wald.store.files.directory import Root
+from wald.store.files.ledger import newest_entries
+from wald.store.retention.backlog import Backlog, GroupBacklog, Growth
+from wald.store.retention.conditions import Condition, condition_of
+from wald.store.retention.cursors import CursorState
+
+GROUPS_MAX = 5000  # each has some samples, and a user who may write cursors may make any number of groups
+_ROUTE_GROUP = ("route", "group")
+
+
+@click.command()
+@root_option
+@size_option("--needed-bytes", "0", "Count down to so much free space; with less the daemon takes no input.")
+def metrics(root: Path, needed_bytes: int) -> None:
+    """Print what the directory shows as metrics of Prometheus: segments, groups, lag, growth, what ran when.
+
+    The daemon has the same under /metrics, with what it counts itself. This command needs no daemon; its output can be
+    a file for the textfile collector of node_exporter. Retired routes are left out.
+    """
+    found = measure(wald.open(root))
+    click.echo(render(of_directory(found, needed_bytes=needed_bytes, now_ns=time.time_ns())), nl=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the directory showed.
+
+    Attributes:
+        seconds: that it took to read it.
+        damaged: segments of which a part cannot be read.
+        groups: of routes that are not retired; those that hold back the most come first.
+        left_out: how many groups are not among them, because there are too many.
+        quarantine: the size of each file in it.
+        ran: the newest entry that each program has left in its ledger; of the archive by route and group.
+    """
+
+    seconds: float
+    segments: Counter[Condition]
+    segment_bytes: Counter[Condition]
+    damaged: int
+    groups: list[GroupBacklog]
+    left_out: int
+    growth: Growth | None
+    free_bytes: int
+    quarantine: list[int]
+    ran: Ran
+
+
+def measure(log: Log) -> Measured:
+    """Read the index of every segment, the cursors, and the ends of the ledgers.
+
+    Raises:
+        Damaged: the directory or the end of the log cannot be read.
+    """
+    began = time.monotonic()
+    backlog = Backlog(log.view())
+    segments: Counter[Condition] = Counter()
+    segment_bytes: Counter[Condition] = Counter()
+    damaged = 0
+    for status in backlog.segments():
+        condition = condition_of(status)
+        segments[condition] += 1
+        segment_bytes[condition] += status.stored_bytes
+        damaged += bool(status.problem)
+    groups = [group for group in backlog.groups.values() if not group.retired]
+    groups.sort(key=lambda group: (-group.pinned_bytes, -group.lag.records))
+    ran = last_runs(log.root)
+    return Measured(
+        time.monotonic() - began,
+        segments,
+        segment_bytes,
+        damaged,
+        groups[:GROUPS_MAX],
+        max(0, len(groups) - GROUPS_MAX),
+        backlog.growth(now_ns=time.time_ns()),
+        backlog.free_bytes,
+        [path.lstat().st_size for path in log.root.quarantine.iterdir()],
+        ran,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """When programs last did their work, in nanoseconds since 1970; None: they have left no trace.
+
+    Attributes:
+        archived: by route and group.
+        verified_errors: what the last verification found.
+    """
+
+    sealed_ns: int | None
+    reclaimed_ns: int | None
+    archived_ns: dict[tuple[str, str], int]
+    verified_ns: int | None
+    verify_errors: int | None
+
+
+def last_runs(root: Root) -> Ran:
+    """What the ends of the ledgers say."""
+    archived: dict[tuple[str, str], int] = {}
+    for entry in newest_entries(root.ledger / "archive.jsonl", "finished"):
+        archived.setdefault((str(entry.get("route")), str(entry.get("group"))), _at(entry))
+    verified = list(newest_entries(root.ledger / VERIFIED, "verified"))
+    good = (entry for entry in verified if not entry.get("errors"))
+    return Ran(
+        _newest(root.ledger / "segments.jsonl", "sealed"),
+        _newest(root.ledger / "reclaim.jsonl", "reclaimed", "seen"),
+        archived,
+        next(map(_at, good), None),
+        next((int(entry["errors"]) for entry in verified), None),
+    )
+
+
+def _newest(path: Path, *events: str) -> int | None:
+    return next(map(_at, newest_entries(path, *events)), None)
+
+
+def _at(entry: dict[str, Any]) -> int:
+    at = entry.get("at")
+    return at if isinstance(at, int) else 0
+
+
+def of_directory(found: Measured, *, needed_bytes: int, now_ns: int) -> Iterator[Metric]:
+    """What was measured, as metrics.
+
+    Args:
+        needed_bytes: the free space with which input is taken.
+    """
+    left = max(0, found.free_bytes - needed_bytes)
+    yield gauge("wald_measured_timestamp_seconds", "When the directory was read", now_ns / 1e9)
+    yield gauge("wald_measurement_seconds", "How long that took", found.seconds)
+    yield gauge("wald_until_full_bytes", "What can still be written before input waits", left)
+    yield from _growth(found.growth, left)
+    yield _by_condition("wald_segments", "Segments by what keeps them", found.segments)
+    yield _by_condition("wald_segment_bytes", "Their bytes on disk", found.segment_bytes)
+    yield gauge("wald_damaged_segments", "Segments of which something cannot be read", found.damaged)
+    yield gauge("wald_quarantine_files", "Files in quarantine/, of bytes that were put aside", len(found.quarantine))
+    yield gauge("wald_quarantine_bytes", "Their bytes", sum(found.quarantine))
+    yield from _groups(found, now_ns)
+    yield from _runs(found.ran)
+
+
+def _growth(growth: Growth | None, left: int) -> Iterator[Metric]:
+    """Nothing where it is not known: the log is too young, or the clock is wrong."""
+    rates: Samples = {} if growth is None else {(): growth.bytes_per_second}
+    seconds: Samples = {}
+    if growth is not None:
+        until = growth.seconds_until(left)
+        seconds[()] = float("inf") if until is None else until
+    yield Metric("wald_growth_bytes_per_second", "gauge", "How fast the log grows on disk", (), rates)
+    meaning = "How long until input waits, if the log grows like this and nothing is deleted"
+    yield Metric("wald_until_full_seconds", "gauge", meaning, (), seconds)
+
+
+def _by_condition(name: str, meaning: str, counts: Counter[Condition]) -> Metric:
+    samples: Samples = {(condition.name.lower(),): counts[condition] for condition in Condition}
+    return Metric(name, "gauge", meaning, ("state",), samples)
+
+
+def _groups(found: Measured, now_ns: int) -> Iterator[Metric]:
+    named = [((group.cursor.route, group.cursor.group), group) for group in found.groups]
+    unusable = (CursorState.UNREADABLE, CursorState.FOREIGN, CursorState.BEYOND)
+    lag: Samples = {name: group.lag.records for name, group in named}
+    yield Metric("wald_group_lag_records", "gauge", "Records that the group has not read", _ROUTE_GROUP, lag)
+    waits: Samples = {name: group.lag.seconds(now_ns) for name, group in named}
+    meaning = "How long the oldest of them has waited; 0 if there is none"
+    yield Metric("wald_group_lag_seconds", "gauge", meaning, _ROUTE_GROUP, waits)
+    oldest: Samples = {name: group.lag.oldest_ns / 1e9 for name, group in named if group.lag.oldest_ns is not None}
+    meaning = "When the oldest of them was written"
+    yield Metric("wald_group_oldest_unread_timestamp_seconds", "gauge", meaning, _ROUTE_GROUP, oldest)
+    pinned: Samples = {name: group.pinned_bytes for name, group in named}
+    meaning = "Bytes of the segments that the group holds back, alone or with others"
+    yield Metric("wald_group_pinned_bytes", "gauge", meaning, _ROUTE_GROUP, pinned)
+    broken: Samples = {name: float(group.cursor.state in unusable) for name, group in named}
+    meaning = "1 if the cursor cannot be trusted, and so counts as nothing read"
+    yield Metric("wald_group_cursor_unusable", "gauge", meaning, _ROUTE_GROUP, broken)
+    meaning = f"Groups that are left out here, because there are more than {GROUPS_MAX}"
+    yield gauge("wald_groups_left_out", meaning, found.left_out)
+
+
+def _runs(ran: Ran) -> Iterator[Metric]:
+    """Nothing about a program that has left no trace in its ledger."""
+    for name, meaning, at_ns in (
+        ("seal", "When a segment was last sealed", ran.sealed_ns),
+        (
+            "reclaim",
+            "When wald-reclaim last deleted a segment, or noted with an age limit what there is",
+            ran.reclaimed_ns,
+        ),
+        ("verify", "When wald verify --record last found the log good", ran.verified_ns),
+    ):
+        samples: Samples = {} if at_ns is None else {(): at_ns / 1e9}
+        yield Metric(f"wald_last_{name}_timestamp_seconds", "gauge", meaning, (), samples)
+    archived: Samples = {name: at_ns / 1e9 for name, at_ns in ran.archived_ns.items()}
+    meaning = "When wald-archive last finished a run with records"
+    yield Metric("wald_last_archive_timestamp_seconds", "gauge", meaning, _ROUTE_GROUP, archived)
+    errors: Samples = {} if ran.verify_errors is None else {(): ran.verify_errors}
+    yield Metric("wald_last_verify_errors", "gauge", "Errors that wald verify --record last found", (), errors)
