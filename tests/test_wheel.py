@@ -1,4 +1,4 @@
-"""The wheel, installed by itself: it holds all that a user needs, and nothing that belongs to a checkout.
+"""The wheel, installed by itself, holds all that a user needs, and nothing that belongs to a checkout; and the sdist.
 
 Nothing is downloaded. The environment starts empty. Each package that the wheel requires is linked into it from the
 development environment, which has it from the lock. A package that is used but not declared is therefore missing.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import venv
 from collections.abc import Iterable
@@ -25,6 +27,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROGRAMS: list[str] = sorted(PROJECT["project"]["scripts"])
 PACKAGES = [ROOT / package for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
 EXTRAS: list[str] = sorted(PROJECT["project"]["optional-dependencies"])
+# Those that start programs or import what a user imports. daemon and store, which take as long as all of these, find no
+# other gap in a wheel; what is not in a directory, docs and deploy read the sources.
+SUBJECTS = ("cli", "format", "producer", "python", "sidecars")
 
 pytestmark = pytest.mark.slow  # `make test-wheel` runs it by its name
 
@@ -72,12 +77,26 @@ def environment(directory: Path, wheel: Path, extras: Iterable[str]) -> Path:
     return programs
 
 
+def built(kind: str, source: Path, directory: Path) -> Path:
+    """A distribution of ``source``, a checkout or an unpacked sdist."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", directory, cwd=source)
+    (file,) = directory.iterdir()
+    return file
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory, cwd=ROOT)
-    (built,) = directory.glob("*.whl")
-    return built
+    return built("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, unpacked."""
+    directory = tmp_path_factory.mktemp("source")
+    with tarfile.open(built("sdist", ROOT, tmp_path_factory.mktemp("sdist"))) as archive:
+        archive.extractall(directory, filter="data")
+    (top,) = directory.iterdir()
+    return top
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +155,33 @@ def test_a_type_checker_sees_its_types(plain: Path, tmp_path: Path) -> None:
 
     assert "wald.log.Log" in run(*mypy, plain / "python", "program.py", cwd=tmp_path)
     run(*mypy, plain / "python", "--config-file=", "--disallow-any-expr", *programs, cwd=tmp_path)
+
+
+def test_the_sdist_holds_what_the_repository_holds(source: Path) -> None:
+    tracked = set(run("git", "ls-files", cwd=ROOT).splitlines())
+
+    assert {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()} == tracked | {"PKG-INFO"}
+
+
+def test_the_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:
+    assert built("wheel", source, tmp_path).read_bytes() == wheel.read_bytes()
+
+
+def test_the_sdist_passes_the_tests_of_its_sources(source: Path) -> None:
+    run(sys.executable, "-m", "pytest", "-q", "tests/test_layers.py", "tests/test_tidy.py", cwd=source)
+
+
+def test_the_tests_of_the_sdist_pass_with_the_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:
+    """In a directory that has all of the sdist but the packages, so that only the wheel can be imported."""
+    programs = environment(tmp_path / "environment", wheel, EXTRAS)
+    (site,) = (tmp_path / "environment").glob("lib/python3*/site-packages")
+    for name in required(PROJECT["dependency-groups"]["dev"], ()):
+        link(name, site)
+    (programs / "bagit.py").symlink_to(Path(sys.executable).with_name("bagit.py"))  # which tests call by this path
+    shutil.copytree(source, tmp_path / "tests")
+    for package in PACKAGES:
+        shutil.rmtree(tmp_path / "tests" / package.relative_to(ROOT))
+    tests = [f"tests/{subject}" for subject in SUBJECTS]
+    options = ["-q", "-n", str(2 * (os.cpu_count() or 1)), "--maxprocesses", "8", "--dist", "loadfile"]
+
+    run(programs / "python", "-m", "pytest", *options, "-m", "not slow and not spark", *tests, cwd=tmp_path / "tests")
