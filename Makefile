@@ -11,7 +11,7 @@ RUN    := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup check fix test test-slow test-wheel test-spark test-spark-4.2 docs demo bench bench-spark torture lock clean
+.PHONY: help setup check fix test test-slow test-wheel test-spark test-spark-4.2 docs demo bench bench-spark torture manual lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ test-spark-4.2: ## the same on the oldest PySpark that may be installed, in a .v
 
 docs: $(READY) ## the documents as a site in docs/_build; a broken link or reference fails
 	$(BIN)/sphinx-build --quiet --builder html --fresh-env --fail-on-warning --keep-going docs docs/_build
+
+manual: $(READY) ## manual pages and completion for bash, zsh and fish, in dist/share
+	$(BIN)/python scripts/make-manual dist/share
 
 demo: $(READY) ## the main job on real text, then Spark, in a minute or two; INPUT=file to use your own
 	$(RUN) scripts/demo

@@ -28,38 +28,54 @@ def settings() -> str:
 
 def commands() -> str:
     """Every command and option of every program."""
+    return "\n".join(section for program in programs() for section in command_sections(program, level=2))
+
+
+def programs() -> list[click.Context]:
+    """Every program that is installed, as it is called without arguments."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    return "\n".join(section for program, target in scripts.items() for section in program_sections(program, target))
+    return [click.Context(program(target), info_name=name) for name, target in scripts.items()]
 
 
-def program_sections(program: str, target: str) -> Iterator[str]:
-    """The section of a program, then one for each of its commands."""
+def program(target: str) -> click.Command:
+    """The command that a console script runs."""
     module = importlib.import_module(target.partition(":")[0])
     found = [each for each in vars(module).values() if isinstance(each, click.Command)]
-    command = next((each for each in found if isinstance(each, click.Group)), found[0])
-    yield from command_sections(command, click.Context(command, info_name=program), level=2)
+    return next((each for each in found if isinstance(each, click.Group)), found[0])
 
 
-def command_sections(command: click.Command, context: click.Context, level: int) -> Iterator[str]:
+def command_sections(context: click.Context, level: int) -> Iterator[str]:
     """The section of a command, then one for each of those below it."""
-    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    text = f"{'#' * level} {context.command_path}\n\n```text\n{usage}\n```\n\n{prose(command.help or '')}"
-    if rows := option_rows(command, context):
-        text += "\n" + table(["option", "meaning"], rows)
+    command = context.command
+    text = f"{'#' * level} {context.command_path}\n\n```text\n{usage(context)}\n```\n\n{prose(command.help or '')}"
+    if options := described(context):
+        text += "\n" + table(["option", "meaning"], [[f"`{option}`", meaning] for option, meaning in options])
     yield text
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            inner = command.get_command(context, name)
+    for inner in below(context):
+        yield from command_sections(inner, level=min(level + 1, 4))
+
+
+def usage(context: click.Context) -> str:
+    """The command with its arguments, in one line."""
+    return " ".join([context.command_path, *context.command.collect_usage_pieces(context)])
+
+
+def below(context: click.Context) -> Iterator[click.Context]:
+    """The commands of a group; none if it is not one."""
+    group = context.command
+    if isinstance(group, click.Group):
+        for name in group.list_commands(context):
+            inner = group.get_command(context, name)
             assert inner is not None
-            inside = click.Context(inner, info_name=name, parent=context)
-            yield from command_sections(inner, inside, level=min(level + 1, 4))
+            yield click.Context(inner, info_name=name, parent=context)
 
 
-def option_rows(command: click.Command, context: click.Context) -> list[list[str]]:
-    """Every option but those that all commands have."""
-    records = [each.get_help_record(context) for each in command.get_params(context) if isinstance(each, click.Option)]
+def described(context: click.Context) -> list[tuple[str, str]]:
+    """Every option with its meaning, but for those that all commands have."""
+    options = [each for each in context.command.get_params(context) if isinstance(each, click.Option)]
+    records = [each.get_help_record(context) for each in options]
     shown = [record for record in records if record and not re.search(r"--(help|version|root)\b", record[0])]
-    return [[f"`{usage}`", " ".join(meaning.split())] for usage, meaning in shown]
+    return [(option, " ".join(meaning.split())) for option, meaning in shown]
 
 
 def prose(help_text: str) -> str:

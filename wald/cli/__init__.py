@@ -8,11 +8,15 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import wald
 from wald.cli.entry import run
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # name → (module, function, what it does)
 _COMMANDS = {
@@ -48,6 +52,13 @@ class Commands(click.Group):
         command = getattr(importlib.import_module(f"wald.cli.{module}"), function)
         assert isinstance(command, click.Command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """What may follow, without importing any command."""
+        from click.shell_completion import CompletionItem
+
+        named = [CompletionItem(name, help=_COMMANDS[name][2]) for name in _COMMANDS if name.startswith(incomplete)]
+        return named + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -1,0 +1,129 @@
+"""Manual pages, in groff's macros for them: one for each program, and one for the settings."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+
+import click
+
+import wald
+from documents.commands import below, described, programs, usage
+from wald.cli import entry
+from wald.config import reference
+
+SETTINGS = "wald.toml"
+FILES = [
+    ("/etc/wald/wald.toml", "The settings of the system's log; see wald.toml(5)."),
+    ("/var/lib/wald", "The system's log."),
+    ("/usr/share/doc/wald", "The whole documentation."),
+]
+
+
+def manual() -> dict[str, str]:
+    """The text of each page, by the name of its file."""
+    pages = {f"{context.info_name}.1": program_page(context) for context in programs()}
+    pages[f"{SETTINGS}.5"] = settings_page()
+    return {file: text + see_also(other for other in pages if other != file) for file, text in pages.items()}
+
+
+def program_page(context: click.Context) -> str:
+    """The page of a program: what it does, its options, its commands."""
+    name, command = str(context.info_name), context.command
+    summary, _, _ = " ".join((command.help or "").split()).partition(". ")
+    commands = "".join(command_part(inner) for inner in below(context))
+    return (
+        heading(name, 1, summary.rstrip("."))
+        + section("SYNOPSIS", synopsis(context))
+        + section("DESCRIPTION", prose(command.help or ""))
+        + section("OPTIONS", entries(options(context)))
+        + (section("COMMANDS", commands) if commands else "")
+        + section("EXIT STATUS", entries(exit_codes()))
+        + section("ENVIRONMENT", entries([("WALD_ROOT", "The log, where --root is not given.")]))
+        + section("FILES", entries(FILES))
+    )
+
+
+def settings_page() -> str:
+    """The page of the file that ``wald run --config`` reads."""
+    terms = [f"{each.name} = {each.default}".removesuffix(" = ") for each in reference()]
+    meanings = [f"{each.meaning} ({each.bounds})." for each in reference()]
+    text = (
+        "A file of settings in TOML. Each may also be a variable of the environment, WALD_ and its name in capitals. "
+        "SIGHUP makes the daemon read the file again."
+    )
+    example = paragraph("A route with a FIFO:") + paragraph("\b\n[routes.access]\nfifo = true")
+    return (
+        heading(SETTINGS, 5, "settings of the daemon of wald")
+        + section("DESCRIPTION", escaped(text))
+        + section("SETTINGS", entries(zip(terms, meanings, strict=True)))
+        + section("EXAMPLES", example)
+    )
+
+
+def heading(name: str, number: int, summary: str) -> str:
+    """The title of a page and its line in the index of manuals."""
+    title = f'.TH {escaped(name.upper())} {number} "" "wald {wald.__version__}"\n'
+    return title + section("NAME", f"{escaped(name)} \\- {escaped(summary[0].lower() + summary[1:])}")
+
+
+def see_also(files: Iterable[str]) -> str:
+    """The other pages."""
+    named = (file.rpartition(".") for file in files)
+    return section("SEE ALSO", ", ".join(f"\\fB{escaped(name)}\\fR({number})" for name, _, number in named))
+
+
+def section(title: str, body: str) -> str:
+    return f".SH {title}\n{body.rstrip()}\n"
+
+
+def synopsis(context: click.Context) -> str:
+    """How a command is called: its own words bold, what is to be filled in as it stands."""
+    arguments = usage(context).removeprefix(context.command_path).strip()
+    return f"\\fB{escaped(context.command_path)}\\fR {escaped(arguments)}"
+
+
+def command_part(context: click.Context) -> str:
+    """A command of a program, and those below it."""
+    body = prose(context.command.help or "") + entries(options(context))
+    return f".SS {synopsis(context)}\n{body}" + "".join(command_part(inner) for inner in below(context))
+
+
+def options(context: click.Context) -> list[tuple[str, str]]:
+    """Every option; of those that all commands have, once in a page is enough."""
+    every = [("--root DIR", "The directory of the log."), ("--version, --help", "Print this, and exit.")]
+    return described(context) + (every if context.parent is None else [])
+
+
+def exit_codes() -> Iterator[tuple[str, str]]:
+    """Each exit code and its meaning, as the programs' own module lists them."""
+    found = re.search(r"Exit codes: (.*)\.$", entry.__doc__ or "", re.DOTALL)
+    assert found is not None
+    for code in " ".join(found[1].split()).split("; "):
+        number, _, meaning = code.partition(" ")
+        yield number, f"{meaning}."
+
+
+def entries(pairs: Iterable[tuple[str, str]]) -> str:
+    """A list of terms, each with its meaning below it."""
+    return "".join(f".TP\n\\fB{escaped(term)}\\fR\n{escaped(meaning)}\n" for term, meaning in pairs)
+
+
+def prose(help_text: str) -> str:
+    """The help text of a command; what click must not wrap is shown as it stands."""
+    paragraphs = textwrap.dedent(help_text).strip().split("\n\n")
+    return "".join(paragraph(part) for part in paragraphs if part)
+
+
+def paragraph(text: str) -> str:
+    if text.startswith("\b"):
+        lines = (escaped(line) for line in text.splitlines()[1:])
+        return ".PP\n.nf\n" + "\n".join(lines) + "\n.fi\n"
+    return f".PP\n{escaped(' '.join(text.split()))}\n"
+
+
+def escaped(text: str) -> str:
+    """Text that groff takes as it stands; what is in backticks is bold."""
+    text = text.replace("\\", "\\e").replace("-", "\\-")
+    return re.sub(r"`([^`]+)`", r"\\fB\1\\fR", re.sub(r"^([.'])", r"\\&\1", text, flags=re.MULTILINE))
