@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.errors": (),
     "wald.setting_types": (),
     "wald.exposition": (),
-    "wald.endpoint": ("wald.errors",),
+    "wald.endpoint": ("wald.errors", "wald.exposition"),
     "wald.metrics": ("wald.exposition",),
     "wald.config": ("wald.errors", "wald.format.names", "wald.setting_types"),
     "wald.client": (*PURE, "wald.client"),

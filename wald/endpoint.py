@@ -10,11 +10,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
 from wald.errors import InvalidInput
+from wald.exposition import TEXT_FORMAT, Metric, render
 
 _CONNECTIONS_MAX = 8  # scrapers are few, and each takes a thread and a descriptor
 _CONNECTION_SECONDS = 10.0  # for question and answer
@@ -132,3 +133,22 @@ class Endpoint:
         if self._thread.is_alive():
             self._server.shutdown()
         self._server.server_close()
+
+
+@contextlib.contextmanager
+def serving(address: str | None, collect: Callable[[], Iterable[Metric]]) -> Iterator[None]:
+    """Meanwhile answer ``/metrics`` with what ``collect`` returns then; without an address, nothing is answered.
+
+    Raises:
+        InvalidInput: the address cannot be listened on.
+    """
+    if address is None:
+        yield
+        return
+    pages = {"/metrics": lambda: Answer(render(collect()), content_type=TEXT_FORMAT)}
+    endpoint = Endpoint(address, pages, setting="--metrics")
+    endpoint.start()
+    try:
+        yield
+    finally:
+        endpoint.close()

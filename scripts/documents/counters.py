@@ -10,6 +10,10 @@ from wald.cli.metrics import Measured, Ran, of_directory
 from wald.daemon.endpoint import of_daemon, of_measuring
 from wald.exposition import Metric
 from wald.metrics import Metrics
+from wald_drain.counts import Counts as DrainCounts
+from wald_drain.counts import of_drain
+from wald_reclaim.counts import Counts as ReclaimCounts
+from wald_reclaim.counts import of_reclaim
 
 
 def _directory() -> Iterable[Metric]:
@@ -21,6 +25,8 @@ def _directory() -> Iterable[Metric]:
 PROGRAMS: dict[str, Callable[[], Iterable[Metric]]] = {
     "daemon": lambda: [*of_daemon(Metrics()), *of_measuring(0)],
     "directory": _directory,
+    "drain": lambda: of_drain(DrainCounts(), "", "", 0),
+    "reclaim": lambda: of_reclaim(ReclaimCounts()),
 }
 
 

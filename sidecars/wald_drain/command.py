@@ -13,13 +13,15 @@ import click
 
 import wald
 from wald.cli.entry import run
-from wald.cli.options import DefaultGroup, group_option, root_option, route_argument, socket_option
+from wald.cli.options import DefaultGroup, group_option, metrics_option, root_option, route_argument, socket_option
+from wald.endpoint import serving
 from wald.errors import GivenUp, InvalidInput, command_line
 from wald.format.names import check_route
 from wald.loop import stop_on_signals
 from wald.store.files.disk import Disk
 from wald_drain.attempt import check_command
 from wald_drain.consumer import Consumer
+from wald_drain.counts import Counts, of_drain
 from wald_drain.feed import Drain, Job
 from wald_drain.portions import StdinFormat
 from wald_drain.redrive import redrive as put_back
@@ -78,6 +80,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
     show_default=True,
     help="json: one object per line.",
 )
+@metrics_option
 @socket_option
 def feed(
     root: Path,
@@ -89,6 +92,7 @@ def feed(
     dead_letter: str,
     exit_at_end: bool,
     form: str,
+    metrics: str | None,
     socket: Path | None,
 ) -> int:
     """Feed the records of ROUTE after the group's cursor to COMMAND, one batch at a time.
@@ -120,8 +124,12 @@ def feed(
         daemon=socket or root,
         exit_at_end=exit_at_end,
     )
-    with _at_work(root, route, group) as (consumer, stop):
-        given_up = Drain(consumer, job, stop=stop, report=_report).run()
+    counts = Counts()
+    with (
+        _at_work(root, route, group) as (consumer, stop),
+        serving(metrics, lambda: of_drain(counts, route, group, time.monotonic())),
+    ):
+        given_up = Drain(consumer, job, stop=stop, report=_report, counts=counts).run()
     if given_up:
         redriving = command_line(root, f"redrive {dead_letter}", program="wald-drain")
         raise GivenUp(

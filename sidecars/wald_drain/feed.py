@@ -13,7 +13,9 @@ or the handover is finished. If a command outlives its drain, the next start wai
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from wald.errors import DISK_ERRORS, DiskFailure
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald_drain.attempt import Attempts
 from wald_drain.consumer import Consumer
+from wald_drain.counts import Counts, Result
 from wald_drain.handover import HandoverFile, Handovers
 from wald_drain.portions import Portion, StdinFormat, portions
 from wald_drain.retries import NextStep, ending, next_step, pause_seconds, reason, tries_of
@@ -56,11 +59,21 @@ class Drain:
     Args:
         stop: after it is set, no other command is started.
         report: gets a line for every failed try and every record given up.
+        counts: gets what has been done.
     """
 
-    def __init__(self, consumer: Consumer, job: Job, *, stop: threading.Event, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        job: Job,
+        *,
+        stop: threading.Event,
+        report: Callable[[str], None],
+        counts: Counts | None = None,
+    ) -> None:
         self._consumer = consumer
         self._job = job
+        self._counts = counts or Counts()
         self._stop = stop
         self._report = report
         self._given_up = 0
@@ -139,16 +152,18 @@ class Drain:
             if self._stop.is_set() or not attempts.wait(self._stop, self._report_of_route):
                 return NextStep.LEAVE
             variables = self._variables(part, number)
-            exit_code = attempts.run(job.command, stdin, variables, first=part.first, last=part.last)
+            exit_code = self._run_command(attempts, part, stdin, variables)
             step = next_step(exit_code, number=number, tries=tries, count=part.count, stopping=self._stop.is_set())
             if step is NextStep.COMMIT:
                 self._consumer.commit(part.last)
+                self._counts.processed(part.count, now_ns=self._consumer.now_ns())
                 return step
             seconds = pause_seconds(1 if step is NextStep.HALVE else runs)
             self._report_failure(part, step, exit_code, number, seconds)
             if step is NextStep.GIVE_UP:
                 handovers.give_up(part.records[0], reason(exit_code, number), tries=number, route=job.dead_letter)
                 self._given_up += 1
+                self._counts.gave_up(1)
                 return step
             if step is NextStep.LEAVE or self._stop.wait(seconds):
                 return NextStep.LEAVE
@@ -156,6 +171,15 @@ class Drain:
                 return step
             number += step is NextStep.RETRY
         raise AssertionError("unreachable")
+
+    def _run_command(self, attempts: Attempts, part: Portion, stdin: bytes, variables: dict[str, str]) -> int:
+        """Run the command and count the run; returns its exit code."""
+        began = time.monotonic()
+        exit_code = attempts.run(self._job.command, stdin, variables, first=part.first, last=part.last)
+        now = time.monotonic()
+        failure = Result.LATER if exit_code == os.EX_TEMPFAIL else Result.FAILURE
+        self._counts.ran(failure if exit_code else Result.SUCCESS, now - began, now=now)
+        return exit_code
 
     def _report_failure(self, part: Portion, step: NextStep, exit_code: int, number: int, seconds: float) -> None:
         """Report a failed try, and when the command gets the records again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
@@ -13,7 +13,8 @@ import click
 
 import wald
 from wald.cli.entry import run
-from wald.cli.options import duration_option, json_option, root_option, size_option
+from wald.cli.options import duration_option, json_option, metrics_option, root_option, size_option
+from wald.endpoint import serving
 from wald.errors import DiskFailure, InvalidInput, NotPermitted, WaldError, command_line
 from wald.format.names import CURSOR_SUFFIX, Kind
 from wald.log import Log
@@ -21,6 +22,7 @@ from wald.loop import stop_on_signals, wakes
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald_reclaim.apply import Reclaim
+from wald_reclaim.counts import Counts, of_reclaim
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits
 from wald_reclaim.report import Report
@@ -60,6 +62,7 @@ _CENTURY = 36_600  # days
     "Without this option, damage after sealing is not noticed.",
 )
 @duration_option("--grace", "60s", "How long a released segment stays, for readers about to open it.", days_max=366)
+@metrics_option
 @json_option
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
 def command(
@@ -76,6 +79,7 @@ def command(
     unread: str,
     verify: bool,
     grace: float,
+    metrics: str | None,
     as_json: bool,
 ) -> None:
     """Delete the segments that every consumer group has read.
@@ -87,6 +91,8 @@ def command(
     """
     if watch and (once or dry_run):
         raise InvalidInput("--watch excludes --once and --dry-run", hint="wald-reclaim --help")
+    if metrics is not None and not watch:
+        raise InvalidInput("--metrics needs --watch", hint=f"--watch --metrics {metrics}")
     limits = Limits(
         min_age_ns=None if min_age is None else _nanoseconds(min_age),
         keep_bytes=keep_bytes,
@@ -104,7 +110,9 @@ def command(
         if dry_run:
             _show(log, limits, report, _nanoseconds(grace), verify=verify)
         else:
-            _work(log, limits, report, _nanoseconds(grace), watch=watch, verify=verify)
+            counts = Counts()
+            with serving(metrics, lambda: of_reclaim(counts)):
+                _work(log, limits, report, counts, _nanoseconds(grace), watch=watch, verify=verify)
     except PermissionError as error:
         raise NotPermitted.of(error, error.filename or log.root.path) from error
     except BrokenPipeError:  # the reader of stdout has exited
@@ -128,6 +136,7 @@ class Pass:
     reclaim: Reclaim
     grace_ns: int
     stop: threading.Event
+    counts: Counts = field(default_factory=Counts)
 
     def run(self, report: Report, *, now_ns: int) -> None:
         """Make one pass; when stopped, it ends where the next pass can go on."""
@@ -137,10 +146,13 @@ class Pass:
         decisions = takewhile(lambda _: not self.stop.is_set(), planner.decisions(now_ns=now_ns))
         for decision in self.reclaim.release(decisions):
             report.decision(decision)
+            self.counts.decision(decision)
         released = planner.released()
         due = planner.due(released, grace_ns=self.grace_ns)
         for decision in self.reclaim.delete(released, due, now_ns=now_ns):
-            report.released(decision, due=decision.segment.kind is decision.segment.kind.deleting)
+            is_due = decision.segment.kind is decision.segment.kind.deleting
+            report.released(decision, due=is_due)
+            self.counts.released(decision, due=is_due)
         report.end(planner.troubles)
 
 
@@ -157,7 +169,9 @@ def _show(log: Log, limits: Limits, report: Report, grace_ns: int, *, verify: bo
     report.end(planner.troubles)
 
 
-def _work(log: Log, limits: Limits, report: Report, grace_ns: int, *, watch: bool, verify: bool) -> None:
+def _work(
+    log: Log, limits: Limits, report: Report, counts: Counts, grace_ns: int, *, watch: bool, verify: bool
+) -> None:
     """Make one pass, or passes until a signal arrives."""
     disk = Disk()
     path = log.root.ledger / "reclaim.jsonl"
@@ -166,7 +180,7 @@ def _work(log: Log, limits: Limits, report: Report, grace_ns: int, *, watch: boo
         # After the lock of the ledger is taken: before that, another process may write what the planner reads.
         planner = Planner(log.root, limits, log_id=log.identity.log_id, verify=verify)
         with stop_on_signals() as stop:
-            one_pass = Pass(Reclaim(log.root, disk, ledger, planner), grace_ns, stop)
+            one_pass = Pass(Reclaim(log.root, disk, ledger, planner), grace_ns, stop, counts)
             if watch:
                 _watch(one_pass, report)
             else:
@@ -180,12 +194,17 @@ def _watch(one_pass: Pass, report: Report) -> None:
     root = one_pass.reclaim.root
     directories = (root.routes, root.segments, root.ledger)
     for _ in wakes(directories, _matters, period_seconds=PERIOD_SECONDS, stop=one_pass.stop):
+        began = time.monotonic()
+        one_pass.counts.begin()
         try:
             one_pass.run(report, now_ns=time.time_ns())
         except BrokenPipeError:
             raise
         except (OSError, WaldError) as error:
+            one_pass.counts.failed += 1
             report.trouble(str(error))
+        else:
+            one_pass.counts.end(time.monotonic() - began, now_ns=time.time_ns())
 
 
 def _matters(path: Path) -> bool:

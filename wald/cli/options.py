@@ -67,6 +67,13 @@ def socket_option(function: F) -> F:
     )(function)
 
 
+def metrics_option(function: F) -> F:
+    """``--metrics``, of a program that runs for long."""
+    return click.option(
+        "--metrics", metavar="HOST:PORT", help="Serve /metrics for Prometheus there; without it: nowhere."
+    )(function)
+
+
 class SequenceNumber(click.IntRange):
     """A sequence, where no time and no name is taken."""
 

@@ -1,0 +1,79 @@
+"""What ``wald-drain feed`` has done since its start, as metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from wald.exposition import Histogram, Metric, Samples
+
+
+class Result(StrEnum):
+    """How a run of the command ended."""
+
+    SUCCESS = "success"
+    LATER = "later"
+    """With the exit code by which it asks to get the records again later."""
+    FAILURE = "failure"
+
+
+@dataclass(slots=True)
+class Counts:
+    """Plain numbers, which the drain writes and another thread reads.
+
+    Attributes:
+        runs: of the command.
+        given_up: records that went to the dead-letter route.
+        failing_since: when the records that the command has not processed yet failed first; 0: they have not.
+        succeeded_ns: when the command last succeeded, in nanoseconds since 1970; 0: not yet.
+    """
+
+    records: int = 0
+    given_up: int = 0
+    runs: Counter[Result] = field(default_factory=Counter)
+    run_seconds: Histogram = field(
+        default_factory=lambda: Histogram(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+    )
+    failing_since: float = 0.0
+    succeeded_ns: int = 0
+
+    def ran(self, result: Result, seconds: float, *, now: float) -> None:
+        """Count a run; ``now`` is on the monotonic clock."""
+        self.runs[result] += 1
+        self.run_seconds.observe(seconds)
+        if result is not Result.SUCCESS:
+            self.failing_since = self.failing_since or now
+
+    def processed(self, records: int, *, now_ns: int) -> None:
+        """Count records that the command has processed."""
+        self.records += records
+        self.failing_since, self.succeeded_ns = 0.0, now_ns
+
+    def gave_up(self, records: int) -> None:
+        """Count records that are on the dead-letter route."""
+        self.given_up += records
+        self.failing_since = 0.0
+
+
+def of_drain(counts: Counts, route: str, group: str, now: float) -> Iterator[Metric]:
+    """The metrics of ``wald-drain``; ``now`` is on the monotonic clock."""
+    labels, values = ("route", "group"), (route, group)
+    records: Samples = {values: counts.records}
+    meaning = "Records that the command has processed"
+    yield Metric("wald_drain_records_total", "counter", meaning, labels, records)
+    given_up: Samples = {values: counts.given_up}
+    meaning = "Records that went to the dead-letter route"
+    yield Metric("wald_drain_dead_letters_total", "counter", meaning, labels, given_up)
+    runs: Samples = {(*values, result.value): counts.runs[result] for result in Result}
+    yield Metric("wald_drain_runs_total", "counter", "Runs of the command", (*labels, "result"), runs)
+    seconds: Samples = {values: counts.run_seconds}
+    yield Metric("wald_drain_run_seconds", "histogram", "Time of a run of the command", labels, seconds)
+    since = counts.failing_since  # written by another thread
+    failing: Samples = {values: max(0.0, now - since) if since else 0.0}
+    meaning = "How long the command has failed to process the records that are next"
+    yield Metric("wald_drain_failing_seconds", "gauge", meaning, labels, failing)
+    succeeded: Samples = {values: counts.succeeded_ns / 1e9} if counts.succeeded_ns else {}
+    meaning = "When the command last succeeded"
+    yield Metric("wald_drain_last_success_timestamp_seconds", "gauge", meaning, labels, succeeded)
