@@ -63,7 +63,10 @@ fi
 for unit in $WALD_MASKED; do ln -sf /dev/null root/etc/systemd/system/$unit; done
 ip link set lo up
 hostname machine
-exec env -i container=wald PATH="$PATH" chroot root "$WALD_SYSTEMD" --system --unit=basic.target
+cd root
+pivot_root . mnt  # not chroot: who is in one cannot have users of its own (PrivateUsers=)
+umount --lazy /mnt
+exec env -i container=wald PATH="$PATH" "$WALD_SYSTEMD" --system --unit=basic.target
 """
 
 
@@ -117,7 +120,8 @@ class Machine:
         argv = [*self._entering, *self._becoming(user), *map(str, command)]
         done = subprocess.run(argv, input=text, text=True, capture_output=True, timeout=seconds, check=False)
         if check and done.returncode != 0:
-            raise AssertionError(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+            line = " ".join(map(str, command))
+            raise AssertionError(f"{line}: exit {done.returncode}\n{done.stdout[-4000:]}{done.stderr}")
         return done
 
     def sh(self, script: str, *, user: str = "", check: bool = True) -> str:
