@@ -24,7 +24,8 @@ TYPED = [
     for page in PAGES
     if any(not block.mode and block.language in ("sh", "console", "python") for block in blocks(page))
 ]
-APART = {"docs/files.md", "docs/archive.md"}  # what they print is looked at by tests of their own
+# Tests of their own type these: what they print is looked at, or they need a machine of their own.
+APART = {"docs/files.md", "docs/archive.md", "docs/operations.md"}
 
 
 def nothing(at: Path) -> AbstractContextManager[object]:

@@ -15,6 +15,7 @@ PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in _PATHS}
 # A program, a process or a user has a name, and what is reported is not "told".
 VAGUE = re.compile(r"\b(?:any|every|no|some)body\b|\bwho(?:ever|m)\b|\btold\b|\blest\b", re.IGNORECASE)
 _BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_SECTION = re.compile(r"^## (.*)$", re.MULTILINE)
 _PUNCTUATION = re.compile(r"[^\w\- ]")
 
 
@@ -27,12 +28,14 @@ class Block:
         mode: nothing: tests/docs executes it; "spark": a test that starts Spark does; "not-run": only its words are
             checked, as it needs what no machine of ours has.
         line: of the page, on which its first line stands.
+        heading: of the section (`##`) that it is in; "" above the first.
     """
 
     language: str
     mode: str
     text: str
     line: int
+    heading: str
 
 
 def blocks(page: str) -> list[Block]:
@@ -42,8 +45,14 @@ def blocks(page: str) -> list[Block]:
     for match in _BLOCK.finditer(text):
         language, _, mode = match[2].partition(" ")
         body = re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE)
-        found.append(Block(language, mode, body, text.count("\n", 0, match.start()) + 2))
+        heading = ["", *_SECTION.findall(_BLOCK.sub("", text[: match.start()]))][-1]
+        found.append(Block(language, mode, body, text.count("\n", 0, match.start()) + 2, heading))
     return found
+
+
+def headings(page: str) -> list[str]:
+    """Those of the sections of a page (`##`), in order."""
+    return _SECTION.findall(without_blocks(page))
 
 
 def without_blocks(page: str) -> str:

@@ -6,11 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from pages import blocks
+from pages import Block, blocks
 
 PLACES = ("/tmp/spool", "/var/spool/wald")  # where the pages put a log
 _MARK = "@@ command {} @@"
@@ -19,13 +20,25 @@ _AMOUNT = re.compile(r"\d+(?:\.\d+)? (?:[KMGT]i)?B\b|\d+(?:\.\d+)? (?:ms|s|min|h
 
 
 def type_page(page: str, *, at: Path, root: Path) -> None:
-    """Run every block of ``page`` that is to be run; the output of a `console` block has to be that of the page.
+    """Run every block of ``page`` that is to be run, on this host."""
+    shell = partial(typed, at=at, root=root)
+    type_blocks(blocks(page), shell=shell, shown=partial(placed, root=root))
 
-    A `python` block gets an interpreter of its own. The jobs that the page has started end with the shell.
+
+def type_blocks(
+    chosen: Iterable[Block], *, shell: Callable[[str], str], shown: Callable[[str], str] = lambda text: text
+) -> None:
+    """Run the blocks that are to be run in one shell; the output of a `console` block has to be what it shows.
+
+    A `python` block gets an interpreter of its own. The jobs that the blocks have started end with the shell.
+
+    Args:
+        shell: runs a script of bash and returns what it prints.
+        shown: makes of an output in a block what is to come here.
     """
     script = ["trap 'jobs -p | xargs -r kill; wait' EXIT", "set -eo pipefail"]
     wanted: list[tuple[str, str]] = []
-    for block in blocks(page):
+    for block in chosen:
         if block.mode:
             continue
         if block.language == "sh":
@@ -37,10 +50,10 @@ def type_page(page: str, *, at: Path, root: Path) -> None:
                 mark = _MARK.format(len(wanted))
                 script += [f"echo '{mark}'", f"{{ {command}; }} 2>&1 || true", f"echo '{mark}'"]
                 wanted.append((command, output))
-    reported = typed("\n".join(script), at=at, root=root)
+    reported = shell("\n".join(script))
     for number, (command, output) in enumerate(wanted):
         said = reported.split(_MARK.format(number) + "\n")[1]
-        assert fits(said, placed(output, root)), f"{page}: $ {command}\n{said}\nis not\n{output}"
+        assert fits(said, shown(output)), f"$ {command}\n{said}\nis not\n{output}"
 
 
 def typed(script: str, *, at: Path, root: Path, settings: Mapping[str, str] = MappingProxyType({})) -> str:

@@ -1,0 +1,254 @@
+"""The runbooks of docs/operations.md are typed as they stand there, on machines that are in the trouble they name."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import machine as machines
+import programs
+import pytest
+from damage import flipped
+from pages import blocks, headings
+from sites import LOG, OUT, Site
+from typed import type_blocks
+
+AS_WALD = "setpriv --reuid=wald --regid=wald --init-groups"
+FED = f"{OUT}/fed"
+PAGE = "docs/operations.md"
+Scenario = Callable[[Site], Iterator[None]]
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def trouble(heading: str) -> Callable[[Scenario], Scenario]:
+    """Marks what makes a runbook's trouble, yields while it is typed, and then asserts that it is mended."""
+
+    def mark(scenario: Scenario) -> Scenario:
+        SCENARIOS[heading] = scenario
+        return scenario
+
+    return mark
+
+
+@pytest.fixture
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A machine for one trouble, which may spoil all of it."""
+    if reason := machines.lack():
+        programs.lack(reason)
+    machine = machines.Machine(tmp_path_factory.mktemp("machine"))
+    yield Site(machine)
+    machine.close()
+
+
+@trouble("The disk is full")
+def full(site: Site) -> Iterator[None]:
+    """The log fills it, as no process reclaims what the only group has read; a writer waits."""
+    site.sh(f"mount -t tmpfs -o size=64m,mode=2750,uid=wald,gid=wald tmpfs {LOG}")
+    site.start()
+    lines = [base64.b64encode(random.Random(number).randbytes(300)).decode() for number in range(100_000)]
+    site.write("/tmp/lines", "".join(f"{line}\n" for line in lines))
+    writer = site.machine.start("bash", "-c", f"cat /tmp/lines > {LOG}/routes/orders/in")
+    site.until("journalctl -u wald | grep degraded_by")
+    site.wald("cursor", "set", "orders", site.head, "--group", "drain")
+    yield
+    writer.communicate()
+    assert writer.returncode == 0
+    site.until(f"wald --root {LOG} head | grep 'seq=100000 '")
+    kept = site.read()
+    assert 0 < len(kept) < len(lines)
+    assert kept == lines[-len(kept) :]
+
+
+@trouble("A group does not read")
+def stuck(site: Site) -> Iterator[None]:
+    """Its wald-drain was stopped by a signal."""
+    site.start()
+    site.feed("cat > /dev/null")
+    site.until(f"fuser -s {LOG}/routes/orders/drain.drain")
+    site.sh("systemctl kill --kill-who=main --signal=STOP wald-drain@orders")
+    site.append(range(1000))
+    assert "T" in site.sh("ps -o stat= -p $(systemctl show -P MainPID wald-drain@orders)")
+    yield
+    assert "drain" not in site.wald("cursor", "list", "orders")
+
+
+@trouble("A record makes its consumer fail")
+def poison(site: Site) -> Iterator[None]:
+    poisoned(site)
+    yield
+    assert json.loads(site.text("/tmp/orders-3.json"))["value"] == "poison"
+    assert site.text(FED) == "one\ntwo\nfour\n"
+
+
+@trouble("Bad records are to be set aside")
+def dead_letters(site: Site) -> Iterator[None]:
+    poisoned(site)
+    yield
+    assert site.text(FED) == "one\ntwo\nfour\n"
+    assert site.read() == ["one", "two", "poison", "four", "poison"]
+
+
+def poisoned(site: Site) -> None:
+    """Its consumer fails at the third record, again and again."""
+    site.start()
+    site.append(["one", "two", "poison", "four"])
+    site.feed(f"tee {OUT}/batch | grep -q poison && exit 1; cat {OUT}/batch >> {FED}")
+    site.until("journalctl -u wald-drain@orders -o cat | tail -n 1 | grep 'orders 3:'")
+
+
+@trouble("A segment is damaged, and there is a copy")
+def damaged(site: Site) -> Iterator[None]:
+    site.start()
+    damaged_in(site)
+    yield
+    site.until(f"test $(wc -l < {FED}) = 20")
+    assert site.read() == [str(number) for number in range(20)]
+
+
+@trouble("A segment is damaged, and there is no copy")
+def lost(site: Site) -> Iterator[None]:
+    site.start()
+    site.sh("install -d -o wald /srv/cold")
+    damaged_in(site)
+    yield
+    site.until(f"test $(wc -l < {FED}) = 20")
+    assert site.text(FED).split() == [str(number) for number in range(20)]
+
+
+def damaged_in(site: Site) -> None:
+    """A bit of the first segment has flipped since it was copied and archived; its consumer has ended at it."""
+    for numbers in (range(10), range(10, 20)):
+        site.segment(numbers)
+    if site.exists("/srv/cold"):
+        site.wald("wald-archive", "orders", "--group", "archive", "--dest", "/srv/cold")
+    site.sh(f"cp -a {LOG} /srv/backup")
+    segment = site.machine.path(f"{LOG}/segments/{1:020}.wal.zst")
+    with segment.open("r+b") as file:
+        data = file.read()
+        file.seek(0)
+        file.write(flipped(data, 8 * 60))
+    site.feed(f"cat >> {FED}")
+    site.until("systemctl show -P ExecMainStatus wald-drain@orders | grep -x 4")
+
+
+@trouble("A second writer")
+def second_writer(site: Site) -> Iterator[None]:
+    """A daemon was started by hand, on a machine that calls itself otherwise."""
+    site.wald("init")
+    site.wald("route", "add", "orders", "--fifo")
+    by_hand = site.machine.start("unshare", "--uts", "sh", "-c", f"hostname other; {AS_WALD} wald run --root {LOG}")
+    site.until(f"test -S {LOG}/wald.sock")
+    site.append(["one"])
+    yield
+    by_hand.communicate()
+    assert by_hand.returncode == 0
+    assert site.read() == ["one"]
+
+
+@trouble("Records are to be restored from an archive")
+def archived(site: Site) -> Iterator[None]:
+    site.start()
+    site.segment(range(10))
+    site.sh("install -d -o wald /srv/cold")
+    site.wald("wald-archive", "orders", "--dest", "/srv/cold")
+    site.wald("wald-reclaim", "--grace", "0")
+    assert site.read() == []
+    yield
+    assert site.read("restored") == [str(number) for number in range(10)]
+
+
+@trouble("The log is to be moved to another disk")
+def moved(site: Site) -> Iterator[None]:
+    """The new disk is a file system in a file."""
+    site.start()
+    site.feed(f"cat >> {FED}")
+    site.segment(range(10))
+    site.sh("truncate -s 600M /srv/disk; mkfs.ext4 -q /srv/disk; mkdir /srv/new")
+    site.sh("echo '/srv/disk /srv/new ext4 loop 0 0' >> /etc/fstab; systemctl daemon-reload; mount /srv/new")
+    yield
+    site.append(range(10, 20))
+    assert site.read() == [str(number) for number in range(20)]
+    site.until(f"test $(wc -l < {FED}) = 20")
+    assert site.sh(f"stat -f -c %T {LOG}").strip() == "ext2/ext3"
+
+
+@trouble("A cursor is lost or overwritten")
+def cursor(site: Site) -> Iterator[None]:
+    site.start()
+    site.segment(range(10))
+    site.wald("cursor", "set", "orders", 10, "--group", "drain")
+    site.wald("wald-reclaim", "--grace", "0")
+    site.append(range(10, 20))
+    site.sh(f"echo garbage > {LOG}/routes/orders/drain.cursor")
+    site.feed(f"cat >> {FED}")
+    site.until("systemctl show -P ExecMainStatus wald-drain@orders | grep -x 4")
+    yield
+    assert site.text(FED).split() == [str(number) for number in range(10, 20)]
+
+
+@trouble("The power was cut")
+def power_cut(site: Site) -> Iterator[None]:
+    """The daemon is dead, and behind the last commit stands the beginning of another one."""
+    site.start()
+    site.append(range(10))
+    site.sh("systemctl kill --kill-who=main --signal=KILL wald; systemctl stop wald.socket wald")
+    segment = site.machine.path(f"{LOG}/segments/{1:020}.wal")
+    with segment.open("r+b") as file:
+        file.seek(int(site.wald("head").split("position=")[1].split()[0]))
+        file.write(b"WBATtorn")
+    site.start()
+    yield
+    assert site.read() == [str(number) for number in range(10)]
+    assert site.sh(f"ls {LOG}/quarantine") == ""
+
+
+@trouble("A FIFO misbehaves")
+def fifo(site: Site) -> Iterator[None]:
+    """A file has taken its place, and another writer holds half a line in the new one."""
+    site.start()
+    site.sh(f"rm {LOG}/routes/orders/in; echo beside > {LOG}/routes/orders/in")
+    site.until(f"test -p {LOG}/routes/orders/in -a -e {LOG}/routes/orders/in.found-1")
+    writer = site.machine.start("sh", "-c", f"exec 3> {LOG}/routes/orders/in; printf half >&3; echo written; cat")
+    assert writer.stdout
+    assert writer.stdout.readline() == b"written\n"
+    yield
+    site.sh(f"echo new > {LOG}/routes/orders/in")
+    site.until(f"wald --root {LOG} read orders | grep new")
+    writer.communicate()
+    site.until(f"wald --root {LOG} read orders | grep half")
+    assert sorted(site.read()) == ["beside", "half", "new"]
+
+
+@trouble("A route is to be added")
+def added(site: Site) -> Iterator[None]:
+    site.start()
+    yield
+    site.sh(f"echo one > {LOG}/routes/invoices/in")
+    site.until(f"wald --root {LOG} read invoices | grep one")
+
+
+@trouble("A route is to be retired")
+def retired(site: Site) -> Iterator[None]:
+    site.start()
+    site.feed("cat > /dev/null")
+    site.segment(range(10))
+    yield
+    assert "retired" in site.wald("routes")
+    site.wald("wald-reclaim", "--grace", "0")
+    assert site.read() == []
+    site.sh("systemctl restart wald")
+    assert "retired" in site.wald("routes")
+
+
+def test_every_runbook_has_its_trouble() -> None:
+    assert headings(PAGE) == list(SCENARIOS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heading", SCENARIOS)
+def test_a_runbook_mends_its_trouble(site: Site, heading: str) -> None:
+    with contextmanager(SCENARIOS[heading])(site):
+        type_blocks([block for block in blocks(PAGE) if block.heading in ("", heading)], shell=site.type)

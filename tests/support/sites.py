@@ -1,0 +1,86 @@
+"""A machine on which wald is installed and one log is at work, for tests that get it into trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import units
+from machine import Machine
+from running import eventually
+
+LOG = "/var/lib/wald"
+SETTINGS = "/etc/wald/wald.toml"
+OUT = "/srv/out"
+FEED = "/etc/wald/drain/orders"  # what wald-drain@orders feeds
+
+
+class Site:
+    """Programs, user and units are there, and route orders is in the settings; nothing runs yet."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.sh = machine.sh
+        units.install(machine)
+        self.write(SETTINGS, self.text(SETTINGS) + "\n[routes.orders]\nfifo = true\n")
+
+    def start(self, *units: str) -> None:
+        """Start the daemon, which then answers, and other units."""
+        done = self.machine.run("systemctl", "start", "wald", *units, check=False)
+        assert done.returncode == 0, done.stderr + "".join(self.journal(unit) for unit in ("wald", *units))
+
+    def feed(self, program: str) -> None:
+        """Have wald-drain@orders feed a shell script, which may write to files in OUT."""
+        self.sh(f"install -d -o wald -g wald {OUT}")
+        self.write("/etc/systemd/system/wald-drain@orders.service.d/out.conf", f"[Service]\nReadWritePaths={OUT}\n")
+        self.write(FEED, f"#!/bin/bash\n{program}\n")
+        self.sh(f"chmod 755 {FEED}; systemctl daemon-reload")
+        self.start("wald-drain@orders")
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file that belongs to root."""
+        self.machine.run("sh", "-c", 'mkdir -p "$(dirname "$0")"; cat > "$0"', path, text=text)
+
+    def exists(self, path: str) -> bool:
+        return self.machine.run("test", "-e", path, check=False).returncode == 0
+
+    def text(self, path: str) -> str:
+        """What is in a file."""
+        return self.machine.run("cat", path).stdout
+
+    def wald(self, *line: object, text: str = "") -> str:
+        """What a program of ours prints that runs as the log's user on the log; ``wald`` itself need not be named."""
+        program = [] if str(line[0]).startswith("wald-") else ["wald"]
+        return self.machine.run("env", f"WALD_ROOT={LOG}", *program, *line, user="wald", text=text).stdout
+
+    def append(self, lines: Iterable[object], route: str = "orders") -> None:
+        """Send lines, which are durable then."""
+        self.wald("append", route, text="".join(f"{line}\n" for line in lines))
+
+    def segment(self, lines: Iterable[object]) -> None:
+        """Send lines that get a segment of their own, which is sealed then."""
+        self.append(lines)
+        self.wald("cut")
+        self.until(f"test $(ls {LOG}/segments/*.wal | wc -l) = 1")
+
+    def read(self, route: str = "orders") -> list[str]:
+        """The values of a route's records that were not reclaimed."""
+        return self.wald("read", route, "--on-missing", "skip").splitlines()
+
+    @property
+    def head(self) -> int:
+        """The last durable sequence."""
+        return int(self.wald("head").split()[0].removeprefix("seq="))
+
+    def cursor(self, group: str = "drain") -> int:
+        return int(self.wald("cursor", "get", "orders", "--group", group))
+
+    def journal(self, unit: str = "wald") -> str:
+        return self.machine.journal(unit)
+
+    def until(self, condition: str) -> None:
+        """Return once a shell's condition holds."""
+        eventually(lambda: self.machine.run("bash", "-c", condition, check=False).returncode == 0)
+
+    def type(self, script: str) -> str:
+        """What root's shell prints for a script of bash."""
+        return self.machine.run("bash", "-c", f"trap 'echo failed: \"$BASH_COMMAND\" >&2' ERR\n{script}").stdout
