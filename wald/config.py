@@ -104,7 +104,10 @@ class Config:
         Duration(0.1, _DAY), "5s", "a connection that has been idle for this long is closed when its place is needed"
     )
     frame_timeout: float = _setting(
-        Duration(0.1, _DAY), "30s", "a half-sent request that stands still for this long ends its connection"
+        Duration(0.1, _DAY),
+        "30s",
+        "a client that sends less than the next 256 KiB of a half-sent request in this time, or reads no reply, is "
+        "disconnected",
     )
     record_max_bytes: int = _setting(Size(KIB, GIB), "512MiB", "the longest record that a pipe may carry")
     request_max_bytes: int = _setting(Size(128 * KIB, 512 * MIB), "64MiB", "the largest payload of one request")

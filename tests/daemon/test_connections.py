@@ -6,7 +6,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -120,6 +120,7 @@ def test_who_has_been_idle_for_longest_gives_up_his_place(start: Start, root: Pa
         fifo.write(b"l" * CHUNK)
         eventually(lambda: "in" in stat(daemon)["routes"])
         half, parked, idle, active = (closing.enter_context(Client(daemon.socket_path)) for _ in range(4))
+        assert half.ask(b"PING\n") == parked.ask(b"PING\n") == "OK pong"
         parked.send(b"PUB in 2\nx\n")
         half.send(b"PUB in 2\n")
         assert idle.ask(b"PING\n") == "OK pong"
@@ -129,13 +130,98 @@ def test_who_has_been_idle_for_longest_gives_up_his_place(start: Start, root: Pa
         assert is_quiet(idle)
         new = closing.enter_context(Client(daemon.socket_path))
         assert new.ask(b"PING\n") == "OK pong"
-        assert idle.reply() == "ERR timeout idle for long, and the place was needed"
+        assert idle.reply() == "ERR timeout nothing was under way, and the place was needed"
         assert idle.reply() == ""
         assert active.ask(b"PING\n") == "OK pong"
         fifo.write(b"end\n")
         assert parked.reply().startswith("OK ")
         half.send(b"y\n")
         assert half.reply().startswith("OK ")
+
+
+def test_connections_that_have_sent_no_whole_request_make_way_at_once(start: Start) -> None:
+    """Those that have, and wait for their next, do not; nor does one that the daemon keeps waiting."""
+    daemon = start(connections_max=4, idle_timeout=60, frame_timeout=60)
+    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    with ExitStack() as closing:
+        silent, half, one, two = (closing.enter_context(Client(daemon.socket_path)) for _ in range(4))
+        half.send(b"PUB r 9\nhalf")
+        assert one.ask(b"PING\n") == two.ask(b"PING\n") == "OK pong"
+        newcomers = [closing.enter_context(Client(daemon.socket_path)) for _ in range(2)]
+        assert [each.ask(b"PUB r 2\nx\n")[:2] for each in newcomers] == ["OK", "OK"]
+        assert silent.reply() == half.reply() == "ERR timeout nothing was under way, and the place was needed"
+        with Client(daemon.socket_path) as third:
+            assert third.reply() == "ERR busy 4 connections are open already"
+        assert one.ask(b"PING\n") == two.ask(b"PING\n") == "OK pong"
+
+
+def test_a_request_that_trickles_times_out(start: Start) -> None:
+    """A byte now and then keeps no place, and no room on the disk."""
+    daemon = start(frame_timeout=0.5)
+    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    for size in (100, 1 << 20):
+        with Client(daemon.socket_path) as client:
+            client.send(b"PUB r %d\n" % size)
+            for _ in range(99):
+                if readable(client.socket.fileno(), within=0.1):
+                    break
+                client.send(b"x")
+            assert client.reply() == "ERR timeout nothing more of the request came in 0.5 s"
+
+
+def test_a_client_that_never_reads_is_dropped(start: Start, root: Path) -> None:
+    """What it was sent until then says what is durable."""
+    daemon = start(frame_timeout=1)
+    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    with Client(daemon.socket_path) as client:
+        client.socket.setblocking(False)
+
+        def dropped() -> bool:
+            try:
+                client.socket.send(b"PUB r 2\nx\n" * 100)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            return False
+
+        eventually(dropped)
+        client.socket.setblocking(True)
+        replies = bytearray()
+        with suppress(ConnectionResetError):
+            while received := client.socket.recv(1 << 20):
+                replies += received
+    whole = bytes(replies).rpartition(b"\n")[0].splitlines()
+    assert whole == [b"OK %d %d" % (number, number) for number in range(1, len(whole) + 1)]
+    assert len(whole) > 1000
+    daemon.process.kill()
+    daemon.process.wait()
+    assert len(values(root)) >= len(whole)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's place")
+def test_a_newcomer_takes_no_place_of_a_user_that_has_fewer(
+    start: Start, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But one of the user that has the most, whoever comes."""
+    daemon = start(socket_mode="0666", connections_max=8, idle_timeout=60)
+    monkeypatch.chdir(root)
+    root.chmod(0o755)
+    many, few, owner = 54331, 54332, os.geteuid()
+    with ExitStack() as closing:
+
+        def newcomer(user_id: int) -> Client:
+            with acting_as(user_id):
+                return closing.enter_context(Client(Path("wald.sock")))
+
+        small = newcomer(few)
+        large = [newcomer(many) for _ in range(7)]
+        assert newcomer(many).ask(b"PING\n") == "OK pong"
+        assert newcomer(owner).ask(b"PING\n") == "OK pong"
+        assert newcomer(few).ask(b"PING\n") == "OK pong"
+        assert small.ask(b"PING\n") == "OK pong"
+        assert sum(readable(each.socket.fileno()) for each in large) == 3
+    daemon.stop()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's place")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import pytest
+from asking import stat
 from contents import records
 from flooding import connected, stopped
 from running import Client, Daemon, eventually
+from users import acting_as
 
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
@@ -70,6 +74,43 @@ def test_one_cut_answers_all_who_asked_for_it_at_once(start: Start) -> None:
             assert client.reply().startswith("OK ")
         assert [client.reply() for client in clients] == ["OK cut 11"] * 10
     assert '"cuts": 1,' in daemon.ask("STAT")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="floods as another user")
+def test_a_record_does_not_wait_for_a_flood_of_another_users(
+    start: Start, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 100,000 records that were there before it on 200 connections, a few hundred come first."""
+    daemon = start(socket_mode="0666", connections_per_user=256, connections_max=512)
+    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    monkeypatch.chdir(root)
+    root.chmod(0o755)
+    with ExitStack() as closing:
+        with acting_as(54331):
+            flooding = [closing.enter_context(Client(Path("wald.sock"))) for _ in range(200)]
+        for client in flooding:
+            assert client.ask(b"PING\n") == "OK pong"
+        good = closing.enter_context(Client(Path("wald.sock")))
+        assert good.ask(b"PING\n") == "OK pong"
+        with stopped(daemon):
+            for client in flooding:
+                client.send(b"PUB r 2\nx\n" * 500)
+            good.send(b"PUB r 2\nx\n")
+        assert int(good.reply().split()[1]) < 10_000
+
+
+def test_half_sent_requests_cost_a_fixed_amount_of_memory(start: Start) -> None:
+    """500 of 64 MiB of which the beginning has come, and 500 that wait in memory for their other half."""
+    daemon = start(connections_max=2000, connections_per_user=2000, request_max_bytes="64MiB")
+    assert daemon.ask("ROUTE ADD r") == "OK added r"
+    with ExitStack() as closing:
+        before = resident_bytes(daemon)
+        clients = [closing.enter_context(Client(daemon.socket_path)) for _ in range(1000)]
+        for number, client in enumerate(clients):
+            client.send(b"PUB r %d\n" % (64 * MIB if number % 2 else 200_000) + bytes(100_000))
+        eventually(lambda: stat(daemon)["connections"] >= 1000)
+        assert daemon.ask("PUB r 2\nx") == "OK 1 1"
+        assert resident_bytes(daemon) - before < 20 * MIB
 
 
 def resident_bytes(daemon: Daemon) -> int:

@@ -23,7 +23,11 @@ class Connection:
     """What the daemon knows of one connection.
 
     Attributes:
-        active_at: when something was last received or sent, or could be, on the monotonic clock.
+        active_at: when a request was last begun, was whole or brought 256 KiB, when a reply was last sent, or when any
+            of this became possible; on the monotonic clock.
+        served: the number of the turn in which something of it was last taken.
+        proven: a whole request has come from it, or 256 KiB of one.
+        slow_bytes: what has come of a request since ``active_at``.
         request: a PUB whose line was read and whose payload was not.
         spooling: where the payload of ``request`` goes; None while it is awaited in memory.
         waits_for: why nothing is read; None: it is read.
@@ -38,6 +42,9 @@ class Connection:
     user_id: int
     active_at: float
     reader: RequestReader
+    served: int = 0
+    proven: bool = False
+    slow_bytes: int = 0
     request: Publish | None = None
     spooling: Spooling | None = None
     waits_for: Cause | None = None
@@ -48,14 +55,35 @@ class Connection:
     closing: bool = False
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the peer behaves as a client does: it has sent a request, and reads its replies."""
+        return self.proven and not self.unsent
+
+    @property
+    def may_yield(self) -> bool:
+        """Whether it can be closed for another: its peer does not read, or nothing of a proven one is under way."""
+        if self.unsent:
+            return True
+        return self.idle if self.proven else self.waits_for is None and not _is_readable(self.socket)
+
+    def has_sent(self, length: int, now: float, *, begun: bool, whole: bool) -> None:
+        """Note what came; of a request that has ``begun`` before, less than 256 KiB do not count as activity."""
+        self.slow_bytes += length
+        if whole or self.slow_bytes >= RECEIVE_BYTES:
+            self.proven = True
+        elif begun:
+            return
+        self.active_at, self.slow_bytes = now, 0
+
+    @property
     def unfinished(self) -> bool:
         """Whether a request has begun and its rest is awaited."""
-        return self.waits_for is None and self._is_inside_request
+        return self.waits_for is None and self.is_inside_request
 
     @property
     def idle(self) -> bool:
         """Whether nothing of it is awaited or under way, on either side."""
-        pending = self._is_inside_request or self.unsent or self.answers
+        pending = self.is_inside_request or self.unsent or self.answers
         return not pending and self.waits_for is None and not _is_readable(self.socket)
 
     @property
@@ -66,7 +94,8 @@ class Connection:
         return select.EPOLLIN if self.waits_for is None else 0
 
     @property
-    def _is_inside_request(self) -> bool:
+    def is_inside_request(self) -> bool:
+        """Whether a request has begun whose end was not read."""
         return self.request is not None or self.reader.unfinished
 
 

@@ -6,8 +6,9 @@ cause is gone. A route may stay busy for ever, so that is waited for only as lon
 request; for the disk there is no limit.
 A command that takes longer than a record is carried out after records are answered, one a turn, and leaves them time:
 users take turns, and so do their connections. A command is answered only after its connection has read the last answer.
-A connection that holds nothing may stay for ever, until its place is needed: then the one that has been idle for
-longest, and for ``idle_timeout``, is closed.
+A turn takes so many requests and goes on with the others in the next; :mod:`wald.daemon.fairness` says in which order.
+A connection that holds nothing may stay for ever, until its place is needed. One that does not read its replies, or of
+which hardly anything comes inside a request, is closed after the time for a half-sent request.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from wald.daemon.connection import RECEIVE_BYTES, Connection
+from wald.daemon.fairness import in_turn, makes_way
 from wald.daemon.gate import Cause, Gate, Wait
 from wald.daemon.listening import Admission
 from wald.daemon.requests import Requests, ok
 from wald.daemon.turn import Arena, Ticket, Turn
 from wald.format.protocol import Code, Command, RequestReader, encode_err
 
-UNSENT_TOTAL_MAX_BYTES = 16 << 20  # of replies; beyond it the connection that has not read for longest is closed
+UNSENT_TOTAL_MAX_BYTES = 8 << 20  # of replies; beyond it the connection that has not read for longest is closed
 PAUSE_MAX_SECONDS = 0.1  # between two commands, while records come
+TURN_SECONDS = 0.002  # some syncs: a flood of requests does not hold up those of others for longer
+ACCEPTED_MAX = 32  # in one turn; a newcomer waits behind all those that came before it
 SAME_ANSWERS_MAX = 16  # to connections of one user that all sent the same command
 _PEER = struct.Struct("iII")  # SO_PEERCRED: process, user, group
 
@@ -64,6 +68,8 @@ class Connections:
         self._waiting: dict[Cause, dict[int, Connection]] = {}  # none is tried again before its cause is gone
         self._answering: list[Connection] = []
         self._unsent_bytes = 0
+        self._turns = 0
+        self._left_out = False  # whether the last turn had no room for some that were ready
         self._served: dict[int, int] = {}  # user → the number of the last command that was carried out
         self._carried_out = 0
         self._carry_out_at = 0.0  # when the next command is carried out, while records come
@@ -99,10 +105,9 @@ class Connections:
 
     def due(self) -> float | None:
         """When a request that was received can be taken, on the monotonic clock; None: there is none."""
-        if any(not each.unsent for wait in (Wait.TURN, Wait.REFUSAL) for each in self._waiting.get(wait, {}).values()):
+        if Wait.TURN in self._waiting or Wait.REFUSAL in self._waiting:
             return 0.0
-        asked = any(not each.unsent for each in self._waiting.get(Wait.COMMAND, {}).values())
-        return (self._carry_out_at if self._recorded else 0.0) if asked else None
+        return (self._carry_out_at if self._recorded else 0.0) if Wait.COMMAND in self._waiting else None
 
     @property
     def needs_sweep(self) -> bool:
@@ -110,17 +115,21 @@ class Connections:
         return bool(self._open) or not self._listening
 
     def accept(self, now: float) -> None:
-        """Accept one connection, or refuse it where there is no place; without a descriptor all wait in the queue."""
-        try:
-            accepted, _ = self._listener.accept()
-        except OSError as error:
-            # Gone already; or no descriptor is left, and none is accepted before the next sweep.
-            self._watch_listener(error.errno not in (errno.EMFILE, errno.ENFILE))
-            return
+        """Accept connections, or refuse them where there is no place; without a descriptor all wait in the queue."""
+        for _ in range(ACCEPTED_MAX):
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError as error:
+                # None is left; or no descriptor is, and none is accepted before the next sweep.
+                self._watch_listener(error.errno not in (errno.EMFILE, errno.ENFILE))
+                return
+            self._admit(accepted, now)
+
+    def _admit(self, accepted: socket.socket, now: float) -> None:
         accepted.setblocking(False)
         _, user_id, _ = _PEER.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
         refusal = self._admission.judge(user_id, accepted.fileno())
-        if refusal is not None and self._make_place(refusal.user_id, now):
+        if refusal is not None and self._make_place(user_id, refusal.user_id, now):
             refusal = self._admission.judge(user_id, accepted.fileno())
         if refusal is not None:
             self._admission.refuse(user_id, refusal.message)
@@ -138,15 +147,28 @@ class Connections:
         connection.active_at = now
         self._send(connection, b"")
 
-    def receive(self, descriptor: int, turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
+    def collect(self, readable: list[int], turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
+        """Take what connections have sent, and what had to wait and need not any more, as far as a turn goes."""
+        self._turns += 1
+        ready = [self._open[each] for each in readable if each in self._open]  # others had to make way
+        promised_bytes = self._requests.promised_bytes
+        gone = [cause for cause in self._waiting if not gate.holds(cause, promised_bytes)]
+        ready += [each for cause in gone for each in self._waiting[cause].values()]
+        enough_at = time.monotonic() + TURN_SECONDS
+        ordered, self._left_out = in_turn(ready) if self._left_out else ready, False
+        for connection in ordered:
+            if arena.free < RECEIVE_BYTES or time.monotonic() > enough_at:
+                self._left_out = True
+                return
+            if connection.waits_for is None:
+                self._receive(connection, turn, arena, gate, now)
+            elif connection.waits_for not in gone:
+                self._hung_up(connection)
+            else:
+                self._resume(connection, turn, arena, gate, now)
+
+    def _receive(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
         """Read from one connection and take its requests."""
-        connection = self._open.get(descriptor)
-        if connection is None:  # it had to make way in this very turn
-            return
-        if connection.waits_for is not None:  # no input was asked for, so the peer is gone
-            if connection.waits_for not in (Wait.TURN, Wait.COMMAND):
-                self._close(connection)
-            return
         if (start := _begin(connection, arena)) is None:
             return  # still readable in the next turn
         most = min(connection.receive_bytes, self._requests.receive_max_bytes)
@@ -160,19 +182,21 @@ class Connections:
             connection.closing = True  # once the replies it still waits for are sent
             self._send(connection, b"")
             return
-        connection.active_at = now
-        self._take(connection, turn, arena, gate, start + length)
+        self._take(connection, turn, arena, gate, start, length, now)
 
-    def resume(self, turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
-        """Take the requests that had to wait and need not any more."""
-        gone = [cause for cause in self._waiting if not gate.holds(cause)]
-        for connection in [each for cause in gone for each in self._waiting[cause].values() if not each.unsent]:
-            if (start := _begin(connection, arena)) is None:
-                return
-            opened = replace(gate, overdue=connection.waits_for is Wait.REFUSAL)
-            connection.active_at = now  # the rest of a half-sent request could not come before
-            self._wait(connection, None)
-            self._take(connection, turn, arena, opened, start)
+    def _resume(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, now: float) -> None:
+        """Take the requests of one connection that had to wait."""
+        if (start := _begin(connection, arena)) is None:
+            return
+        opened = replace(gate, overdue=connection.waits_for is Wait.REFUSAL)
+        connection.active_at = now  # the rest of a half-sent request could not come before
+        self._wait(connection, None)
+        self._take(connection, turn, arena, opened, start, 0, now)
+
+    def _hung_up(self, connection: Connection) -> None:
+        """Something happened although no input was asked for: the peer is gone."""
+        if connection.waits_for is not Wait.COMMAND:
+            self._close(connection)
 
     def carry_out(self, now: float) -> None:
         """Carry out one of the commands that wait, of a connection that has read its last answer.
@@ -181,7 +205,7 @@ class Connections:
         """
         if self._recorded and now < self._carry_out_at:
             return
-        waiting = [each for each in self._waiting.get(Wait.COMMAND, {}).values() if not each.unsent]
+        waiting = list(self._waiting.get(Wait.COMMAND, {}).values())
         if not waiting:
             return
         # The user that has waited longest comes first.
@@ -228,15 +252,15 @@ class Connections:
         self._requests.end_turn()
 
     def expire(self, now: float, timeout: float) -> None:
-        """Close the connections whose half-sent request stands still or whose last replies are not read.
+        """Close the connections whose half-sent request stands still or whose replies are not read.
 
         Requests whose route stays busy are refused, and connections are accepted again if none could be.
         """
         for connection in [each for each in self._open.values() if now - each.active_at > timeout]:
-            if isinstance(connection.waits_for, str):
-                self._wait(connection, Wait.REFUSAL)
-            elif connection.closing:
+            if connection.closing or connection.unsent:
                 self._close(connection)
+            elif isinstance(connection.waits_for, str):
+                self._wait(connection, Wait.REFUSAL)
             elif connection.unfinished:
                 self._send(connection, encode_err(Code.TIMEOUT, f"nothing more of the request came in {timeout:g} s"))
                 self._close(connection)
@@ -248,24 +272,28 @@ class Connections:
             self._close(connection)
         self._listener.close()
 
-    def _make_place(self, user_id: int | None, now: float) -> bool:
-        """Close the connection that has been idle, or has read no reply, for longest; False if none has for long.
-
-        Args:
-            user_id: of which user; None: of any.
-        """
-        quiet = [each for each in self._open.values() if now - each.active_at >= self._idle_timeout]
-        idle = [each for each in quiet if user_id in (None, each.user_id) and (each.unsent or each.idle)]
-        if not idle:
+    def _make_place(self, newcomer: int, only_user: int | None, now: float) -> bool:
+        """Close the connection that makes way for one of the user ``newcomer``; False if none does."""
+        connection = makes_way(
+            self._open.values(),
+            self._admission.count,
+            newcomer,
+            only_user=only_user,
+            quiet_since=now - self._idle_timeout,
+        )
+        if connection is None:
             return False
-        connection = min(idle, key=lambda each: each.active_at)
-        self._send(connection, encode_err(Code.TIMEOUT, "idle for long, and the place was needed"))
+        self._send(connection, encode_err(Code.TIMEOUT, "nothing was under way, and the place was needed"))
         self._close(connection)
         return True
 
-    def _take(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, end: int) -> None:
-        """Take the requests in the arena's bytes up to ``end``, which begin with what the connection's reader kept."""
-        cause = self._requests.take(connection, turn, arena, gate, end)
+    def _take(
+        self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, start: int, length: int, now: float
+    ) -> None:
+        """Take the requests in the arena: what the connection's reader kept, and from ``start`` on what has come."""
+        begun, connection.served = connection.is_inside_request, self._turns
+        cause = self._requests.take(connection, turn, arena, gate, start + length)
+        connection.has_sent(length, now, begun=begun, whole=bool(connection.answers or connection.command))
         if cause is not None:
             self._wait(connection, cause)
         if connection.answers:
@@ -284,7 +312,7 @@ class Connections:
             return
         unsent = memoryview(data)[sent:] if sent < len(data) else b""  # one answer may be shared by many
         self._unsent_bytes += len(unsent) - len(connection.unsent)
-        connection.unsent = unsent
+        self._file(connection, connection.waits_for, unsent)
         self._watch(connection, before)
         if connection.closing and not unsent:
             self._close(connection)
@@ -295,16 +323,20 @@ class Connections:
 
     def _wait(self, connection: Connection, cause: Cause | None) -> None:
         """Read nothing more from a connection for this cause; None: read again."""
-        before, descriptor = connection.wanted_events, connection.socket.fileno()
-        if connection.waits_for is not None:
-            others = self._waiting[connection.waits_for]
-            del others[descriptor]
-            if not others:
-                del self._waiting[connection.waits_for]
-        connection.waits_for = cause
-        if cause is not None:
-            self._waiting.setdefault(cause, {})[descriptor] = connection
+        before = connection.wanted_events
+        self._file(connection, cause, connection.unsent)
         self._watch(connection, before)
+
+    def _file(self, connection: Connection, cause: Cause | None, unsent: bytes | memoryview) -> None:
+        """Note what a connection waits for; one whose peer does not read its replies waits for that alone."""
+        descriptor, before = connection.socket.fileno(), connection.waits_for
+        if before is not None and not connection.unsent:
+            del self._waiting[before][descriptor]
+            if not self._waiting[before]:
+                del self._waiting[before]
+        connection.waits_for, connection.unsent = cause, unsent
+        if cause is not None and not unsent:
+            self._waiting.setdefault(cause, {})[descriptor] = connection
 
     def _watch(self, connection: Connection, before: int) -> None:
         if connection.wanted_events != before:

@@ -64,12 +64,12 @@ class Gate:
                 raise ProtocolError(Code.BUSY, f"a pipe is inside a long line of {route.name}")
             raise Parked(route.name)
 
-    def holds(self, cause: Cause) -> bool:
-        """Whether a connection with this cause has to wait on."""
+    def holds(self, cause: Cause, promised_bytes: int) -> bool:
+        """Whether a connection with this cause has to wait on; ``promised_bytes`` as of :meth:`require_room`."""
         if cause is Wait.COMMAND:
             return True
         if isinstance(cause, int):
-            return self.closed or self.room_bytes < cause
+            return self.closed or self.room_bytes < cause + (promised_bytes if cause else 0)
         return cause in self.busy
 
 

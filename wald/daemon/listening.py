@@ -22,7 +22,7 @@ from structlog.typing import FilteringBoundLogger
 from wald.errors import InvalidInput
 from wald.metrics import Metrics
 
-_BACKLOG = 128
+_BACKLOG = 4096  # a connect that does not wait fails where it is full
 _PATH_MAX_BYTES = 107
 _DESCRIPTORS_KEPT = 32  # for segments, pipes that are added, and scrapers of metrics
 _OWNERS_SHARE = 16  # one place of so many is the owners'
@@ -101,6 +101,9 @@ class Admission:
     Args:
         connections_max: places in all.
         per_user_max: places of one user; the log's owner and root are not limited.
+
+    Attributes:
+        count: how many places each user has, of those that have one.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class Admission:
         self._per_user = per_user_max
         self._kept = connections_max // _OWNERS_SHARE
         self._owners = frozenset({0, os.geteuid()})
-        self._count: dict[int, int] = {}
+        self.count: dict[int, int] = {}
         self._refused = 0
         self._reported_at = float("-inf")
 
@@ -124,9 +127,9 @@ class Admission:
         """
         if not self.leaves_enough(descriptor):
             return NoPlace("too few descriptors are left")
-        total = sum(self._count.values())
+        total = sum(self.count.values())
         if user_id not in self._owners:
-            if self._count.get(user_id, 0) >= self._per_user:
+            if self.count.get(user_id, 0) >= self._per_user:
                 return NoPlace(f"user {user_id} has {self._per_user} connections already", user_id)
             total += self._kept
         return NoPlace(f"{self._places} connections are open already") if total >= self._places else None
@@ -137,12 +140,12 @@ class Admission:
         return descriptor < soft - _DESCRIPTORS_KEPT
 
     def enter(self, user_id: int) -> None:
-        self._count[user_id] = self._count.get(user_id, 0) + 1
+        self.count[user_id] = self.count.get(user_id, 0) + 1
 
     def leave(self, user_id: int) -> None:
-        self._count[user_id] -= 1
-        if not self._count[user_id]:
-            del self._count[user_id]
+        self.count[user_id] -= 1
+        if not self.count[user_id]:
+            del self.count[user_id]
 
     def refuse(self, user_id: int, message: str) -> None:
         """Count a connection that is refused or closed for want of room; the journal gets a line now and then."""

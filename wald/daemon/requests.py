@@ -28,10 +28,10 @@ from wald.format.protocol import Code, ProtocolError, Publish, encode_err
 from wald.format.state import Written
 from wald.store.writing.drafts import Route
 
-KEPT_TOTAL_MAX_BYTES = 16 << 20  # of unfinished requests in memory; beyond it even small payloads are spooled
+KEPT_TOTAL_MAX_BYTES = 8 << 20  # of unfinished requests in memory; beyond it even small payloads are spooled
 QUICK = frozenset({"PING", "HEAD"})  # answered after the commit of what came before them, as records are
 QUICK_MAX = 32  # of one connection in one turn
-ANSWERS_MAX = 4096  # to one connection in one turn
+ANSWERS_MAX = 512  # to one connection in one turn
 _NEWLINE = ord("\n")
 _OWNED = struct.Struct("<IQ")
 
@@ -45,15 +45,15 @@ class Requests:
 
     Attributes:
         kept_bytes: of unfinished requests, in memory.
+        promised_bytes: room on the disk that the payloads which gather in files may still take.
     """
 
     def __init__(self, routes: Routes, spool_directory: Path, leaves_enough: Callable[[int], bool]) -> None:
         self._routes = routes
         self._spool_directory = spool_directory
         self._leaves_enough = leaves_enough
-        self._gathering: set[Spooling] = set()
         self._gathered: list[Spooling] = []
-        self.kept_bytes = 0
+        self.kept_bytes = self.promised_bytes = 0
 
     @property
     def receive_max_bytes(self) -> int:
@@ -145,8 +145,7 @@ class Requests:
 
     def _open_spool(self, request: Publish, route: Route, gate: Gate) -> Spooling:
         # A payload gathers in a file, and is copied from there: it takes its size twice.
-        promised_bytes = sum(each.missing_bytes + each.request.payload_bytes for each in self._gathering)
-        gate.require_room(2 * request.payload_bytes, promised_bytes)
+        gate.require_room(2 * request.payload_bytes, self.promised_bytes)
         try:
             spooling = Spooling(request, route, self._spool_directory)
         except OSError as error:
@@ -154,29 +153,32 @@ class Requests:
         if not self._leaves_enough(spooling.descriptor):
             spooling.close()
             raise ProtocolError(Code.FAILED, "too few descriptors are left")
-        self._gathering.add(spooling)
+        self.promised_bytes += spooling.promised_bytes
         return spooling
 
     def _spool(self, connection: Connection, spooling: Spooling, turn: Turn, gate: Gate) -> bool:
         """Write what has come of a payload into its file; when it is whole, take it. As :meth:`_publish`."""
         if spooling.missing_bytes:
             gate.require_room()  # again: others may have used it up since the request began
+            before = spooling.promised_bytes
             try:
                 spooling.feed(connection.reader.take_part())
             except OSError as error:
                 raise _no_spool(error) from error
+            finally:
+                self.promised_bytes -= before - spooling.promised_bytes
         if spooling.missing_bytes:
             return False
         gate.pass_through(spooling.route)  # again: a pipe may have begun a long line since the request began
         connection.answers.append(publish_spooled(turn, spooling, connection.user_id))
         connection.request = connection.spooling = None
-        self._gathering.discard(spooling)
+        self.promised_bytes -= spooling.promised_bytes
         self._gathered.append(spooling)
         return True
 
     def _drop_spooling(self, connection: Connection) -> None:
         if connection.spooling is not None:
-            self._gathering.discard(connection.spooling)
+            self.promised_bytes -= connection.spooling.promised_bytes
             connection.spooling.close()
             connection.spooling = None
 

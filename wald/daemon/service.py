@@ -80,8 +80,8 @@ class Service:
         self._connections = parts.connections
         self._arena = Arena()
         self._held_turn: Turn | None = None
+        self._newcomers = False  # whether connections can be accepted
         self._sealer_woken_for = 0  # the base of the segment that was active then
-        self._rotation = 0
         self._swept_at = self._alive_at = time.monotonic()
 
     def loop(self) -> None:
@@ -128,6 +128,9 @@ class Service:
         if waits or self._metrics.held_since:
             self._metrics.hold(now, waits=waits)
         self._finish(turn)
+        if self._newcomers:  # after those that leave
+            self._newcomers = False
+            self._connections.accept(now)
         if self._held_turn is None:
             self._connections.carry_out(now)
         self._tend(now)
@@ -141,11 +144,7 @@ class Service:
         # After the pipes: what they have begun in this very turn keeps requests off its route too.
         busy = self._intake.busy | turn.open_routes
         gate = Gate(not has_room, self._config.on_full == "reject", busy, self._committer.left_bytes)
-        self._connections.resume(turn, self._arena, gate, now)
-        self._rotation += 1
-        begin = self._rotation % len(readable) if readable else 0  # else the first would take all the room
-        for descriptor in readable[begin:] + readable[:begin]:
-            self._connections.receive(descriptor, turn, self._arena, gate, now)
+        self._connections.collect(readable, turn, self._arena, gate, now)
         return turn
 
     def _dispatch(self, events: list[tuple[int, int]], now: float) -> list[int]:
@@ -162,7 +161,7 @@ class Service:
             elif descriptor == self._signals.descriptor:
                 self._signals.drain()
             elif descriptor == self._connections.listener_descriptor:
-                self._connections.accept(now)
+                self._newcomers = True
         return readable
 
     def _finish(self, turn: Turn) -> None:

@@ -54,6 +54,11 @@ class Spooling:
         return self._file.fileno()
 
     @property
+    def promised_bytes(self) -> int:
+        """What it may still take on the disk: the rest of the file, and a copy of it in the log."""
+        return self.missing_bytes + self.request.payload_bytes
+
+    @property
     def body_checksum(self) -> int:
         """The checksum of the batch that the whole payload makes."""
         return crc32c(padding(self.request.payload_bytes), self._checksum)
