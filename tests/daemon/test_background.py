@@ -119,9 +119,9 @@ def test_connections_leave_the_log_the_descriptors_it_needs(start: Start, root: 
     daemon.await_ready()
     assert daemon.ask("ROUTE ADD r") == "OK added r"
     with ExitStack() as closing:
-        clients = [closing.enter_context(Client(daemon.socket_path)) for _ in range(100)]
-        answers = []
-        for client in clients:
+        clients, answers = [], []
+        for _ in range(100):
+            clients.append(client := closing.enter_context(Client(daemon.socket_path)))
             try:
                 answers.append(client.ask(b"PING\n"))
             except (BrokenPipeError, ConnectionResetError):
