@@ -67,6 +67,7 @@ def with_backlog(at: Path) -> AbstractContextManager[object]:
 
 PREPARED: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
     "README.md": nothing,
+    "docs/doctor.md": with_lines,
     "docs/drain.md": with_orders,
     "docs/getting-started.md": nothing,
     "docs/protocol.md": with_lines,

@@ -32,6 +32,7 @@ _COMMANDS = {
     "explain": ("explain", "explain", "Show which groups hold back which segments, and when the disk is full."),
     "top": ("top", "top", "Watch the log live: segments, routes, rates, lag, disk."),
     "metrics": ("metrics", "metrics", "Print what the directory shows, as metrics of Prometheus."),
+    "doctor": ("doctor.command", "doctor", "Report which promises hold on this directory and this host."),
     "hold": ("hold", "hold", "Keep FIFOs readable while the daemon restarts."),
     "cut": ("service", "cut", "Ask the daemon to cut the active segment."),
     "dump": ("inspect", "dump", "Print the content of a file of the log, and what is damaged in it."),

@@ -1,0 +1,134 @@
+"""One record on its way through a log: connected, appended, head moved, read back, acknowledged.
+
+It has a route of its own, which is kept: its one cursor follows each record, so nothing is held back for it. If a
+canary ends between the record and the cursor, the next one moves the cursor past both.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import wald
+from wald.cli.connect import runs
+from wald.client.producer import Producer
+from wald.errors import Damaged, NotPermitted, Unavailable, command_line, user_name
+from wald.format.names import DEFAULT_GROUP
+from wald.log import Log
+
+ROUTE = "wald.canary"
+_EXPLAIN_SECONDS = 1.2  # in which the client finds out why the daemon does not answer
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step that was done.
+
+    Attributes:
+        name: connected, appended, head, read or acknowledged.
+        sequence: of the record; 0 before it has one.
+    """
+
+    name: str
+    seconds: float
+    sequence: int
+    message: str
+
+
+def send(root: Path, socket: Path | None, *, within: float) -> Iterator[Step]:
+    """Send one record; yields each step when it is done.
+
+    Args:
+        within: seconds for all of it.
+
+    Raises:
+        NotFound: there is no log.
+        Unavailable: no daemon runs, or it did not answer in time.
+        DiskFailure: it did not, because the disk is full.
+        NotPermitted: this user may not write to the route, or not move its cursor.
+        Damaged: what was read back is not what was sent.
+    """
+    log = wald.open(root)
+    if not runs(root):
+        raise Unavailable(f"{log.root.lock}: no daemon runs", hint=command_line(root, "run"))
+    deadline = time.monotonic() + within
+    with _time_limit(within, log):
+        yield from _steps(log, socket, deadline)
+
+
+def _steps(log: Log, socket: Path | None, deadline: float) -> Iterator[Step]:
+    begun = time.monotonic()
+    patience = max(0.1, deadline - begun - _EXPLAIN_SECONDS)
+    with Producer(socket or log.root.path, retry_for=patience, connect_for=patience) as producer:
+        if not log.root.route(ROUTE).is_dir() or log.root.retired(ROUTE).exists():
+            producer.command("ROUTE", "ADD", ROUTE)
+        else:
+            producer.command("PING")
+        _require_cursor(log)
+        yield Step("connected", time.monotonic() - begun, 0, f"the daemon answers, and route {ROUTE} is there")
+        begun, value = time.monotonic(), secrets.token_hex(16).encode()
+        producer.send(ROUTE, [value])
+        sequence = producer.flush()[-1].last
+    yield Step("appended", time.monotonic() - begun, sequence, f"record {sequence} is durable (OK)")
+    yield from _reading(log, sequence, value)
+
+
+def _reading(log: Log, sequence: int, value: bytes) -> Iterator[Step]:
+    begun = time.monotonic()
+    head = log.head()
+    if head is None or head.sequence < sequence:
+        shown = "nothing" if head is None else f"record {head.sequence}"
+        raise Damaged(
+            f"{log.root.head}: it shows {shown}, and record {sequence} was acknowledged",
+            hint=command_line(log.root.path, "verify"),
+        )
+    yield Step("head", time.monotonic() - begun, sequence, f"the head shows record {head.sequence}")
+    begun = time.monotonic()
+    found = [record.value for record in log.records(ROUTE, start=sequence, stop=sequence)]
+    if found != [value]:
+        raise Damaged(
+            f"{log.root.path}: record {sequence} was read back with other content",
+            hint=command_line(log.root.path, f"where {sequence}"),
+        )
+    yield Step("read", time.monotonic() - begun, sequence, "it was read back equal")
+    begun = time.monotonic()
+    log.set_cursor(ROUTE, sequence)
+    yield Step("acknowledged", time.monotonic() - begun, sequence, f"the cursor of {DEFAULT_GROUP} is at the record")
+
+
+def _require_cursor(log: Log) -> None:
+    """Before there is a record, which would be held back without a cursor.
+
+    Raises:
+        NotPermitted: this user may not set it.
+    """
+    directory = log.root.route(ROUTE)
+    if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
+        owner = user_name(directory.stat().st_uid)
+        raise NotPermitted(f"{directory}: this user may not move a cursor here", hint=f"be user {owner}")
+
+
+@contextmanager
+def _time_limit(seconds: float, log: Log) -> Iterator[None]:
+    """End the block after so long, whatever it waits for: a daemon that is stopped, or a disk that hangs."""
+
+    def over(_number: int, _frame: FrameType | None) -> None:
+        raise Unavailable(
+            f"{log.root.path}: the canary had not done its way after {seconds:g} s",
+            hint=f"{command_line(log.root.path, 'head')}; {command_line(log.root.path, 'explain')}; --timeout 60s",
+        )
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

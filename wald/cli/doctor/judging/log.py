@@ -1,0 +1,410 @@
+"""The log and its directory: what is there, rights, socket, daemon, settings, and the room that is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from wald.cli.doctor.checks import Check, Outcome, Rule, otherwise
+from wald.setting_types import format_bytes, format_seconds
+
+SOCKET_PATH_BYTES = 107
+_FEW_INODES = 1000
+_DAY = 86400
+
+
+class Kind(StrEnum):
+    """What is at the path of the root."""
+
+    LOG = "log"
+    EMPTY = "empty"
+    ABSENT = "absent"
+    UNFIT = "unfit"
+    """No log can be there, or the one that is there cannot be opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is at the path of the root.
+
+    Attributes:
+        at: the directory that is examined: the root, or the nearest one above it.
+        error, hint: of one that is unfit.
+        removed: scratch directories of killed doctors, which were removed.
+    """
+
+    kind: Kind
+    at: str
+    error: str = ""
+    hint: str = ""
+    removed: int = 0
+
+
+PLACE: Check[Place] = Check(
+    "root",
+    "what is at the path of the root",
+    (10,),
+    (
+        Rule(Outcome.FAIL, lambda f: f.error, "{f.error}", "{f.hint}"),
+        Rule(
+            Outcome.OK,
+            lambda f: f.kind is Kind.ABSENT,
+            "nothing is here yet; {f.at} is examined, in which it would be made",
+        ),
+        Rule(Outcome.OK, lambda f: f.kind is Kind.EMPTY, "an empty directory, which can become a log"),
+        Rule(Outcome.OK, otherwise, "a log"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings file and the variables; ``error`` is the message of the daemon."""
+
+    path: str
+    error: str = ""
+    hint: str = ""
+
+
+SETTINGS: Check[Settings] = Check(
+    "settings",
+    "the file of --config and the variables WALD_…",
+    (),
+    (
+        Rule(Outcome.FAIL, lambda f: f.error, "{f.error}", "{f.hint}"),
+        Rule(Outcome.OK, lambda f: not f.path, "no file was named; the variables and the defaults are valid"),
+        Rule(Outcome.OK, otherwise, "{f.path} is valid"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """The user that examines, and the one that the log belongs to."""
+
+    user: str
+    owner: str
+    may_write: bool
+    is_read_only: bool = False
+
+
+USER: Check[User] = Check(
+    "user",
+    "whether this user is the one that the daemon runs as",
+    (),
+    (
+        Rule(
+            Outcome.SKIPPED,
+            lambda f: f.is_read_only,
+            "the file system is mounted read-only, so nothing was tried out",
+        ),
+        Rule(
+            Outcome.UNKNOWN,
+            lambda f: not f.may_write,
+            "user {f.user} may not write here, so nothing was tried out; the owner is {f.owner}",
+            "runuser -u {f.owner} -- {wald} doctor",
+        ),
+        Rule(
+            Outcome.UNKNOWN,
+            lambda f: f.user != f.owner,
+            "this is user {f.user}, and limits and rights of the owner, {f.owner}, may differ",
+            "runuser -u {f.owner} -- {wald} doctor",
+        ),
+        Rule(Outcome.OK, otherwise, "user {f.user}, who owns the directory"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Modes and owners of the directory and of those above it.
+
+    Attributes:
+        mode: octal.
+        is_open: whether users outside its group may write to the directory itself.
+        open_above: the directories above it that a user outside the group may rename it in.
+        strange_above: those that belong to a user who is neither root nor the owner.
+    """
+
+    mode: str
+    owner: str
+    group: str
+    is_open: bool = False
+    open_above: tuple[str, ...] = ()
+    strange_above: tuple[str, ...] = ()
+
+    @property
+    def above(self) -> str:
+        return ", ".join(self.open_above or self.strange_above)
+
+
+RIGHTS: Check[Rights] = Check(
+    "rights",
+    "who may change or replace the directory: its mode, and those above it",
+    (2, 10),
+    (
+        Rule(
+            Outcome.FAIL,
+            lambda f: f.is_open,
+            "mode {f.mode}: every user may put files here, and remove those of the log",
+            "chmod o-w {root}",
+        ),
+        Rule(
+            Outcome.FAIL,
+            lambda f: f.open_above,
+            "every user may rename what is in {f.above}, and so replace the log",
+            "chmod o-w {f.above}, or chmod +t",
+        ),
+        Rule(
+            Outcome.WARN,
+            lambda f: f.strange_above,
+            "{f.above} belongs to a user who is neither root nor {f.owner}, and may replace the log",
+            "chown root {f.above}, or put the root elsewhere",
+        ),
+        Rule(Outcome.OK, otherwise, "mode {f.mode}, {f.owner}:{f.group}; no other user may replace it"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SocketPath:
+    """The path of the daemon's socket."""
+
+    path: str
+    path_bytes: int
+
+
+SOCKET: Check[SocketPath] = Check(
+    "socket",
+    "whether the path of the socket fits into an address",
+    (),
+    (
+        Rule(
+            Outcome.FAIL,
+            lambda f: f.path_bytes > SOCKET_PATH_BYTES,
+            "{f.path} has {f.path_bytes} bytes, and a socket may have 107: the daemon does not start",
+            "export WALD_SOCKET=/run/wald.sock, for the daemon and for commands; or a shorter root",
+        ),
+        Rule(Outcome.OK, otherwise, "{f.path}, {f.path_bytes} of 107 bytes"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The daemon that holds the root.
+
+    Attributes:
+        holder: as its lock file has it; "" if none holds it.
+        answers: whether it answered STAT in time; None if this user may not ask it.
+        degraded_by: what keeps it from taking input; "" if nothing does.
+    """
+
+    holder: str = ""
+    answers: bool | None = None
+    degraded_by: str = ""
+
+
+RUNNING: Check[Running] = Check(
+    "daemon",
+    "which daemon holds the root, and whether it answers",
+    (9, 10),
+    (
+        Rule(Outcome.OK, lambda f: not f.holder, "no daemon holds the root"),
+        Rule(
+            Outcome.UNKNOWN,
+            lambda f: f.answers is None,
+            "{f.holder}; this user may not ask it",
+            "be a member of the group of the socket: ls -l {root}",
+        ),
+        Rule(
+            Outcome.FAIL,
+            lambda f: not f.answers,
+            "{f.holder}, and it does not answer: it starts, hangs, or listens elsewhere",
+            "{wald} head; journalctl -u wald; or name its socket with --socket",
+        ),
+        Rule(
+            Outcome.FAIL,
+            lambda f: f.degraded_by,
+            "{f.holder}; it takes no input, because of {f.degraded_by}",
+            "{wald} explain; df -h {root}",
+        ),
+        Rule(Outcome.OK, otherwise, "{f.holder}; it answers"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What is in the log's directories and is not wald's.
+
+    Attributes:
+        examined: how many names were looked at.
+        unsafe: what another user could have planted or may change, each with the reason.
+        strange: names that wald does not know.
+        troubles: of FIFOs, as `wald explain` has them.
+        is_complete: whether all names were looked at.
+    """
+
+    examined: int
+    unsafe: tuple[str, ...] = ()
+    strange: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()
+    is_complete: bool = True
+
+    @property
+    def unsafe_named(self) -> str:
+        return _named(self.unsafe)
+
+    @property
+    def strange_named(self) -> str:
+        return _named(self.strange)
+
+    @property
+    def troubles_named(self) -> str:
+        return _named(self.troubles)
+
+
+def _named(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return "; ".join(names[:3]) + more
+
+
+FILES: Check[Files] = Check(
+    "files",
+    "links, devices, foreign owners and modes in the log's directories; names that are not wald's",
+    (2, 8),
+    (
+        Rule(
+            Outcome.FAIL,
+            lambda f: f.unsafe,
+            "{f.unsafe_named}",
+            "ls -la {root}, and move away what you have not put there",
+        ),
+        Rule(
+            Outcome.WARN,
+            lambda f: f.strange,
+            "not wald's: {f.strange_named}",
+            "move it out of {root}; nothing deletes it, and it fills the disk",
+        ),
+        Rule(Outcome.WARN, lambda f: f.troubles, "{f.troubles_named}", "{wald} explain"),
+        Rule(Outcome.UNKNOWN, lambda f: not f.is_complete, "{f.examined} names examined, and there are more"),
+        Rule(Outcome.OK, otherwise, "{f.examined} names, all of them wald's"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Room on the disk, beside what the daemon needs with these settings.
+
+    Attributes:
+        needed_bytes: below which it takes no input.
+        segment_bytes, segment_max_bytes: of a segment on this disk, and as configured.
+        pinned_bytes: of segments that are kept for a group; None if not known.
+        full_in_seconds: at the present rate, if nothing is reclaimed; None if not known.
+    """
+
+    free_bytes: int
+    needed_bytes: int
+    segment_bytes: int
+    segment_max_bytes: int
+    pinned_bytes: int | None = None
+    full_in_seconds: float | None = None
+
+    @property
+    def free(self) -> str:
+        return format_bytes(self.free_bytes)
+
+    @property
+    def needed(self) -> str:
+        return format_bytes(self.needed_bytes)
+
+    @property
+    def pinned(self) -> str:
+        return f"; {format_bytes(self.pinned_bytes)} are held back by groups" if self.pinned_bytes else ""
+
+    @property
+    def outlook(self) -> str:
+        return "" if self.full_in_seconds is None else f"; full in {format_seconds(self.full_in_seconds)}"
+
+
+SPACE: Check[Space] = Check(
+    "space",
+    "free space beside what the daemon needs, what groups hold back, and how fast the log grows",
+    (9,),
+    (
+        Rule(
+            Outcome.FAIL,
+            lambda f: f.free_bytes < f.needed_bytes,
+            "{f.free} free, and {f.needed} are needed to take input{f.pinned}",
+            "{wald} explain; df -h {root}; or a smaller free_space_min and segment_max_bytes",
+        ),
+        Rule(
+            Outcome.WARN,
+            lambda f: f.full_in_seconds is not None and f.full_in_seconds < _DAY,
+            "{f.free} free{f.outlook} if nothing is reclaimed{f.pinned}",
+            "{wald} explain",
+        ),
+        Rule(
+            Outcome.WARN,
+            lambda f: f.segment_bytes < f.segment_max_bytes,
+            "{f.free} free; the disk is small, so segments have {f.segment_bytes} bytes and not {f.segment_max_bytes}",
+            "a larger disk, or a smaller segment_max_bytes and free_space_min",
+        ),
+        Rule(Outcome.OK, otherwise, "{f.free} free, of which {f.needed} are kept{f.pinned}{f.outlook}"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Inodes:
+    """Files that can still be made; ``total`` is 0 where the file system sets no limit."""
+
+    free: int
+    total: int
+
+
+INODES: Check[Inodes] = Check(
+    "inodes",
+    "how many files can still be made",
+    (9,),
+    (
+        Rule(Outcome.OK, lambda f: not f.total, "the file system does not limit the number of files"),
+        Rule(Outcome.FAIL, lambda f: not f.free, "no file can be made: all {f.total} inodes are used", "df -i {root}"),
+        Rule(
+            Outcome.WARN,
+            lambda f: f.free < _FEW_INODES,
+            "{f.free} of {f.total} inodes are free",
+            "df -i {root}; du --inodes -xd1 around it",
+        ),
+        Rule(Outcome.OK, otherwise, "{f.free} of {f.total} inodes are free"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Options of the mount that switch quotas on."""
+
+    options: tuple[str, ...]
+
+    @property
+    def named(self) -> str:
+        return ", ".join(self.options)
+
+
+QUOTA: Check[Quota] = Check(
+    "quota",
+    "whether quotas are on",
+    (9,),
+    (
+        Rule(Outcome.OK, lambda f: not f.options, "no quota is on"),
+        Rule(
+            Outcome.UNKNOWN,
+            otherwise,
+            "quotas are on ({f.named}), and free space may be less than it seems",
+            "quota -v; repquota -a",
+        ),
+    ),
+)

@@ -1,0 +1,113 @@
+"""What is in the directories of a log, without following a link: whether it may be there, and who may change it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from wald.cli.doctor.judging.log import Files
+from wald.format.names import CURSOR_SUFFIX, is_route, parse_segment_name
+from wald.store.files.directory import TEMPORARY, Root
+from wald.store.files.fifos import troubles
+
+_MOST = 20_000
+_TOP = frozenset({"log.json", "lock", "head", "transfers", "wald.sock", "archive", "lost+found"})
+_FOLDERS = frozenset({"segments", "routes", "ledger", "quarantine", "recovery"})
+_OF_ROUTE = re.compile(r"in|in\.found-\d+|retired|.+\.(drain|command)")
+_OF_LEDGER = re.compile(r"\w+\.(jsonl|lock)")
+_REWRITTEN = frozenset({"head", "lock", "transfers"})  # in place, so another name of the same file shows it
+_IS_TYPE = {"wald.sock": stat.S_ISSOCK, "in": stat.S_ISFIFO}
+
+
+class _Examination:
+    """Collects what is found in one log."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._owner = root.path.stat().st_uid
+        self._examined = 0
+        self._is_complete = True
+        self._unsafe: list[str] = []
+        self._strange: list[str] = []
+
+    def files(self) -> Files:
+        self._in(self._root.path, lambda name: name in _TOP | _FOLDERS)
+        self._in(self._root.segments, lambda name: parse_segment_name(name) is not None)
+        self._in(self._root.ledger, lambda name: bool(_OF_LEDGER.fullmatch(name)))
+        self._in(self._root.routes, is_route)
+        for route in self._entries(self._root.routes):
+            if is_route(route.name) and route.is_dir(follow_symlinks=False):
+                self._in(Path(route.path), _may_be_in_route)
+        return Files(
+            self._examined,
+            tuple(self._unsafe),
+            tuple(self._strange),
+            self._troubles(),
+            self._is_complete,
+        )
+
+    def _in(self, directory: Path, is_known: Callable[[str], bool]) -> None:
+        for entry in self._entries(directory):
+            if self._examined >= _MOST:
+                self._is_complete = False
+                return
+            self._examined += 1
+            if reason := self._reason(entry):
+                self._unsafe.append(f"{entry.path}: {reason}")
+            elif not is_known(entry.name) and not entry.name.endswith(TEMPORARY):
+                self._strange.append(entry.path)
+
+    def _entries(self, directory: Path) -> Iterator[os.DirEntry[str]]:
+        """Those of a directory; a link is not followed."""
+        try:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            os.close(descriptor)
+            yield from sorted(os.scandir(directory), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            return
+        except OSError:  # may not be listed, or is no directory, which its own entry reports
+            self._is_complete = False
+
+    def _reason(self, entry: os.DirEntry[str]) -> str:
+        """Why a file is not safe; "" if it is."""
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:  # gone in the meantime
+            return ""
+        mode = status.st_mode
+        expected = _IS_TYPE.get(entry.name)
+        if stat.S_ISLNK(mode):
+            return "a symbolic link"
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (expected and expected(mode))):
+            return "a FIFO, a socket or a device that wald did not make"
+        if status.st_uid not in (0, self._owner) and not _is_consumers(entry.name):
+            return f"belongs to user {status.st_uid}, not to the log's owner, {self._owner}"
+        if mode & stat.S_IWOTH and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            return f"mode {stat.S_IMODE(mode):04o}: every user may change it"
+        if entry.name in _REWRITTEN and status.st_nlink > 1:
+            return "has a second name, under which it may be changed"
+        return ""
+
+    def _troubles(self) -> tuple[str, ...]:
+        try:
+            return tuple(message for _, message in troubles(self._root))
+        except OSError:
+            self._is_complete = False
+            return ()
+
+
+def files(root: Path) -> Files:
+    """Look at every name in the directories of the log."""
+    return _Examination(Root(root)).files()
+
+
+def _may_be_in_route(name: str) -> bool:
+    return name.endswith(CURSOR_SUFFIX) or bool(_OF_ROUTE.fullmatch(name))
+
+
+def _is_consumers(name: str) -> bool:
+    """Whether a file may belong to a consumer, who may be another user."""
+    return name.endswith((CURSOR_SUFFIX, TEMPORARY, ".drain", ".command"))
