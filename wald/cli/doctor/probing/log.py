@@ -49,8 +49,8 @@ def settings(path: Path | None) -> tuple[Settings, Config]:
 
 def place(root: Path) -> Place:
     """What is at the path."""
-    at = Path(os.path.abspath(root))
-    while not _is_directory(at) and at != at.parent:
+    at = found = _nearest(root)
+    while not at.is_dir():
         at = at.parent
     try:
         check_root(root)
@@ -58,18 +58,19 @@ def place(root: Path) -> Place:
         return Place(Kind.UNFIT, str(at), error.message, error.hint)
     except OSError as error:
         return Place(Kind.UNFIT, str(at), f"{error.filename or root}: {error.strerror}", f"ls -ld {root}")
-    if os.path.lexists(root) and not _is_directory(root):
-        return Place(Kind.UNFIT, str(at), f"{root}: a link that leads nowhere", f"ls -l {root}")
-    if not _is_directory(root):
+    if at != found:
+        return Place(Kind.UNFIT, str(at), f"{found}: not a directory", f"ls -l {found}")
+    if not os.path.lexists(root):
         return Place(Kind.ABSENT, str(at))
     return Place(Kind.LOG if Root(root).identity.exists() else Kind.EMPTY, str(at))
 
 
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # a directory above it may not be searched
-        return False
+def _nearest(path: Path) -> Path:
+    """What there is at ``path``, or nearest above it."""
+    found = Path(os.path.abspath(path))
+    while not os.path.lexists(found):
+        found = found.parent
+    return found
 
 
 def user(place_: Place) -> User:
