@@ -7,6 +7,7 @@ durations seconds or "10s", "5m", "1h". Routes have a table each:
     fifo = true             # make routes/access/in
     mode = "0620"           # of the FIFO
     writers = ["www-data"]  # users, by name or number, that may write over the socket; empty: all users
+    consumers = "billing"   # the group whose members may leave cursors
 """
 
 from __future__ import annotations
@@ -23,7 +24,21 @@ from typing import Any, ClassVar
 
 from wald.errors import InvalidInput
 from wald.format.names import check_route
-from wald.setting_types import GIB, KIB, MIB, TIB, Choice, Count, Duration, Fraction, Mode, SettingType, Size, Text
+from wald.setting_types import (
+    GIB,
+    KIB,
+    MIB,
+    TIB,
+    Choice,
+    Count,
+    Duration,
+    Fraction,
+    Group,
+    Mode,
+    SettingType,
+    Size,
+    Text,
+)
 
 ENVIRONMENT_PREFIX = "WALD_"
 _NEARLY = 0.8  # as alike as this, a variable is a misspelt setting; Kubernetes sets WALD_PORT and more, which are not
@@ -40,11 +55,13 @@ class RouteConfig:
         mode: the FIFO's permission bits. With ``writers`` only its owner may have any, because a FIFO does not check
             which user writes. None: it keeps those it has, and a new one gets 0620.
         writers: user ids that may write over the socket; empty: all that can reach it.
+        consumers: the group whose members may leave cursors, as :class:`Group` parses it; "": none. None: as it is.
     """
 
     fifo: bool = False
     mode: int | None = None
     writers: frozenset[int] = frozenset()
+    consumers: str | None = None
 
 
 def _setting(type_: SettingType, default: object, meaning: str) -> Any:
@@ -130,7 +147,7 @@ class Config:
     )
     routes: Mapping[str, RouteConfig] = field(
         default_factory=lambda: MappingProxyType({}),
-        metadata={"meaning": "made at start, one table [routes.NAME] each: fifo, mode, writers"},
+        metadata={"meaning": "made at start, one table [routes.NAME] each: fifo, mode, writers, consumers"},
     )
 
 
@@ -245,6 +262,8 @@ def _route(route: str, keys: dict[str, object], path: Path, text: str) -> RouteC
             values[key] = value
         elif key == "mode":
             values[key] = _parse(name, value, place, Mode())
+        elif key == "consumers":
+            values[key] = _parse(name, value, place, Group())
         elif key == "writers":
             values[key] = _writers(name, value, place)
         else:

@@ -42,15 +42,20 @@ def stop_on_signals() -> Iterator[threading.Event]:
 
 
 def wakes(
-    directories: Sequence[Path], wanted: Callable[[Path], bool], *, period_seconds: float, stop: threading.Event
+    directories: Callable[[], Sequence[Path]],
+    wanted: Callable[[Path], bool],
+    *,
+    period_seconds: float,
+    stop: threading.Event,
 ) -> Iterator[None]:
-    """Yield at once, then whenever a wanted file below ``directories`` has changed, and at least every period.
+    """Yield at once, then whenever a wanted file in ``directories`` has changed, and at least every period.
 
     Events only save waiting. They may be lost, or not come at all (network file systems, no watches left), so the
     caller checks everything each time. Ends when ``stop`` is set.
 
     Args:
-        directories: the directories to watch, with all below them.
+        directories: the directories to watch, asked for again at each yield; what is below them is not watched. Other
+            users may make directories and links there, and the kernel has so many watches only.
         wanted: whether to yield for a change of this path.
         period_seconds: at most this long between two yields.
         stop: ends the iteration.
@@ -59,10 +64,12 @@ def wakes(
 
     yield
     while not stop.is_set():
+        watched = directories()
         due = 0.0  # no event reports what has changed between the yield above and the beginning of the watch
         try:
             for changes in watch(
-                *directories,
+                *watched,
+                recursive=False,
                 watch_filter=None,  # filtered here, so that what is not wanted does not put off what is due
                 rust_timeout=_TICK_MS,
                 yield_on_timeout=True,
@@ -73,6 +80,8 @@ def wakes(
                 if time.monotonic() >= due or any(wanted(Path(path)) for _, path in changes):
                     yield
                     due = time.monotonic() + period_seconds
+                    if directories() != watched:
+                        break
         except OSError:  # a directory is missing, or the kernel has no watches left
             if not stop.wait(period_seconds):
                 yield

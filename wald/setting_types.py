@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import grp
 import re
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +18,7 @@ _SIZE_UNITS: dict[str, int] = {"": 1, "B": 1} | {
     for letters, suffix, base in (("kMGT", "B", 1000), ("KMGT", "iB", 1024))
     for power, letter in enumerate(letters, start=1)
 }
+_GROUPS_END = (1 << 32) - 1
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?(|ms|s|m|h|d)")
 _DURATION_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "": 1.0}
 
@@ -197,6 +199,30 @@ class Mode:
 
     def bounds(self) -> str:
         return "0o0 to 0o777"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group of users: its number as text; "group", which is the root's own; or "", which is none."""
+
+    unit: ClassVar[str] = ""
+
+    def parse(self, value: object) -> str:
+        text = str(value) if _is_one_of(value, int) else value
+        if not isinstance(text, str):
+            raise ValueError(f"{self.bounds()}, not {value!r}")
+        if text in ("", "group") or (re.fullmatch("[0-9]{1,10}", text) and int(text) < _GROUPS_END):
+            return text
+        try:
+            return str(grp.getgrnam(text).gr_gid)
+        except KeyError:
+            raise ValueError(f"{self.bounds()}, not {value!r}") from None
+
+    def show(self, value: str) -> str:
+        return f'"{value}"'
+
+    def bounds(self) -> str:
+        return 'a group of users by name or number, "group" for the root\'s own, or "" for none'
 
 
 def format_bytes(count: float) -> str:

@@ -1,6 +1,6 @@
 """One run of the command: records to its stdin, its exit code back, even if drain is killed in between.
 
-    drain ──fork──▶ keeper ──▶ command          routes/<route>/<group>.command
+    drain ──fork──▶ keeper ──▶ command          <group>.command, beside the cursor
 
 The keeper is a process that waits for the command and writes into the file how it ended; both hold the file's lock. So
 if drain is killed, the next one waits for the command that is still running, and learns whether it succeeded.
@@ -23,6 +23,7 @@ from typing import Self
 
 from wald.errors import InvalidInput
 from wald.loop import SIGNALS
+from wald.store.files.consumers import open_own
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald_drain.checked_line import decode_line, encode_line
@@ -81,7 +82,7 @@ def decode_ended(line: bytes) -> Ended | None:
 def cursor_identity(path: Path) -> tuple[int, int]:
     """What tells a cursor file from the one that replaces it; (0, 0) if there is none."""
     try:
-        status = os.stat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return (0, 0)
     return status.st_ino, status.st_mtime_ns
@@ -92,14 +93,15 @@ class Attempts:
 
     Raises:
         NotFound: there is no such route.
+        NotPermitted: this user may not.
     """
 
     def __init__(self, root: Root, route: str, group: str, disk: Disk) -> None:
         root.require_route(route)
-        self.path = root.route(route) / f"{group}.command"
+        self._place = root, disk, route, group, ".command"
         self._cursor = root.cursor(route, group)
         self._disk = disk
-        self._descriptor = self._opened()
+        self.path, self._descriptor = self._opened()
 
     def __enter__(self) -> Self:
         return self
@@ -194,19 +196,17 @@ class Attempts:
     def _renew(self) -> None:
         """Open the file again: commands started before do not share the lock of the new descriptor."""
         self._disk.close(self._descriptor)
-        self._descriptor = self._opened()
+        self.path, self._descriptor = self._opened()
 
-    def _opened(self) -> int:
+    def _opened(self) -> tuple[Path, int]:
+        path, descriptor = open_own(*self._place)
         try:
-            descriptor = self._disk.create(self.path)
-        except FileExistsError:
-            return self._disk.open(self.path)
-        try:
-            self._disk.allocate(descriptor, _LINE_BYTES)
+            if not os.fstat(descriptor).st_size:
+                self._disk.allocate(descriptor, _LINE_BYTES)
         except OSError:
             self._disk.close(descriptor)
             raise
-        return descriptor
+        return path, descriptor
 
 
 def _sealed(data: bytes) -> int:

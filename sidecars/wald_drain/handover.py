@@ -1,6 +1,6 @@
 """Handing records over to another route, each exactly once: to the dead-letter route, or from there back.
 
-    routes/<route>/<group>.drain    empty, or one line of JSON: {"after": 10, "first": 11, "last": 20, …, "crc": "…"}
+    <group>.drain, by the cursor    empty, or one line of JSON: {"after": 10, "first": 11, "last": 20, …, "crc": "…"}
 
     write the line ─▶ send ─▶ move the cursor ─▶ clear the line
 
@@ -21,6 +21,7 @@ from typing import Self
 from wald.errors import InvalidInput, Locked, NotFound, command_line
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.format.record import Record
+from wald.store.files.consumers import open_own
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import CursorState
@@ -85,13 +86,13 @@ class HandoverFile:
     Raises:
         NotFound: there is no such route.
         Locked: another process drains it for this group.
+        NotPermitted: this user may not.
     """
 
     def __init__(self, root: Root, route: str, group: str, disk: Disk) -> None:
         root.require_route(route)
-        path = root.route(route) / f"{group}.drain"
         self._disk = disk
-        self._descriptor = disk.open_lock(path)
+        path, self._descriptor = open_own(root, disk, route, group, ".drain")
         try:
             if not disk.lock(self._descriptor):
                 raise Locked(

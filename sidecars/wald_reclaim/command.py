@@ -16,7 +16,7 @@ from wald.cli.entry import run
 from wald.cli.options import duration_option, json_option, metrics_option, root_option, size_option
 from wald.endpoint import serving
 from wald.errors import DiskFailure, InvalidInput, NotPermitted, WaldError, command_line
-from wald.format.names import CURSOR_SUFFIX, Kind
+from wald.format.names import CONSUMERS, CURSOR_SUFFIX, Kind
 from wald.log import Log
 from wald.loop import stop_on_signals, wakes
 from wald.store.files.disk import Disk
@@ -192,8 +192,14 @@ def _work(
 def _watch(one_pass: Pass, report: Report) -> None:
     """Make passes until a signal arrives; an error is reported, and the next pass tries again."""
     root = one_pass.reclaim.root
-    directories = (root.routes, root.segments, root.ledger)
-    for _ in wakes(directories, _matters, period_seconds=PERIOD_SECONDS, stop=one_pass.stop):
+
+    def directories() -> list[Path]:
+        return [root.segments, root.ledger, root.routes, *root.cursor_directories()]
+
+    def matters(path: Path) -> bool:
+        return _matters(path) or path.name == CONSUMERS or path.parent == root.routes
+
+    for _ in wakes(directories, matters, period_seconds=PERIOD_SECONDS, stop=one_pass.stop):
         began = time.monotonic()
         one_pass.counts.begin()
         try:

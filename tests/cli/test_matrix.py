@@ -116,7 +116,7 @@ def making(directory: Path) -> Callable[[], None]:
 
 
 def is_lock(path: Path) -> bool:
-    return path.name == "lock" or path.suffix in (".lock", ".drain")
+    return path.name == "lock" or path.suffix in (".lock", ".drain", ".command")
 
 
 def acts(daemon: Daemon, what: str) -> list[Callable[[], object]]:
@@ -128,8 +128,10 @@ def acts(daemon: Daemon, what: str) -> list[Callable[[], object]]:
             return [asking(daemon, f"{line}\n") for line in ("PING", "HEAD", "STAT", "CUT", "PUB a 2\nx")]
         case "`ROUTE ADD`, also with `fifo`":
             return [asking(daemon, f"ROUTE ADD {words}\n") for words in ("a", "a fifo", "b", "c fifo")]
-        case "`ROUTE ADD` with `mode=`; with `fifo` for a route with `writers`":
-            return [asking(daemon, f"ROUTE ADD {words}\n") for words in ("a fifo mode=0620", "owners fifo")]
+        case "`ROUTE ADD` with `mode=` or `consumers=`; with `fifo` for a route with `writers`":
+            return [
+                asking(daemon, f"ROUTE ADD {words}\n") for words in ("a fifo mode=0620", "a consumers=", "owners fifo")
+            ]
         case "`ROUTE RETIRE` of a route without `writers`, and taking it back":
             return [asking(daemon, f"ROUTE {words}\n") for words in ("RETIRE b", "ADD gone", "RETIRE gone")]
         case "reading a file":

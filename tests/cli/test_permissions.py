@@ -59,13 +59,11 @@ def test_a_directory_that_hides_the_log_is_named(log: Path, line: list[str]) -> 
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        (command("cursor", "set", "a", 1), "routes/a/processed.cursor"),
         (command("route", "add", "b"), "routes/b"),
         (command("route", "retire", "a"), "routes/a/retired"),
         (command("run"), "lock"),
         (sidecar("reclaim"), "ledger/reclaim.lock"),
         (sidecar("archive", "pack", "a"), "ledger/archive.lock"),
-        (sidecar("drain", "a", "--exit-at-end", "--", "cat"), "routes/a/processed.drain"),
     ],
     ids=lambda given: " ".join(given[2:]) if isinstance(given, list) else given,
 )
@@ -76,6 +74,24 @@ def test_what_is_the_owners_is_refused_to_a_member_of_the_group(log: Path, line:
     assert code == NotPermitted.exit_code, message
     assert message.startswith(f"{log / wanted}"), message
     assert hint.startswith(f"be user {OWNER.user_id}; ls -ld "), hint  # he is in the group already
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        (command("cursor", "set", "a", 1), "processed.cursor"),
+        (sidecar("drain", "a", "--exit-at-end", "--", "cat"), "processed.drain"),
+    ],
+    ids=["cursor set", "drain"],
+)
+def test_the_hint_for_a_reader_is_how_to_become_a_consumer(log: Path, line: list[str], wanted: str) -> None:
+    at = line.index("--") if "--" in line else len(line)
+    code, message, hint = refusal(MEMBER, [*line[:at], "--root", str(log), *line[at:]])
+
+    assert (code, message) == (NotPermitted.exit_code, f"{log}/routes/a/{wanted}: permission denied")
+    owner = OWNER.user_id
+    opening = f"wald --root {log} route add a --consumers GROUP"
+    assert hint == f"be user {owner}; or, as {owner}, let a group of yours leave cursors here: {opening}"
 
 
 def test_a_file_that_is_not_the_groups_is_not_damaged(log: Path) -> None:

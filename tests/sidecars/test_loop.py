@@ -20,11 +20,19 @@ def wanted(path: Path) -> bool:
 
 
 def test_the_first_look_waits_for_nothing(tmp_path: Path) -> None:
-    assert next(wakes([tmp_path], wanted, period_seconds=NEVER_SECONDS, stop=threading.Event())) is None
+    assert next(wakes(lambda: [tmp_path], wanted, period_seconds=NEVER_SECONDS, stop=threading.Event())) is None
 
 
 def test_a_wanted_change_wakes_also_in_a_directory_that_is_new(tmp_path: Path) -> None:
-    looks = wakes([tmp_path], wanted, period_seconds=NEVER_SECONDS, stop=threading.Event())
+    def directories() -> list[Path]:
+        return [tmp_path, *(path for path in tmp_path.iterdir() if path.is_dir())]
+
+    looks = wakes(
+        directories,
+        lambda path: path.name in ("new", "x.wanted"),
+        period_seconds=NEVER_SECONDS,
+        stop=threading.Event(),
+    )
     next(looks)
 
     def change() -> None:
@@ -38,7 +46,7 @@ def test_a_wanted_change_wakes_also_in_a_directory_that_is_new(tmp_path: Path) -
 
 def test_what_is_not_wanted_does_not_wake_and_does_not_put_off_what_is_due(tmp_path: Path) -> None:
     """However much else changes, the next look comes when its time has come."""
-    looks = wakes([tmp_path], wanted, period_seconds=0.3, stop=threading.Event())
+    looks = wakes(lambda: [tmp_path], wanted, period_seconds=0.3, stop=threading.Event())
     next(looks)
     writing = _repeatedly(lambda: (tmp_path / "x.other").write_text("1"))
     next(looks)
@@ -46,13 +54,13 @@ def test_what_is_not_wanted_does_not_wake_and_does_not_put_off_what_is_due(tmp_p
 
 
 def test_a_directory_that_is_missing_is_looked_for_every_period(tmp_path: Path) -> None:
-    looks = wakes([tmp_path / "missing"], wanted, period_seconds=0.01, stop=threading.Event())
+    looks = wakes(lambda: [tmp_path / "missing"], wanted, period_seconds=0.01, stop=threading.Event())
     assert [next(looks) for _ in range(3)] == [None] * 3
 
 
 def test_it_ends_when_told_to(tmp_path: Path) -> None:
     stop = threading.Event()
-    looks = wakes([tmp_path], wanted, period_seconds=NEVER_SECONDS, stop=stop)
+    looks = wakes(lambda: [tmp_path], wanted, period_seconds=NEVER_SECONDS, stop=stop)
     next(looks)
     stop.set()
     assert list(looks) == []

@@ -4,29 +4,51 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 from logs import Built
 
-from wald.errors import Damaged, WaldError
+from wald.errors import Damaged, NotPermitted, Refused, WaldError
 from wald.format.names import Kind
 from wald.store.checking.dump import dump
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
+from wald.store.files.consumers import open_own
 from wald.store.files.regular import open_regular
+from wald.store.files.routes import add_route
+from wald.store.retention.cursors import cursors_of
 from wald.store.retention.progress import progress
 from wald.store.segments.head import read_head
 from wald.store.writing.lock import Lock
+
+
+def _number(directory: Path) -> Path:
+    """A file that could be a cursor."""
+    path = directory / "number"
+    path.write_text("6\n")
+    return path
+
+
+def _bound(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening, chdir(path.parent):
+        listening.bind(path.name)
+
 
 PLANTS: dict[str, Callable[[Path], object]] = {
     "fifo": os.mkfifo,
     "directory": os.mkdir,
     "device": lambda path: path.symlink_to("/dev/zero"),
     "link": lambda path: path.symlink_to("/etc/passwd"),
+    "hard link": lambda path: os.link(_number(path.parents[1]), path),
+    "socket": _bound,
 }
+NO_FILES = [what for what in PLANTS if what != "hard link"]  # to read one of those is all that it can do
+CURSORS = ("routes/a/processed.cursor", "routes/a/consumers/processed.cursor")
 PLACES = (
     "head",
     "log.json",
@@ -34,7 +56,7 @@ PLACES = (
     "ledger/segments.jsonl",
     "ledger/reclaim.jsonl",
     "ledger/archive.jsonl",
-    "routes/a/processed.cursor",
+    *CURSORS,
     "segments/00000000000000000001.wal.zst",
     "segments/00000000000000000003.wal",
     "segments/00000000000000000003.idx",
@@ -60,6 +82,9 @@ def built(tmp_path: Path) -> Built:
 
 def plant(path: Path, what: str) -> None:
     path.unlink(missing_ok=True)
+    if "consumers" in path.parts:
+        path.parent.mkdir(exist_ok=True)
+        path.parents[1].joinpath(path.name).unlink(missing_ok=True)
     PLANTS[what](path)
 
 
@@ -106,7 +131,7 @@ def test_whoever_looks_at_the_log_does_not_wait(built: Built, place: str, what: 
         assert any(finding.level is Level.ERROR and path.name in str(finding.path) for finding in found)
 
 
-@pytest.mark.parametrize("what", PLANTS)
+@pytest.mark.parametrize("what", NO_FILES)
 def test_a_segment_that_is_none_loses_itself_alone(built: Built, what: str) -> None:
     plant(built.path(3, Kind.RAW), what)
     damage: list[Damaged] = []
@@ -115,11 +140,60 @@ def test_a_segment_that_is_none_loses_itself_alone(built: Built, what: str) -> N
     assert built.path(3, Kind.RAW).name in damage[0].message
 
 
-@pytest.mark.parametrize("what", PLANTS)
+@pytest.mark.parametrize("what", NO_FILES)
 def test_a_head_that_is_none_is_named(built: Built, what: str) -> None:
     plant(built.root.head, what)
     with pytest.raises(Damaged, match=r"head: not a regular file"):
         read_head(built.root)
+
+
+@pytest.mark.parametrize("what", PLANTS)
+@pytest.mark.parametrize("place", CURSORS)
+def test_a_planted_cursor_frees_nothing_and_is_not_replaced_unasked(built: Built, place: str, what: str) -> None:
+    """A hard link counts again when its group moves it, because it is replaced then, and the other name stays."""
+    path = built.root.path / place
+    plant(path, what)
+    (cursor,) = cursors_of(built.root, "a", log_id=built.log_id, head_sequence=6)
+    assert (cursor.path, cursor.effective) == (path, 0)
+    assert str(path) in cursor.message
+    if what == "hard link":
+        assert built.log.set_cursor("a", 6).effective == 6
+        assert (path.parents[1] / "number").read_text() == "6\n"
+        return
+    with pytest.raises(Refused, match="not replaced unasked"):
+        built.log.set_cursor("a", 6)
+    if what != "directory":
+        assert built.log.set_cursor("a", 6, rewind=True).effective == 6
+        assert not path.is_symlink()
+
+
+@pytest.mark.parametrize("what", PLANTS)
+@pytest.mark.parametrize("suffix", [".drain", ".command"])
+def test_a_planted_lock_of_a_consumer_is_not_used(built: Built, suffix: str, what: str) -> None:
+    add_route(built.root, built.disk, "a", consumers="group")
+    path = built.root.consumers("a") / f"g{suffix}"
+    plant(path, what)
+    outcome = in_time(lambda: open_own(built.root, built.disk, "a", "g", suffix))
+    assert isinstance(outcome, OSError | WaldError), outcome
+
+
+def test_the_lock_of_another_consumer_is_not_used(built: Built) -> None:
+    add_route(built.root, built.disk, "a", consumers="group")
+    path = built.root.consumers("a") / "g.drain"
+    path.touch()
+    os.chown(path, 54321, 54321)
+    with pytest.raises((PermissionError, NotPermitted)):
+        open_own(built.root, built.disk, "a", "g", ".drain")
+
+
+def test_a_flood_of_files_holds_back_and_is_not_read(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wald.store.files.directory.CONSUMERS_FILES_MAX", 10)
+    add_route(built.root, built.disk, "a", consumers="group")
+    for number in range(11):
+        (built.root.consumers("a") / f"g{number}.cursor").write_text("6\n")
+    (cursor,) = cursors_of(built.root, "a", log_id=built.log_id, head_sequence=6)
+    assert (cursor.effective, cursor.path) == (0, built.root.consumers("a"))
+    assert "more than 10 files" in cursor.message
 
 
 def test_a_start_does_not_wait_for_a_planted_head_or_segment(built: Built) -> None:
@@ -131,8 +205,6 @@ def test_a_start_does_not_wait_for_a_planted_head_or_segment(built: Built) -> No
 
 
 def test_a_socket_is_told_too(tmp_path: Path) -> None:
-    import socket
-
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(os.fspath(tmp_path / "x"))
         with pytest.raises(Damaged, match="not a regular file"):

@@ -21,18 +21,20 @@ needs_root = pytest.mark.usefixtures("other_users")
 
 @dataclass(frozen=True)
 class User:
-    """A user and his one group."""
+    """A user with one group, or several."""
 
     name: str
     user_id: int
     group_id: int
+    groups: tuple[int, ...] = ()
 
     @property
     def prefix(self) -> list[str]:
         """What to put before a command line for it to run as this user."""
         setpriv = shutil.which("setpriv")
         assert setpriv, "these tests need setpriv: apt-get install util-linux"
-        return [setpriv, f"--reuid={self.user_id}", f"--regid={self.group_id}", "--clear-groups"]
+        groups = f"--groups={','.join(map(str, self.groups))}" if self.groups else "--clear-groups"
+        return [setpriv, f"--reuid={self.user_id}", f"--regid={self.group_id}", groups]
 
 
 def lack() -> str:
@@ -54,6 +56,11 @@ def acting_as(user_id: int) -> Iterator[None]:
         os.seteuid(before)
 
 
+CONSUMERS = 54330  # a group
 OWNER = User("owner", 54321, 54321)
 MEMBER = User("member", 54322, 54321)
 STRANGER = User("stranger", 54323, 54323)
+HOST = User("host", OWNER.user_id, OWNER.group_id, (CONSUMERS,))
+"""The owner, as a member of the group of the consumers."""
+ALICE = User("alice", 54324, 54324, (OWNER.group_id, CONSUMERS))
+BOB = User("bob", 54325, 54325, (OWNER.group_id, CONSUMERS))

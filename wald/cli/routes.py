@@ -15,7 +15,7 @@ from wald.cli.output import aligned
 from wald.cli.positions import warn_without_daemon
 from wald.errors import InvalidInput, command_line
 from wald.format.times import utc
-from wald.setting_types import Mode
+from wald.setting_types import Group, Mode
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import FIFO_MODE
@@ -55,19 +55,26 @@ def route() -> None:
 @socket_option
 @click.option("--fifo", is_flag=True, help="Make ROOT/routes/NAME/in, for programs that write to a file.")
 @click.option("--mode", metavar="OCTAL", help=f"Permissions of the FIFO; a new one has {FIFO_MODE:04o}.")
-def add(root: Path, socket: Path | None, route: str, fifo: bool, mode: str | None) -> None:
+@click.option(
+    "--consumers",
+    metavar="GROUP",
+    help="Let the members of a group of users leave cursors; the root's own is 'group', none is ''.",
+)
+def add(root: Path, socket: Path | None, route: str, fifo: bool, mode: str | None, consumers: str | None) -> None:
     """Make a route, or reactivate a retired one; through the daemon if one runs."""
     bits = None if mode is None else _bits(mode)
+    group = None if consumers is None else _group_id(consumers)
     if mode is not None and not fifo:
         raise InvalidInput("--mode is for the FIFO", hint=command_line(root, f"route add {route} --fifo --mode {mode}"))
     if runs(root):
-        options = [*(["fifo"] if fifo else []), *([] if bits is None else [f"mode={bits:o}"])]
+        given = (fifo and "fifo", bits is not None and f"mode={bits:o}", group is not None and f"consumers={group}")
+        options = [option for option in given if option]
         with daemon_at(root, socket) as daemon:
             daemon.command("ROUTE", "ADD", route, *options)
     else:
         here = Root(root)
         read_identity(here)
-        add_route(here, Disk(), route, fifo=fifo, mode=bits)
+        add_route(here, Disk(), route, fifo=fifo, mode=bits, consumers=group)
 
 
 @route.command()
@@ -93,8 +100,17 @@ def _bits(mode: str) -> int:
         raise InvalidInput(f"--mode must be {error}", hint="--mode 0620") from None
 
 
+def _group_id(name: str) -> str:
+    try:
+        return Group().parse(name)
+    except ValueError as error:
+        raise InvalidInput(f"--consumers must be {error}", hint="getent group") from None
+
+
 def _rows(route: Progress) -> list[tuple[str, ...]]:
-    notes = " ".join(note for note, holds in (("fifo", route.fifo), ("retired", route.retired)) if holds)
+    consumers = f"consumers={route.consumers}"
+    known = (("fifo", route.fifo), ("retired", route.retired), (consumers, bool(route.consumers)))
+    notes = " ".join(note for note, holds in known if holds)
     rows: list[tuple[str, ...]] = []
     for number, (cursor, lag) in enumerate(zip(route.cursors, route.lags, strict=True)):
         name, last, about = (route.route, _number(route.last_sequence), notes) if number == 0 else ("", "", "")
@@ -111,6 +127,7 @@ def _fields(route: Progress) -> dict[str, object]:
         "last_sequence": route.last_sequence,
         "fifo": route.fifo,
         "retired": route.retired,
+        "consumers": route.consumers,
         "groups": [
             {
                 "group": cursor.group,

@@ -44,6 +44,7 @@ _TEXTURES = {
 _CURSOR_WORDS = {
     CursorState.ABSENT: ("no cursor", "yellow"),
     CursorState.UNREADABLE: ("unreadable", "red"),
+    CursorState.LINKED: ("linked", "red"),
     CursorState.FOREIGN: ("foreign", "red"),
     CursorState.BEYOND: ("beyond", "red"),
 }

@@ -100,6 +100,10 @@ def _how_to_permit(words: list[str], route: str, socket: Path) -> str:
             return f"add the user to {settings}, and kill -HUP the daemon"
         case "ROUTE", "ADD", _, *options if any(option.startswith("mode=") for option in options):
             return "--mode 0600, or none" if _is_owner(socket) else f"leave out --mode, or be user {_owner(socket)}"
+        case "ROUTE", "ADD", _, *options if any(option.startswith("consumers=") for option in options):
+            owner = _owner(socket)
+            joining = f"usermod --append --groups GROUP {owner}, and start the daemon again"
+            return joining if _is_owner(socket) else f"leave out --consumers, or be user {owner}"
         case "ROUTE", "ADD", _, *options if "fifo" in options:
             return f"be user {_owner(socket)}"
         case _:

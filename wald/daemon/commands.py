@@ -10,7 +10,7 @@ from collections.abc import Callable
 from wald.daemon.committer import Committer
 from wald.daemon.intake import Intake
 from wald.daemon.routes import Routes
-from wald.errors import InvalidInput, NotFound
+from wald.errors import InvalidInput, NotFound, NotPermitted
 from wald.format.head import encode_head
 from wald.format.protocol import Code, Command, encode_err, encode_ok
 from wald.format.times import utc
@@ -20,9 +20,10 @@ from wald.store.files.fifos import OWNERS_FIFO_MODE, has_fifo
 from wald.store.files.routes import add_route, retire_route
 from wald.store.writing.writer import Writer
 
-_USAGE = "PING | HEAD | STAT | CUT | ROUTE ADD <name> [fifo] [mode=<octal>] | ROUTE RETIRE <name>"
+_USAGE = "PING | HEAD | STAT | CUT | ROUTE ADD <name> [fifo] [mode=<octal>] [consumers=<group>] | ROUTE RETIRE <name>"
 
 _MODE = re.compile("mode=([0-7]+)")
+_CONSUMERS = re.compile("consumers=([0-9]{0,10}|group)")
 _CUT_SECONDS = 1.0  # a segment costs some syncs, a file, and a line in the ledger
 
 
@@ -72,13 +73,15 @@ class Commands:
             return encode_err(Code.BAD_ROUTE, error.message)
         except NotFound as error:
             return encode_err(Code.NO_ROUTE, error.message)
+        except NotPermitted as error:
+            return encode_err(Code.DENIED, error.message)
         except OSError as error:
             return encode_err(Code.FAILED, str(error))
         return encode_err(Code.BAD_REQUEST, _USAGE)
 
-    def make_route(self, name: str, *, fifo: bool, mode: int | None) -> None:
+    def make_route(self, name: str, *, fifo: bool, mode: int | None, consumers: str | None) -> None:
         """Make a route, or take a retired one back, and read its FIFO; errors as of :func:`add_route`."""
-        add_route(self._root, self._disk, name, fifo=fifo, mode=mode)
+        add_route(self._root, self._disk, name, fifo=fifo, mode=mode, consumers=consumers)
         if has_fifo(self._root, name):
             self._intake.add(name)
         self._routes.forget(name)
@@ -96,23 +99,28 @@ class Commands:
         return encode_ok(f"cut {self._writer.base_sequence}")
 
     def _add_route(self, name: str, options: list[str], user_id: int) -> bytes:
-        wrong = next((option for option in options if option != "fifo" and not _MODE.fullmatch(option)), None)
-        if wrong is not None:
-            return encode_err(Code.BAD_REQUEST, f"options are fifo and mode=<octal>, not {wrong!r}")
-        fifo = "fifo" in options
-        modes = [int(match[1], 8) & 0o777 for option in options if (match := _MODE.fullmatch(option))]
-        mode = modes[-1] if modes else None
-        if refusal := self._refusal_to_add(name, user_id, fifo=fifo, mode=mode):
+        fifo, mode, consumers = False, None, None
+        for option in options:
+            if option == "fifo":
+                fifo = True
+            elif match := _MODE.fullmatch(option):
+                mode = int(match[1], 8) & 0o777
+            elif match := _CONSUMERS.fullmatch(option):
+                consumers = match[1]
+            else:
+                message = f"options are fifo, mode=<octal> and consumers=<group id>, not {option!r}"
+                return encode_err(Code.BAD_REQUEST, message)
+        if refusal := self._refusal_to_add(name, user_id, fifo=fifo, mode=mode, consumers=consumers):
             return refusal
         if fifo and self._routes.has_writers(name):
             mode = OWNERS_FIFO_MODE if mode is None else mode
             if mode & ~OWNERS_FIFO_MODE:
                 limit = f"the mode of its FIFO, which admits users too, may be {OWNERS_FIFO_MODE:o} at most"
                 return encode_err(Code.DENIED, f"{name} has writers: {limit}")
-        self.make_route(name, fifo=fifo, mode=mode)
+        self.make_route(name, fifo=fifo, mode=mode, consumers=consumers)
         return encode_ok(f"added {name}")
 
-    def _refusal_to_add(self, name: str, user_id: int, *, fifo: bool, mode: int | None) -> bytes:
+    def _refusal_to_add(self, name: str, user_id: int, *, fifo: bool, mode: int | None, consumers: str | None) -> bytes:
         """Why a user may not add a route, or change it; empty if the user may."""
         routes = self._routes
         if self._root.retired(name).exists() and not routes.lets_retire(name, user_id):
@@ -121,6 +129,8 @@ class Commands:
             return b""
         if mode is not None:
             return encode_err(Code.DENIED, f"user {user_id} may not set a FIFO's mode: that is for the log's owner")
+        if consumers is not None:
+            return encode_err(Code.DENIED, f"user {user_id} may not set consumers: that is for the log's owner")
         if routes.has_writers(name) and (fifo or not routes.lets_write(name, user_id)):
             message = f"user {user_id} may not change {name}: it has writers, and that is for them"
             return encode_err(Code.DENIED, message)

@@ -271,7 +271,8 @@ class Service:
     def _take_over(self, fresh: Config) -> None:
         root, parts = self._parts.root, self._parts
         for name, route in wanted_routes(root, fresh, self._journal):
-            parts.commands.make_route(name, fifo=wants_fifo(root, name, route), mode=route.mode)
+            fifo = wants_fifo(root, name, route)
+            parts.commands.make_route(name, fifo=fifo, mode=route.mode, consumers=route.consumers)
         changed = {each.name for each in fields(fresh) if getattr(fresh, each.name) != getattr(self._config, each.name)}
         taken = changed & Config.reloadable
         self._config = replace(self._config, **{name: getattr(fresh, name) for name in taken})

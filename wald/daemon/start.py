@@ -114,7 +114,8 @@ class Parts:
         if stdin_route is not None:
             add_route(root, disk, stdin_route)
         for name, route in wanted_routes(self.root, self.config, self.journal):
-            add_route(root, disk, name, fifo=wants_fifo(root, name, route), mode=route.mode)
+            fifo = wants_fifo(root, name, route)
+            add_route(root, disk, name, fifo=fifo, mode=route.mode, consumers=route.consumers)
 
     def _watch_surroundings(self) -> None:
         """Signals, and the poller that watches them."""

@@ -20,6 +20,7 @@ SEQUENCE_MAX = (1 << 64) - 1
 
 DEFAULT_GROUP = "processed"  # so that the default cursor file is processed.cursor
 CURSOR_SUFFIX = ".cursor"
+CONSUMERS = "consumers"  # the directory of a route in which other users leave cursors
 
 
 class Kind(Enum):

@@ -3,7 +3,7 @@ r"""The text protocol of the socket, as bytes: requests and replies are lines, p
     PUB <route> <bytes> [enc=columns] [pid=<hex> pseq=<n>]\n<payload>   →  OK <first> <last>\n
     HEAD                                                              →  OK seq=… segment=… …\n
     STAT                                                              →  OK {…}\n
-    CUT | ROUTE ADD <name> [fifo] [mode=<octal>] | ROUTE RETIRE <name> | PING   →  OK …\n
+    CUT | ROUTE ADD <name> [fifo] [mode=<octal>] [consumers=<group>] | ROUTE RETIRE <name> | PING   →  OK …\n
 
 Anything else gets ``ERR <code> <message>\n``, and the connection goes on if the length of what follows is known.
 Replies come in the order of the requests; requests may be pipelined. ``socat - UNIX:ROOT/wald.sock`` speaks it.

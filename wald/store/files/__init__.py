@@ -1,5 +1,6 @@
 """The system calls, the small files, and where each file of a root lies.
 
+consumers   the directory of a route in which other users leave cursors
 directory   where each file lies, and one listing
 disk        the system calls that make bytes durable
 fifos       made, checked, put back

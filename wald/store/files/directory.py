@@ -6,18 +6,20 @@ A file's name is its state, so listing the directory shows what there is to do a
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import uuid
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, UnsupportedFormat, command_line
 from wald.format.names import (
+    CONSUMERS,
     CURSOR_SUFFIX,
     Kind,
     check_route,
@@ -32,6 +34,7 @@ from wald.store.files.regular import read_regular
 
 FORMAT_VERSION = 1
 TEMPORARY = ".tmp"
+CONSUMERS_FILES_MAX = 10_000  # of other users in one route, who could make every pass over the cursors take minutes
 _RESTORE_IDENTITY = "restore the file: the log id is at offset 16 of every segment in segments/"
 _FOLDERS = ("segments", "routes", "ledger", "quarantine", "recovery")
 
@@ -99,8 +102,22 @@ class Root:
     def retired(self, route: str) -> Path:
         return self.route(route) / "retired"
 
+    def consumers(self, route: str) -> Path:
+        """The directory in which other users than the log's owner leave cursors, if the route has one."""
+        return self.route(route) / CONSUMERS
+
+    def place(self, route: str, group: str) -> Path:
+        """The directory of a group's files: of its cursor, and of what wald-drain keeps for it.
+
+        It is that of the route's consumers, unless the route has none, or the group's cursor is beside it.
+        """
+        route_directory, consumers = self.route(route), self.consumers(route)
+        if os.path.lexists(route_directory / cursor_name(group)) or not os.path.lexists(consumers):
+            return route_directory
+        return consumers
+
     def cursor(self, route: str, group: str) -> Path:
-        return self.route(route) / cursor_name(group)
+        return self.place(route, group) / cursor_name(group)
 
     def route_names(self) -> list[str]:
         """Every route, retired ones included, by name; directories whose names are illegal are left out."""
@@ -115,22 +132,34 @@ class Root:
             NotFound: no such route.
             OSError: the directory may not be read.
         """
-        return self.cursors(route)[0]
+        return sorted(self.cursors(route)[0])
 
-    def cursors(self, route: str) -> tuple[list[str], list[str]]:
-        """The groups that have a cursor on ``route``; and files named like a cursor of a group that none can be.
+    def cursors(self, route: str) -> tuple[dict[str, Path], list[Path]]:
+        """The cursor of each group on ``route``; and files named like a cursor of a group that none can be.
 
         Raises:
             NotFound: no such route.
             OSError: the directory may not be read.
         """
+        directory = self.route(route)
         try:
-            names = os.listdir(self.route(route))
+            names = os.listdir(directory)
         except (FileNotFoundError, NotADirectoryError):
             raise self._no_route(route) from None
-        found = {name: parse_cursor_name(name) for name in names if name.endswith(CURSOR_SUFFIX)}
-        groups = sorted(group for group in found.values() if group is not None)
-        return groups, sorted(name for name, group in found.items() if group is None)
+        paths = [directory / name for name in names if name.endswith(CURSOR_SUFFIX)]
+        if CONSUMERS in names:
+            paths = [*_cursors_in(directory / CONSUMERS), *paths]  # the owner's own replace those of the same name
+        found = {path.name: path for path in paths}
+        groups = {name: parse_cursor_name(name) for name in sorted(found)}
+        return (
+            {group: found[name] for name, group in groups.items() if group is not None},
+            [found[name] for name, group in groups.items() if group is None],
+        )
+
+    def cursor_directories(self) -> list[Path]:
+        """Every directory in which cursors are."""
+        routes = [self.route(name) for name in self.route_names()]
+        return [*routes, *(path for route in routes if (path := route / CONSUMERS).is_dir())]
 
     def require_route(self, route: str) -> None:
         """
@@ -147,6 +176,18 @@ class Root:
             f"{self.routes}: there is no route {route!r}",
             hint=f"{command_line(self.path, 'routes')} lists them; {adding} makes it",
         )
+
+
+def _cursors_in(consumers: Path) -> Iterator[Path]:
+    """
+    Raises:
+        OSError: the directory cannot be read, or holds too much.
+    """
+    with os.scandir(consumers) as entries:
+        names = [entry.name for entry in islice(entries, CONSUMERS_FILES_MAX + 1)]
+    if len(names) > CONSUMERS_FILES_MAX:
+        raise OSError(errno.E2BIG, f"more than {CONSUMERS_FILES_MAX} files; find out whose they are", str(consumers))
+    return (consumers / name for name in names if name.endswith(CURSOR_SUFFIX))
 
 
 @dataclass(frozen=True, slots=True)

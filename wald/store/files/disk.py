@@ -27,7 +27,7 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 FILE_MODE = 0o640  # only the daemon's group may read it
 _LOCK_MODE = 0o600  # a user who may open a file may hold its lock
-_DIRECTORY_MODE = 0o750
+DIRECTORY_MODE = 0o750
 
 
 class Disk:
@@ -58,8 +58,19 @@ class Disk:
             return os.open(path, flags)
 
     def open_lock(self, path: Path) -> int:
-        """A file to :meth:`lock`, created if missing; only its owner may open it."""
-        return _with_mode(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _LOCK_MODE), _LOCK_MODE)
+        """A file to :meth:`lock`, created if missing; only its owner may open it.
+
+        Raises:
+            OSError: it cannot be made; or it is something that another user has put there.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags, _LOCK_MODE)
+        try:
+            _require_own(path, os.fstat(descriptor))
+        except OSError:
+            os.close(descriptor)
+            raise
+        return _with_mode(descriptor, _LOCK_MODE)
 
     def make_directory(self, path: Path) -> None:
         """A directory, and those above it that are missing; one that is there already stays as it is."""
@@ -68,9 +79,9 @@ class Disk:
         if not path.parent.exists():
             self.make_directory(path.parent)
         with contextlib.suppress(FileExistsError):  # two may make it at once
-            os.mkdir(path, _DIRECTORY_MODE)
+            os.mkdir(path, DIRECTORY_MODE)
             # The directory above it may determine the group of the files in it.
-            os.chmod(path, _DIRECTORY_MODE | path.stat().st_mode & stat.S_ISGID)
+            os.chmod(path, DIRECTORY_MODE | path.stat().st_mode & stat.S_ISGID)
 
     def close(self, descriptor: int) -> None:
         os.close(descriptor)
@@ -161,11 +172,14 @@ class Disk:
     def unlink(self, path: Path) -> None:
         os.unlink(path)
 
-    def replace(self, path: Path, data: bytes, *, exclusive: bool = False) -> None:
+    def replace(
+        self, path: Path, data: bytes, *, exclusive: bool = False, mode: int = FILE_MODE, owner: int = -1
+    ) -> None:
         """Give ``path`` the content ``data`` in one step: a reader sees the old or the new, and the new survives.
 
         Args:
             exclusive: raise FileExistsError if there is an old one, even if it is made at the same moment.
+            owner: the user to give the new one to, which only root may; -1: the one that makes it.
 
         Raises:
             OSError: with ``path`` as its file name; the old content stays.
@@ -176,6 +190,10 @@ class Disk:
         try:
             descriptor = self.create(temporary)
             try:
+                if owner >= 0:
+                    os.fchown(descriptor, owner, -1)
+                if mode != FILE_MODE:
+                    os.fchmod(descriptor, mode)
                 self.write(descriptor, [data], 0)
                 self.sync(descriptor)
             finally:
@@ -199,6 +217,22 @@ class Disk:
         except BlockingIOError:
             return False
         return True
+
+
+def _require_own(path: Path, status: os.stat_result) -> None:
+    """
+    Raises:
+        OSError: not a regular file; or, in a directory that several users write to, one that another user has made, or
+            linked there.
+    """
+    directory = path.parent.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    if directory.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status.st_nlink != 1:
+            raise OSError(errno.EMLINK, "the file has another name too", os.fspath(path))
+        if status.st_uid not in (0, os.geteuid(), directory.st_uid):
+            raise PermissionError(errno.EPERM, "another user's file", os.fspath(path))
 
 
 def _with_mode(descriptor: int, mode: int) -> int:

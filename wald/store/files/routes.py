@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from wald.store.files.consumers import admit
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import make_fifo
 
 
-def add_route(root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: int | None = None) -> None:
+def add_route(
+    root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: int | None = None, consumers: str | None = None
+) -> None:
     """Make a route, or take a retired one back; doing it twice changes nothing.
 
     Args:
         fifo: whether programs write to it through ``routes/<name>/in``; what stands in its place is kept beside it.
         mode: permissions of that FIFO; None: those it has, or FIFO_MODE for a new one.
+        consumers: the group whose members may leave cursors, as :func:`admit` takes it; None: as it is.
 
     Raises:
         InvalidInput: an illegal name.
+        NotPermitted: this user is not in the group ``consumers``.
     """
     route = root.route(name)
     disk.make_directory(route)
@@ -24,6 +29,8 @@ def add_route(root: Root, disk: Disk, name: str, *, fifo: bool = False, mode: in
         disk.unlink(root.retired(name))
     if fifo:
         make_fifo(root, name, mode)
+    if consumers is not None:
+        admit(root, disk, name, consumers)
     disk.sync_directory(route)
 
 

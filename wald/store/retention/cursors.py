@@ -1,21 +1,25 @@
 """Cursors: how far each consumer group has processed each route.
 
-A cursor is replaced atomically and owned by its group. One that cannot be trusted (unreadable, of another log, beyond
-the head) counts as if nothing had been processed: it pins what RECLAIM might delete, and never frees it.
+A cursor is replaced atomically and owned by its group. One that cannot be trusted (unreadable, linked, of another log,
+beyond the head) counts as if nothing had been processed: it pins what RECLAIM might delete, and never frees it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line
+from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line, user_name
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
-from wald.format.names import DEFAULT_GROUP, check_group, cursor_name
+from wald.format.names import DEFAULT_GROUP, check_group
+from wald.store.files.consumers import not_permitted
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
-from wald.store.files.regular import read_start
+from wald.store.files.regular import open_regular
+
+_MODE = 0o644  # the log's owner reads cursors that others have left; the directories above keep strangers out
 
 
 class CursorState(Enum):
@@ -26,6 +30,8 @@ class CursorState(Enum):
     UNREADABLE = "unreadable"
     FOREIGN = "foreign"
     """Written for another log."""
+    LINKED = "linked"
+    """The file has another name too, so another user may have written it."""
     BEYOND = "beyond"
     """Points beyond the last record of the log."""
 
@@ -36,7 +42,8 @@ class Cursor:
 
     Attributes:
         sequence: what the file says; 0 where it says nothing usable.
-        message: what is wrong with it; "" if valid. Of one just set: which records it needs that are not there.
+        message: what is wrong with it; "" if valid. Of one just set: which records it needs that are not there, and
+            whose it was.
     """
 
     route: str
@@ -71,7 +78,8 @@ def _read(path: Path, route: str, group: str, log_id: bytes, head_sequence: int)
         return Cursor(route, group, path, state, sequence, message and f"{path}: {message}")
 
     try:
-        lines = decode_cursor(read_start(path, CURSOR_MAX_BYTES + 1))
+        content, names = _content(path)
+        lines = decode_cursor(content)
     except FileNotFoundError:
         return judged(CursorState.ABSENT, message="no cursor yet")
     except Damaged:
@@ -80,11 +88,23 @@ def _read(path: Path, route: str, group: str, log_id: bytes, head_sequence: int)
         return judged(CursorState.UNREADABLE, message=error.strerror or str(error))
     except BadCursor as error:
         return judged(CursorState.UNREADABLE, message=f"offset 0: {error}")
+    if names > 1:
+        message = f"has {names} names, so it may be a link to another file; it counts again when its group moves it"
+        return judged(CursorState.LINKED, lines.sequence, message)
     if lines.log_id is not None and lines.log_id != log_id:
         return judged(CursorState.FOREIGN, lines.sequence, f"written for log {lines.log_id.hex()}, not for this one")
     if lines.sequence > head_sequence:
         return judged(CursorState.BEYOND, lines.sequence, f"{lines.sequence} is beyond the head, {head_sequence}")
     return judged(CursorState.VALID, lines.sequence)
+
+
+def _content(path: Path) -> tuple[bytes, int]:
+    """The beginning of a cursor file, and how many names the file has; errors as of :func:`open_regular`."""
+    descriptor = open_regular(path)
+    try:
+        return os.read(descriptor, CURSOR_MAX_BYTES + 1), os.fstat(descriptor).st_nlink
+    finally:
+        os.close(descriptor)
 
 
 def set_cursor(
@@ -109,6 +129,7 @@ def set_cursor(
     Raises:
         InvalidInput: an illegal name, or a negative sequence.
         NotFound: no such route.
+        NotPermitted: this user may not leave a cursor there, or the cursor is another user's.
         Refused: backwards without ``rewind``, or beyond the head.
     """
     log_id = read_identity(root).log_id
@@ -128,8 +149,26 @@ def set_cursor(
             f"{current.path}: {sequence} would move the cursor backwards from {current.sequence}", hint=rewinding
         )
     lines = CursorLines(sequence, log_id, epoch, group, now)
-    disk.replace(current.path, encode_cursor(lines))
-    return read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence)
+    owner = _owner(current.path)
+    try:
+        disk.replace(current.path, encode_cursor(lines), mode=_MODE, owner=owner if os.geteuid() == 0 else -1)
+    except PermissionError as error:
+        raise not_permitted(root, route, current.path, error) from error
+    cursor = read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence)
+    return cursor if os.geteuid() in (0, owner) else replace(cursor, message=_taken_over(cursor.path, owner))
+
+
+def _owner(path: Path) -> int:
+    """The user whose cursor it is; of a new one, the one who writes it, and root writes for the log's owner."""
+    try:
+        return path.lstat().st_uid
+    except FileNotFoundError:
+        return os.geteuid() or path.parent.stat().st_uid
+
+
+def _taken_over(path: Path, owner: int) -> str:
+    name = user_name(owner)
+    return f"{path}: was left by user {name}, who may not move it any more\n  hint: chown {name} {path}, as root"
 
 
 def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
@@ -141,6 +180,7 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
     Raises:
         InvalidInput: an illegal name.
         NotFound: no such route, or the group has no cursor on it.
+        NotPermitted: this user may not remove it.
     """
     root.require_route(route)
     path = root.cursor(route, check_group(group))
@@ -150,6 +190,10 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
         raise NotFound(
             f"{path}: group {group} has no cursor", hint=command_line(root.path, f"cursor list {route}")
         ) from None
+    except PermissionError as error:
+        raise not_permitted(root, route, path, error) from error
+    except IsADirectoryError:
+        raise Refused(f"{path}: a directory, which is no cursor", hint=f"ls -lR {path}; rm -r {path}") from None
     disk.sync_directory(path.parent)
     return path
 
@@ -187,14 +231,13 @@ def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> 
     try:
         groups, strange = root.cursors(route)
     except OSError as error:
-        where = root.routes / route
-        message = f"{where}: {error.strerror or error}"
+        where = Path(error.filename)
+        message = f"{where}: {error.strerror}"
         return [Cursor(route, DEFAULT_GROUP, where, CursorState.UNREADABLE, 0, message)]
     if not groups and not strange:
-        groups = [DEFAULT_GROUP]
-    directory = root.route(route)
-    cursors = [_read(directory / cursor_name(group), route, group, log_id, head_sequence) for group in groups]
-    for path in map(directory.joinpath, strange):
+        groups = {DEFAULT_GROUP: root.cursor(route, DEFAULT_GROUP)}
+    cursors = [_read(path, route, group, log_id, head_sequence) for group, path in groups.items()]
+    for path in strange:
         message = f"{path}: no group can have this name; rename the file, or remove it"
         cursors.append(Cursor(route, path.stem, path, CursorState.UNREADABLE, 0, message))
     return cursors

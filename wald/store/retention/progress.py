@@ -15,6 +15,7 @@ from wald.errors import Damaged
 from wald.format.parsing import StoredBatch
 from wald.format.sealed import BadSealed, BatchTable, SealedIndex
 from wald.format.state import BadControl, decode_state
+from wald.store.files.consumers import admitted
 from wald.store.files.directory import Segment
 from wald.store.files.fifos import has_fifo
 from wald.store.retention.cursors import Cursor, cursors_of
@@ -127,6 +128,7 @@ class Progress:
         last_sequence: of its records; 0: none yet; None: not known, for the newest segment is damaged behind it.
         cursors: one per group; an absent one of the default group if there is none.
         lags: of each of them, records, in the same order.
+        consumers: the group whose members may leave cursors; "" if there is none.
     """
 
     route: str
@@ -135,6 +137,7 @@ class Progress:
     retired: bool
     cursors: tuple[Cursor, ...]
     lags: tuple[int, ...]
+    consumers: str
 
 
 def progress(view: View) -> list[Progress]:
@@ -158,6 +161,7 @@ def progress(view: View) -> list[Progress]:
             root.retired(route).exists(),
             of_route,
             tuple(found[route, cursor.group].records for cursor in of_route),
+            admitted(root, route),
         )
         for route, of_route in cursors.items()
     ]

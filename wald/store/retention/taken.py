@@ -7,6 +7,7 @@ may not.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -33,18 +34,20 @@ def move_cursor(
         rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
 
     Returns:
-        the cursor; the message of one that is new or was rewound says what it needs and RECLAIM has taken.
+        the cursor; the message of one that is new or was rewound says what it needs and RECLAIM has taken, and that
+        of one that was another user's, whose.
 
     Raises:
         InvalidInput: an illegal name, or a negative sequence.
         NotFound: no such route.
+        NotPermitted: this user may not leave a cursor there, or the cursor is another user's.
         Refused: backwards without ``rewind``, or beyond the head.
     """
     try:
         head = head_of(root)
     except Damaged:  # it is derived, and made anew at the next commit
         head = None
-    follows = not rewind and root.cursor(route, group).exists()
+    follows = not rewind and os.path.lexists(root.cursor(route, group))
     cursor = set_cursor(
         root,
         route,
@@ -58,7 +61,8 @@ def move_cursor(
     )
     if follows:  # RECLAIM has kept for it what it needs
         return cursor
-    return replace(cursor, message=taken_above(root, cursor, log_id=log_id))
+    taken = taken_above(root, cursor, log_id=log_id)
+    return replace(cursor, message="\n".join(filter(None, (taken, cursor.message))))
 
 
 def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:

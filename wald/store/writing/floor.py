@@ -71,11 +71,10 @@ def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
     """Each cursor file of this log, its sequence, and whether it names the log."""
     for route in root.route_names():
         try:
-            groups = root.groups(route)
+            groups, _ = root.cursors(route)
         except OSError:
             continue
-        for group in groups:
-            path = root.cursor(route, group)
+        for path in groups.values():
             try:
                 lines = decode_cursor(read_start(path, CURSOR_MAX_BYTES + 1))
             except (OSError, Damaged, BadCursor):

@@ -1,0 +1,144 @@
+"""The rights of a route's consumers: every row of the table in docs/users.md, tried by five real users."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pages import rows
+from running import Daemon, command, run, sidecar
+from users import ALICE, BOB, CONSUMERS, HOST, MEMBER, OWNER, STRANGER, User, needs_root
+
+from wald.errors import NotFound, NotPermitted
+
+pytestmark = needs_root
+
+LOCKS = (".lock", ".drain", ".command")  # a user who may open a file may hold its lock
+USERS = (HOST, ALICE, MEMBER, STRANGER)
+TABLE = {what: said for what, *said in rows("docs/users.md", "## Who may do what in a route with consumers")}
+SETTINGS = f"[routes.a]\nfifo = true\nconsumers = {CONSUMERS}\n[routes.b]\n[routes.gone]\n"
+
+
+class Log:
+    """A log of ``HOST``; a daemon runs."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.root = daemon.root
+        self.route = daemon.root / "routes/a"
+        self.consumers = self.route / "consumers"
+
+    def as_user(self, user: User, *line: object) -> tuple[int, str]:
+        """Exit code and stderr of a command."""
+        done = run([*user.prefix, *map(str, line)], stdin=b"")
+        return done.returncode, done.stderr.decode()
+
+    def wald(self, user: User, *words: object) -> tuple[int, str]:
+        return self.as_user(user, *command(*words, "--root", self.root))
+
+    def does(self, user: User, *words: object) -> None:
+        code, stderr = self.wald(user, *words)
+        assert code == 0, stderr
+
+
+@pytest.fixture(scope="module")
+def log() -> Iterator[Log]:
+    with tempfile.TemporaryDirectory() as name:
+        parent = Path(name)  # where pytest keeps its files others cannot go
+        os.chown(parent, OWNER.user_id, OWNER.group_id)
+        parent.chmod(0o755)
+        (parent / "wald.toml").write_text(SETTINGS)
+        with Daemon(parent / "log", "--config", parent / "wald.toml", prefix=HOST.prefix) as daemon:
+            log = Log(daemon)
+            assert run([*HOST.prefix, *command("append", "a", "--root", log.root)], stdin=b"x\n" * 9).returncode == 0
+            assert daemon.ask("CUT").startswith("OK ")
+            log.does(HOST, "cursor", "set", "a", 1, "--group", "before")
+            (log.consumers / "before.cursor").rename(log.route / "before.cursor")  # from before there were consumers
+            log.does(ALICE, "cursor", "set", "a", 1, "--group", "alice")
+            log.does(BOB, "cursor", "set", "a", 1, "--group", "bob")
+            yield log
+
+
+def shell(script: str, *paths: Path) -> list[str]:
+    return ["sh", "-euc", script, "sh", *map(str, paths)]
+
+
+def setting(log: Log, group: str, *, route: str = "a") -> list[str]:
+    return command("cursor", "set", route, 1, "--group", group, "--root", log.root)
+
+
+def removing(log: Log, group: str) -> list[str]:
+    return command("cursor", "remove", "a", "--group", group, "--root", log.root)
+
+
+def changes(directory: Path, *names: str) -> list[list[str]]:
+    """Making a name in a directory by all means, and renaming, replacing and removing those that are there."""
+    scratch = directory / "scratch"
+    makes = ("touch", "mkdir", "mkfifo", "ln -s /etc/passwd")
+    lines = [shell(f'{make} "$1"; rm -r "$1"', scratch) for make in makes]
+    for name in names:
+        path = directory / name
+        lines.append(shell('mv "$1" "$2" && mv "$2" "$1"', path, scratch))
+    return lines
+
+
+def acts(log: Log, what: str, user: User) -> list[list[str]]:
+    """The ways to do what a row says."""
+    root, mine = log.root, user.name
+    match what:
+        case "reading segments, the head, ledgers, and all cursors":
+            read = [path for path in sorted(root.rglob("*")) if path.is_file() and path.suffix not in LOCKS]
+            read = [path for path in read if path.name != "lock"]
+            return [
+                ["cat", *map(str, read)],
+                command("explain", "--root", root),
+                command("cursor", "list", "--root", root),
+            ]
+        case "`wald cursor set` of a new group":
+            return [setting(log, f"new-{mine}")]
+        case "`wald cursor set`, `cursor remove` of the consumer's own group":
+            return [setting(log, mine), removing(log, mine), setting(log, mine)]
+        case "`wald cursor set`, `cursor remove` of another consumer's group":
+            return [setting(log, "bob"), removing(log, "bob")]
+        case "`wald cursor set`, `cursor remove` of a group of the daemon's user":
+            return [setting(log, "before"), removing(log, "before")]
+        case "`wald-drain` and `wald.Consumer` for a group of their own":
+            draining = sidecar("drain", "a", "--root", root, "--group", f"d-{mine}", "--exit-at-end", "--", "true")
+            reading = command("read", "a", "--root", root, "--group", f"r-{mine}", "--commit")
+            consuming = f"import wald\nwith wald.Consumer('{root}', 'a', 'c-{mine}') as c:\n    assert len([*c]) == 9"
+            return [draining, reading, [command()[0], "-c", consuming]]
+        case "`wald cursor set` in a route without `consumers`":
+            return [setting(log, mine, route="b")]
+        case "making, renaming or removing the FIFO, `retired`, or another name in `routes/R`":
+            return changes(log.route, "in", "before.cursor", "consumers")
+        case "making, renaming or removing a route, a segment, or another name in the root":
+            found = [*changes(root / "routes", "a"), *changes(root, "head", "log.json", "routes", "segments")]
+            names = [path.name for path in (root / "segments").iterdir()][:1]
+            return [*found, *changes(root / "segments", *names), *changes(root / "ledger", "segments.jsonl")]
+        case "renaming or removing another user's file in `consumers/`":
+            cursor = log.consumers / "bob.cursor"
+            return [shell('mv "$1" "$1.moved" && mv "$1.moved" "$1"', cursor)]
+        case "`wald route add --consumers`":
+            return [command("route", "add", "a", "--consumers", CONSUMERS, "--root", root)]
+    return []
+
+
+@pytest.mark.parametrize("what", TABLE)
+def test_a_row(log: Log, what: str) -> None:
+    for user in reversed(USERS):  # the daemon's user last, who may change what there is
+        lines = acts(log, what, user)
+        assert lines, what
+        tried = {" ".join(line[-6:]): log.as_user(user, *line) for line in lines}
+        allowed = TABLE[what][USERS.index(user)] == "yes"
+        wrong = {line: done for line, done in tried.items() if (done[0] == 0) != allowed}
+        assert not wrong, (user.name, allowed, wrong)
+        if what.startswith("`wald cursor") and not allowed:
+            assert {code for code, _ in tried.values()} - {NotFound.exit_code} == {NotPermitted.exit_code}
+    if what == "`wald cursor set`, `cursor remove` of another consumer's group":
+        log.does(BOB, "cursor", "set", "a", 1, "--group", "bob")
+    if what.endswith("group of the daemon's user"):
+        log.does(HOST, "cursor", "set", "a", 1, "--group", "before")
+        (log.consumers / "before.cursor").rename(log.route / "before.cursor")

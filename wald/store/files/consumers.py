@@ -1,0 +1,106 @@
+"""The directory of a route in which the users of one group leave cursors: opening it, closing it, and who may.
+
+    routes/R               0750, the log's owner        the FIFO, ``retired``, the owner's own cursors
+    routes/R/consumers     1775, the same, group GROUP  cursors, and files of wald-drain, each its writer's own
+
+What the log's owner decides by stands where no other user can make, rename or remove a name. In ``consumers`` the
+sticky bit keeps each user to their own files. Whatever stands there is a cursor at most; it is read as any cursor is.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import stat
+from pathlib import Path
+
+from wald.errors import NotPermitted, command_line, user_name
+from wald.store.files.directory import Root
+from wald.store.files.disk import DIRECTORY_MODE, Disk
+
+ROOTS_GROUP = "group"
+_OPEN_MODE = 0o1775  # others: members of the root's group, as the directories above keep all others out
+
+
+def admit(root: Root, disk: Disk, route: str, group: str) -> None:
+    """Let the members of ``group`` leave cursors in a route, in the place of those that could so far.
+
+    Args:
+        group: a number; ROOTS_GROUP; or "", and then no group may. Cursors that are there stay, and count.
+
+    Raises:
+        NotPermitted: this user is not a member of the group.
+    """
+    directory = root.consumers(route)
+    if not group and not directory.exists():
+        return
+    disk.make_directory(directory)
+    wanted = int(group) if group.isdecimal() else root.path.stat().st_gid
+    if group == "":
+        directory.chmod(DIRECTORY_MODE)  # first: with another group, members of that could write for a moment
+    if directory.stat().st_gid != wanted:
+        _give(directory, wanted)
+    if group:
+        directory.chmod(_OPEN_MODE)
+    disk.sync_directory(directory)
+
+
+def admitted(root: Root, route: str) -> str:
+    """The group whose members may leave cursors in a route; "" if there is none."""
+    try:
+        status = root.consumers(route).stat()
+    except OSError:
+        return ""
+    return group_name(status.st_gid) if status.st_mode & stat.S_IWGRP else ""
+
+
+def group_name(group_id: int) -> str:
+    """The name of a group; the number as text if the group database does not have it."""
+    try:
+        return grp.getgrgid(group_id).gr_name
+    except KeyError:
+        return str(group_id)
+
+
+def open_own(root: Root, disk: Disk, route: str, group: str, suffix: str) -> tuple[Path, int]:
+    """The lock of a consumer group, beside its cursor: its path, and a descriptor.
+
+    Raises:
+        NotPermitted: this user may not write there, or another user has put it there.
+        OSError: it cannot be made, or is no file.
+    """
+    path = root.place(route, group) / f"{group}{suffix}"
+    try:
+        return path, disk.open_lock(path)
+    except PermissionError as error:
+        raise not_permitted(root, route, path, error) from error
+
+
+def not_permitted(root: Root, route: str, path: Path, error: PermissionError) -> NotPermitted:
+    """The error for a user who may not write or remove ``path``, a file of a consumer group, and what permits it."""
+    directory = path.parent
+    may_write = os.access(directory, os.W_OK | os.X_OK)
+    if os.path.lexists(path) and (may_write or directory == root.route(route)):
+        hint = f"be user {user_name(path.lstat().st_uid)}, who has left it; ls -l {path}"
+    elif group := admitted(root, route):
+        hint = f"usermod --append --groups {group} {user_name(os.geteuid())}, and log in again; ls -ld {directory}"
+    elif os.access(root.route(route), os.X_OK):
+        owner = user_name(root.path.stat().st_uid)
+        opening = command_line(root.path, f"route add {route} --consumers GROUP")
+        hint = f"be user {owner}; or, as {owner}, let a group of yours leave cursors here: {opening}"
+    else:
+        return NotPermitted.of(error, path)
+    return NotPermitted(f"{path}: permission denied", hint=hint)
+
+
+def _give(directory: Path, group_id: int) -> None:
+    try:
+        os.chown(directory, -1, group_id)
+    except PermissionError as error:
+        if directory.stat().st_uid != os.geteuid():
+            raise
+        user, group = user_name(os.geteuid()), group_name(group_id)
+        raise NotPermitted(
+            f"{directory}: user {user} is not in group {group}, or was not when this program started",
+            hint=f"usermod --append --groups {group} {user}, and start the daemon again",
+        ) from error
