@@ -1,0 +1,194 @@
+"""The manifests in k8s/ do what they say: each container runs as written, in the order in which a node would run it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import kubelet
+import programs
+import pytest
+from contents import values
+from full_disk import fill, small_file_system
+from kubelet import Pod, give
+from kustomize import of_kind, pods
+from running import eventually, run, sidecar
+
+from wald.errors import Locked
+
+pytestmark = pytest.mark.slow
+
+GROUP = 10001
+FIFO = "/var/lib/wald/routes/access/in"
+LINES = 3000
+WRITE = f'i=0; while [ $i -lt {LINES} ]; do i=$((i + 1)); echo "bulk $i"; done >{FIFO}'
+HEALTH = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:9464/healthz').read())"
+Start = Callable[..., Pod]
+
+
+@pytest.fixture
+def volumes(tmp_path: Path) -> dict[str, Path]:
+    """The volume of each claim, by name; it outlives pods."""
+    paths = {name: tmp_path / f"volume-{name}" for name in ("root", "archive", "wald", "wald-archive")}
+    for path in paths.values():
+        path.mkdir()
+        give(path, GROUP)
+    return paths
+
+
+@pytest.fixture
+def pod(tmp_path: Path, volumes: dict[str, Path]) -> Iterator[Start]:
+    """Makes the pods of an overlay, by the name of what owns them."""
+    if reason := kubelet.lack():
+        programs.lack(reason)
+    made: list[Pod] = []
+
+    def make(overlay: str, owner: str = "StatefulSet wald") -> Pod:
+        (config,) = of_kind(overlay, "ConfigMap")
+        maps = {config["metadata"]["name"]: config["data"]}
+        template = dict(pods(overlay))[owner]
+        claims = {} if overlay == "pod" else volumes
+        made.append(Pod(template, tmp_path / f"pod-{len(made)}", claims=claims, maps=maps))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.__exit__(None, None, None)
+
+
+def numbers(lines: list[str], word: str) -> list[int]:
+    """The numbers of the lines that begin with a word, as they come."""
+    return [int(line.split()[1]) for line in lines if re.fullmatch(rf"{word} \d+", line)]
+
+
+def assert_whole(lines: list[str]) -> None:
+    """Every line of the example application is there once and in order, and its last one, which has no end."""
+    count = int(lines[-1].removeprefix("stopped after "))
+
+    assert numbers(lines, "line") == list(range(1, count + 1))
+
+
+def is_pending(process: int, number: signal.Signals) -> bool:
+    """Whether a signal has come that a process has not handled yet."""
+    pending = re.search(r"^ShdPnd:\t(\w+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+    return pending is not None and bool(int(pending[1], 16) >> (number - 1) & 1)
+
+
+def test_a_buffer_beside_an_application_hands_over_all_of_it(pod: Start) -> None:
+    """Also what is written while the daemon is down, and what the application writes last."""
+    buffer = pod("pod")
+    buffer.start()
+    eventually(lambda: "line 1\n" in buffer.stdout("drain"))
+    assert buffer.run("application", "sh", "-c", f"({WRITE}) &").returncode == 0
+    eventually(lambda: "bulk 10\n" in buffer.stdout("drain"))
+    buffer.restart("wald")
+    eventually(lambda: f"bulk {LINES}\n" in buffer.stdout("drain"))
+    codes = buffer.stop()
+
+    lines = buffer.stdout("drain").splitlines()
+    assert codes == dict.fromkeys(("application", "drain", "hold", "reclaim", "wald"), 0)
+    assert numbers(lines, "bulk") == list(range(1, LINES + 1))
+    assert_whole([line for line in lines if not line.startswith("bulk")])
+
+
+def test_a_buffer_hands_over_what_its_drain_was_too_slow_for(pod: Start) -> None:
+    """The drain stands still until the daemon has ended and SIGTERM has come."""
+    buffer = pod("pod")
+    buffer.start()
+    eventually(lambda: "line 1\n" in buffer.stdout("drain"))
+    _, drain = buffer.processes("drain")
+    os.kill(drain, signal.SIGSTOP)
+    with ThreadPoolExecutor() as stopping:
+        codes = stopping.submit(buffer.stop)
+        eventually(lambda: is_pending(drain, signal.SIGTERM))
+        os.kill(drain, signal.SIGCONT)
+
+    assert set(codes.result().values()) == {0}
+    assert_whole(buffer.stdout("drain").splitlines())
+
+
+def test_a_log_outlives_its_pod_and_is_archived(pod: Start, volumes: dict[str, Path]) -> None:
+    """What its pods wrote was drained once and in order; each record is in the archive, in the log, or in both."""
+    lives = [pod("single"), pod("single")]
+    for life, bundles in zip(lives, ("1 bundle", "2 bundles"), strict=True):
+        life.start()
+        eventually(lambda: f"good: {bundles} proven" in life.stdout("archive"))  # noqa: B023  # waited for at once
+        assert set(life.stop().values()) == {0}
+        assert_whole(life.stdout("drain").splitlines())
+        assert [life.stderr(name) for name in ("application", "archive", "hold", "reclaim")] == [""] * 4
+
+    lines = "".join(life.stdout("drain") for life in lives).splitlines()
+    archived = run(sidecar("archive", "restore", volumes["archive"], "access")).stdout.decode().splitlines()
+    held = [value.decode() for value in values(volumes["root"])]
+    assert lines == archived + held[len(held) - (len(lines) - len(archived)) :]
+
+
+def test_a_second_daemon_on_the_volume_is_refused(pod: Start) -> None:
+    """As after a deletion by force, where the first one goes on."""
+    first, second = pod("single"), pod("single")
+    first.start()
+
+    assert second.begin("wald").wait() == Locked.exit_code
+    eventually(lambda: "line 1\n" in first.stdout("drain"))
+
+
+def test_jobs_archive_and_audit_beside_the_daemon(pod: Start, volumes: dict[str, Path]) -> None:
+    node = pod("node")
+    node.start()
+    assert node.run("hold", "sh", "-c", f"echo one >{FIFO}").returncode == 0
+    eventually(lambda: values(volumes["wald"]) == [b"one"])
+    pod("node", "CronJob wald-archive").run_to_end()
+    pod("node", "CronJob wald-audit").run_to_end()
+    (bundle,) = volumes["wald-archive"].glob("access/*/data/*.tar.zst")
+    bundle.write_bytes(b"damaged")
+    audit = pod("node", "CronJob wald-audit")
+
+    with pytest.raises(AssertionError):
+        audit.run_to_end()
+    assert str(bundle.name) in audit.stdout("archive")
+    assert set(node.stop().values()) == {0}
+
+
+def test_an_application_can_write_to_the_log_and_change_nothing_of_it(pod: Start) -> None:
+    buffer = pod("pod")
+    buffer.start()
+    log = "/var/lib/wald"
+    attempts = (f"echo 9 >{log}/head", f"rm {FIFO}", f"mv {FIFO} {log}/in", f"touch {log}/new", f"chmod 777 {FIFO}")
+
+    for attempt in attempts:
+        refused = buffer.run("application", "sh", "-c", attempt)
+        assert (refused.returncode != 0, "Read-only" in refused.stderr) == (True, True), attempt
+    for way in (f"echo by pipe >{FIFO}", f"echo by socket | wald --root {log} append access"):
+        assert buffer.run("application", "sh", "-c", way).returncode == 0
+    eventually(lambda: {"by pipe", "by socket"} <= set(buffer.stdout("drain").splitlines()))
+
+
+def test_a_full_disk_is_no_reason_to_restart(pod: Start, volumes: dict[str, Path], tmp_path: Path) -> None:
+    """Input is not taken, and the pod stays as it is: a restart would not make room."""
+    with small_file_system(tmp_path / "small", 64 << 20) as small:
+        volumes["wald"] = give(small, GROUP)
+        full = pod("node")
+        full.start()
+        fill(small / "others")
+
+        eventually(lambda: "degraded" in full.run("wald", "python", "-c", HEALTH).stdout)
+        assert full.probe("wald", "readiness")
+        assert full.probe("wald", "liveness")
+        (small / "others").unlink()
+        assert full.run("hold", "sh", "-c", f"echo one >{FIFO}").returncode == 0
+        eventually(lambda: values(small) == [b"one"])
+        assert set(full.stop().values()) == {0}
+
+
+def test_a_pod_without_what_producers_open_is_not_ready(pod: Start, volumes: dict[str, Path]) -> None:
+    node = pod("node")
+    node.start()
+    socket = volumes["wald"] / "wald.sock"
+    socket.rename(socket.with_name("moved"))
+
+    assert not node.probe("wald", "readiness")
+    assert node.probe("wald", "liveness")
