@@ -1,0 +1,178 @@
+"""The alerts fire when they must, each has its runbook, and every query asks for what a real program exports."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import programs
+import pytest
+import yaml
+from endpoint import free_address, get
+from logs import Built
+from pages import ROOT, headings
+from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, run, sidecar
+
+MONITORING = ROOT / "monitoring"
+RULES = MONITORING / "wald.rules.yml"
+CASES = MONITORING / "wald.rules.test.yml"
+ALERTS: list[dict[str, Any]] = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+DASHBOARD: dict[str, Any] = json.loads((MONITORING / "dashboard.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+QUERIES = [alert["expr"] for alert in ALERTS] + [target["expr"] for panel in PANELS for target in panel["targets"]]
+NAME = re.compile(r"\bwald_\w+")
+
+
+def promtool(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """What it prints on either stream, and its exit code."""
+    line = [programs.program("promtool", package="prometheus"), *map(str, arguments)]
+    return subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+
+
+def test_prometheus_takes_the_rules() -> None:
+    done = promtool("check", "rules", RULES)
+
+    assert (done.returncode, f"{len(ALERTS)} rules found" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_each_alert_fires_when_it_must_and_not_before() -> None:
+    """The cases are for Prometheus itself to judge."""
+    done = promtool("test", "rules", CASES)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_has_a_case_of_either_kind() -> None:
+    cases = {case["name"]: case["promql_expr_test"] for case in yaml.safe_load(CASES.read_text())["tests"]}
+
+    assert list(cases) == [alert["alert"] for alert in ALERTS]
+    for name, moments in cases.items():
+        assert {f'count(ALERTS{{alertname="{name}", alertstate="firing"}})'} == {each["expr"] for each in moments}
+        assert [len(each["exp_samples"]) for each in moments] == [0, 1]
+
+
+def test_each_alert_has_its_runbook_and_each_runbook_its_alert() -> None:
+    assert headings("docs/alerts.md") == [alert["alert"] for alert in ALERTS]
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_says_how_bad_it_is_where_and_what_to_do(alert: dict[str, Any]) -> None:
+    annotations = alert["annotations"]
+
+    assert alert["labels"] in ({"severity": "critical"}, {"severity": "warning"})
+    assert "{{ $labels." in annotations["summary"]
+    assert "{{ $value" in annotations["description"] or alert["alert"] == "WaldDown"
+    assert annotations["runbook_url"] == f"docs/alerts.md#{alert['alert'].lower()}"
+
+
+def test_texts_of_alerts_can_be_filled_in(tmp_path: Path) -> None:
+    """promtool prints each alert that fires where none is expected."""
+    cases = yaml.safe_load(CASES.read_text())
+    cases["rule_files"] = [str(RULES)]
+    for case in cases["tests"]:
+        moment = case.pop("promql_expr_test")[1]["eval_time"]
+        case["alert_rule_test"] = [{"alertname": case["name"], "eval_time": moment}]
+    (tmp_path / "cases.yml").write_text(yaml.safe_dump(cases))
+    done = promtool("test", "rules", tmp_path / "cases.yml")
+    printed = done.stdout + done.stderr
+
+    assert len(re.findall(r"alertname=", printed)) >= len(ALERTS)
+    assert re.findall(r"error expanding|no value|NaN|%!", printed) == []
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What a daemon, a wald-reclaim and a wald-drain export of a log with everything in it, by program."""
+    root = tmp_path_factory.mktemp("exported") / "log"
+    built = Built(root, now_ns=time.time_ns() - 86_400 * 10**9)  # old enough for its growth to be known
+    for route in ("a", "b", "unread"):
+        built.lines(route, [b"x"])
+        built.cut()
+    built.seal()
+    run(sidecar("archive", "pack", "a", "--root", root))
+    addresses = [free_address() for _ in range(3)]
+    with Daemon(root, env={"WALD_METRICS": addresses[0]}):
+        output_of("verify", "--record", "--root", root)
+        options = ("--root", root, "--metrics")
+        lines = (
+            sidecar("reclaim", "--watch", "--grace", "0s", *options, addresses[1]),
+            sidecar("drain", "feed", *options, addresses[2], "b", "--", "true"),
+        )
+        beside = [subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for line in lines]
+        try:
+            wanted = ("wald_last_reclaim_timestamp", "wald_reclaim_last_pass_timestamp", "wald_drain_last_success")
+            for address, name in zip(addresses, wanted, strict=True):
+                eventually(lambda address=address, name=name: name in scraped(address))  # type: ignore[misc]
+            yield dict(zip(("daemon", "reclaim", "drain"), map(scraped, addresses), strict=True))
+        finally:
+            for process in beside:
+                process.terminate()
+                process.wait(TIMEOUT_SECONDS)
+
+
+def scraped(address: str) -> str:
+    """The text of ``/metrics``; nothing before the program listens."""
+    try:
+        return get(address, "/metrics")[1]
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("program", ["daemon", "reclaim", "drain"])
+def test_promtool_finds_no_fault_with_what_a_program_exports(exported: dict[str, str], program: str) -> None:
+    """Names, types, units, help: what it prints is a complaint."""
+    done = promtool("check", "metrics", stdin=exported[program])
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_every_metric_that_a_query_names_is_exported(exported: dict[str, str]) -> None:
+    names = {name for text in exported.values() for name in re.findall(r"^(wald_\w+)[ {]", text, re.MULTILINE)}
+
+    assert {name for query in QUERIES for name in NAME.findall(query)} - names == set()
+
+
+def test_every_panel_has_a_unit_and_the_data_source_that_is_chosen() -> None:
+    chosen = {"type": "prometheus", "uid": "${datasource}"}
+    variables = {each["name"]: each["type"] for each in DASHBOARD["templating"]["list"]}
+
+    assert variables == {"datasource": "datasource", "instance": "query", "route": "query"}
+    for panel in PANELS:
+        assert panel["datasource"] == chosen
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert all(target["datasource"] == chosen for target in panel["targets"])
+
+
+def test_panels_have_places_of_their_own() -> None:
+    """Each id once, each title once, and no two panels in one place."""
+    places = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in DASHBOARD["panels"])
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+
+    assert len(places) == len(set(places))
+    assert max(x for x, _ in places) < 24
+    for key in ("id", "title"):
+        values = [panel[key] for panel in DASHBOARD["panels"]]
+        assert len(values) == len(set(values))
+
+
+def test_prometheus_parses_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    """As recording rules, with values for the variables."""
+    queries = [target["expr"] for panel in PANELS for target in panel["targets"]]
+    rules = [
+        {"record": f"panel:{number}", "expr": query.replace("$__rate_interval", "5m")}
+        for number, query in enumerate(queries)
+    ]
+    path = tmp_path / "queries.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = promtool("check", "rules", path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
