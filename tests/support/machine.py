@@ -74,7 +74,7 @@ def lack() -> str:
     """Why no machine can be started here; "" where one can."""
     if os.geteuid() != 0:
         return "only root can start a machine"
-    missing = [name for name in ("unshare", "nsenter", "ip", "hostname") if shutil.which(name) is None]
+    missing = [name for name in ("setpriv", "unshare", "nsenter", "ip", "hostname") if shutil.which(name) is None]
     if not SYSTEMD.exists():
         missing.append(str(SYSTEMD))
     return f"a machine needs {', '.join(missing)}" if missing else ""
@@ -96,7 +96,7 @@ class Machine:
         }
         self._log = (directory.parent / f"{directory.name}.log").open("wb")
         self._unshare = subprocess.Popen(
-            ["unshare", *namespaces, "sh", "-c", _BOOT],
+            ["setpriv", "--pdeathsig", "KILL", "unshare", *namespaces, "sh", "-c", _BOOT],  # ends with these tests
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
