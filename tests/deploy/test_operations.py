@@ -13,7 +13,7 @@ import programs
 import pytest
 from damage import flipped
 from pages import blocks, headings
-from sites import LOG, OUT, Site
+from sites import LOG, OUT, SETTINGS, Site
 from typed import type_blocks
 
 AS_WALD = "setpriv --reuid=wald --regid=wald --init-groups"
@@ -48,7 +48,7 @@ def full(site: Site) -> Iterator[None]:
     """The log fills it, as no process reclaims what the only group has read; a writer waits."""
     site.sh(f"mount -t tmpfs -o size=64m,mode=2750,uid=wald,gid=wald tmpfs {LOG}")
     site.start()
-    lines = [base64.b64encode(random.Random(number).randbytes(300)).decode() for number in range(100_000)]
+    lines = incompressible(100_000)
     site.write("/tmp/lines", "".join(f"{line}\n" for line in lines))
     writer = site.machine.start("bash", "-c", f"cat /tmp/lines > {LOG}/routes/orders/in")
     site.until("journalctl -u wald | grep degraded_by")
@@ -175,6 +175,22 @@ def moved(site: Site) -> Iterator[None]:
     assert site.sh(f"stat -f -c %T {LOG}").strip() == "ext2/ext3"
 
 
+@trouble("The disk is lost")
+def disk_lost(site: Site) -> Iterator[None]:
+    """Its file system has gone; another one, in a file, is to take its place."""
+    site.sh(f"mount -t tmpfs -o mode=2750,uid=wald,gid=wald tmpfs {LOG}; install -d -o wald /srv/cold")
+    site.start()
+    site.append(range(10))
+    site.wald("wald-archive", "orders", "--group", "archive", "--dest", "/srv/cold")
+    site.feed(f"cat >> {FED}")
+    site.until(f"test $(wc -l < {FED}) = 10")
+    site.sh(f"truncate -s 600M /srv/disk; mkfs.ext4 -q /srv/disk; echo '/srv/disk {LOG} ext4 loop 0 0' >> /etc/fstab")
+    site.sh(f"umount --lazy {LOG}")
+    yield
+    assert site.read() == [str(number) for number in range(10)]
+    site.until(f"test $(wc -l < {FED}) = 20")
+
+
 @trouble("A cursor is lost or overwritten")
 def cursor(site: Site) -> Iterator[None]:
     site.start()
@@ -203,6 +219,44 @@ def power_cut(site: Site) -> Iterator[None]:
     yield
     assert site.read() == [str(number) for number in range(10)]
     assert site.sh(f"ls {LOG}/quarantine") == ""
+
+
+@trouble("The daemon starts again and again")
+def crash_loop(site: Site) -> Iterator[None]:
+    """A setting is misspelt."""
+    site.sh(f"sed -i '1i fre_space_min = \"1MiB\"' {SETTINGS}; systemctl start wald || true")
+    site.until("test $(systemctl show -P NRestarts wald) -gt 1")
+    yield
+    site.append(["one"])
+
+
+@trouble("Root has run a program on the log")
+def run_by_root(site: Site) -> Iterator[None]:
+    """A daemon, so that the active segment is root's."""
+    site.start()
+    site.append(["one"])
+    site.sh("systemctl stop wald.socket wald")
+    site.sh(f"wald --root {LOG} run & until wald --root {LOG} cut; do sleep 0.1; done; kill $!; wait")
+    site.sh("systemctl start wald || true")
+    site.until("systemctl show -P ExecMainStatus wald | grep -x 11")
+    yield
+    site.append(["two"])
+    assert site.read() == ["one", "two"]
+
+
+@trouble("Segments are not sealed")
+def unsealed(site: Site) -> Iterator[None]:
+    """Another program's file has taken the room."""
+    site.sh(f"mount -t tmpfs -o size=64m,mode=2750,uid=wald,gid=wald tmpfs {LOG}")
+    site.start()
+    lines = incompressible(20_000)
+    site.append(lines)
+    site.sh(f"head -c 30M /dev/zero > {LOG}/core.12345")
+    site.wald("cut")
+    site.until("journalctl -u wald | grep degraded_by")
+    yield
+    assert [path.suffix for path in sorted(site.machine.path(f"{LOG}/segments").glob("0*.*[!x]"))] == [".zst", ".wal"]
+    assert site.read() == lines
 
 
 @trouble("A FIFO misbehaves")
@@ -241,6 +295,21 @@ def retired(site: Site) -> Iterator[None]:
     assert site.read() == []
     site.sh("systemctl restart wald")
     assert "retired" in site.wald("routes")
+
+
+@trouble("What may be deleted by hand")
+def deleted(site: Site) -> Iterator[None]:
+    site.start()
+    site.append(range(10))
+    site.sh(f"echo torn > {LOG}/quarantine/x; echo appended > {LOG}/routes/orders/in.found-1")
+    site.sh(f"touch -d 2020-01-01 {LOG}/recovery/0000000001.json")
+    yield
+    site.sh("systemctl restart wald")
+    assert site.read() == [str(number) for number in range(10)]
+
+
+def incompressible(count: int) -> list[str]:
+    return [base64.b64encode(random.Random(number).randbytes(300)).decode() for number in range(count)]
 
 
 def test_every_runbook_has_its_trouble() -> None:
