@@ -4,53 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from contents import assert_sound, records, values
-from running import TIMEOUT_SECONDS, Daemon, eventually
+from manager import manager_at
+from running import Daemon, eventually
+from tracing import traced
 
 Start = Callable[..., Daemon]
-
-
-class Manager:
-    """Stands where systemd would: hears what is sent to NOTIFY_SOCKET."""
-
-    def __init__(self, address: str) -> None:
-        self.messages: list[str] = []
-        self.descriptors: dict[str, int] = {}
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
-        self._socket.settimeout(TIMEOUT_SECONDS)
-
-    def hear(self, wanted: str) -> str:
-        """The next message that begins with ``wanted``; descriptors are kept under their names."""
-        while True:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, 4096, 4)
-            message = data.decode()
-            self.messages.append(message)
-            fields = dict(line.split("=", 1) for line in message.splitlines())
-            if descriptors:
-                (self.descriptors[fields["FDNAME"]],) = descriptors
-            if message.startswith(wanted):
-                return message
-
-    def close(self) -> None:
-        self._socket.close()
-        for descriptor in self.descriptors.values():
-            os.close(descriptor)
-
-
-@contextmanager
-def manager_at(address: str) -> Iterator[Manager]:
-    manager = Manager(address)
-    try:
-        yield manager
-    finally:
-        manager.close()
 
 
 def test_systemd_hears_of_every_change(start: Start, root: Path, tmp_path: Path) -> None:
@@ -168,3 +132,20 @@ def test_a_fifo_that_systemd_hands_over_is_read_on(start: Start, root: Path) -> 
         eventually(lambda: values(root) == [b"before the start", b"unfinished no more"])
     assert daemon.stop() == 0
     assert_sound(root)
+
+
+def test_the_watchdog_is_fed_by_progress(start: Start, root: Path, tmp_path: Path) -> None:
+    """A loop that turns while input stands still in a pipe is not alive; it is again once it takes the input."""
+    address = str(tmp_path / "notify")
+    with manager_at(address) as manager:
+        daemon = start(env={"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "400000"})
+        daemon.ask("ROUTE ADD r fifo")
+        manager.hear("WATCHDOG=1")
+        with (root / "routes/r/in").open("wb", buffering=0) as fifo:
+            with traced(daemon.process.pid, tmp_path / "trace", "trace=tee", "inject=tee:error=EAGAIN"):
+                fifo.write(b"one\n")
+                assert manager.is_silent(seconds=1.0)
+                assert daemon.ask("PING") == "OK pong"
+            fifo.write(b"two\n")
+            manager.hear("WATCHDOG=1")
+        assert values(root) == [b"one", b"two"]

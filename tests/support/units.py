@@ -33,6 +33,14 @@ def install(machine: Machine) -> None:
     machine.sh("systemd-sysusers; systemd-tmpfiles --create wald.conf; systemctl daemon-reload")
 
 
+def drop_in(machine: Machine, unit: str, text: str) -> None:
+    """Change a unit by a drop-in, which takes the place of an earlier one; nothing is started."""
+    directory = machine.path(f"/etc/systemd/system/{unit}.d")
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "test.conf").write_text(text)
+    machine.run("systemctl", "daemon-reload")
+
+
 def _install_programs(machine: Machine) -> None:
     """Scripts in /usr/bin. The interpreter and the checkout may be in a home, which the units do not see."""
     places = {Path(sys.base_prefix): "/srv/test-python", CHECKOUT: "/srv/test-checkout"}

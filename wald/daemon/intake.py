@@ -86,6 +86,11 @@ class Intake:
         return any(pipe.has_input for pipe in self._awake)
 
     @property
+    def stands_still(self) -> bool:
+        """Whether a pipe holds something that could be taken; of a sound daemon that is so for moments only."""
+        return any(pipe.is_overlooked and not self._has_to_wait(pipe) for pipe in self._pipes.values())
+
+    @property
     def busy(self) -> frozenset[str]:
         """The routes that are inside a long line."""
         return frozenset(pipe.route.name for pipe in self._inside)

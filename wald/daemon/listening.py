@@ -43,8 +43,8 @@ def check_socket(path: Path, root: Path) -> None:
         raise _refusal(path, f"{path.parent} may not be written to by this user")
     if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
         raise _refusal(path, "what is there is not a socket")
-    if path.parent != root and _is_listened_on(path):
-        raise _refusal(path, "another program listens on it")
+    if _is_listened_on(path):
+        raise _refusal(path, "another program listens on it; systemd, if there is a socket unit")
 
 
 def listen(path: Path, mode: int) -> socket.socket:
@@ -55,7 +55,7 @@ def listen(path: Path, mode: int) -> socket.socket:
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        path.unlink(missing_ok=True)  # no program listens on it: the root is locked, and elsewhere it was checked
+        path.unlink(missing_ok=True)  # no program listens on it: that was checked
         listener.bind(str(path))
         path.chmod(mode)
         listener.listen(_BACKLOG)

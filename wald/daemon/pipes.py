@@ -85,6 +85,11 @@ class Pipe:
         """Whether it holds something that was not read; a file behind stdin is assumed to."""
         return self.ready and (self._relay is not None or held_bytes(self.descriptor) > 0)
 
+    @property
+    def is_overlooked(self) -> bool:
+        """Whether it holds something, and no unfinished line is what the daemon waits for."""
+        return not (self.waits or self.ended) and held_bytes(self.descriptor) > 0
+
     def collect(self, arena: Arena) -> Draft | None:
         """What can be committed now, still in the pipe; None if that is nothing, or the turn has no room left."""
         if arena.free < self.chunk_bytes:

@@ -83,6 +83,7 @@ class Service:
         self._newcomers = False  # whether connections can be accepted
         self._sealer_woken_for = 0  # the base of the segment that was active then
         self._swept_at = self._alive_at = time.monotonic()
+        self._alive_turns = 0  # that had committed something then
 
     def loop(self) -> None:
         """Turn after turn until something asks for the end."""
@@ -249,11 +250,18 @@ class Service:
         self._keep_alive(now)
 
     def _keep_alive(self, now: float) -> None:
-        """Report to the watchdog that the loop turns; a full disk is no reason to be killed, a loop that hangs is."""
+        """Report to the watchdog that there is progress."""
         interval = self._systemd.watchdog_seconds
         if interval and now - self._alive_at >= interval:
             self._alive_at = now
-            self._systemd.alive()
+            if self._makes_progress():
+                self._systemd.alive()
+
+    def _makes_progress(self) -> bool:
+        """Whether the head has moved since the last call, or nothing waits but for room: a full disk is no reason."""
+        before, self._alive_turns = self._alive_turns, self._metrics.turns
+        lacks_room = self._held_turn is not None or self._committer.degraded or bool(self._metrics.waiting_since)
+        return before != self._alive_turns or lacks_room or not self._intake.stands_still
 
     # SIGHUP.
 
