@@ -92,7 +92,6 @@ TABLE = [
     Row(medium.SYNC, replace(GOOD_SYNC, device_flushes=0, needs_flushes=False), OK, "300 syncs"),
     Row(medium.SYNC, replace(GOOD_SYNC, device_writes=None, device_flushes=None), OK, "300 syncs"),
     Row(medium.SYNC, replace(GOOD_SYNC, p50_seconds=0.000_003), WARN, "no disk is as fast"),
-    Row(medium.SYNC, replace(GOOD_SYNC, p50_seconds=0.000_1, is_rotating=True), WARN, "no disk is as fast"),
     Row(medium.SYNC, replace(GOOD_SYNC, p50_seconds=0.000_1), OK, "p50 0.100 ms"),
     Row(medium.SYNC, replace(GOOD_SYNC, p99_seconds=0.2), WARN, "each commit waits"),
     Row(medium.SYNC, GOOD_SYNC, OK, "p99 4.0 ms"),

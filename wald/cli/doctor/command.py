@@ -30,7 +30,14 @@ _CANARY_SECONDS = 10.0
 
 @click.command()
 @root_option
-@click.option("--config", "config_path", type=click.Path(path_type=Path), help="The daemon's TOML file of settings.")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    envvar="WALD_CONFIG",
+    show_envvar=True,
+    help="The daemon's TOML file of settings.",
+)
 @socket_option
 @click.option("--canary", is_flag=True, help=f"Send a record through route {ROUTE} instead, and report its way.")
 @duration_option("--timeout", None, "Give up after this long.  [default: 5s; with --canary 10s]")
@@ -48,8 +55,6 @@ def doctor(
     if timeout == 0:
         raise InvalidInput("--timeout 0: there is no time for anything", hint="--timeout 5s")
     if canary:
-        if config_path is not None:
-            raise InvalidInput("--config is for the examination, not for --canary", hint="--socket PATH")
         _canary(root, socket, _CANARY_SECONDS if timeout is None else timeout, as_json)
         return 0
     with _ending_on_sigterm():

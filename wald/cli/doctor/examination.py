@@ -46,7 +46,7 @@ class Subject:
 
     @cached_property
     def kind(self) -> log.Place:
-        return replace(in_log.place(self.root), removed=self.removed)
+        return in_log.place(self.root)
 
     @cached_property
     def at(self) -> Path:
@@ -108,7 +108,7 @@ def _of_log(check: Check[F], look: Callable[[Subject], F]) -> tuple[Check[Any], 
 
 
 CHECKS: tuple[tuple[Check[Any], Look], ...] = (
-    _looks(log.PLACE, lambda subject: subject.kind),
+    _looks(log.PLACE, lambda subject: replace(subject.kind, removed=subject.removed)),
     _looks(log.USER, lambda subject: in_log.user(subject.kind)),
     _looks(log.SETTINGS, lambda subject: subject.settings[0]),
     _looks(medium.MOUNT, lambda subject: subject.mount),

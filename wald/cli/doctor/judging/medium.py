@@ -15,8 +15,7 @@ COPY_ON_WRITE = frozenset({"btrfs", "zfs", "bcachefs"})
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "f2fs", "jfs", "nilfs2", *COPY_ON_WRITE})
 WITHOUT_RIGHTS = frozenset({"vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "hfsplus"})
 _UNSAFE = frozenset({"nobarrier", "barrier=0", "volatile", "nobarriers", "fsync_mode=nobarrier"})
-_IMPLAUSIBLE_SECONDS = 0.000_010  # less than a system call and a device together take
-_IMPLAUSIBLE_ROTATING_SECONDS = 0.000_200
+_IMPLAUSIBLE_SECONDS = 0.000_020  # less than system calls and a device together take
 _SLOW_SECONDS = 0.1
 
 
@@ -123,7 +122,6 @@ class Device:
 
     name: str = ""
     write_cache: str = ""
-    is_rotating: bool = False
     backing: str = ""
     is_stacked: bool = False
 
@@ -175,12 +173,10 @@ class Sync:
     device_writes: int | None = None
     device_flushes: int | None = None
     needs_flushes: bool = False
-    is_rotating: bool = False
 
     @property
     def is_implausible(self) -> bool:
-        least = _IMPLAUSIBLE_ROTATING_SECONDS if self.is_rotating else _IMPLAUSIBLE_SECONDS
-        return self.p50_seconds < least
+        return self.p50_seconds < _IMPLAUSIBLE_SECONDS
 
     @property
     def percentiles(self) -> str:

@@ -20,7 +20,7 @@ from wald.config import Config
 from wald.store.files.uptime import now
 
 _SYSTEM = Path("/proc/sys/fs")
-_CAP_SYS_RESOURCE = 24  # lifts the limits of pipes
+_LIFTING = (1 << 21) | (1 << 24)  # CAP_SYS_ADMIN and CAP_SYS_RESOURCE lift the limits of pipes
 _MADE = 1_760_000_000  # seconds since 1970; a clock before it is wrong
 _UNSYNCHRONISED = 0x40  # STA_UNSYNC of adjtimex(2)
 _JAVA = re.compile(r'version "(?:1\.)?(\d+)')
@@ -41,7 +41,7 @@ def pipes(fifos: int) -> Pipes:
         hard_pages=_number(_SYSTEM / "pipe-user-pages-hard"),
         page_bytes=resource.getpagesize(),
         reached_bytes=reached,
-        is_limited=not _has_capability(_CAP_SYS_RESOURCE),
+        is_limited=not _capabilities() & _LIFTING,
         fifos=fifos,
     )
 
@@ -56,10 +56,10 @@ def _enlarged(pipe: int) -> int:
     return fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
 
 
-def _has_capability(number: int) -> bool:
+def _capabilities() -> int:
     status = Path("/proc/self/status").read_text()
     found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return bool(found and int(found[1], 16) >> number & 1)
+    return int(found[1], 16) if found else 0
 
 
 def limits(config: Config, fifos: int) -> Limits:

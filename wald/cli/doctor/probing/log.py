@@ -25,7 +25,7 @@ from wald.cli.doctor.judging.log import (
 from wald.cli.doctor.judging.medium import Mount
 from wald.client.connection import status as asked
 from wald.config import Config, load
-from wald.errors import Damaged, InvalidInput, WaldError, user_name
+from wald.errors import Damaged, InvalidInput, NotPermitted, WaldError, user_name
 from wald.store.files.directory import Root, check_root, read_identity
 from wald.store.files.disk import Disk, free_bytes, total_bytes
 from wald.store.files.fifos import has_fifo
@@ -54,6 +54,9 @@ def place(root: Path) -> Place:
         at = at.parent
     try:
         check_root(root)
+    except PermissionError as error:
+        refused = NotPermitted.of(error)
+        return Place(Kind.UNFIT, str(at), refused.message, refused.hint)
     except WaldError as error:
         return Place(Kind.UNFIT, str(at), error.message, error.hint)
     except OSError as error:

@@ -27,8 +27,7 @@ def sync(scratch: Path, mount: Mount, device: Device) -> Sync:
     writes, flushes = (
         None if was is None or now is None else now - was for was, now in zip(before, after, strict=True)
     )
-    # What is below a device that is made of others, or a file, counts in its own way.
-    counts = not device.is_stacked and not device.backing
+    counts = not device.is_stacked  # what is made of others counts in its own way
     return Sync(
         is_in_memory=mount.type in IN_MEMORY,
         syncs=len(seconds),
@@ -39,7 +38,6 @@ def sync(scratch: Path, mount: Mount, device: Device) -> Sync:
         device_writes=writes if counts else None,
         device_flushes=flushes if counts else None,
         needs_flushes=device.write_cache == "write back",
-        is_rotating=device.is_rotating,
     )
 
 

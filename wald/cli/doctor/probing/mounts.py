@@ -56,7 +56,6 @@ def device_of(path: Path, mount: Mount) -> Device:
     return Device(
         name=directory.name,
         write_cache=_text(disk / "queue/write_cache"),
-        is_rotating=_text(disk / "queue/rotational") == "1",
         backing=_text(disk / "loop/backing_file"),
         is_stacked=any((disk / "slaves").iterdir()) if (disk / "slaves").is_dir() else False,
     )

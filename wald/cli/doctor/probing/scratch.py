@@ -79,6 +79,11 @@ def _remove_unlocked(parent: int, name: str) -> bool:
 
 def _remove(parent: int, name: str, descriptor: int) -> None:
     """The files in it, none of which is a directory, and itself."""
-    for each in os.listdir(descriptor):
-        os.unlink(each, dir_fd=descriptor)
+    # Opened anew: on btrfs a directory does not list what was made after it was opened.
+    listed = os.open(".", _FLAGS, dir_fd=descriptor)
+    try:
+        for each in os.listdir(listed):
+            os.unlink(each, dir_fd=listed)
+    finally:
+        os.close(listed)
     os.rmdir(name, dir_fd=parent)

@@ -1,0 +1,140 @@
+"""The doctor beside a daemon, interrupted or killed: it touches no file of the log, and leaves nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from examining import examine, scratch_directories
+from running import TIMEOUT_SECONDS, Daemon, command, eventually, output_of, run
+from tracing import strace
+
+WRITING = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC|O_APPEND")
+CALLS = "open,openat,openat2,creat,rename,renameat,renameat2,unlink,unlinkat,link,linkat,mkdir,mkdirat,truncate,chmod"
+SLOW = ["-f", "-etrace=fdatasync", "-einject=fdatasync:delay_exit=100000", "-o/dev/null"]  # microseconds
+
+
+def contents(root: Path) -> dict[str, str]:
+    """A digest of every file, and of a FIFO or a socket its inode."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            found[str(path)] = str(path.lstat().st_ino)
+    return found
+
+
+@contextmanager
+def slow_doctor(root: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A doctor in the middle of its syncs; the process of strace, and its own."""
+    line = [strace(), *SLOW, *command("doctor", "--root", root)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tracer:
+        eventually(lambda: scratch_directories(root))
+        children = Path(f"/proc/{tracer.pid}/task/{tracer.pid}/children")
+        yield tracer, int(children.read_text().split()[0])
+        tracer.communicate(timeout=TIMEOUT_SECONDS)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    output_of("init", "--root", tmp_path / "log")
+    return tmp_path / "log"
+
+
+def test_no_file_of_a_running_log_is_opened_for_writing(root: Path, tmp_path: Path) -> None:
+    with Daemon(root) as daemon:
+        output_of("route", "add", "a", "--fifo", "--root", root)
+        output_of("append", "a", "--root", root, stdin=b"one\ntwo\n")
+        before = contents(root)
+        line = [strace(), "-f", f"-etrace={CALLS}", "-o", str(tmp_path / "trace"), *command("doctor", "--root", root)]
+        assert run(line).returncode in (0, 14)
+        assert contents(root) == before
+        assert daemon.ask("PING").startswith("OK")
+    calls = (tmp_path / "trace").read_text().splitlines()
+    writing = [call for call in calls if not re.search(r" open(at2?)?\(", call) or WRITING.search(call)]
+
+    assert len([call for call in writing if "/proc/self/fd/" in call]) > 10  # the scratch directory
+    assert [call for call in writing if str(root) in call and "O_DIRECTORY" not in call] == []
+
+
+def test_a_daemon_under_load_is_not_disturbed(root: Path) -> None:
+    with Daemon(root) as daemon:
+        output_of("route", "add", "a", "--root", root)
+        over = threading.Event()
+        sent: list[int] = []
+
+        def load() -> None:
+            while not over.is_set():
+                lines = b"".join(b"%d\n" % (len(sent) * 100 + each) for each in range(100))
+                output_of("append", "a", "--root", root, stdin=lines)
+                sent.append(100)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        try:
+            for _ in range(3):
+                assert examine(root).failed == set()
+        finally:
+            over.set()
+            thread.join()
+        read = output_of("read", "a", "--root", root, "--from", "earliest").split()
+        assert daemon.stop() == 0
+
+    assert read == [b"%d" % number for number in range(sum(sent))]
+    assert scratch_directories(root) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_an_interrupted_doctor_leaves_nothing(root: Path, number: signal.Signals) -> None:
+    with slow_doctor(root) as (tracer, pid):
+        os.kill(pid, number)
+
+    assert tracer.returncode == 130
+    assert scratch_directories(root) == []
+
+
+def test_what_a_killed_doctor_has_left_is_removed_by_the_next(root: Path) -> None:
+    with slow_doctor(root) as (_, pid):
+        os.kill(pid, signal.SIGKILL)
+    assert len(scratch_directories(root)) == 1
+
+    assert examine(root).measured("root")["removed"] == 1
+    assert scratch_directories(root) == []
+
+
+def test_a_doctor_at_work_keeps_its_scratch_directory(root: Path) -> None:
+    with slow_doctor(root) as (tracer, _):
+        mine = scratch_directories(root)
+        assert examine(root).measured("root")["removed"] == 0
+        assert scratch_directories(root) == mine
+
+    assert tracer.returncode in (0, 14)
+    assert scratch_directories(root) == []
+
+
+def test_a_scratch_directory_that_is_a_link_is_not_followed(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    (root / "wald-doctor-0123456789abcdef.tmp").symlink_to(tmp_path / "mine")
+
+    assert examine(root).measured("root")["removed"] == 0
+    assert (tmp_path / "mine" / "file").exists()
+
+
+def test_a_disk_that_is_slow_takes_no_longer_than_the_timeout(root: Path) -> None:
+    """Each sync takes two seconds: the first is waited for, then the time is over."""
+    slow = [strace(), "-f", "-etrace=fdatasync", "-einject=fdatasync:delay_exit=2000000", "-o/dev/null"]
+    found = examine(root, "--timeout", "1s", prefix=slow)
+
+    assert found.outcome("sync") == "unknown"
+    assert "1 s" in found.message("sync")
+    assert scratch_directories(root) == []

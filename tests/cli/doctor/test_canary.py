@@ -1,0 +1,136 @@
+"""The canary: it takes the way of a record and reports it, holds nothing back, and ends in time when it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from full_disk import small_file_system
+from mounting import MIB
+from running import Daemon, command, output_of, refused, run, sidecar, wald
+from users import MEMBER, OWNER, needs_root
+
+from wald.log import Log
+
+STEPS = ["connected", "appended", "head", "read", "acknowledged"]
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "log") as running:
+        yield running
+
+
+def canary(root: Path, *arguments: object) -> tuple[int, str, str]:
+    """Exit code, message and hint of one that fails."""
+    return refused(wald("doctor", "--canary", "--root", root, *arguments))
+
+
+def test_it_reports_its_way(daemon: Daemon) -> None:
+    lines = output_of("doctor", "--canary", "--root", daemon.root).decode().splitlines()
+
+    assert [line.split()[2] for line in lines[:-1]] == STEPS
+    assert all(line.split()[1] == "ms" and float(line.split()[0]) > 0 for line in lines)
+
+
+def test_json_has_the_keys_that_are_documented(daemon: Daemon) -> None:
+    printed = json.loads(output_of("doctor", "--canary", "--json", "--root", daemon.root))
+
+    assert printed.keys() == {"schema", "root", "outcome", "exit_code", "message", "sequence", "steps"}
+    assert [step["step"] for step in printed["steps"]] == STEPS
+    assert (printed["outcome"], printed["exit_code"], printed["sequence"]) == ("ok", 0, 1)
+
+
+def test_its_record_is_durable_and_holds_nothing_back(daemon: Daemon) -> None:
+    for _ in range(3):
+        output_of("doctor", "--canary", "--root", daemon.root)
+    log = Log(daemon.root)
+
+    assert [record.sequence for record in log.records("wald.canary")] == [1, 2, 3]
+    assert log.cursor("wald.canary").sequence == 3
+    output_of("cut", "--root", daemon.root)
+    output_of("doctor", "--canary", "--root", daemon.root)
+    output_of("cut", "--root", daemon.root)
+    done = run(sidecar("reclaim", "--root", daemon.root, "--grace", 0))
+    assert done.returncode == 0, done.stderr
+    assert len(log.view().listing.segments) <= 2  # the newest stays, and the active one
+
+
+def test_a_record_that_an_earlier_one_left_is_acknowledged_too(daemon: Daemon) -> None:
+    output_of("route", "add", "wald.canary", "--root", daemon.root)
+    output_of("append", "wald.canary", "--root", daemon.root, stdin=b"it was killed\n")
+
+    output_of("doctor", "--canary", "--root", daemon.root)
+    assert Log(daemon.root).cursor("wald.canary").sequence == 2
+
+
+def test_a_route_that_was_retired_comes_back(daemon: Daemon) -> None:
+    output_of("doctor", "--canary", "--root", daemon.root)
+    output_of("route", "retire", "wald.canary", "--root", daemon.root)
+
+    output_of("doctor", "--canary", "--root", daemon.root)
+    assert not daemon.root.joinpath("routes/wald.canary/retired").exists()
+
+
+def test_without_a_log_or_a_daemon_it_says_so_at_once(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    assert canary(tmp_path / "log")[0] == 3
+    output_of("init", "--root", tmp_path / "log")
+    code, message, hint = canary(tmp_path / "log")
+
+    assert (code, "no daemon runs" in message) == (6, True)
+    assert hint == f"wald --root {tmp_path}/log run"
+    assert time.monotonic() - begun < 60
+    assert not (tmp_path / "log/routes/wald.canary").exists()
+
+
+def test_a_daemon_that_hangs_is_reported_in_time(daemon: Daemon) -> None:
+    output_of("doctor", "--canary", "--root", daemon.root)
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    try:
+        begun = time.monotonic()
+        done = wald("doctor", "--canary", "--json", "--root", daemon.root, "--timeout", "3s")
+        took = time.monotonic() - begun
+    finally:
+        os.kill(daemon.process.pid, signal.SIGCONT)
+    printed = json.loads(done.stdout)
+
+    assert done.returncode == 6
+    assert (printed["outcome"], printed["exit_code"], printed["steps"]) == ("fail", 6, [])
+    assert "does not answer" in printed["message"]
+    assert took < 3 + 30  # a loaded machine starts slowly; the daemon would hang for ever
+
+
+def test_a_full_disk_is_reported_in_time(tmp_path: Path) -> None:
+    """The daemon waits for room before it answers, for as long as it takes."""
+    settings = {"WALD_SEGMENT_MAX_BYTES": str(MIB), "WALD_FREE_SPACE_MIN": str(MIB)}
+    with small_file_system(tmp_path / "disk", 16 * MIB) as at, Daemon(at / "log", env=settings) as daemon:
+        output_of("doctor", "--canary", "--root", daemon.root)
+        with (at / "filling").open("wb") as file:
+            file.write(bytes(os.statvfs(at).f_bavail * os.statvfs(at).f_frsize - MIB))
+        code, message, _ = canary(daemon.root, "--timeout", "4s")
+
+    assert (code, "the disk is full" in message) == (7, True)
+
+
+@needs_root
+def test_a_user_who_cannot_acknowledge_sends_nothing(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        os.chown(name, OWNER.user_id, OWNER.group_id)
+        Path(name).chmod(0o755)
+        with Daemon(Path(name) / "log", prefix=OWNER.prefix) as daemon:
+            done = run([*OWNER.prefix, *command("doctor", "--canary", "--root", daemon.root)])
+            assert done.returncode == 0, done.stderr
+            code, message, hint = refused(run([*MEMBER.prefix, *command("doctor", "--canary", "--root", daemon.root)]))
+            head = Log(daemon.root).head()
+
+    assert (code, hint) == (11, f"be user {OWNER.user_id}")
+    assert message.startswith(f"{daemon.root}/routes/wald.canary: ")
+    assert head is not None
+    assert head.sequence == 1

@@ -1,0 +1,295 @@
+"""The doctor on real directories and hosts: what it finds out, and that its findings are those of the daemon."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from examining import examine, scratch_directories
+from running import Daemon, command, output_of, refusal_of, run, wald
+from users import MEMBER, OWNER, STRANGER, needs_root
+
+KEYS = {"schema", "root", "outcome", "exit_code", "checks"}
+KEYS_OF_CHECK = {"check", "outcome", "message", "promises", "advice", "measured"}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log without a daemon."""
+    output_of("init", "--root", tmp_path / "log")
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A directory that other users can reach, of ``OWNER``; where pytest keeps its files they cannot go."""
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        os.chown(place, OWNER.user_id, OWNER.group_id)
+        place.chmod(0o755)
+        yield place
+
+
+def test_json_has_the_keys_that_are_documented(log: Path) -> None:
+    found = examine(log)
+
+    assert found.printed.keys() == KEYS
+    assert {key for check in found.printed["checks"] for key in check} == KEYS_OF_CHECK
+    assert (found.printed["schema"], found.printed["root"]) == (1, str(log))
+    assert found.printed["exit_code"] == found.code
+
+
+def test_the_text_says_the_same_and_sums_it_up(log: Path) -> None:
+    found, done = examine(log), wald("doctor", "--root", log)
+    lines = done.stdout.decode().splitlines()
+
+    assert done.returncode == found.code
+    assert [line.split()[:2] for line in lines if line[:1].strip()][: len(found.checks)] == [
+        [check["outcome"], name] for name, check in found.checks.items()
+    ]
+    assert f"{log}: " in done.stdout.decode()
+    assert "\x1b" not in done.stdout.decode()
+
+
+def test_the_exit_code_is_that_of_the_worst_check(log: Path) -> None:
+    outcomes = {check["outcome"] for check in examine(log).checks.values()}
+    assert "fail" not in outcomes
+    assert examine(log).code == (14 if "warn" in outcomes else 0)
+
+    log.chmod(0o777)
+    assert examine(log).code == 13
+
+
+def test_a_root_that_is_not_there_is_examined_above(tmp_path: Path) -> None:
+    found = examine(tmp_path / "not" / "there")
+
+    assert (found.failed, found.outcome("replace")) == (set(), "ok")
+    assert found.measured("root") | {"removed": 0} == {
+        "kind": "absent",
+        "at": str(tmp_path),
+        "error": "",
+        "hint": "",
+        "removed": 0,
+    }
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("made", ["file", "foreign", "dangling", "in a file"])
+def test_what_cannot_be_a_root_is_left_alone(tmp_path: Path, made: str) -> None:
+    root = tmp_path / "root"
+    match made:
+        case "file" | "in a file":
+            root.write_text("")
+        case "foreign":
+            root.mkdir()
+            (root / "thesis.tex").write_text("")
+        case "dangling":
+            root.symlink_to(tmp_path / "nowhere")
+    found = examine(root / "log" if made == "in a file" else root)
+
+    assert "root" in found.failed
+    assert str(root) in found.message("root")
+    assert found.outcome("replace") == "skipped"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_damaged_identity_is_reported(log: Path) -> None:
+    (log / "log.json").write_text("{")
+    found = examine(log)
+
+    assert found.failed == {"root"}
+    assert "log.json" in found.message("root")
+
+
+def test_what_another_user_can_have_planted_is_named_and_not_followed(log: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "secret").write_text("")
+    (log / "head").symlink_to(elsewhere / "secret")
+    (log / "quarantine").rmdir()
+    (log / "quarantine").symlink_to(elsewhere)
+    (log / "routes" / "linked").symlink_to(elsewhere)
+    os.mkfifo(log / "segments" / "00000000000000000001.wal")
+    os.link(log / "log.json", log / "transfers")
+    (log / "ledger" / "segments.jsonl").touch()
+    (log / "ledger" / "segments.jsonl").chmod(0o666)
+    found = examine(log)
+    unsafe = dict(each.split(": ", 1) for each in found.measured("files")["unsafe"])
+
+    assert "files" in found.failed
+    assert {path.removeprefix(f"{log}/") for path in unsafe} == {
+        "head",
+        "quarantine",
+        "routes/linked",
+        "segments/00000000000000000001.wal",
+        "transfers",
+        "ledger/segments.jsonl",
+    }
+    assert not any("secret" in str(each) for each in found.measured("files").values())
+    assert "every user may change it" in unsafe[str(log / "ledger/segments.jsonl")]
+
+
+def test_names_that_are_not_walds_are_warnings(log: Path) -> None:
+    (log / "notes.txt").write_text("")
+    output_of("route", "add", "a", "--fifo", "--root", log)
+    (log / "routes" / "a" / "core.123").write_text("")
+    found = examine(log)
+
+    assert (found.failed, found.outcome("files")) == (set(), "warn")
+    assert sorted(found.measured("files")["strange"]) == [str(log / "notes.txt"), str(log / "routes/a/core.123")]
+
+
+def test_a_log_in_use_has_no_strange_files(log: Path) -> None:
+    with Daemon(log) as daemon:
+        for route in ("a", "b"):
+            output_of("route", "add", route, "--fifo", "--root", log)
+            output_of("append", route, "--root", log, stdin=b"one\ntwo\n")
+        output_of("cursor", "set", "a", 1, "--root", log)
+        output_of("cut", "--root", log)
+        output_of("route", "retire", "b", "--root", log)
+        found = examine(log)
+        daemon.kill()
+
+    assert (found.outcome("files"), found.outcome("daemon")) == ("ok", "ok")
+    assert examine(log).outcome("files") == "ok"
+
+
+def test_a_file_in_the_place_of_a_fifo_is_reported_as_by_explain(log: Path) -> None:
+    output_of("route", "add", "a", "--fifo", "--root", log)
+    (log / "routes/a/in").unlink()
+    (log / "routes/a/in").write_text("a line\n")
+    found = examine(log)
+
+    assert found.outcome("files") == "warn"
+    assert "routes/a/in: not a FIFO" in found.message("files")
+
+
+def test_a_parent_in_which_every_user_may_rename_is_found(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    found = examine(tmp_path / "open" / "log")
+    assert found.failed == {"rights"}
+    assert found.measured("rights")["open_above"] == [str(tmp_path / "open")]
+
+    (tmp_path / "open").chmod(0o1777)
+    assert examine(tmp_path / "open" / "log").outcome("rights") == "ok"
+
+
+def test_a_socket_that_the_daemon_could_not_make_is_found(tmp_path: Path) -> None:
+    root = tmp_path / ("long" * 30)
+    found = examine(root)
+    code, _, _ = refusal_of("run", "--root", root)
+
+    assert (code, found.failed) == (2, {"socket"})
+    assert examine(root, env={"WALD_SOCKET": "/run/wald.sock"}).outcome("socket") == "ok"
+
+
+def test_settings_are_judged_as_the_daemon_judges_them(tmp_path: Path) -> None:
+    config = tmp_path / "wald.toml"
+    config.write_text('sync = "commit"\nsegment_max_byte = 5\n')
+    found = examine(tmp_path / "log", "--config", config)
+    _, message, hint = refusal_of("run", "--root", tmp_path / "log", "--config", config)
+
+    assert found.failed == {"settings"}
+    assert (found.message("settings"), found.checks["settings"]["advice"]) == (message, hint)
+
+
+def test_a_limit_of_files_that_is_too_small_is_found(log: Path) -> None:
+    prlimit = shutil.which("prlimit")
+    assert prlimit
+    found = examine(log, prefix=[prlimit, "--nofile=100:100", "--fsize=2097152:2097152"])
+
+    assert found.failed == {"limits"}
+    assert "2097152 bytes" in found.message("limits")
+    found = examine(log, prefix=[prlimit, "--nofile=100:100"])
+    assert (found.outcome("limits"), found.measured("limits")["open_files"]) == ("warn", 100)
+
+
+def test_what_pipes_hold_is_that_of_the_kernel(log: Path) -> None:
+    measured = examine(log).measured("pipes")
+
+    assert measured["max_bytes"] == int(Path("/proc/sys/fs/pipe-max-size").read_text())
+    assert measured["page_bytes"] == resource.getpagesize()
+    assert measured["reached_bytes"] == min(1 << 20, measured["max_bytes"])
+
+
+@needs_root
+def test_fifos_beyond_the_limit_of_a_user_are_counted(open_place: Path) -> None:
+    """For root there is no limit, for others that of pipe-user-pages-soft."""
+    root = open_place / "log"
+    done = run([*OWNER.prefix, *command("init", "--root", root)])
+    assert done.returncode == 0, done.stderr
+    limit = int(Path("/proc/sys/fs/pipe-user-pages-soft").read_text())
+    for number in range(limit * resource.getpagesize() // (1 << 20) + 1):
+        os.makedirs(root / "routes" / f"r{number}")
+        os.mkfifo(root / "routes" / f"r{number}" / "in")
+
+    assert examine(root, prefix=OWNER.prefix).outcome("pipes") == "warn"
+    assert examine(root).outcome("pipes") == "ok"
+
+
+@needs_root
+def test_a_user_who_may_only_read_gets_what_can_be_read(open_place: Path) -> None:
+    with Daemon(open_place / "log", prefix=OWNER.prefix) as daemon:
+        output_of("route", "add", "a", "--root", daemon.root)
+        found = examine(daemon.root, prefix=MEMBER.prefix)
+
+    assert found.failed == set()
+    assert (found.outcome("user"), found.outcome("replace"), found.outcome("sync")) == ("unknown", "skipped", "skipped")
+    assert (found.outcome("mount"), found.outcome("space"), found.outcome("daemon")) == ("ok", "ok", "ok")
+    assert f"runuser -u {OWNER.user_id} --" in found.checks["user"]["advice"]
+
+
+@needs_root
+def test_a_stranger_learns_which_directory_hides_the_log(open_place: Path) -> None:
+    done = run([*OWNER.prefix, *command("init", "--root", open_place / "log")])
+    assert done.returncode == 0, done.stderr
+    found = examine(open_place / "log", prefix=STRANGER.prefix)
+
+    assert found.failed == {"root"}
+    assert f"permission denied by {open_place / 'log'}" in found.message("root")
+
+
+@needs_root
+def test_root_learns_that_the_daemon_is_another_user(open_place: Path) -> None:
+    done = run([*OWNER.prefix, *command("init", "--root", open_place / "log")])
+    assert done.returncode == 0, done.stderr
+    found = examine(open_place / "log")
+
+    assert (found.outcome("user"), found.outcome("replace")) == ("unknown", "ok")
+    assert scratch_directories(open_place / "log") == []
+
+
+def test_a_daemon_that_takes_no_input_is_named(log: Path) -> None:
+    """With a reserve larger than the disk has, everything else is too full."""
+    status = os.statvfs(log)
+    reserve = status.f_bavail * status.f_frsize
+    with Daemon(log, env={"WALD_FREE_SPACE_MIN": str(reserve)}):
+        found = examine(log)
+
+    assert {"daemon", "space"} <= found.failed
+    assert "takes no input" in found.message("daemon")
+
+
+def test_no_check_is_left_out_when_time_is_over(log: Path) -> None:
+    found = examine(log, "--timeout", "0.02s")
+
+    assert [name for name, check in found.checks.items() if check["outcome"] == "unknown"]
+    assert found.checks.keys() == examine(log).checks.keys()
+    assert "--timeout" in found.checks["spark"]["advice"]
+    assert scratch_directories(log) == []
+
+
+def test_the_java_that_spark_would_run_on_is_found(log: Path) -> None:
+    java = shutil.which("java")
+    if java is None:
+        pytest.skip("needs Java")
+    printed = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
+
+    assert f'version "{examine(log).measured("spark")["java"]}' in printed
