@@ -126,9 +126,9 @@ def test_a_disk_that_is_small_is_a_warning(tmp_path: Path) -> None:
 
 def test_what_a_mount_point_is_called_is_read_as_the_kernel_writes_it() -> None:
     """Blanks are octal, fields in front of the hyphen vary in number, and read-only once is read-only."""
-    line = "36 35 98:0 /a /mnt/a\\040b ro,noatime shared:7 master:1 - ext4 /dev/sda1 rw,nobarrier\n"
+    line = "36 35 98:0 /a /disks/a\\040b ro,noatime shared:7 master:1 - ext4 /dev/sda1 rw,nobarrier\n"
 
-    assert list(parse(line)) == [Mount("ext4", "/dev/sda1", "/mnt/a b", ("ro", "noatime", "nobarrier"))]
+    assert list(parse(line)) == [Mount("ext4", "/dev/sda1", "/disks/a b", ("ro", "noatime", "nobarrier"))]
 
 
 def test_the_mount_that_hides_another_is_the_one_that_counts(tmp_path: Path) -> None:
