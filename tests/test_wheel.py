@@ -27,9 +27,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROGRAMS: list[str] = sorted(PROJECT["project"]["scripts"])
 PACKAGES = [ROOT / package for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
 EXTRAS: list[str] = sorted(PROJECT["project"]["optional-dependencies"])
-# Those that start programs or import what a user imports. daemon and store, which take as long as all of these, find no
-# other gap in a wheel; what is not in a directory, docs and deploy read the sources.
-SUBJECTS = ("cli", "format", "producer", "python", "sidecars")
+# Those that start programs or import what a user imports. daemon, store and spark would take as long again, and find no
+# other gap in a wheel; the tests of docs, deploy and the sources are not about it.
+SUBJECTS = ("cli", "format", "producer", "python", "sidecars/archive", "sidecars/drain", "sidecars/reclaim")
 
 pytestmark = pytest.mark.slow  # `make test-wheel` runs it by its name
 

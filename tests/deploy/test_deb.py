@@ -1,0 +1,212 @@
+"""The Debian package on a machine: installed, used, upgraded under load, removed and purged, in this order."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import programs
+import pytest
+from machine import Machine
+from running import eventually
+
+ROOT = Path(__file__).parents[2]
+BUILDER = [sys.executable, str(ROOT / "scripts/make-deb")]
+ENVIRONMENT = os.environ | {"SOURCE_DATE_EPOCH": "1700000000"}
+LOAD = """
+import os, select, sys
+fifo, lines = os.open(sys.argv[1], os.O_WRONLY), 0
+while not select.select([0], [], [], 0.001)[0]:
+    os.write(fifo, b"".join(b"%d\\n" % number for number in range(lines, lines + 100)))
+    lines += 100
+print(lines)
+"""
+# What a shell offers for a line that was typed up to where TAB is pressed.
+SHELLS = {
+    "bash": """
+        source /usr/share/bash-completion/completions/wald
+        COMP_WORDS=(LINE) COMP_CWORD=$(($(wc -w <<< 'LINE') - 1))
+        _wald_completion wald
+        echo "${COMPREPLY[@]}"
+    """,
+    "zsh": """
+        zmodload zsh/zpty
+        zpty shell 'TERM=dumb zsh -f -i'
+        zpty -w shell 'autoload -Uz compinit; compinit -D; PROMPT=; echo rea''dy'
+        zpty -r -m shell seen '*ready*'
+        zpty -n -w shell $'LINE\\t'
+        zpty -r -m shell seen '*WANTED*'
+        echo $seen
+    """,
+    "fish": "complete --do-complete 'LINE'",
+}
+# Of the whole system: what is not the log's, and not a record, a cache or a message of dpkg, apt and others.
+FILES = r"""
+    find /etc /lib/ /opt /usr /var -xdev \( -path '/var/lib/wald*' -o -path /var/lib/dpkg -o -path /var/lib/apt \
+        -o -path /var/lib/PackageKit -o -path /var/lib/systemd/linger -o -path /var/cache -o -path /var/log \) -prune \
+        -o ! -type d -printf '%p %M %U:%G %s\n' -o -printf '%p %M %U:%G\n'
+"""
+USERS = re.compile(r"/etc/(passwd|group|shadow|gshadow)-? ")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package of this checkout."""
+    programs.program("dpkg-deb", package="dpkg")
+    programs.program("strip", package="binutils")
+    directory = tmp_path_factory.mktemp("package")
+    subprocess.run([*BUILDER, str(directory)], env=ENVIRONMENT, check=True)
+    (built,) = directory.iterdir()
+    return built
+
+
+@dataclass
+class System:
+    """A machine that has the package.
+
+    Attributes:
+        before: the files that it had before.
+    """
+
+    machine: Machine
+    before: set[str]
+
+    def install(self, package: Path) -> None:
+        shutil.copy(package, self.machine.path("/srv/wald.deb"))
+        self.machine.sh("apt-get install --yes /srv/wald.deb; rm /srv/wald.deb")
+
+    def files(self) -> set[str]:
+        return set(self.machine.sh(FILES).splitlines())
+
+    def received(self, route: str) -> list[str]:
+        return self.machine.sh(f"/usr/bin/wald --root /var/lib/wald read {route}", user="wald").splitlines()
+
+    @contextmanager
+    def loaded(self, route: str) -> Iterator[None]:
+        """Numbers are written to the FIFO of a route meanwhile. At the end every one is in the log once, in order."""
+        fifo = Path(f"/var/lib/wald/routes/{route}/in")
+        eventually(self.machine.path(fifo).is_fifo)
+        writer = self.machine.start("/usr/bin/python3", "-c", LOAD, fifo)
+        eventually(lambda: self.received(route))
+        yield
+        lines, errors = writer.communicate(b"stop\n", timeout=60)
+        assert writer.returncode == 0, errors.decode()
+        eventually(lambda: len(self.received(route)) >= int(lines))
+        assert self.received(route) == [str(number) for number in range(int(lines))]
+
+
+@pytest.fixture(scope="module")
+def system(machine: Machine, package: Path) -> System:
+    machine.sh("rm -f /usr/sbin/policy-rc.d")  # containers have one that starts nothing
+    system = System(machine, set())
+    system.before = system.files()
+    system.install(package)
+    return system
+
+
+def test_lintian_finds_nothing(package: Path) -> None:
+    lintian = [
+        programs.program("lintian", package="lintian"),
+        "--allow-root",
+        "--fail-on",
+        "error,warning",
+        str(package),
+    ]
+    done = subprocess.run(lintian, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_equal_sources_make_an_equal_package(package: Path, tmp_path: Path) -> None:
+    subprocess.run([*BUILDER, str(tmp_path)], env=ENVIRONMENT, umask=0o077, check=True)
+
+    assert (tmp_path / package.name).read_bytes() == package.read_bytes()
+
+
+def test_the_daemon_runs_and_nothing_else_does(system: System) -> None:
+    assert system.machine.sh("systemctl is-active wald.service wald.socket").split() == ["active", "active"]
+    assert system.machine.sh("systemctl is-enabled wald.service wald.socket").split() == ["enabled", "enabled"]
+    assert system.machine.sh("pgrep -c -u wald").strip() == "1"
+
+
+def test_one_line_of_settings_makes_a_fifo_that_outlives_restarts_under_load(system: System) -> None:
+    system.machine.sh("sed -i 's/^# routes.access/routes.access/' /etc/wald/wald.toml; systemctl reload wald")
+    with system.loaded("access"):
+        for _ in range(3):
+            system.machine.sh("systemctl restart wald")
+
+
+def test_an_upgrade_under_load_restarts_the_daemon_and_loses_nothing(
+    system: System, package: Path, tmp_path: Path
+) -> None:
+    system.machine.sh("/usr/bin/wald --root /var/lib/wald route add upgraded --fifo", user="wald")
+    daemon = system.machine.sh("systemctl show --property=MainPID wald")
+    with system.loaded("upgraded"):
+        system.install(newer(package, tmp_path))
+
+    assert system.machine.sh("dpkg-query --show wald").rstrip().endswith("-2")
+    assert system.machine.sh("systemctl show --property=MainPID wald") != daemon
+
+
+def newer(package: Path, directory: Path) -> Path:
+    """The same package under a higher revision."""
+    tree, built = directory / "tree", directory / "newer.deb"
+    subprocess.run(["dpkg-deb", "--raw-extract", package, tree], check=True)
+    control = tree / "DEBIAN/control"
+    control.write_text(re.sub(r"^(Version: .*)-1$", r"\1-2", control.read_text(), flags=re.MULTILINE))
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, built], check=True)
+    return built
+
+
+def test_a_service_that_was_stopped_is_not_started_by_an_upgrade(system: System, package: Path, tmp_path: Path) -> None:
+    system.machine.sh("systemctl stop wald.service wald.socket")
+    system.machine.sh("dpkg-reconfigure wald")
+
+    assert system.machine.sh("systemctl is-active wald.service || true").strip() == "inactive"
+    system.machine.sh("systemctl start wald.service")
+
+
+@pytest.mark.parametrize("page", ["wald", "wald-audit", "wald-drain", "wald.toml"])
+def test_manual_pages_open(system: System, page: str) -> None:
+    assert system.machine.sh(f"man {page}").split()[0].startswith(f"{page.upper()}(")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(("line", "wanted"), [("wald cur", "cursor"), ("wald append --key-s", "--key-separator")])
+def test_shells_complete(system: System, shell: str, line: str, wanted: str) -> None:
+    programs.program(shell, package=shell)
+    script = SHELLS[shell].replace("LINE", line).replace("WANTED", wanted)
+    environment = ["env", "-i", "PATH=/usr/bin:/bin", "HOME=/root", "LANG=C.UTF-8"]
+
+    assert wanted in system.machine.run(*environment, shell, "-c", script).stdout.split()
+
+
+def test_what_needs_spark_says_what_is_missing(system: System) -> None:
+    done = system.machine.run("/usr/bin/wald-export", "--root", "/var/lib/wald", "--out", "/tmp/out", check=False)
+
+    assert (done.returncode, "hint: pip install 'wald[spark]'" in done.stderr) == (3, True)
+
+
+def test_removed_it_leaves_data_and_settings_and_purged_only_data(system: System) -> None:
+    system.machine.sh(
+        "echo >/etc/wald/other.toml; systemctl enable --now wald@other; systemctl enable wald-drain@access"
+    )
+    system.machine.sh("apt-get remove --yes wald")
+    removed = {line.split()[0] for line in system.files() - system.before if not USERS.match(line)}
+
+    assert {name for name in removed if not name.startswith(("/etc/", "/var/lib/systemd/"))} == set()
+    assert "/etc/wald/wald.toml" in removed
+    assert system.machine.sh("pgrep -c -u wald || true").strip() == "0"
+    said = system.machine.sh("rm -r /etc/wald/other.toml /var/lib/wald-other; apt-get purge --yes wald")
+    assert "wald: /var/lib/wald holds a log and stays" in said
+    assert {line for line in system.files() ^ system.before if not USERS.match(line)} == set()
+    assert system.machine.path("/var/lib/wald/log.json").exists()
