@@ -193,7 +193,9 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
     except PermissionError as error:
         raise not_permitted(root, route, path, error) from error
     except IsADirectoryError:
-        raise Refused(f"{path}: a directory, which is no cursor", hint=f"ls -lR {path}; rm -r {path}") from None
+        raise Refused(
+            f"{path}: a directory, which is no cursor", hint=f"ls -lR {path}; rm -r {path}, as root"
+        ) from None
     disk.sync_directory(path.parent)
     return path
 

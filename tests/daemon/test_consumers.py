@@ -1,0 +1,259 @@
+"""The consumers of a route while a daemon of another user runs: opening, changing and closing; what they may plant."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import programs
+import pytest
+from running import Daemon, command, eventually, refused, run, sidecar
+from users import ALICE, BOB, CONSUMERS, HOST, MEMBER, OWNER, User, needs_root
+
+from wald.errors import InvalidInput, NotPermitted
+
+pytestmark = needs_root
+
+
+@contextmanager
+def place(settings: str) -> Iterator[Path]:
+    """A directory of ``OWNER``'s, with settings in it; where pytest keeps its files others cannot go."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chown(name, OWNER.user_id, OWNER.group_id)
+        Path(name).chmod(0o755)
+        Path(name, "wald.toml").write_text(settings)
+        yield Path(name)
+
+
+@contextmanager
+def served(settings: str, user: User = HOST) -> Iterator[Daemon]:
+    with (
+        place(settings) as parent,
+        Daemon(parent / "log", "--config", parent / "wald.toml", prefix=user.prefix) as daemon,
+    ):
+        yield daemon
+
+
+def wald(daemon: Daemon, user: User, *words: object, stdin: bytes = b"") -> str:
+    """What a command that succeeds prints."""
+    done = run([*user.prefix, *command(*words, "--root", daemon.root)], stdin=stdin)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def refusal(daemon: Daemon, user: User, *words: object) -> tuple[int, str, str]:
+    return refused(run([*user.prefix, *command(*words, "--root", daemon.root)]))
+
+
+def group_and_mode(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_gid, stat.S_IMODE(status.st_mode)
+
+
+def reload(daemon: Daemon, settings: str) -> None:
+    daemon.root.with_name("wald.toml").write_text(settings)
+    before = len(re.findall("reloaded", daemon.log))
+    daemon.process.send_signal(signal.SIGHUP)
+    eventually(lambda: len(re.findall("reloaded", daemon.log)) > before)
+
+
+def test_the_group_changes_with_the_settings_and_cursors_stay(tmp_path: Path) -> None:
+    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        consumers = daemon.root / "routes/a/consumers"
+        assert group_and_mode(consumers) == (CONSUMERS, 0o1775)
+        wald(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
+        assert wald(daemon, ALICE, "cursor", "set", "a", 2, "--group", "g") == "2\n"
+        assert (consumers / "g.cursor").stat().st_uid == ALICE.user_id
+
+        reload(daemon, "[routes.a]\n")
+        assert group_and_mode(consumers) == (CONSUMERS, 0o1775)
+
+        reload(daemon, '[routes.a]\nconsumers = "group"\n')
+        assert group_and_mode(consumers) == (OWNER.group_id, 0o1775)
+        assert wald(daemon, MEMBER, "cursor", "set", "a", 1, "--group", "member") == "1\n"
+
+        reload(daemon, '[routes.a]\nconsumers = ""\n')
+        assert group_and_mode(consumers) == (OWNER.group_id, 0o750)
+        code, message, _ = refusal(daemon, ALICE, "cursor", "set", "a", 3, "--group", "g")
+        assert (code, message) == (NotPermitted.exit_code, f"{consumers}/g.cursor: permission denied")
+        assert json.loads(wald(daemon, HOST, "cursor", "get", "a", "--group", "g", "--json"))["sequence"] == 2
+        assert wald(daemon, HOST, "cursor", "remove", "a", "--group", "g") == f"{consumers}/g.cursor\n"
+
+
+def test_a_cursor_that_the_owner_moves_is_reported_as_taken_over() -> None:
+    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        wald(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
+        wald(daemon, ALICE, "cursor", "set", "a", 2, "--group", "g")
+        setting = command("cursor", "set", "a", 3, "--group", "g", "--root", daemon.root)
+        path = daemon.root / "routes/a/consumers/g.cursor"
+
+        assert run(setting).stderr == b""  # as root, which gives it back
+        assert path.stat().st_uid == ALICE.user_id
+        done = run([*HOST.prefix, *setting])
+        alice = str(ALICE.user_id)
+        assert done.stderr.decode().startswith(
+            f"wald: {path}: was left by user {alice}, who may not move it any more\n"
+        )
+        assert "hint: chown" in done.stderr.decode()
+        code, _, hint = refusal(daemon, ALICE, "cursor", "set", "a", 4, "--group", "g")
+        assert (code, hint) == (
+            NotPermitted.exit_code,
+            f"be user {OWNER.user_id}, who has left it; ls -l {path}",
+        )
+
+
+def test_a_reader_is_refused_with_the_command_that_helps() -> None:
+    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        consumers = daemon.root / "routes/a/consumers"
+        code, _, hint = refusal(daemon, MEMBER, "cursor", "set", "a", 0)
+    assert code == NotPermitted.exit_code
+    joining = f"usermod --append --groups {CONSUMERS} {MEMBER.user_id}, and log in again"
+    assert hint == f"{joining}; ls -ld {consumers}"
+
+
+def test_only_a_member_gives_a_route_to_a_group(tmp_path: Path) -> None:
+    """And the daemon's user is one once it was added and the daemon was started again."""
+    with served("[routes.a]\n", OWNER) as daemon:
+        code, message, hint = refusal(daemon, OWNER, "route", "add", "a", "--consumers", CONSUMERS)
+        directory = daemon.root / "routes/a/consumers"
+        not_in = f"{directory}: user {OWNER.user_id} is not in group {CONSUMERS}, or was not when this program started"
+        assert (code, message) == (NotPermitted.exit_code, not_in)
+        assert hint == f"usermod --append --groups GROUP {OWNER.user_id}, and start the daemon again"
+
+        code, message, hint = refusal(daemon, MEMBER, "route", "add", "a", "--consumers", CONSUMERS)
+        assert (code, hint) == (NotPermitted.exit_code, f"leave out --consumers, or be user {OWNER.user_id}")
+
+        reload(daemon, f"[routes.a]\nconsumers = {CONSUMERS}\n")
+        assert not_in in daemon.log
+        assert group_and_mode(directory) == (OWNER.group_id, 0o750)
+        assert daemon.stop() == 0
+
+        line = command("run", "--root", daemon.root, "--config", daemon.root.with_name("wald.toml"))
+        code, message, hint = refused(run([*OWNER.prefix, *line]))
+        assert (code, message) == (NotPermitted.exit_code, not_in)
+        assert hint.startswith(f"usermod --append --groups {CONSUMERS} {OWNER.user_id}")
+        adding = command("route", "add", "a", "--consumers", CONSUMERS, "--root", daemon.root)
+        assert run([*HOST.prefix, *adding]).returncode == 0
+        assert group_and_mode(directory) == (CONSUMERS, 0o1775)
+
+
+@pytest.mark.parametrize("group", ["no-such-group", "4294967295", "-1", "a b"])
+def test_a_group_that_is_none_is_refused_where_it_is_named(tmp_path: Path, group: str) -> None:
+    config = tmp_path / "wald.toml"
+    config.write_text(f'[routes.a]\nfifo = true\nconsumers = "{group}"\n')
+    code, message, _ = refused(run(command("run", "--root", tmp_path / "log", "--config", config)))
+    assert (code, message.startswith(f"{config}:3: routes.a.consumers must be a group")) == (
+        InvalidInput.exit_code,
+        True,
+    )
+
+    code, message, hint = refused(run(command("route", "add", "a", "--consumers", group, "--root", tmp_path)))
+    assert (code, hint) == (InvalidInput.exit_code, "getent group")
+
+
+def test_a_group_may_be_named(tmp_path: Path) -> None:
+    name = grp.getgrall()[1].gr_name
+    run(command("init", "--root", tmp_path / "log"))
+    assert run(command("route", "add", "a", "--consumers", name, "--root", tmp_path / "log")).returncode == 0
+    assert group_and_mode(tmp_path / "log/routes/a/consumers") == (grp.getgrnam(name).gr_gid, 0o1775)
+    assert b"consumers=" + name.encode() in run(command("routes", "--root", tmp_path / "log")).stdout
+
+
+PLANTS = {
+    "fifo": 'mkfifo "$1"',
+    "device": 'ln -s /dev/zero "$1"',
+    "terminal": 'ln -s /dev/tty "$1"',
+    "fifo elsewhere": 'mkfifo fifo; ln -s fifo "$1"',
+    "outside": 'ln -s /etc/passwd "$1"',
+    "huge": 'truncate -s 1T huge; ln -s huge "$1"',
+    "huge file": 'truncate -s 1T "$1"',
+    "hard link": 'echo 4 > number; ln number "$1"',
+    "directory": 'mkdir "$1"; mkdir "$1/deep"; ln -s / "$1/deep/root"',
+    "loop": 'ln -s "$1" "$1"',
+    "socket": 'exec python3 -c "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])" "$1"',
+    "beyond": 'echo 4000000 > "$1"',
+    "unreadable": 'echo 4 > "$1"; chmod 0 "$1"',
+}
+NAMES = ("retired", "in", "in.found-1", "evil.drain", "evil.command", "evil.cursor")
+
+
+def test_what_a_consumer_plants_frees_nothing_and_is_never_waited_for(tmp_path: Path) -> None:
+    """Four records in a complete segment; each group but those that are planted has read them."""
+    with served(f"[routes.a]\nfifo = true\nconsumers = {CONSUMERS}\n") as daemon:
+        consumers = daemon.root / "routes/a/consumers"
+        wald(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
+        wald(daemon, HOST, "cut")
+        eventually(lambda: list((daemon.root / "segments").glob("*.zst")))
+        for name, script in PLANTS.items():
+            cursor = consumers / f"{name.replace(' ', '-')}.cursor"
+            done = run([*ALICE.prefix, "sh", "-euc", f"cd {consumers}; {script}", "sh", cursor.name])
+            assert done.returncode == 0, (name, done.stderr)
+        for name in NAMES[:3]:
+            assert run([*ALICE.prefix, "touch", str(consumers / name)]).returncode == 0
+        wald(daemon, BOB, "cursor", "set", "a", 4, "--group", "bob")
+
+        looks = [
+            sidecar("reclaim", "--grace", 0, "--root", daemon.root),
+            *(command(*words, "--root", daemon.root) for words in LOOKS),
+        ]
+        for line in looks:
+            done = run([*HOST.prefix, *line], timeout=30)
+            assert done.returncode in (0, 4), (line, done.stderr.decode())  # verify reports damage
+        assert len(list((daemon.root / "segments").glob("*.zst"))) == 1
+        listed = [json.loads(line) for line in wald(daemon, HOST, "cursor", "list", "--json").splitlines()]
+        states = {each["group"]: each["state"] for each in listed}
+        assert states.pop("bob") == "valid"
+        assert {group for group, state in states.items() if state == "valid"} == set()
+        assert states["hard-link"] == "linked"
+        assert states["beyond"] == "beyond"
+
+        assert daemon.stop() == 0
+        daemon.start_again()
+        assert stat.S_ISFIFO((daemon.root / "routes/a/in").stat().st_mode)
+        assert wald(daemon, HOST, "append", "a", stdin=b"y\n") == "5 5\n"
+
+        planted = [str(consumers / f"{name.replace(' ', '-')}.cursor") for name in PLANTS]
+        removing = [*HOST.prefix, "rm", "-rf", *planted]  # which the owner of the directory may
+        assert run(removing).returncode == 1  # but for what is in a directory of another user
+        shutil.rmtree(consumers / "directory.cursor")
+        run([*HOST.prefix, *looks[0]])
+        assert not list((daemon.root / "segments").glob("*.zst"))
+
+
+LOOKS = (
+    ("explain",),
+    ("top", "--once"),
+    ("cursor", "list"),
+    ("routes",),
+    ("where", 1),
+    ("verify",),
+    ("read",),
+)
+
+
+def test_no_open_of_what_is_planted_could_wait_or_follow(tmp_path: Path) -> None:
+    """As the kernel sees it: none without O_NONBLOCK and O_NOFOLLOW, and none for writing."""
+    strace = programs.program("strace", package="strace")
+    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        consumers = daemon.root / "routes/a/consumers"
+        wald(daemon, HOST, "append", "a", stdin=b"x\n")
+        wald(daemon, HOST, "cut")
+        assert run([*ALICE.prefix, "mkfifo", str(consumers / "evil.cursor")]).returncode == 0
+        trace = tmp_path / "trace"
+        opened = []
+        for line in (command("explain"), command("cursor", "list"), sidecar("reclaim")):
+            tracing = [strace, "--follow-forks", "--trace=open,openat,openat2", f"--output={trace}"]
+            assert run([*tracing, *line, "--root", str(daemon.root)], timeout=60).returncode == 0
+            opened += [found for found in trace.read_text().splitlines() if "evil" in found]
+    assert len(opened) >= 3
+    for found in opened:
+        assert "O_RDONLY|O_NONBLOCK|O_NOFOLLOW" in found, found
