@@ -1,0 +1,205 @@
+"""What systemd does to a running wald costs no producer anything: restarts, kills, hangs, reloads, stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import units
+from contents import assert_sound, values
+from full_disk import fill
+from load import under_load
+from machine import Machine
+from running import eventually
+
+SETTINGS = "\n[routes.access]\nfifo = true\n\n[routes.half]\nfifo = true\n"
+ROOT = "/var/lib/wald"
+
+
+@pytest.fixture(scope="module")
+def host(machine: Machine) -> Machine:
+    """A machine on which wald runs, with a watchdog that does not wait long."""
+    units.install(machine)
+    with machine.path("/etc/wald/wald.toml").open("a") as settings:
+        settings.write(SETTINGS)
+    units.drop_in(machine, "wald.service", "[Service]\nWatchdogSec=2s\n")
+    machine.run("systemctl", "enable", "--now", "wald.service")
+    return machine
+
+
+@pytest.fixture
+def root(host: Machine) -> Path:
+    """The log, as it is reached from outside; what is in it stays from test to test."""
+    machine_root = host.path(ROOT)
+    eventually(lambda: host.run("systemctl", "is-active", "wald.service", check=False).returncode == 0)
+    return machine_root
+
+
+def restart(host: Machine) -> None:
+    host.run("systemctl", "restart", "wald.service")
+
+
+def kill(host: Machine) -> None:
+    before = pid(host)
+    host.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", "wald.service")
+    await_next(host, before)
+
+
+def hang(host: Machine) -> None:
+    """The watchdog has to see it."""
+    before = pid(host)
+    host.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", "wald.service")
+    await_next(host, before)
+    assert "Watchdog timeout" in host.journal("wald.service")
+
+
+def await_next(host: Machine, before: str) -> None:
+    """Return once the next daemon is ready; only then the watchdog watches it."""
+    eventually(lambda: pid(host) not in ("0", before))
+    eventually(lambda: host.run("systemctl", "is-active", "wald.service", check=False).returncode == 0)
+
+
+def pid(host: Machine, unit: str = "wald.service") -> str:
+    return host.run("systemctl", "show", "--property=MainPID", "--value", unit).stdout.strip()
+
+
+def new_values(root: Path, route: str, known: int) -> list[bytes]:
+    return values(root, route)[known:]
+
+
+@pytest.mark.parametrize("disturb", [restart, *(pytest.param(each, marks=pytest.mark.slow) for each in (kill, hang))])
+def test_under_load_nothing_is_lost_or_doubled(host: Machine, root: Path, disturb: Callable[[Machine], None]) -> None:
+    """Nor does a producer see a refused connection or a broken pipe. A line that is half written goes on afterwards."""
+    known = len(values(root))
+    with under_load(root) as load:
+        for _ in range(3):
+            load.await_lines(50)
+            disturb(host)
+        load.await_lines(50)
+    assert load.seen == []
+    eventually(lambda: len(values(root)) - known >= len(load.written))
+
+    assert sorted(values(root)[known:]) == sorted(load.written)
+
+
+def test_what_is_unread_at_a_restart_is_read_after_it(host: Machine, root: Path) -> None:
+    """A daemon that does not read any more, and no process but systemd that holds the FIFO."""
+    known = len(values(root, "access"))
+    host.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", "wald.service")
+    with (root / "routes/access/in").open("wb", buffering=0) as writer:
+        writer.write(b"unread\n" * 1000 + b"unfinished")
+    host.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", "wald.service")
+    eventually(lambda: len(new_values(root, "access", known)) == 1000)
+    with (root / "routes/access/in").open("wb", buffering=0) as writer:
+        writer.write(b" no more\n")
+    eventually(lambda: len(new_values(root, "access", known)) == 1001)
+    assert new_values(root, "access", known) == [b"unread"] * 1000 + [b"unfinished no more"]
+
+
+def test_a_reload_of_wrong_settings_fails_and_changes_nothing(host: Machine, root: Path) -> None:
+    settings = host.path("/etc/wald/wald.toml")
+    right = settings.read_text()
+    before = pid(host)
+    settings.write_text(right.replace("[routes.half]", "segment_max_age = 5\n[routes.half]"))
+    done = host.run("systemctl", "reload", "wald.service", check=False)
+
+    assert done.returncode == 1
+    assert "Job for wald.service failed" in done.stderr
+    assert "wald.toml:" in host.journal("wald.service")
+    settings.write_text(right + "\n[routes.late]\nfifo = true\n")
+    host.run("systemctl", "reload", "wald.service")
+    assert (root / "routes/late/in").is_fifo()  # it was waited for
+    assert pid(host) == before
+
+
+def test_a_stop_ends_the_service_and_a_connection_starts_it(host: Machine, root: Path) -> None:
+    """The socket stays while wald.socket does; stopping that stops both, and removes it."""
+    host.run("systemctl", "stop", "wald.service")
+    assert (root / "wald.sock").is_socket()
+    assert host.sh("echo activated | wald --root /var/lib/wald append access").split()
+    host.run("systemctl", "stop", "wald.socket")
+    assert not (root / "wald.sock").exists()
+    assert host.run("systemctl", "is-active", "wald.service", check=False).stdout.strip() == "inactive"
+    host.run("systemctl", "start", "wald.service")
+    assert (root / "wald.sock").is_socket()
+
+
+def test_a_store_that_is_full_keeps_nothing_from_working(host: Machine, root: Path) -> None:
+    """What systemd does not keep is reported in its journal, and a restart loses no line of what was read."""
+    units.drop_in(host, "wald.service", "[Service]\nWatchdogSec=2s\nFileDescriptorStoreMax=1\n")
+    restart(host)
+    known = len(values(root, "half"))
+    with (root / "routes/half/in").open("wb", buffering=0) as writer:
+        writer.write(b"one\n")
+    eventually(lambda: new_values(root, "half", known) == [b"one"])
+    restart(host)
+    assert host.run("systemctl", "show", "--property=NFileDescriptorStore", "--value", "wald").stdout.strip() == "1"
+    units.drop_in(host, "wald.service", "[Service]\nWatchdogSec=2s\n")
+    restart(host)
+    eventually(
+        lambda: (
+            host.run("systemctl", "show", "--property=NFileDescriptorStore", "--value", "wald").stdout.strip() == "3"
+        )
+    )
+
+
+def test_a_fifo_of_systemds_own_outlives_even_a_stop(host: Machine, root: Path) -> None:
+    """wald-fifo@.socket: its descriptor is matched to the route. A write starts the service."""
+    host.run("systemctl", "stop", "wald.service")
+    host.run("systemctl", "enable", "--now", "wald-fifo@held.socket")
+    fifo = host.path("/run/wald/held")
+    with fifo.open("wb", buffering=0) as writer:
+        writer.write(b"one\n")
+        eventually(lambda: values(root, "held") == [b"one"])
+        host.run("systemctl", "stop", "wald.service")
+        writer.write(b"two\n")  # as after SIGPIPE there would be none
+        eventually(lambda: values(root, "held") == [b"one", b"two"])
+    host.sh("echo three > /var/lib/wald/routes/held/in")
+    eventually(lambda: values(root, "held") == [b"one", b"two", b"three"])
+    host.run("systemctl", "disable", "--now", "wald-fifo@held.socket")
+    assert not fifo.exists()
+
+
+def test_a_second_log_has_units_of_its_own(host: Machine, root: Path) -> None:
+    """wald@other: its root, settings and socket."""
+    host.path("/etc/wald/other.toml").write_text("[routes.access]\nfifo = true\n")
+    host.run("systemctl", "enable", "--now", "wald@other.service")
+    assert host.sh("stat -c '%U:%G %a' /var/lib/wald-other").strip() == "wald:wald 2750"
+    before = len(values(root, "access"))
+    host.sh("echo elsewhere | wald --root /var/lib/wald-other append access")
+    assert values(host.path("/var/lib/wald-other"), "access") == [b"elsewhere"]
+    host.run("systemctl", "restart", "wald@other.service")
+    assert len(values(root, "access")) == before
+
+
+def test_a_full_disk_is_no_reason_to_be_killed(host: Machine) -> None:
+    """The watchdog is fed, a restart ends in time, and what waited is read once there is room."""
+    host.sh(
+        "mkdir -p /var/lib/wald-full; mount -t tmpfs -o size=64m,mode=2750,uid=wald,gid=wald tmpfs /var/lib/wald-full"
+    )
+    host.path("/etc/wald/full.toml").write_text("free_space_min = 0\n[routes.access]\nfifo = true\n")
+    units.drop_in(host, "wald@full.service", "[Service]\nWatchdogSec=1s\n")
+    host.run("systemctl", "start", "wald@full.service")
+    root = host.path("/var/lib/wald-full")
+    before = pid(host, "wald@full.service")
+    fill(root / "filler")
+    with (root / "routes/access/in").open("wb", buffering=0) as writer:
+        writer.write(b"waits\n")
+    eventually(lambda: "disk full" in host.journal("wald@full.service"))
+    since = host.run("systemctl", "show", "--property=WatchdogTimestampMonotonic", "--value", "wald@full").stdout
+    eventually(
+        lambda: (
+            int(host.run("systemctl", "show", "--property=WatchdogTimestampMonotonic", "--value", "wald@full").stdout)
+            > int(since) + 3_000_000
+        )
+    )
+    assert pid(host, "wald@full.service") == before
+    host.run("systemctl", "restart", "wald@full.service")
+    (root / "filler").unlink()
+    eventually(lambda: values(root, "access") == [b"waits"])
+
+
+def test_the_log_is_sound_after_all_that(host: Machine, root: Path) -> None:
+    host.run("systemctl", "stop", "wald.socket")
+    assert_sound(root)

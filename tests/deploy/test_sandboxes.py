@@ -1,0 +1,115 @@
+"""Each service does its work inside its sandbox: the log is written, sealed, drained, archived, reclaimed, proven."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import units
+from contents import values
+from machine import Machine
+from running import eventually
+
+ROOT = "/var/lib/wald"
+SETTINGS = 'metrics = "127.0.0.1:9464"\n[routes.access]\nfifo = true\n'
+LINES = 4000
+
+
+@pytest.fixture(scope="module")
+def host(machine: Machine) -> Machine:
+    """A machine on which wald runs; its log has four complete segments."""
+    units.install(machine)
+    machine.path("/etc/wald/wald.toml").write_text(SETTINGS)
+    machine.run("systemctl", "start", "wald.service")
+    for first in range(1, LINES, LINES // 4):
+        machine.sh(f"seq {first} {first + LINES // 4 - 1} | wald --root {ROOT} append access; wald --root {ROOT} cut")
+    return machine
+
+
+@pytest.fixture
+def root(host: Machine) -> Path:
+    return host.path(ROOT)
+
+
+def test_the_daemon_takes_input_seals_and_serves_metrics(host: Machine, root: Path) -> None:
+    eventually(lambda: values(root, "access")[-1:] == [b"%d" % LINES])
+    eventually(lambda: len(list(root.glob("segments/*.zst"))) == 4)
+    scraped = _scraped(host, 9464)
+    assert f"wald_records_total {LINES}" in scraped.replace(f"{LINES}.0", str(LINES))
+    assert 'route="access"' in scraped  # from a process of its own
+    nice = host.sh("ps -L -o ni= -p $(systemctl show --property=MainPID --value wald)").split()
+    assert "19" in nice  # the thread that seals
+    journal = host.journal("wald.service")
+    assert "not permitted" not in journal
+    assert "SYS" not in journal
+
+
+def test_a_program_is_fed(host: Machine) -> None:
+    """Where it writes to is allowed by a drop-in."""
+    host.sh("mkdir -p /etc/wald/drain /srv/fed; chown wald: /srv/fed")
+    program = host.path("/etc/wald/drain/access")
+    program.write_text("#!/bin/sh\ncat >> /srv/fed/lines\n")
+    program.chmod(0o755)
+    units.drop_in(host, "wald-drain@access.service", "[Service]\nReadWritePaths=/srv/fed\n")
+    host.run("systemctl", "start", "wald-drain@access.service")
+    fed = host.path("/srv/fed/lines")
+    eventually(lambda: fed.exists() and fed.read_text().endswith(f"\n{LINES}\n"))
+    host.run("systemctl", "stop", "wald-drain@access.service")
+    assert fed.read_text() == "".join(f"{number}\n" for number in range(1, LINES + 1))
+    assert _result(host, "wald-drain@access.service") == "success"
+
+
+def test_a_route_is_archived(host: Machine) -> None:
+    host.run("systemctl", "start", "wald-archive@access.service")
+    assert _result(host, "wald-archive@access.service") == "success"
+    host.sh(f"wald-archive verify {ROOT}/archive --root {ROOT}")
+
+
+def test_what_all_have_read_is_reclaimed(host: Machine, root: Path) -> None:
+    """After the two before: every group has read everything."""
+    units.drop_in(host, "wald-reclaim.service", '[Service]\nEnvironment="OPTIONS=--grace 0 --metrics 127.0.0.1:9465"\n')
+    assert len(list(root.glob("segments/*.zst"))) == 4
+    host.run("systemctl", "start", "wald-reclaim.service")
+    eventually(lambda: not list(root.glob("segments/*.zst*")))
+    eventually(lambda: "wald_reclaim" in _scraped(host, 9465))
+    host.run("systemctl", "stop", "wald-reclaim.service")
+    assert _result(host, "wald-reclaim.service") == "success"
+
+
+def test_an_audit_without_java_fails_and_names_it(host: Machine) -> None:
+    """A timer that was switched on where Java is missing has to be seen."""
+    units.drop_in(host, "wald-audit.service", "[Service]\nInaccessiblePaths=-/usr/lib/jvm -/usr/bin/java\n")
+    assert host.run("systemctl", "start", "wald-audit.service", check=False).returncode == 1
+    assert "apt install default-jre-headless" in host.journal("wald-audit.service")
+
+
+@pytest.mark.spark
+def test_an_audit_proves_the_log(host: Machine) -> None:
+    units.drop_in(host, "wald-audit.service", '[Service]\nEnvironment="OPTIONS=--json"\n')
+    host.run("systemctl", "start", "wald-audit.service", seconds=300)
+    assert json.loads(host.journal("wald-audit.service").split("\n{", 1)[1].join(["{", ""]).splitlines()[0])
+
+
+def test_nothing_is_writable_but_the_log(host: Machine) -> None:
+    """What a program of the log's user could do to the rest of the machine, inside the sandbox of the daemon."""
+    for place in ("/etc/wald/x", "/usr/x", "/var/x", "/run/x"):
+        assert "Read-only" in _inside(host, f"touch {place}") or "denied" in _inside(host, f"touch {place}")
+    assert _inside(host, f"touch {ROOT}/ledger/x && rm {ROOT}/ledger/x") == ""
+
+
+def _scraped(host: Machine, port: int) -> str:
+    """What a scraper on the same machine gets; "" if nothing listens."""
+    program = f"import urllib.request as r; print(r.urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
+    return host.run("python3", "-c", program, check=False).stdout
+
+
+def _inside(host: Machine, script: str) -> str:
+    """What a shell reports where the daemon is, as its user."""
+    pid = host.run("systemctl", "show", "--property=MainPID", "--value", "wald").stdout.strip()
+    entering = ["nsenter", f"--target={pid}", "--mount", "setpriv", "--reuid=wald", "--regid=wald", "--clear-groups"]
+    return host.run(*entering, "sh", "-c", script, check=False).stderr
+
+
+def _result(host: Machine, unit: str) -> str:
+    return host.run("systemctl", "show", "--property=Result", "--value", unit).stdout.strip()
