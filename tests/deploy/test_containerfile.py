@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import kubelet
 import programs
@@ -17,6 +18,8 @@ import wald
 
 PROJECT = tomllib.loads((CONTEXT / "pyproject.toml").read_text())
 PROGRAMS: list[str] = sorted(PROJECT["project"]["scripts"])
+
+PROGRAMS_AT = Path(environment()["PATH"].split(":")[0])
 
 
 def arguments_of(name: str) -> list[str]:
@@ -107,7 +110,7 @@ def test_it_has_what_the_lock_has_and_no_installer(image: Image) -> None:
 @pytest.mark.slow
 def test_it_is_compiled_and_its_user_can_change_nothing(image: Image) -> None:
     ask = "import wald.cli, pathlib; print(pathlib.Path(wald.cli.__cached__).exists())"
-    writable = image.run("find", "/opt/wald", "-writable", "-not", "-type", "l")
+    writable = image.run("find", str(PROGRAMS_AT.parent), "-writable", "-not", "-type", "l")
 
     assert image.run("python", "-c", ask).stdout == "True\n"
     assert (writable.returncode, writable.stdout) == (0, "")
@@ -122,4 +125,4 @@ def test_every_command_of_the_manifests_is_found_in_it() -> None:
     }
 
     assert commands - {"sh"} <= set(PROGRAMS)
-    assert environment()["PATH"].startswith("/opt/wald/bin:")
+    assert f"COPY --from=build {PROGRAMS_AT.parent} {PROGRAMS_AT.parent}" in (CONTEXT / "Containerfile").read_text()

@@ -23,6 +23,7 @@ PROGRAMS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())[
 VERSIONS = ("1.29", "1.31", "1.33", "1.35", "1.37")  # native sidecars are switched on since 1.29
 CALL = re.compile(r"(?:^|;|&|\bexec|\bdo|\bthen)\s*(wald[a-z-]* [^&;|\n]+)", re.MULTILINE)
 STOP_SECONDS = {"application": 30, "archive": 10, "drain": 60, "hold": 2, "log": 10, "reclaim": 10, "wald": 10}
+METRICS = ["metrics", "metrics-reclaim", "metrics-drain"]
 
 every_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
@@ -209,7 +210,12 @@ def test_what_surrounds_a_pod_selects_it(overlay: str) -> None:
     assert service["spec"]["selector"].items() <= labels["StatefulSet wald"].items()
     for each in labels.values():
         assert policy["spec"]["podSelector"]["matchLabels"].items() <= each.items()
-    assert policy["spec"]["ingress"] == [{"ports": [{"port": "metrics"}]}]
+    ports = {
+        port["name"] for _, template in pods(overlay) for each in containers(template) for port in each.get("ports", ())
+    }
+    assert "metrics" in ports
+    assert policy["spec"]["ingress"] == [{"ports": [{"port": name} for name in sorted(ports, key=METRICS.index)]}]
+    assert {port["targetPort"] for port in service["spec"]["ports"]} == ports
     assert ("Egress" in policy["spec"]["policyTypes"]) == (overlay == "node"), "an application's own traffic is its own"
 
 

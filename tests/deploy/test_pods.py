@@ -184,6 +184,16 @@ def test_a_full_disk_is_no_reason_to_restart(pod: Start, volumes: dict[str, Path
         assert set(full.stop().values()) == {0}
 
 
+def test_every_port_of_the_service_serves_metrics(pod: Start) -> None:
+    buffer = pod("pod")
+    buffer.start()
+    (service,) = of_kind("pod", "Service")
+
+    for port in [each["port"] for each in service["spec"]["ports"]]:
+        ask = f"from urllib.request import urlopen; print(urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
+        eventually(lambda ask=ask: "# TYPE wald_" in buffer.run("application", "python", "-c", ask).stdout)  # type: ignore[misc]
+
+
 def test_a_pod_without_what_producers_open_is_not_ready(pod: Start, volumes: dict[str, Path]) -> None:
     node = pod("node")
     node.start()
