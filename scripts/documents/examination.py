@@ -33,4 +33,6 @@ def rows_of(check: Check[object]) -> list[list[str]]:
 
 def shown(text: str) -> str:
     """A message of a rule as a reader can find it."""
-    return _PUT_IN.sub("…", text).replace("{root}", "ROOT").replace("{wald}", "wald --root ROOT")
+    return (
+        _PUT_IN.sub("…", text).replace("{root}", "ROOT").replace("{at}", "ROOT").replace("{wald}", "wald --root ROOT")
+    )

@@ -47,14 +47,30 @@ def test_json_has_the_keys_that_are_documented(log: Path) -> None:
 
 def test_the_text_says_the_same_and_sums_it_up(log: Path) -> None:
     found, done = examine(log), wald("doctor", "--root", log)
-    lines = done.stdout.decode().splitlines()
+    table, _, summary = done.stdout.decode().partition("\n\n")
+    rows = [line.split()[:2] for line in table.splitlines() if line[0] != " "]
 
     assert done.returncode == found.code
-    assert [line.split()[:2] for line in lines if line[:1].strip()][: len(found.checks)] == [
-        [check["outcome"], name] for name, check in found.checks.items()
-    ]
-    assert f"{log}: " in done.stdout.decode()
+    assert rows == [[check["outcome"], name] for name, check in found.checks.items()]
+    assert summary.startswith(f"{log}: ")
+    assert " ".join(summary.split()).endswith("No promise is in doubt.")
     assert "\x1b" not in done.stdout.decode()
+
+
+def test_the_summary_names_the_promises(log: Path) -> None:
+    """What fails here rests under promises 2 and 10, and nothing else is wrong."""
+    log.chmod(0o777)
+    printed = " ".join(wald("doctor", "--root", log).stdout.decode().split())
+
+    assert printed.endswith("Promises of docs/guarantees.md broken here: 2, 10.")
+
+
+def test_checks_that_say_the_same_are_one_row(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    printed = " ".join(wald("doctor", "--root", tmp_path).stdout.decode().split())
+
+    assert printed.count("not tried out") == 1
+    assert "likewise replace, links, locks, allocation, mapping, fifo, names, events" in printed
 
 
 def test_the_exit_code_is_that_of_the_worst_check(log: Path) -> None:

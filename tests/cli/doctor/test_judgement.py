@@ -67,6 +67,7 @@ TABLE = [
     Row(medium.MOUNT, mount("xfs", "noatime", "discard"), OK, "xfs"),
     Row(medium.MOUNT, medium.Mount("ext4", "/dev/sda1", "/", ("ro", "relatime")), FAIL, "read-only"),
     Row(medium.MOUNT, mount("tmpfs"), FAIL, "a crash of the host loses the whole log"),
+    Row(medium.MOUNT, mount("cgroup2"), FAIL, "belongs to the kernel"),
     Row(medium.MOUNT, mount("ramfs"), FAIL, "memory"),
     Row(medium.MOUNT, mount("ext4", "nobarrier"), FAIL, "nobarrier"),
     Row(medium.MOUNT, mount("ext4", "barrier=0"), FAIL, "barrier=0"),
@@ -137,7 +138,7 @@ TABLE = [
     Row(host.CLOCK, replace(CLOCK, error_seconds=5.0), WARN, "off by 5.0 s"),
     Row(host.CLOCK, CLOCK, OK, "synchronised"),
     Row(host.UPTIME, host.Uptime("", 5.0), FAIL, "nothing is ever old enough"),
-    Row(host.UPTIME, host.Uptime("b00t", 5.0), OK, "b00t"),
+    Row(host.UPTIME, host.Uptime("b00t", 5.0), OK, "5.0 s since"),
     Row(host.PARTS, replace(PARTS, has_crc32c_instruction=False), WARN, "slower"),
     Row(host.PARTS, PARTS, OK, "wald 0.1.0"),
     Row(host.SPARK, host.Spark("", 0), SKIPPED, "no PySpark"),
@@ -179,6 +180,7 @@ TABLE = [
     Row(log.FILES, log.Files(9, is_complete=False), UNKNOWN, "there are more"),
     Row(log.FILES, log.Files(9), OK, "9 names"),
     Row(log.SPACE, replace(SPACE, free_bytes=MIB, pinned_bytes=MIB), FAIL, "1.0 MiB are held back"),
+    Row(log.SPACE, replace(SPACE, free_bytes=MIB), FAIL, "are needed to take input"),
     Row(log.SPACE, replace(SPACE, full_in_seconds=3600.0), WARN, "full in 1 h"),
     Row(log.SPACE, replace(SPACE, full_in_seconds=200000.0), OK, "full in 2 d"),
     Row(log.SPACE, replace(SPACE, segment_bytes=MIB), WARN, "disk is small"),
@@ -194,7 +196,7 @@ TABLE = [
 
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_facts_are_judged(row: Row) -> None:
-    found = row.check.judge(row.facts, Path("/data/log"))
+    found = row.check.judge(row.facts, Path("/data/log"), Path("/data"))
 
     assert (found.outcome, row.words in found.message) == (row.outcome, True), found
     assert "{" not in found.message + found.advice
@@ -214,7 +216,7 @@ def test_what_is_wrong_comes_with_something_to_type(check: Check[Any]) -> None:
 
 
 def test_a_hint_names_the_root_as_a_shell_takes_it() -> None:
-    found = log.SPACE.judge(replace(SPACE, free_bytes=1), Path("/srv/my log"))
+    found = log.SPACE.judge(replace(SPACE, free_bytes=1, pinned_bytes=1), Path("/srv/my log"), Path("/srv/my log"))
 
     assert found.advice.startswith("wald --root '/srv/my log' explain; df -h '/srv/my log'")
 

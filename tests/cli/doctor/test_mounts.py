@@ -91,6 +91,16 @@ def test_nothing_is_tried_on_a_read_only_mount(tmp_path: Path) -> None:
     assert found.failed == {"mount"}
     assert "read-only" in found.message("mount")
     assert {found.outcome(check) for check in (*TRIED, "sync", "allocation", "user")} == {"skipped"}
+    assert "because the file system is read-only" in found.message("replace")
+
+
+def test_nothing_is_made_where_the_kernel_keeps_no_files() -> None:
+    found = examine(Path("/proc/log"))
+
+    assert found.outcome("mount") == "fail"
+    assert "belongs to the kernel" in found.message("mount")
+    assert {found.outcome(check) for check in TRIED} == {"skipped"}
+    assert "the kernel keeps no files here" in found.message("replace")
 
 
 def test_a_full_disk_is_reported_and_given_no_more(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ class Rule(Generic[F]):
 
     Attributes:
         message: with the facts put in as ``{f.name}``.
-        advice: what to type, likewise; ``{root}`` is the root, ``{wald}`` a command line that names it.
+        advice: what to type, likewise; ``{root}`` is the root, ``{at}`` the directory that is examined, which is one
+            above a root that is not there; ``{wald}`` is a command line that names the root.
     """
 
     outcome: Outcome
@@ -82,16 +83,20 @@ class Check(Generic[F]):
         """The first that applies."""
         return next(rule for rule in self.rules if rule.applies(facts))
 
-    def judge(self, facts: F, root: Path) -> Finding:
-        """The finding about ``root``."""
+    def judge(self, facts: F, root: Path, at: Path) -> Finding:
+        """The finding about ``root``, where ``at`` was examined."""
         rule = self.rule(facts)
-        put_in = {"f": facts, "root": shlex.quote(str(root)), "wald": command_line(root)}
+        put_in = {"f": facts, "root": _quoted(root), "at": _quoted(at), "wald": command_line(root)}
         message, advice = rule.message.format(**put_in), rule.advice.format(**put_in)
         return Finding(self.name, rule.outcome, message, self.promises, measured(facts), advice)
 
     def without(self, outcome: Outcome, message: str, advice: str = "") -> Finding:
         """The finding where there are no facts."""
         return Finding(self.name, outcome, message, self.promises, {}, advice)
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 def measured(facts: object) -> dict[str, Any]:

@@ -7,8 +7,10 @@ import shutil
 import signal
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 
@@ -92,7 +94,7 @@ def _text(root: Path, findings: list[Finding]) -> Iterator[str]:
     checks, outcomes = (max(map(len, column)) for column in zip(*((f.check, f.outcome) for f in findings), strict=True))
     margin = outcomes + checks + 4
     width = max(40, min(_MOST_COLUMNS, shutil.get_terminal_size((_MOST_COLUMNS, 0)).columns) - margin)
-    for finding in findings:
+    for finding in _joined(findings):
         outcome = click.style(finding.outcome.ljust(outcomes), fg=_COLORS.get(finding.outcome))
         first, *more = _wrapped(finding.message, width)
         yield f"{outcome}  {finding.check.ljust(checks)}  {first}".rstrip()
@@ -103,6 +105,14 @@ def _text(root: Path, findings: list[Finding]) -> Iterator[str]:
     yield from _wrapped(_summary(root, findings), margin + width)
 
 
+def _joined(findings: list[Finding]) -> Iterator[Finding]:
+    """Those that follow each other and say the same, as one."""
+    for _, alike in groupby(findings, key=lambda finding: (finding.outcome, finding.message)):
+        first, *others = alike
+        names = ", ".join(other.check for other in others)
+        yield replace(first, message=f"{first.message}; likewise {names}") if others else first
+
+
 def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
@@ -110,20 +120,16 @@ def _wrapped(text: str, width: int) -> list[str]:
 def _summary(root: Path, findings: list[Finding]) -> str:
     counts = Counter(finding.outcome for finding in findings)
     parts = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
-    broken, doubted = _promises(findings, Outcome.FAIL), _promises(findings, Outcome.WARN)
-    doubted -= broken
-    if not broken | doubted:
-        return f"{root}: {parts}. Nothing was found that a promise of docs/guarantees.md would not hold against."
-    held = "; ".join(
-        f"{words} {', '.join(map(str, sorted(numbers)))}"
-        for words, numbers in (("not certain here:", broken), ("weaker here:", doubted))
-        if numbers
-    )
-    return f"{root}: {parts}. Of the promises in docs/guarantees.md, {held}."
+    broken = _promises(findings, (Outcome.FAIL,))
+    weaker = _promises(findings, (Outcome.WARN,)) - broken
+    unseen = _promises(findings, tuple(Outcome)) - broken - weaker - _promises(findings, (Outcome.OK,))
+    groups = (("broken here", broken), ("weaker here", weaker), ("not examined", unseen))
+    said = "; ".join(f"{words}: {', '.join(map(str, sorted(numbers)))}" for words, numbers in groups if numbers)
+    return f"{root}: {parts}. " + (f"Promises of docs/guarantees.md {said}." if said else "No promise is in doubt.")
 
 
-def _promises(findings: list[Finding], outcome: Outcome) -> set[int]:
-    return {number for finding in findings if finding.outcome is outcome for number in finding.promises}
+def _promises(findings: list[Finding], outcomes: Collection[Outcome]) -> set[int]:
+    return {number for finding in findings if finding.outcome in outcomes for number in finding.promises}
 
 
 def _object(root: Path, findings: list[Finding], code: int) -> dict[str, object]:

@@ -82,7 +82,7 @@ Look = Callable[[Subject], Finding]
 
 def _looks(check: Check[F], look: Callable[[Subject], F]) -> tuple[Check[Any], Look]:
     """A check of what can be seen."""
-    return check, lambda subject: check.judge(look(subject), subject.root)
+    return check, lambda subject: check.judge(look(subject), subject.root, subject.at)
 
 
 def _tries(check: Check[F], attempt: Callable[[Path, Subject], F]) -> tuple[Check[Any], Look]:
@@ -91,7 +91,7 @@ def _tries(check: Check[F], attempt: Callable[[Path, Subject], F]) -> tuple[Chec
     def look(subject: Subject) -> Finding:
         if subject.scratch is None:
             return check.without(Outcome.SKIPPED, subject.untried)
-        return check.judge(attempt(subject.scratch, subject), subject.root)
+        return check.judge(attempt(subject.scratch, subject), subject.root, subject.at)
 
     return check, look
 
@@ -102,7 +102,7 @@ def _of_log(check: Check[F], look: Callable[[Subject], F]) -> tuple[Check[Any], 
     def ask(subject: Subject) -> Finding:
         if subject.kind.kind is not log.Kind.LOG:
             return check.without(Outcome.SKIPPED, "no log is here yet")
-        return check.judge(look(subject), subject.root)
+        return check.judge(look(subject), subject.root, subject.at)
 
     return check, ask
 
@@ -161,6 +161,10 @@ def _try_out(subject: Subject, opened: ExitStack) -> None:
     facts = in_log.user(subject.kind)
     if subject.kind.kind is log.Kind.UNFIT:
         subject.untried = "not tried out, because there is no place for a log"
+    elif subject.mount.type in medium.OF_KERNEL:
+        subject.untried = "not tried out, because the kernel keeps no files here"
+    elif facts.is_read_only:
+        subject.untried = "not tried out, because the file system is read-only"
     elif not facts.may_write:
         subject.untried = "not tried out, because this user may not write here"
     else:

@@ -149,7 +149,7 @@ ALLOCATION: Check[Allocation] = Check(
             Outcome.FAIL,
             lambda f: f.is_full,
             "{f.asked} cannot be allocated: {f.error}",
-            "df -h {root}; quota -v; {wald} explain",
+            "df -h {at}; quota -v",
         ),
         Rule(
             Outcome.WARN,
@@ -161,7 +161,7 @@ ALLOCATION: Check[Allocation] = Check(
             Outcome.WARN,
             lambda f: f.type in COPY_ON_WRITE,
             "{f.type} copies what is written, so an allocated byte may still meet a full disk; the daemon then waits",
-            "keep free_space_min large; on btrfs chattr +C on an empty {root}",
+            "keep free_space_min large; on btrfs chattr +C on an empty {at}",
         ),
         Rule(
             Outcome.WARN,
@@ -217,7 +217,7 @@ NAMES: Check[Names] = Check(
             Outcome.FAIL,
             lambda f: not f.is_case_sensitive,
             "names that differ in case are one file, so two routes would be one",
-            "put the root where case counts; on ext4 chattr -F on an empty {root}",
+            "put the root where case counts; on ext4 chattr -F on an empty {at}",
         ),
         Rule(
             Outcome.WARN,

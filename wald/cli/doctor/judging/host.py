@@ -151,7 +151,7 @@ CLOCK: Check[Clock] = Check(
             Outcome.WARN,
             lambda f: f.is_synchronised is False,
             "the clock is not synchronised: append times are as wrong as it is; ages and the order are not",
-            "timedatectl set-ntp true; apt install chrony",
+            "timedatectl set-ntp true, or apt install chrony",
         ),
         Rule(
             Outcome.UNKNOWN,
@@ -193,7 +193,7 @@ UPTIME: Check[Uptime] = Check(
             "the kernel does not name this boot, so nothing is ever old enough for an age",
             "mount -t proc proc /proc; ls -l /proc/sys/kernel/random/boot_id",
         ),
-        Rule(Outcome.OK, otherwise, "boot {f.boot}, up for {f.shown}"),
+        Rule(Outcome.OK, otherwise, "the kernel names this boot, and counts {f.shown} since"),
     ),
 )
 

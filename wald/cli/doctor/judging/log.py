@@ -11,6 +11,7 @@ from wald.setting_types import format_bytes, format_seconds
 SOCKET_PATH_BYTES = 107
 _FEW_INODES = 1000
 _DAY = 86400
+_YEAR = 366 * _DAY
 
 
 class Kind(StrEnum):
@@ -43,7 +44,7 @@ class Place:
 PLACE: Check[Place] = Check(
     "root",
     "what is at the path of the root",
-    (10,),
+    (),
     (
         Rule(Outcome.FAIL, lambda f: f.error, "{f.error}", "{f.hint}"),
         Rule(
@@ -147,7 +148,7 @@ RIGHTS: Check[Rights] = Check(
             Outcome.FAIL,
             lambda f: f.is_open,
             "mode {f.mode}: every user may put files here, and remove those of the log",
-            "chmod o-w {root}",
+            "chmod o-w {at}",
         ),
         Rule(
             Outcome.FAIL,
@@ -227,7 +228,7 @@ RUNNING: Check[Running] = Check(
             Outcome.FAIL,
             lambda f: f.degraded_by,
             "{f.holder}; it takes no input, because of {f.degraded_by}",
-            "{wald} explain; df -h {root}",
+            "{wald} explain; df -h {at}",
         ),
         Rule(Outcome.OK, otherwise, "{f.holder}; it answers"),
     ),
@@ -326,7 +327,9 @@ class Space:
 
     @property
     def outlook(self) -> str:
-        return "" if self.full_in_seconds is None else f"; full in {format_seconds(self.full_in_seconds)}"
+        if self.full_in_seconds is None or self.full_in_seconds > _YEAR:
+            return ""
+        return f"; full in {format_seconds(self.full_in_seconds)}"
 
 
 SPACE: Check[Space] = Check(
@@ -336,9 +339,15 @@ SPACE: Check[Space] = Check(
     (
         Rule(
             Outcome.FAIL,
+            lambda f: f.free_bytes < f.needed_bytes and f.pinned_bytes,
+            "{f.free} free, and {f.needed} are needed to take input{f.pinned}",
+            "{wald} explain; df -h {at}",
+        ),
+        Rule(
+            Outcome.FAIL,
             lambda f: f.free_bytes < f.needed_bytes,
             "{f.free} free, and {f.needed} are needed to take input{f.pinned}",
-            "{wald} explain; df -h {root}; or a smaller free_space_min and segment_max_bytes",
+            "df -h {at}; or a smaller free_space_min and segment_max_bytes",
         ),
         Rule(
             Outcome.WARN,
@@ -371,12 +380,12 @@ INODES: Check[Inodes] = Check(
     (9,),
     (
         Rule(Outcome.OK, lambda f: not f.total, "the file system does not limit the number of files"),
-        Rule(Outcome.FAIL, lambda f: not f.free, "no file can be made: all {f.total} inodes are used", "df -i {root}"),
+        Rule(Outcome.FAIL, lambda f: not f.free, "no file can be made: all {f.total} inodes are used", "df -i {at}"),
         Rule(
             Outcome.WARN,
             lambda f: f.free < _FEW_INODES,
             "{f.free} of {f.total} inodes are free",
-            "df -i {root}; du --inodes -xd1 around it",
+            "df -i {at}; du --inodes -xd1 around it",
         ),
         Rule(Outcome.OK, otherwise, "{f.free} of {f.total} inodes are free"),
     ),

@@ -12,6 +12,22 @@ NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "glusterfs", "lustre", "gpfs", "ocfs2", "gfs2", "afs"}
 )
 COPY_ON_WRITE = frozenset({"btrfs", "zfs", "bcachefs"})
+OF_KERNEL = frozenset(
+    {
+        "bpf",
+        "cgroup",
+        "cgroup2",
+        "configfs",
+        "debugfs",
+        "devpts",
+        "efivarfs",
+        "mqueue",
+        "proc",
+        "pstore",
+        "sysfs",
+        "tracefs",
+    }
+)
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "f2fs", "jfs", "nilfs2", *COPY_ON_WRITE})
 WITHOUT_RIGHTS = frozenset({"vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "hfsplus"})
 _UNSAFE = frozenset({"nobarrier", "barrier=0", "volatile", "nobarriers", "fsync_mode=nobarrier"})
@@ -41,6 +57,12 @@ MOUNT: Check[Mount] = Check(
     (
         Rule(
             Outcome.FAIL,
+            lambda f: f.type in OF_KERNEL,
+            "{f.type} on {f.mount_point} belongs to the kernel, and keeps no files",
+            "put the root on ext4 or xfs",
+        ),
+        Rule(
+            Outcome.FAIL,
             lambda f: "ro" in f.options,
             "{f.type} on {f.mount_point} is mounted read-only",
             "mount -o remount,rw {f.mount_point}",
@@ -67,7 +89,7 @@ MOUNT: Check[Mount] = Check(
             Outcome.WARN,
             lambda f: f.type in LAYERS,
             "{f.type}: the layer of a container, which is removed with the container",
-            "mount a volume at {root}",
+            "mount a volume at {at}",
         ),
         Rule(
             Outcome.WARN,

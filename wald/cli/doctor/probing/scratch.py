@@ -86,4 +86,4 @@ def _remove(parent: int, name: str, descriptor: int) -> None:
             os.unlink(each, dir_fd=listed)
     finally:
         os.close(listed)
-    os.rmdir(name, dir_fd=parent)
+        os.rmdir(name, dir_fd=parent)
