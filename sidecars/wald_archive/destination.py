@@ -16,6 +16,7 @@ from typing import Protocol
 
 from wald.errors import Refused
 from wald.format.batch import Buffer
+from wald.store.files.directory import require_no_link
 from wald.store.files.disk import Disk
 
 WRITE_BYTES = 1 << 20  # at least, but for the end of a file: small writes make tapes stop and start
@@ -111,7 +112,10 @@ class Directory:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Sink]:
+        """As :meth:`Destination.writing`; Damaged if a symbolic link below the destination leads elsewhere."""
         path = self._path / name
+        for above in path.relative_to(self._path).parents[:-1]:
+            require_no_link(self._path / above)
         self._disk.make_directory(path.parent)
         file = _Growing(path, self._disk)
         try:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from wald.daemon.committer import Committer
 from wald.daemon.intake import Intake
 from wald.daemon.routes import Routes
-from wald.errors import InvalidInput, NotFound, NotPermitted
+from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted
 from wald.format.head import encode_head
 from wald.format.protocol import Code, Command, encode_err, encode_ok
 from wald.format.times import utc
@@ -75,7 +75,7 @@ class Commands:
             return encode_err(Code.NO_ROUTE, error.message)
         except NotPermitted as error:
             return encode_err(Code.DENIED, error.message)
-        except OSError as error:
+        except (Damaged, OSError) as error:
             return encode_err(Code.FAILED, str(error))
         return encode_err(Code.BAD_REQUEST, _USAGE)
 

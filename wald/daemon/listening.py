@@ -56,8 +56,9 @@ def listen(path: Path, mode: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         path.unlink(missing_ok=True)  # no program listens on it: that was checked
+        os.fchmod(listener.fileno(), mode)  # before it has a name: no user may connect sooner than the mode allows
         listener.bind(str(path))
-        path.chmod(mode)
+        path.chmod(mode)  # bind(2) narrows it by the umask
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()

@@ -68,10 +68,10 @@ class Routes:
     def _look_up(self, name: bytes) -> Entry:
         text = name.decode("utf-8", "replace")
         try:
-            path = self._root.route(text)
+            found = self._root.has_route(text)
         except InvalidInput as error:
             raise ProtocolError(Code.BAD_ROUTE, error.message) from None
-        if not path.is_dir():
+        if not found:
             raise ProtocolError(Code.NO_ROUTE, f"there is no route {text!r}; ROUTE ADD {text} makes it")
         if self._root.retired(text).exists():
             raise ProtocolError(Code.NO_ROUTE, f"the route {text!r} is retired; ROUTE ADD {text} takes it back")

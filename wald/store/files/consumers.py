@@ -15,7 +15,7 @@ import stat
 from pathlib import Path
 
 from wald.errors import NotPermitted, command_line, user_name
-from wald.store.files.directory import Root
+from wald.store.files.directory import Root, require_no_link
 from wald.store.files.disk import DIRECTORY_MODE, Disk
 
 ROOTS_GROUP = "group"
@@ -34,6 +34,7 @@ def admit(root: Root, disk: Disk, route: str, group: str) -> None:
     directory = root.consumers(route)
     if not group and not directory.exists():
         return
+    require_no_link(directory)
     disk.make_directory(directory)
     wanted = int(group) if group.isdecimal() else root.path.stat().st_gid
     if group == "":

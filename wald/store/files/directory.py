@@ -114,6 +114,7 @@ class Root:
         route_directory, consumers = self.route(route), self.consumers(route)
         if os.path.lexists(route_directory / cursor_name(group)) or not os.path.lexists(consumers):
             return route_directory
+        require_no_link(consumers)
         return consumers
 
     def cursor(self, route: str, group: str) -> Path:
@@ -123,7 +124,20 @@ class Root:
         """Every route, retired ones included, by name; directories whose names are illegal are left out."""
         if not self.routes.is_dir():
             return []
-        return sorted(entry.name for entry in os.scandir(self.routes) if is_route(entry.name) and entry.is_dir())
+        return sorted(
+            entry.name
+            for entry in os.scandir(self.routes)
+            if is_route(entry.name) and entry.is_dir(follow_symlinks=False)
+        )
+
+    def has_route(self, route: str) -> bool:
+        """Whether the route is there; a symbolic link is no route.
+
+        Raises:
+            InvalidInput: an illegal name.
+        """
+        path = self.route(route)
+        return path.is_dir() and not path.is_symlink()
 
     def groups(self, route: str) -> list[str]:
         """The groups that have a cursor on ``route``.
@@ -167,7 +181,7 @@ class Root:
             InvalidInput: an illegal name.
             NotFound: no such route.
         """
-        if not self.route(route).is_dir():
+        if not self.has_route(route):
             raise self._no_route(route)
 
     def _no_route(self, route: str) -> NotFound:
@@ -304,12 +318,16 @@ def being_sealed(root: Root) -> set[int]:
 def read_identity(root: Root) -> Identity:
     """The identity of the log in ``root``.
 
+    Every program begins with it, so none goes on where a directory of the log is elsewhere.
+
     Raises:
         NotFound: there is no log.
         NotPermitted: this user may not read it.
         UnsupportedFormat: it was written by a newer wald.
-        Damaged: ``log.json`` is not readable.
+        Damaged: ``log.json`` is not readable, or a directory of the log is a symbolic link.
     """
+    for folder in _FOLDERS:
+        require_no_link(root.path / folder)
     try:
         text = read_regular(root.identity)
     except (FileNotFoundError, NotADirectoryError):
@@ -368,6 +386,7 @@ def create_root(path: Path, disk: Disk, *, now: str) -> Root:
     root = Root(path)
     disk.make_directory(path)
     for folder in _FOLDERS:
+        require_no_link(path / folder)
         disk.make_directory(path / folder)
     if not root.identity.exists():
         if list_segments(root).segments:
@@ -379,6 +398,19 @@ def create_root(path: Path, disk: Disk, *, now: str) -> Root:
             disk.replace(root.identity, json.dumps(identity).encode() + b"\n", exclusive=True)
     read_identity(root)
     return root
+
+
+def require_no_link(directory: Path) -> None:
+    """
+    Raises:
+        Damaged: there is a symbolic link.
+    """
+    if directory.is_symlink():
+        raise Damaged(
+            f"{directory}: a symbolic link; nothing is written through one",
+            hint=f"rm {directory}, and move what it leads to there, or mount it there: "
+            f"mount --bind {directory.resolve()} {directory}",
+        )
 
 
 def require_root(path: Path) -> None:

@@ -31,7 +31,10 @@ DIRECTORY_MODE = 0o750
 
 
 class Disk:
-    """Real system calls. What they make has the same mode under every umask; what was there keeps its own."""
+    """Real system calls. What they make has the same mode under every umask; what was there keeps its own.
+
+    No file is written through a symbolic link. The directory that it is in is the caller's affair.
+    """
 
     def create(self, path: Path) -> int:
         """A new file, open for reading and writing; FileExistsError rather than touch an old one."""
@@ -39,7 +42,7 @@ class Disk:
 
     def open(self, path: Path) -> int:
         """An existing file, open for reading and writing."""
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def open_or_create(self, path: Path) -> int:
         """A file, open for reading and writing; created if missing, and never waited for if it is something else."""
@@ -51,7 +54,7 @@ class Disk:
 
     def open_append(self, path: Path) -> int:
         """A file whose writes all go to its end; created if missing."""
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             return _with_mode(os.open(path, flags | os.O_CREAT | os.O_EXCL, FILE_MODE), FILE_MODE)
         except FileExistsError:

@@ -21,9 +21,9 @@ _FOUND = "in.found-"
 
 
 def has_fifo(root: Root, route: str) -> bool:
-    """Whether the route has a FIFO."""
+    """Whether the route has a FIFO; a symbolic link to one is none."""
     try:
-        return stat.S_ISFIFO(os.stat(root.fifo(route)).st_mode)
+        return stat.S_ISFIFO(os.lstat(root.fifo(route)).st_mode)
     except NotADirectoryError:  # what should be the route is none
         raise
     except OSError:  # nothing there, or a link that leads nowhere or to what may not be read

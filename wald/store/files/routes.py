@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wald.store.files.consumers import admit
-from wald.store.files.directory import Root
+from wald.store.files.directory import Root, require_no_link
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import make_fifo
 
@@ -20,9 +20,11 @@ def add_route(
 
     Raises:
         InvalidInput: an illegal name.
+        Damaged: a symbolic link has this name.
         NotPermitted: this user is not in the group ``consumers``.
     """
     route = root.route(name)
+    require_no_link(route)
     disk.make_directory(route)
     disk.sync_directory(root.routes)  # even if it is there: the process that made it may have been killed before this
     if root.retired(name).exists():

@@ -31,7 +31,7 @@ class SparseIndexWriter:
         self._descriptor = -1
         self._indexed = FIRST_BATCH
         with contextlib.suppress(OSError):
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, FILE_MODE)
             os.fchmod(self._descriptor, FILE_MODE)
         self._write(encode_index_header(header))

@@ -1,0 +1,272 @@
+"""No program writes outside the log and the archive that it is given, and none makes what all users may write to."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from lives import Life
+from running import Daemon, command, output_of, refusal_of, run, sidecar, wald
+
+from wald.errors import Damaged, InvalidInput
+from wald.store.files.directory import Root
+
+_NUMBER = re.compile(r"\d+")
+_HOSTILE = ("..", ".", "../x", "a/b", "/x", "a\nb", "-x", ".x", "x" * 128, "grün", "a b", "%2e%2e", "~", "$HOME", "")
+_FOLDERS = ("segments", "routes", "ledger", "quarantine", "recovery")
+
+
+def state(place: Path, *, without: tuple[Path, ...] = ()) -> dict[str, tuple[object, ...]]:
+    """Everything below ``place`` except what is in ``without``: a change of any of it shows."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in (place, *place.rglob("*")):
+        if any(path == each or each in path.parents for each in without):
+            continue
+        status = path.lstat()
+        times = 0 if path in {each.parent for each in without} else status.st_mtime_ns
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(status.st_mode) else ""
+        found[str(path)] = (status.st_mode, status.st_uid, status.st_gid, status.st_ino, times, content)
+    return found
+
+
+# Links.
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a log and its archive, as a full life leaves them."""
+    place = tmp_path_factory.mktemp("lived") / "inside"
+    place.mkdir()
+    Life(place / "log", place / "archive").live()
+    return place
+
+
+def kinds(place: Path) -> Iterator[Path]:
+    """What a life has made, once of each kind: names that differ in digits only are of one kind."""
+    found: dict[str, Path] = {}
+    for path in sorted(place.glob("*/**/*")):
+        relative = path.relative_to(place)
+        found.setdefault(_NUMBER.sub("0", str(relative)), relative)
+    yield from found.values()
+
+
+def replace(path: Path, target: Path, link: str) -> None:
+    """Put a link in the place of ``path``, to its like outside, or to where nothing is yet."""
+    target.parent.mkdir()
+    if link == "to its like":
+        path.rename(target)
+        path.symlink_to(os.path.relpath(target, path.parent))
+        return
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    path.symlink_to(target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("link", ["to its like", "to nothing"])
+def test_no_link_leads_a_program_outside(lived: Path, tmp_path: Path, link: str) -> None:
+    """In the place of each kind of file and directory that a log and an archive have in their life."""
+    led = []
+    for number, path in enumerate(kinds(lived)):
+        place, outside = tmp_path / f"{number}", tmp_path / f"{number}-outside"
+        subprocess.run(["cp", "-a", lived, place], check=True)
+        replace(place / path, outside / "target", link)
+        before = state(outside)
+        Life(place / "log", place / "archive").live()
+        if state(outside) != before:
+            led.append(str(path))
+    assert led == []
+
+
+@pytest.mark.parametrize("folder", _FOLDERS)
+def test_a_directory_of_the_log_that_is_a_link_is_refused(tmp_path: Path, folder: str) -> None:
+    """By the daemon and by every other program; the root itself may be one."""
+    root, link = tmp_path / "log", tmp_path / "link"
+    root.mkdir()
+    link.symlink_to(root)
+    output_of("init", "--root", link)
+    (root / folder).rename(tmp_path / "outside")
+    (root / folder).symlink_to(tmp_path / "outside")
+    before = state(tmp_path / "outside")
+    lines = [
+        *(command(*words, "--root", root) for words in (["run"], ["init"], ["route", "add", "r"], ["verify"])),
+        *(sidecar(*words, "--root", root) for words in (["reclaim"], ["archive", "pack", "r"])),
+    ]
+    for line in lines:
+        done = run(line)
+        assert done.returncode == Damaged.exit_code, (line, done.stderr)
+        assert f"{root / folder}: a symbolic link; nothing is written through one" in done.stderr.decode()
+    assert state(tmp_path / "outside") == before
+
+
+def test_a_route_that_is_a_link_is_none(tmp_path: Path) -> None:
+    root, outside = tmp_path / "log", tmp_path / "outside"
+    outside.mkdir()
+    with Daemon(root) as daemon:
+        (root / "routes/r").symlink_to(outside)
+        before = state(outside)
+        assert "a symbolic link" in daemon.ask("ROUTE ADD r fifo")
+        assert daemon.ask("PUB r 2\nx").startswith("ERR no-route ")
+        assert daemon.ask("ROUTE RETIRE r").startswith("ERR no-route ")
+        assert daemon.stop() == 0
+    for words in (("route", "add", "r", "--fifo"), ("route", "retire", "r"), ("cursor", "set", "r", 0)):
+        assert wald(*words, "--root", root).returncode != 0
+    assert state(outside) == before
+
+
+# Names.
+
+
+WAYS: dict[str, Callable[[Path, str], object]] = {
+    "route add": lambda root, name: wald("route", "add", "--root", root, "--fifo", "--", name),
+    "route retire": lambda root, name: wald("route", "retire", "--root", root, "--", name),
+    "append": lambda root, name: wald("append", "--root", root, "--", name, stdin=b"x\n"),
+    "stdin": lambda root, name: wald("run", "--root", root, f"--stdin={name}", stdin=b"x\n"),
+    "route of a cursor": lambda root, name: wald("cursor", "set", "--root", root, "--", name, 0),
+    "group of a cursor": lambda root, name: wald("cursor", "set", "--root", root, f"--group={name}", "r", 0),
+    "group removed": lambda root, name: wald("cursor", "remove", "--root", root, f"--group={name}", "r"),
+    "drain": lambda root, name: run(sidecar("drain", "feed", "--root", root, "--exit-at-end", name, "--", "cat")),
+    "group of drain": lambda root, name: run(
+        sidecar("drain", "feed", "--root", root, "--exit-at-end", f"--group={name}", "r", "--", "cat")
+    ),
+    "dead letters": lambda root, name: run(
+        sidecar("drain", "feed", "--root", root, "--exit-at-end", f"--dead-letter={name}", "r", "--", "cat")
+    ),
+    "archive": lambda root, name: run(sidecar("archive", "pack", "--root", root, "--", name)),
+    "group of archive": lambda root, name: run(sidecar("archive", "pack", "--root", root, f"--group={name}", "r")),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_name_on_a_command_line_leads_outside(tmp_path: Path, way: str) -> None:
+    root = tmp_path / "inside" / "log"
+    root.parent.mkdir()
+    output_of("init", "--root", root)
+    output_of("route", "add", "r", "--root", root)
+    before = state(tmp_path, without=(root,))
+    for name in _HOSTILE:
+        WAYS[way](root, name)
+    assert state(tmp_path, without=(root,)) == before
+    assert set(Root(root).route_names()) <= {"r", "dead_letter"}
+
+
+def test_no_name_over_the_socket_leads_outside(tmp_path: Path) -> None:
+    """Not even with a NUL in it; 127 bytes are a name."""
+    root = tmp_path / "inside" / "log"
+    root.parent.mkdir()
+    with Daemon(root) as daemon:
+        before = state(tmp_path, without=(root, daemon.log_path))
+        for name in (*(name for name in _HOSTILE if name.split() == [name]), "a\0b"):
+            for words in (f"ROUTE ADD {name} fifo", f"ROUTE RETIRE {name}", f"PUB {name} 2\nx"):
+                assert daemon.ask(words).startswith("ERR "), words
+        assert daemon.ask(f"ROUTE ADD {'x' * 127}").startswith("OK ")
+        assert state(tmp_path, without=(root, daemon.log_path)) == before
+    assert Root(root).route_names() == ["x" * 127]
+
+
+@pytest.mark.parametrize("name", _HOSTILE)
+def test_no_name_in_the_settings_leads_outside(tmp_path: Path, name: str) -> None:
+    settings = tmp_path / "wald.toml"
+    quoted = name.replace("\n", "\\n")
+    settings.write_text(f'[routes."{quoted}"]\nfifo = true\n')
+    code, _, _ = refusal_of("run", "--root", tmp_path / "log", "--config", settings)
+    assert code == InvalidInput.exit_code
+    assert os.listdir(tmp_path) == ["wald.toml"]
+
+
+def test_directories_that_can_be_no_routes_are_left_alone(tmp_path: Path) -> None:
+    """Whatever is in them."""
+    root = tmp_path / "log"
+    output_of("init", "--root", root)
+    planted = root / "routes"
+    for name in (".x", "-x", "a b", "a\nb", "grün", "x" * 128):
+        (planted / name).mkdir()
+        os.mkfifo(planted / name / "in")
+        (planted / name / "processed.cursor").write_text("0\n")
+    before = state(planted)
+    with Daemon(root) as daemon:
+        assert daemon.stop() == 0
+    run(sidecar("reclaim", "--root", root))
+    assert state(planted) == before
+
+
+# The environment and the settings.
+
+
+@pytest.mark.parametrize("what", ["file", "directory", "link", "link to nothing"])
+def test_the_socket_takes_the_place_of_nothing_else(tmp_path: Path, what: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("precious")
+    (outside / "directory").mkdir()
+    (outside / "link").symlink_to("file")
+    (outside / "link to nothing").symlink_to("nothing")
+    before = state(outside)
+    code, message, _ = refusal_of("run", "--root", tmp_path / "log", env={"WALD_SOCKET": str(outside / what)})
+    assert (code, "what is there is not a socket" in message) == (InvalidInput.exit_code, True)
+    assert state(outside) == before
+
+
+@pytest.mark.slow
+def test_no_variable_of_the_environment_leads_outside(tmp_path: Path) -> None:
+    """Not where temporary files, homes and caches usually are."""
+    outside = tmp_path / "outside"
+    names = ("TMPDIR", "TEMP", "TMP", "HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME")
+    for name in names:
+        (outside / name).mkdir(parents=True)
+    before = state(outside)
+    place = tmp_path / "inside"
+    place.mkdir()
+    life = Life(place / "log", place / "archive", umask=0o22, environment={name: str(outside / name) for name in names})
+    life.live()
+    assert [each for each in life.failed if "-- false:" not in each] == []
+    assert state(outside) == before
+
+
+# Modes.
+
+_MAKING = re.compile(r"\b(openat|open|creat|mkdir|mkdirat|mknod|mknodat|chmod|fchmod|fchmodat)\((.*)")
+_MODE = re.compile(r", (?:S_IF[A-Z]+\|)?(0[0-7]*)(?=[), ])")
+_WRITING = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|O_TRUNC")
+_CHANGING = re.compile(
+    r"\b(mkdir|mkdirat|mknod|mknodat|chmod|fchmod|fchmodat|rename|renameat|renameat2|link|linkat|symlink|symlinkat|unlink"
+    r"|unlinkat|rmdir|truncate|ftruncate|chown|fchown|lchown|fchownat|utimensat|setxattr|bind)\((.*)"
+)
+_PATH = re.compile(r'"(/[^"]*)"|\d<(/[^>]*)>')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077], ids=oct)
+def test_nothing_is_ever_writable_for_all_nor_made_outside(tmp_path: Path, umask: int) -> None:
+    """Nor for a moment: every system call of a full life that makes or changes something is looked at."""
+    place, traces = tmp_path / "inside", tmp_path / "traces"
+    place.mkdir()
+    traces.mkdir()
+    life = Life(place / "log", place / "archive", umask=umask, traces=traces)
+    life.live()
+    assert [each for each in life.failed if "-- false:" not in each] == []
+
+    calls = [line for trace in traces.iterdir() for line in trace.read_text().splitlines() if "= -1 E" not in line]
+    made = [line for line in calls if _is_making(line)]
+    assert len(made) > 50
+    assert [line for line in made if (mode := _MODE.search(line)) and int(mode[1], 8) & 0o002] == []
+    changed = [line for line in calls if _CHANGING.search(line) or ("open" in line and _WRITING.search(line))]
+    paths = {first or second for line in changed for first, second in _PATH.findall(line.partition(" = ")[0])}
+    cwd = os.getcwd()
+    assert [path for path in paths if not path.startswith((str(place), "/dev/null", "/dev/tty")) and path != cwd] == []
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in place.rglob("*") if not path.is_symlink()}
+    assert [path for path, mode in modes.items() if mode & 0o002] == []
+
+
+def _is_making(line: str) -> bool:
+    call = _MAKING.search(line)
+    return call is not None and (not call[1].startswith("open") or "O_CREAT" in line or "O_TMPFILE" in line)
