@@ -30,7 +30,8 @@ def state(place: Path, *, without: tuple[Path, ...] = ()) -> dict[str, tuple[obj
         if any(path == each or each in path.parents for each in without):
             continue
         status = path.lstat()
-        times = 0 if path in {each.parent for each in without} else status.st_mtime_ns
+        is_used = stat.S_ISFIFO(status.st_mode) or path in {each.parent for each in without}
+        times = 0 if is_used else status.st_mtime_ns
         content = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(status.st_mode) else ""
         found[str(path)] = (status.st_mode, status.st_uid, status.st_gid, status.st_ino, times, content)
     return found
@@ -121,6 +122,21 @@ def test_a_route_that_is_a_link_is_none(tmp_path: Path) -> None:
     for words in (("route", "add", "r", "--fifo"), ("route", "retire", "r"), ("cursor", "set", "r", 0)):
         assert wald(*words, "--root", root).returncode != 0
     assert state(outside) == before
+
+
+def test_the_mode_of_a_fifo_elsewhere_is_not_changed(tmp_path: Path) -> None:
+    """A route's FIFO may be a link to it; the settings must agree with its mode."""
+    root, outside = tmp_path / "log", tmp_path / "fifo"
+    output_of("init", "--root", root)
+    output_of("route", "add", "r", "--root", root)
+    os.mkfifo(outside, 0o640)
+    (root / "routes/r/in").symlink_to(outside)
+    settings = tmp_path / "wald.toml"
+    settings.write_text('[routes.r]\nfifo = true\nmode = "0620"\n')
+    code, message, hint = refusal_of("run", "--root", root, "--config", settings)
+    assert (code, "the mode of what it leads to is not 0620" in message) == (InvalidInput.exit_code, True)
+    assert hint == f"chmod 0620 {outside}"
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o640
 
 
 # Names.

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from wald.errors import command_line
+from wald.errors import InvalidInput, command_line
 from wald.store.files.directory import Root
 
 FIFO_MODE = 0o620  # only the daemon's group may write to it
@@ -21,9 +21,9 @@ _FOUND = "in.found-"
 
 
 def has_fifo(root: Root, route: str) -> bool:
-    """Whether the route has a FIFO; a symbolic link to one is none."""
+    """Whether the route has a FIFO, or a symbolic link to one, as systemd's units make it."""
     try:
-        return stat.S_ISFIFO(os.lstat(root.fifo(route)).st_mode)
+        return stat.S_ISFIFO(os.stat(root.fifo(route)).st_mode)
     except NotADirectoryError:  # what should be the route is none
         raise
     except OSError:  # nothing there, or a link that leads nowhere or to what may not be read
@@ -45,6 +45,7 @@ def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
         where what stood in its place is kept; None if nothing did.
 
     Raises:
+        InvalidInput: it is a link to a FIFO elsewhere, which has another mode.
         OSError: it cannot be made.
     """
     path = root.fifo(route)
@@ -56,7 +57,12 @@ def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
             os.rename(path, found)
         os.mkfifo(path, OWNERS_FIFO_MODE)  # until it has its mode no other user may open it
         mode = FIFO_MODE if mode is None else mode
-    if mode is not None:
+    if mode is not None and stat.S_IMODE(path.stat().st_mode) != mode:
+        if path.is_symlink():
+            raise InvalidInput(
+                f"{path}: a symbolic link, and the mode of what it leads to is not {mode:04o}",
+                hint=f"chmod {mode:04o} {path.resolve()}",
+            )
         path.chmod(mode)  # mkfifo's own mode is narrowed by the umask
     return found
 
