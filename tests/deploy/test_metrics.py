@@ -1,0 +1,25 @@
+"""Under its unit, with all of the sandbox, the daemon exports what it does elsewhere, and so do the sidecars."""
+
+from __future__ import annotations
+
+import units
+from machine import Machine
+from running import eventually
+
+
+def scraped(machine: Machine, port: int) -> str:
+    """What a program on the machine answers; nothing before it listens."""
+    fetch = f"import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:{port}/metrics').read().decode())"
+    return machine.run("python3", "-c", fetch, check=False).stdout
+
+
+def test_units_export_what_the_directory_shows(machine: Machine) -> None:
+    """The daemon may start a process that reads it, and a drop-in has wald-reclaim serve its own numbers."""
+    units.install(machine)
+    units.drop_in(machine, "wald-reclaim.service", '[Service]\nEnvironment="OPTIONS=--metrics 127.0.0.1:9465"\n')
+    machine.run("systemctl", "start", "wald.service", "wald-reclaim.service")
+    machine.run("wald", "--root", "/var/lib/wald", "route", "add", "r")
+
+    eventually(lambda: 'wald_group_lag_records{route="r",group="processed"} 0' in scraped(machine, 9464))
+    eventually(lambda: "wald_reclaim_last_pass_timestamp_seconds" in scraped(machine, 9465))
+    assert "wald_measurement_failures_total 0\n" in scraped(machine, 9464)
