@@ -19,7 +19,8 @@ from wald.exposition import TEXT_FORMAT, Metric, render
 
 _CONNECTIONS_MAX = 8  # scrapers are few, and each takes a thread and a descriptor
 _CONNECTION_SECONDS = 10.0  # for question and answer
-_PAUSE_SECONDS = 0.1  # if there is no descriptor, or no place becomes free
+_PLACE_SECONDS = 1.0  # until the place of a connection that was closed becomes free, on a busy machine
+_PAUSE_SECONDS = 0.1  # if there is no descriptor
 
 
 class _Server(ThreadingHTTPServer):
@@ -43,7 +44,7 @@ class _Server(ThreadingHTTPServer):
         assert isinstance(request, socket.socket)
         if not self._places.acquire(blocking=False):
             self._close_oldest(1)
-            if not self._places.acquire(timeout=_PAUSE_SECONDS):
+            if not self._places.acquire(timeout=_PLACE_SECONDS):
                 return False
         self._since[request] = time.monotonic()
         return True

@@ -17,7 +17,7 @@ from pathlib import Path
 
 INTERVAL_SECONDS = 10.0  # between two measurements, at least
 _REST = 9  # times the duration: a tenth of one core
-_PATIENCE_SECONDS = 3.0  # a scraper waits for so long, and gets the text before otherwise
+_PATIENCE_SECONDS = 3.0  # the scraper for which a measurement begins waits for so long
 _SECONDS_MAX = 600.0
 _NICENESS = 5  # with 19 it would take minutes on a busy machine
 
@@ -41,15 +41,15 @@ class Measuring:
         self.failures = 0
 
     def text(self) -> bytes:
-        """The newest text, after a short wait for the one that is being made; empty if the last attempt failed."""
+        """The newest text; empty before the first one, and if the last attempt failed."""
         with self._mutex:
             running = self._thread is not None and self._thread.is_alive()
-            if not running and not self._closed and time.monotonic() >= self._due:
+            begins = not running and not self._closed and time.monotonic() >= self._due
+            if begins:
                 self._thread = threading.Thread(target=self._measure, name="measuring", daemon=True)
                 self._thread.start()
-            thread = self._thread
-        if thread is not None:
-            thread.join(_PATIENCE_SECONDS)
+        if begins and self._thread is not None:
+            self._thread.join(_PATIENCE_SECONDS)  # this scraper alone: the places of others are wanted by others
         return self._text
 
     def close(self) -> None:
