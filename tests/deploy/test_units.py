@@ -41,11 +41,11 @@ def _words(directive: str) -> list[str]:
     return re.findall(r"@?\w+", value.replace("(", "")) if value else [name.split("=")[0]]
 
 
-@pytest.mark.parametrize("kind", ["service", "socket"])
-def test_an_instance_differs_from_the_one_log_in_its_paths_only(kind: str) -> None:
-    instance = (units.UNITS / f"wald@.{kind}").read_text()
+@pytest.mark.parametrize("name", ["wald.service", "wald.socket", "wald-reclaim.service"])
+def test_an_instance_differs_from_the_one_log_in_its_paths_only(name: str) -> None:
+    instance = (units.UNITS / name.replace(".", "@.")).read_text()
     named = instance.replace("wald@%i", "wald").replace("-%i", "").replace("%i.toml", "wald.toml").replace(" (%i)", "")
-    assert named == (units.UNITS / f"wald.{kind}").read_text()
+    assert named == (units.UNITS / name).read_text()
 
 
 def test_systemd_finds_nothing_wrong(machine: Machine) -> None:
@@ -55,6 +55,16 @@ def test_systemd_finds_nothing_wrong(machine: Machine) -> None:
     judged = machine.run("systemd-analyze", "verify", "--man=no", *names, check=False)
     assert (judged.returncode, judged.stdout + judged.stderr) == (0, "")
     assert len(names) >= 10
+
+
+def test_the_drop_in_for_newer_versions_has_only_what_this_one_lacks(machine: Machine) -> None:
+    """It is for systemd 254; an older one names the two lines that it does not know, and goes on without them."""
+    units.install(machine)
+    units.drop_in(machine, "wald.service", (units.UNITS / "254.conf").read_text())
+    judged = machine.run("systemd-analyze", "verify", "--man=no", "wald.service", check=False)
+    unknown = re.findall(r"254|notify-reload|FileDescriptorStorePreserve|Unknown|Failed", judged.stdout + judged.stderr)
+    version = int(machine.sh("systemctl --version").split()[1])
+    assert unknown == ([] if version >= 254 else ["Failed", "notify-reload", "Unknown", "FileDescriptorStorePreserve"])
 
 
 def test_systemd_reads_the_other_files(machine: Machine) -> None:
