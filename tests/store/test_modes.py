@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from stat import S_IFIFO
 
 import pytest
+from running import Daemon, command, run, sidecar
 from sample_segments import LOG_ID, TIME_NS
+from users import CONSUMERS, OWNER, needs_root
 
 from wald.format.segment import SegmentHeader
 from wald.store.files.directory import Root, create_root
@@ -102,3 +106,62 @@ def test_a_lock_file_is_its_owners_alone(tmp_path: Path) -> None:
 
     assert mode(tmp_path / "lock") == 0o600
     assert Root(tmp_path).lock == tmp_path / "lock"
+
+
+def under(umask: str) -> list[str]:
+    """What runs a command as the owner, under a umask."""
+    return ["sh", "-c", f'umask {umask}; exec "$@"', "sh", *OWNER.prefix]
+
+
+@needs_root
+def test_the_group_of_a_root_goes_on_though_its_owner_is_no_member(tmp_path: Path) -> None:
+    """Else what is made later could not be read by the group."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name) / "log"
+        root.mkdir()
+        os.chown(root, OWNER.user_id, CONSUMERS)
+        root.chmod(0o2750)
+        Path(name).chmod(0o755)
+        for umask in ("077", "000"):
+            for line in ("init", f"route add u{umask} --fifo"):
+                assert run([*under(umask), *command(*line.split(), "--root", root)]).returncode == 0
+        found = [path.lstat() for path in (root, *root.rglob("*"))]
+        assert {status.st_gid for status in found} == {CONSUMERS}
+        assert {stat.S_IMODE(each.st_mode) for each in found if stat.S_ISDIR(each.st_mode)} == {0o2750}
+
+
+@needs_root
+@pytest.mark.slow
+@pytest.mark.parametrize("umask", ["000", "022", "077"])
+def test_the_roots_group_may_read_all_that_the_programs_make(umask: str) -> None:
+    """The daemon, wald-reclaim, wald-drain and wald-archive; and no other user may write anything."""
+    with tempfile.TemporaryDirectory() as name:
+        parent = Path(name)
+        os.chown(parent, OWNER.user_id, OWNER.group_id)
+        parent.chmod(0o755)
+        settings = parent / "wald.toml"
+        settings.write_text('[routes.a]\nfifo = true\nconsumers = "group"\n')
+        prefix = under(umask)
+        with Daemon(parent / "log", "--config", settings, prefix=prefix, anew=True) as daemon:
+            at = ("--root", daemon.root)
+            lines = (
+                command("append", "a", *at),
+                command("cut", *at),
+                command("append", "a", *at),
+                command("cut", *at),
+                sidecar("archive", "pack", "a", "--to", 3, *at),
+                sidecar("drain", "a", "--group", "d", *at, "--exit-at-end", "--", "true"),
+                sidecar("reclaim", *at),
+                command("route", "retire", "a", *at),
+            )
+            for line in lines:
+                done = run([*prefix, *line], stdin=b"x\n" * 3)
+                assert done.returncode == 0, (line, done.stderr.decode())
+            assert daemon.stop() == 0
+        made = [path for path in (daemon.root, *daemon.root.rglob("*")) if stat.S_IFMT(path.lstat().st_mode) != S_IFIFO]
+        closed = {path.name for path in made if path.stat().st_mode & stat.S_IRGRP == 0}
+        assert closed == {"lock", "reclaim.lock", "archive.lock", "d.drain", "d.command"}
+        assert [path for path in made if path.stat().st_mode & stat.S_IWOTH] == []
+        assert {path.name for path in made if path.stat().st_mode & stat.S_IWGRP} == {"consumers"}
+        open_to_others = {path.suffix or path.name for path in made if path.stat().st_mode & stat.S_IROTH}
+        assert open_to_others == {"consumers", ".cursor"}

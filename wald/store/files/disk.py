@@ -82,9 +82,13 @@ class Disk:
         if not path.parent.exists():
             self.make_directory(path.parent)
         with contextlib.suppress(FileExistsError):  # two may make it at once
-            os.mkdir(path, DIRECTORY_MODE)
-            # The directory above it may determine the group of the files in it.
-            os.chmod(path, DIRECTORY_MODE | path.stat().st_mode & stat.S_ISGID)
+            # Not chmod(2): it takes away the set-group-id bit, which the directory above has given, if the user is not
+            # a member of the group.
+            before = os.umask(0o777 & ~DIRECTORY_MODE)
+            try:
+                os.mkdir(path, DIRECTORY_MODE)
+            finally:
+                os.umask(before)
 
     def close(self, descriptor: int) -> None:
         os.close(descriptor)

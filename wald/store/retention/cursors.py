@@ -84,6 +84,8 @@ def _read(path: Path, route: str, group: str, log_id: bytes, head_sequence: int)
         return judged(CursorState.ABSENT, message="no cursor yet")
     except Damaged:
         return judged(CursorState.UNREADABLE, message="not a regular file")
+    except PermissionError:
+        return judged(CursorState.UNREADABLE, message="permission denied; chmod a+r makes it count")
     except OSError as error:
         return judged(CursorState.UNREADABLE, message=error.strerror or str(error))
     except BadCursor as error:

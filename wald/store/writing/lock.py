@@ -134,12 +134,27 @@ def _await(is_free: Callable[[], bool], root: Root) -> None:
 def _is_listed(path: Path) -> bool:
     """Whether /proc/locks has it; see proc_locks(5): ``1: FLOCK  ADVISORY  WRITE 123 fe:00:4711 0 EOF``."""
     try:
-        status = os.stat(path)
-        lines = Path("/proc/locks").read_text().splitlines()
+        major, minor = _file_system(path)
+        file = f" {major:02x}:{minor:02x}:{os.stat(path).st_ino} "
+        return any(file in line for line in Path("/proc/locks").read_text().splitlines())
     except FileNotFoundError:
         return False
-    file = f" {os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino} "
-    return any(file in line for line in lines)
+
+
+def _file_system(path: Path) -> tuple[int, int]:
+    """The device that a file is on, as the kernel lists it; that of stat(2) differs on btrfs and overlayfs."""
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        about = Path(f"/proc/self/fdinfo/{descriptor}").read_text().split()
+    finally:
+        os.close(descriptor)
+    mount = about[about.index("mnt_id:") + 1]
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        number, _, device, *_ = line.split()
+        if number == mount:
+            major, _, minor = device.partition(":")
+            return int(major), int(minor)
+    raise FileNotFoundError(path)
 
 
 def _content(path: Path) -> dict[str, object]:
