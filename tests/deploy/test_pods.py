@@ -23,7 +23,8 @@ from wald.errors import Locked
 pytestmark = pytest.mark.slow
 
 GROUP = 10001
-FIFO = "/var/lib/wald/routes/access/in"
+LOG = "/var/lib/wald/log"
+FIFO = f"{LOG}/routes/access/in"
 LINES = 3000
 WRITE = f'i=0; while [ $i -lt {LINES} ]; do i=$((i + 1)); echo "bulk $i"; done >{FIFO}'
 HEALTH = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:9464/healthz').read())"
@@ -123,7 +124,7 @@ def test_a_log_outlives_its_pod_and_is_archived(pod: Start, volumes: dict[str, P
 
     lines = "".join(life.stdout("drain") for life in lives).splitlines()
     archived = run(sidecar("archive", "restore", volumes["archive"], "access")).stdout.decode().splitlines()
-    held = [value.decode() for value in values(volumes["root"])]
+    held = [value.decode() for value in values(volumes["root"] / "log")]
     assert lines == archived + held[len(held) - (len(lines) - len(archived)) :]
 
 
@@ -140,7 +141,7 @@ def test_jobs_archive_and_audit_beside_the_daemon(pod: Start, volumes: dict[str,
     node = pod("node")
     node.start()
     assert node.run("hold", "sh", "-c", f"echo one >{FIFO}").returncode == 0
-    eventually(lambda: values(volumes["wald"]) == [b"one"])
+    eventually(lambda: values(volumes["wald"] / "log") == [b"one"])
     pod("node", "CronJob wald-archive").run_to_end()
     pod("node", "CronJob wald-audit").run_to_end()
     (bundle,) = volumes["wald-archive"].glob("access/*/data/*.tar.zst")
@@ -156,13 +157,12 @@ def test_jobs_archive_and_audit_beside_the_daemon(pod: Start, volumes: dict[str,
 def test_an_application_can_write_to_the_log_and_change_nothing_of_it(pod: Start) -> None:
     buffer = pod("pod")
     buffer.start()
-    log = "/var/lib/wald"
-    attempts = (f"echo 9 >{log}/head", f"rm {FIFO}", f"mv {FIFO} {log}/in", f"touch {log}/new", f"chmod 777 {FIFO}")
+    attempts = (f"echo 9 >{LOG}/head", f"rm {FIFO}", f"mv {FIFO} {LOG}/in", f"touch {LOG}/new", f"chmod 777 {FIFO}")
 
     for attempt in attempts:
         refused = buffer.run("application", "sh", "-c", attempt)
         assert (refused.returncode != 0, "Read-only" in refused.stderr) == (True, True), attempt
-    for way in (f"echo by pipe >{FIFO}", f"echo by socket | wald --root {log} append access"):
+    for way in (f"echo by pipe >{FIFO}", f"echo by socket | wald --root {LOG} append access"):
         assert buffer.run("application", "sh", "-c", way).returncode == 0
     eventually(lambda: {"by pipe", "by socket"} <= set(buffer.stdout("drain").splitlines()))
 
@@ -180,8 +180,17 @@ def test_a_full_disk_is_no_reason_to_restart(pod: Start, volumes: dict[str, Path
         assert full.probe("wald", "liveness")
         (small / "others").unlink()
         assert full.run("hold", "sh", "-c", f"echo one >{FIFO}").returncode == 0
-        eventually(lambda: values(small) == [b"one"])
+        eventually(lambda: values(small / "log") == [b"one"])
         assert set(full.stop().values()) == {0}
+
+
+def test_the_doctor_finds_that_the_promises_hold_in_the_pod(pod: Start) -> None:
+    node = pod("node")
+    node.start()
+    examined = node.run("wald", "wald", "doctor")
+
+    assert [line for line in examined.stdout.splitlines() if line.startswith(("fail", "unknown"))] == []
+    assert examined.returncode in (0, 14), "14: a warning about the clock of this machine, for instance"
 
 
 def test_every_port_of_the_service_serves_metrics(pod: Start) -> None:
@@ -197,7 +206,7 @@ def test_every_port_of_the_service_serves_metrics(pod: Start) -> None:
 def test_a_pod_without_what_producers_open_is_not_ready(pod: Start, volumes: dict[str, Path]) -> None:
     node = pod("node")
     node.start()
-    socket = volumes["wald"] / "wald.sock"
+    socket = volumes["wald"] / "log/wald.sock"
     socket.rename(socket.with_name("moved"))
 
     assert not node.probe("wald", "readiness")
