@@ -59,7 +59,7 @@ def verify(root: Path, record: bool, as_json: bool) -> int:
 
 def _ledger(root: Root) -> closing[Ledger]:
     """The ledger of verifications; one process at a time has it."""
-    return closing(Ledger(root.ledger / VERIFIED, Disk(), owner="wald verify --record"))
+    return closing(Ledger(root.ledger / VERIFIED, Disk(), owner="verification with --record"))
 
 
 def _report(here: Root, root: Path, *, as_json: bool) -> Counter[Level]:

@@ -209,7 +209,7 @@ def _runs(ran: Ran) -> Iterator[Metric]:
             "When wald-reclaim last deleted a segment, or noted with an age limit what there is",
             ran.reclaimed_ns,
         ),
-        ("verify", "When wald verify --record last found the log good", ran.verified_ns),
+        ("verify", "When a verification with --record last found the log good", ran.verified_ns),
     ):
         samples: Samples = {} if at_ns is None else {(): at_ns / 1e9}
         yield Metric(f"wald_last_{name}_timestamp_seconds", "gauge", meaning, (), samples)
@@ -217,4 +217,6 @@ def _runs(ran: Ran) -> Iterator[Metric]:
     meaning = "When wald-archive last finished a run with records"
     yield Metric("wald_last_archive_timestamp_seconds", "gauge", meaning, _ROUTE_GROUP, archived)
     errors: Samples = {} if ran.verify_errors is None else {(): ran.verify_errors}
-    yield Metric("wald_last_verify_errors", "gauge", "Errors that wald verify --record last found", (), errors)
+    yield Metric(
+        "wald_last_verify_errors", "gauge", "Errors that the last verification with --record found", (), errors
+    )
