@@ -93,6 +93,20 @@ def test_a_daemon_under_load_is_not_disturbed(root: Path) -> None:
     assert scratch_directories(root) == []
 
 
+def test_nothing_is_made_that_another_user_may_change(root: Path, tmp_path: Path) -> None:
+    """Under a umask that forbids nothing, too: the scratch directory is closed, and so is what is in it."""
+    made = "mkdir,mkdirat,mknod,mknodat,bind,openat,chmod,fchmod,fchmodat,umask"
+    line = [strace(), "-f", f"-etrace={made}", "-o", str(tmp_path / "trace"), *command("doctor", "--root", root)]
+    assert run(["sh", "-c", 'umask 000; exec "$@"', "sh", *line]).returncode in (0, 14)
+    calls = (tmp_path / "trace").read_text().splitlines()
+    masks = [call for call in calls if " umask(" in call]
+    first_made = next(number for number, call in enumerate(calls) if " mkdirat(" in call and "wald-doctor-" in call)
+
+    assert [re.findall(r"umask\((\d+)\)", call) for call in masks] == [["077"], ["000"]]
+    assert calls.index(masks[0]) < first_made < calls.index(masks[1])
+    assert ", 0700" in calls[first_made]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_interrupted_doctor_leaves_nothing(root: Path, number: signal.Signals) -> None:
     with slow_doctor(root) as (tracer, pid):

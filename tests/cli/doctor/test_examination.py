@@ -227,6 +227,15 @@ def test_a_limit_of_files_that_is_too_small_is_found(log: Path) -> None:
     assert (found.outcome("limits"), found.measured("limits")["open_files"]) == ("warn", 100)
 
 
+def test_limits_are_those_of_the_daemon_that_runs(log: Path) -> None:
+    prlimit = shutil.which("prlimit")
+    assert prlimit
+    with Daemon(log, prefix=[prlimit, "--nofile=150:150"]):
+        found = examine(log)
+
+    assert (found.outcome("limits"), found.measured("limits")["open_files"]) == ("warn", 150)
+
+
 def test_what_pipes_hold_is_that_of_the_kernel(log: Path) -> None:
     measured = examine(log).measured("pipes")
 

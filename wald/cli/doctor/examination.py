@@ -69,6 +69,11 @@ class Subject:
         return in_log.running(self.root, Path(self.socket_path.path))
 
     @cached_property
+    def pid(self) -> int:
+        """Of the running daemon; 0 if none runs, or it is not known."""
+        return in_log.daemon_pid(self.root, self.running[1]) if self.running[0].holder else 0
+
+    @cached_property
     def socket_path(self) -> log.SocketPath:
         return in_log.socket_path(self.root, self.socket, self.settings[1])
 
@@ -130,13 +135,8 @@ CHECKS: tuple[tuple[Check[Any], Look], ...] = (
     _of_log(log.FILES, lambda subject: look_at_files(subject.root)),
     _looks(log.SOCKET, lambda subject: subject.socket_path),
     _of_log(log.RUNNING, lambda subject: subject.running[0]),
-    _of_log(
-        host.SERVICE,
-        lambda subject: on_host.service(
-            in_log.daemon_pid(subject.root, subject.running[1]) if subject.running[0].holder else 0, subject.fifos
-        ),
-    ),
-    _looks(host.LIMITS, lambda subject: on_host.limits(subject.settings[1], subject.fifos)),
+    _of_log(host.SERVICE, lambda subject: on_host.service(subject.pid, subject.fifos)),
+    _looks(host.LIMITS, lambda subject: on_host.limits(subject.settings[1], subject.fifos, subject.pid)),
     _looks(host.CLOCK, lambda _: on_host.clock()),
     _looks(host.UPTIME, lambda _: on_host.uptime()),
     _looks(host.PARTS, lambda _: on_host.parts()),

@@ -78,7 +78,7 @@ PIPES: Check[Pipes] = Check(
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits of this process; None: unlimited.
+    """Resource limits of the daemon, or of this process if none runs; None: unlimited.
 
     Attributes:
         needed_files: for every connection and every FIFO that may be open at once.
@@ -92,7 +92,7 @@ class Limits:
 
 LIMITS: Check[Limits] = Check(
     "limits",
-    "limits of open files and of the size of a file, which the daemon inherits",
+    "limits of open files and of the size of a file: of the daemon, or which it would inherit",
     (9, 14),
     (
         Rule(

@@ -62,16 +62,28 @@ def _capabilities() -> int:
     return int(found[1], 16) if found else 0
 
 
-def limits(config: Config, fifos: int) -> Limits:
-    """The daemon raises its limit of open files as far as it may, so the hard one counts."""
-    _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    file_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+def limits(config: Config, fifos: int, pid: int) -> Limits:
+    """The daemon raises its limit of open files as far as it may, so the hard one counts.
+
+    Args:
+        pid: of the daemon; 0: none runs, and it would inherit the limits of this process.
+    """
+    _, open_files = _limit(pid, resource.RLIMIT_NOFILE)
+    file_bytes, _ = _limit(pid, resource.RLIMIT_FSIZE)
     return Limits(
         open_files=None if open_files == resource.RLIM_INFINITY else open_files,
         needed_files=needed_files(config.connections_max, fifos),
         file_bytes=None if file_bytes == resource.RLIM_INFINITY else file_bytes,
         segment_bytes=config.segment_max_bytes,
     )
+
+
+def _limit(pid: int, which: int) -> tuple[int, int]:
+    """The soft and the hard limit; those of this process if the other belongs to another user."""
+    try:
+        return resource.prlimit(pid, which)
+    except (PermissionError, ProcessLookupError):
+        return resource.getrlimit(which)
 
 
 class _Timex(ctypes.Structure):

@@ -22,14 +22,14 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def scratch_in(directory: Path) -> Iterator[Path]:
-    """A path that leads into a new scratch directory.
+    """A path that leads into a new scratch directory; what is made in the block is for this user only.
 
     Raises:
         OSError: it cannot be made.
     """
     parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     name = f"{_PREFIX}{secrets.token_hex(8)}{TEMPORARY}"
-    descriptor = -1
+    descriptor, umask = -1, os.umask(0o077)
     try:
         os.mkdir(name, 0o700, dir_fd=parent)
         descriptor = os.open(name, _FLAGS, dir_fd=parent)
@@ -41,6 +41,7 @@ def scratch_in(directory: Path) -> Iterator[Path]:
             _remove(parent, name, descriptor)
             os.close(descriptor)
         os.close(parent)
+        os.umask(umask)
 
 
 def remove_left_over(directory: Path) -> int:
