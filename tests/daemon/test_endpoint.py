@@ -168,4 +168,6 @@ def test_healthy_means_progress(start: Start, small: Path, address: str) -> None
 
         (small / "filler").unlink()
         eventually(lambda: get(address, "/healthz") == (200, "ok: head 1\n"))
-    assert metrics(address)["wald_degraded"] == 0
+    after = metrics(address)
+    assert (after["wald_degraded"], after["wald_stalled_seconds"]) == (0, 0)
+    assert after["wald_held_back_seconds_total"] > 1  # it has waited for longer than stall_timeout

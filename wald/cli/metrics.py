@@ -107,7 +107,7 @@ class Ran:
 
     Attributes:
         archived: by route and group.
-        verified_errors: what the last verification found.
+        verified_ns: when the log was last found good; ``verify_errors``: what the last verification found.
     """
 
     sealed_ns: int | None
