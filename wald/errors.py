@@ -165,6 +165,8 @@ def _how_to_permit(path: Path) -> str:
     if os.geteuid() == status.st_uid:
         return f"chmod u+rwX {path}"
     user = user_name(status.st_uid)
+    if status.st_uid == 0 and path.parent.stat().st_uid == os.geteuid():  # root ran a program on a log of this user
+        return f"chown {user_name(os.geteuid())} {path}, as root"
     if not status.st_mode & stat.S_IRWXG or status.st_gid in {os.getegid(), *os.getgroups()}:
         return f"be user {user}"
     try:

@@ -94,6 +94,16 @@ def test_the_hint_for_a_reader_is_how_to_become_a_consumer(log: Path, line: list
     assert hint == f"be user {owner}; or, as {owner}, let a group of yours leave cursors here: {opening}"
 
 
+def test_a_file_that_root_has_made_is_to_be_given_to_the_logs_owner(log: Path) -> None:
+    lock = log / "ledger/reclaim.lock"
+    lock.touch(mode=0o600)
+    code, message, hint = refusal(OWNER, sidecar("reclaim", "--root", log))
+    lock.unlink()
+
+    assert (code, message) == (NotPermitted.exit_code, f"{lock}: permission denied")
+    assert hint == f"chown {OWNER.user_id} {lock}, as root; ls -ld {lock}"
+
+
 def test_a_file_that_is_not_the_groups_is_not_damaged(log: Path) -> None:
     log.joinpath("log.json").chmod(0o600)
     try:

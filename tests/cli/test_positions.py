@@ -11,7 +11,7 @@ import pytest
 from logs import Built
 from running import Daemon, eventually, output_of, refusal_of, wald
 
-from wald.errors import Damaged, NotFound
+from wald.errors import Damaged, NotFound, Refused
 
 
 def reported(*arguments: object) -> Any:
@@ -120,6 +120,17 @@ def test_cursor_is_set_moved_and_rewound(daemon: Daemon, root: Path) -> None:
     assert output_of("cursor", "set", "a", 1, "--rewind", "--root", root) == b"1\n"
     assert output_of("cursor", "get", "a", "--root", root) == b"1\n"
     assert reported("cursor", "get", "a", "--root", root)["state"] == "valid"
+
+
+@pytest.mark.parametrize("line", [["set", "a", 0, "--rewind"], ["remove", "a", "--group", "processed"]])
+def test_a_directory_is_no_cursor(daemon: Daemon, root: Path, line: list[object]) -> None:
+    output_of("route", "add", "a", "--root", root)
+    path = root / "routes/a/processed.cursor"
+    path.mkdir()
+
+    code, message, hint = refusal_of("cursor", *line, "--root", root)
+    assert (code, message) == (Refused.exit_code, f"{path}: a directory, which is no cursor")
+    assert hint == f"ls -lR {path}; rm -r {path}, as root"
 
 
 def test_a_new_group_is_reported_of(daemon: Daemon, root: Path) -> None:

@@ -73,6 +73,15 @@ def test_a_daemon_that_lost_its_root_acknowledges_nothing_more(start: Start, roo
     assert_sound(root)
 
 
+def test_a_daemon_whose_root_has_moved_ends_and_says_so(start: Start, root: Path) -> None:
+    daemon = start()
+    root.rename(root.with_name("moved"))
+
+    assert daemon.wait() == 3
+    assert f"wald: {root}: the root is not there any more" in daemon.log
+    assert f"  hint: ls -ld {root}; " in daemon.log
+
+
 def test_the_epoch_grows_with_every_start(start: Start, root: Path) -> None:
     """Also when the files that record it are lost, one after the other."""
     daemon = start()

@@ -112,9 +112,10 @@ def test_a_daemon_that_does_not_answer_is_given_up(daemon: Daemon, waits: str) -
             "command": lambda: producer.command("HEAD"),
             "wait_for": lambda: producer.wait_for(reader),
         }[waits]
-        with pytest.raises(Unavailable, match="does not answer"):
+        with pytest.raises(Unavailable, match="does not answer") as caught:
             wait()
 
+    assert caught.value.hint == f"ps -o pid,stat,wchan,args -p $(fuser {daemon.root}/lock 2>&-)"
     assert time.monotonic() - started >= 0.3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from wald.client.connection import status
@@ -74,6 +75,9 @@ def _silent(root: Path | None, socket: Path) -> WaldError:
         return DiskFailure(f"{socket}: the disk is full: {numbers}; the daemon waits for room", hint=hint)
     if state.get("held_requests"):
         return DiskFailure(f"{socket}: the disk has no room for a request as large as this", hint=hint)
+    if not state:  # it is stopped by a signal, or hangs
+        held = shlex.quote(os.fspath(socket if root is None else root / "lock"))
+        hint = f"ps -o pid,stat,wchan,args -p $(fuser {held} 2>&-)"
     return Unavailable(f"{socket}: the daemon does not answer", hint=hint)
 
 

@@ -18,7 +18,7 @@ from structlog.typing import FilteringBoundLogger
 
 from wald.config import Config
 from wald.daemon.turn import Turn
-from wald.errors import DiskFailure, Locked, command_line
+from wald.errors import DiskFailure, Locked, NotFound, command_line
 from wald.format.head import LINE_BYTES, Head, encode_head
 from wald.metrics import Metrics
 from wald.store.files.directory import Root
@@ -196,13 +196,22 @@ class Committer:
             due = min(due, self._sync_at())
         return due
 
+    def _read_free_bytes(self) -> int:
+        try:
+            return free_bytes(self._root.path)
+        except FileNotFoundError:
+            raise NotFound(
+                f"{self._root.path}: the root is not there any more; nothing is acknowledged until it is",
+                hint=f"ls -ld {self._root.path}; put it back, or mount it; then start again",
+            ) from None
+
     def has_room(self, *, wanted_bytes: int | None) -> bool:
         """Whether there is as much room as is needed, and the disk took the last turn; reports when that changes.
 
         Args:
             wanted_bytes: the room that a request waits for beyond that, while others are taken; None: none waits.
         """
-        free = self._free_bytes = self._metrics.free_bytes = free_bytes(self._root.path)
+        free = self._free_bytes = self._metrics.free_bytes = self._read_free_bytes()
         left = self.left_bytes = self._room.left_bytes(free)
         self._needed_bytes = self._metrics.needed_bytes = free - left
         full = left < 0 or time.monotonic() < self._full_until

@@ -132,7 +132,7 @@ def set_cursor(
         InvalidInput: an illegal name, or a negative sequence.
         NotFound: no such route.
         NotPermitted: this user may not leave a cursor there, or the cursor is another user's.
-        Refused: backwards without ``rewind``, or beyond the head.
+        Refused: backwards without ``rewind``, or beyond the head; or a directory has its place.
     """
     log_id = read_identity(root).log_id
     current = read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence)
@@ -156,8 +156,14 @@ def set_cursor(
         disk.replace(current.path, encode_cursor(lines), mode=_MODE, owner=owner if os.geteuid() == 0 else -1)
     except PermissionError as error:
         raise not_permitted(root, route, current.path, error) from error
+    except IsADirectoryError:
+        raise _directory(current.path) from None
     cursor = read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence)
     return cursor if os.geteuid() in (0, owner) else replace(cursor, message=_taken_over(cursor.path, owner))
+
+
+def _directory(path: Path) -> Refused:
+    return Refused(f"{path}: a directory, which is no cursor", hint=f"ls -lR {path}; rm -r {path}, as root")
 
 
 def _owner(path: Path) -> int:
@@ -195,9 +201,7 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
     except PermissionError as error:
         raise not_permitted(root, route, path, error) from error
     except IsADirectoryError:
-        raise Refused(
-            f"{path}: a directory, which is no cursor", hint=f"ls -lR {path}; rm -r {path}, as root"
-        ) from None
+        raise _directory(path) from None
     disk.sync_directory(path.parent)
     return path
 
