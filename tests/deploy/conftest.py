@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import machine as machines
+import packages
 import programs
 import pytest
 
@@ -17,3 +19,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[machines.Machi
     machine = machines.Machine(tmp_path_factory.mktemp("machine"))
     yield machine
     machine.close()
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Debian package of this checkout."""
+    return packages.build(tmp_path_factory.mktemp("package"))

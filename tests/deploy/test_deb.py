@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import packages
 import programs
 import pytest
 from machine import Machine
@@ -19,9 +18,6 @@ from pages import blocks
 from running import eventually
 from typed import type_blocks
 
-ROOT = Path(__file__).parents[2]
-BUILDER = [sys.executable, str(ROOT / "scripts/make-deb")]
-ENVIRONMENT = os.environ | {"SOURCE_DATE_EPOCH": "1700000000"}
 LOAD = """
 import os, select, sys
 fifo, lines = os.open(sys.argv[1], os.O_WRONLY), 0
@@ -58,17 +54,6 @@ FILES = r"""
 USERS = re.compile(r"/etc/(passwd|group|shadow|gshadow)-? ")
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package of this checkout."""
-    programs.program("dpkg-deb", package="dpkg")
-    programs.program("strip", package="binutils")
-    directory = tmp_path_factory.mktemp("package")
-    subprocess.run([*BUILDER, str(directory)], env=ENVIRONMENT, check=True)
-    (built,) = directory.iterdir()
-    return built
 
 
 @dataclass
@@ -137,9 +122,7 @@ def test_lintian_finds_nothing(package: Path) -> None:
 
 
 def test_equal_sources_make_an_equal_package(package: Path, tmp_path: Path) -> None:
-    subprocess.run([*BUILDER, str(tmp_path)], env=ENVIRONMENT, umask=0o077, check=True)
-
-    assert (tmp_path / package.name).read_bytes() == package.read_bytes()
+    assert packages.build(tmp_path, umask=0o077).read_bytes() == package.read_bytes()
 
 
 def test_the_daemon_runs_and_nothing_else_does(system: System) -> None:
@@ -160,20 +143,10 @@ def test_an_upgrade_under_load_restarts_the_daemon_and_loses_nothing(
     system.machine.sh("/usr/bin/wald --root /var/lib/wald route add upgraded --fifo", user="wald")
     daemon = system.machine.sh("systemctl show --property=MainPID wald")
     with system.loaded("upgraded"):
-        system.install(newer(package, tmp_path))
+        system.install(packages.newer(package, tmp_path))
 
     assert system.machine.sh("dpkg-query --show wald").rstrip().endswith("-2")
     assert system.machine.sh("systemctl show --property=MainPID wald") != daemon
-
-
-def newer(package: Path, directory: Path) -> Path:
-    """The same package under a higher revision."""
-    tree, built = directory / "tree", directory / "newer.deb"
-    subprocess.run(["dpkg-deb", "--raw-extract", package, tree], check=True)
-    control = tree / "DEBIAN/control"
-    control.write_text(re.sub(r"^(Version: .*)-1$", r"\1-2", control.read_text(), flags=re.MULTILINE))
-    subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, built], check=True)
-    return built
 
 
 def test_a_service_that_was_stopped_is_not_started_by_an_upgrade(system: System, package: Path, tmp_path: Path) -> None:

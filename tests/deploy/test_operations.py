@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import machine as machines
+import packages
 import programs
 import pytest
 from damage import flipped
@@ -21,6 +22,7 @@ FED = f"{OUT}/fed"
 PAGE = "docs/operations.md"
 Scenario = Callable[[Site], Iterator[None]]
 SCENARIOS: dict[str, Scenario] = {}
+PACKAGED = ("Install", "Upgrade", "Roll back")  # where wald is a package; elsewhere it is this checkout
 
 
 def trouble(heading: str) -> Callable[[Scenario], Scenario]:
@@ -34,13 +36,51 @@ def trouble(heading: str) -> Callable[[Scenario], Scenario]:
 
 
 @pytest.fixture
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(heading: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A machine for one trouble, which may spoil all of it."""
     if reason := machines.lack():
         programs.lack(reason)
     machine = machines.Machine(tmp_path_factory.mktemp("machine"))
-    yield Site(machine)
+    site = Site(machine)
+    if heading in PACKAGED:
+        package = request.getfixturevalue("package")
+        site.copy(package, "/srv/wald.deb")
+        site.copy(packages.newer(package, tmp_path_factory.mktemp("newer")), "/srv/wald-new.deb")
+        site.sh("rm -f /usr/sbin/policy-rc.d")  # containers have one that starts nothing
+    else:
+        site.install()
+    yield site
     machine.close()
+
+
+@trouble("Install")
+def new(site: Site) -> Iterator[None]:
+    yield
+    assert site.sh("systemctl is-active wald wald-reclaim").split() == ["active"] * 2
+
+
+@trouble("Upgrade")
+def old(site: Site) -> Iterator[None]:
+    installed(site)
+    yield
+    assert site.sh("dpkg-query --show wald").strip().endswith("-2")
+    assert site.read() == ["before"]
+
+
+@trouble("Roll back")
+def rolled_back(site: Site) -> Iterator[None]:
+    installed(site)
+    site.sh("apt-get install --yes /srv/wald-new.deb; mv /srv/wald.deb /srv/wald-old.deb")
+    site.append(["after"])
+    yield
+    assert site.sh("dpkg-query --show wald").strip().endswith("-1")
+    assert site.read() == ["before", "after"]
+
+
+def installed(site: Site) -> None:
+    site.sh(f"apt-get install --yes /srv/wald.deb; echo 'routes.orders = {{ fifo = true }}' >> {SETTINGS}")
+    site.sh("systemctl reload wald")
+    site.append(["before"])
 
 
 @trouble("The disk is full")
@@ -257,6 +297,17 @@ def unsealed(site: Site) -> Iterator[None]:
     yield
     assert [path.suffix for path in sorted(site.machine.path(f"{LOG}/segments").glob("0*.*[!x]"))] == [".zst", ".wal"]
     assert site.read() == lines
+
+
+@trouble("The daemon does not answer")
+def silent(site: Site) -> Iterator[None]:
+    """It was stopped by a signal."""
+    site.start()
+    site.append(["one"])
+    site.sh("systemctl kill --kill-who=main --signal=STOP wald")
+    yield
+    site.append(["two"])
+    assert site.read() == ["one", "two"]
 
 
 @trouble("A FIFO misbehaves")

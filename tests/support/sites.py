@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
+from pathlib import Path
 
 import units
 from machine import Machine
@@ -15,12 +17,15 @@ FEED = "/etc/wald/drain/orders"  # what wald-drain@orders feeds
 
 
 class Site:
-    """Programs, user and units are there, and route orders is in the settings; nothing runs yet."""
+    """A machine on which nothing runs yet."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.sh = machine.sh
-        units.install(machine)
+
+    def install(self) -> None:
+        """Put programs, user and units there, and route orders into the settings."""
+        units.install(self.machine)
         self.write(SETTINGS, self.text(SETTINGS) + "\n[routes.orders]\nfifo = true\n")
 
     def start(self, *units: str) -> None:
@@ -39,6 +44,10 @@ class Site:
     def write(self, path: str, text: str) -> None:
         """Write a file that belongs to root."""
         self.machine.run("sh", "-c", 'mkdir -p "$(dirname "$0")"; cat > "$0"', path, text=text)
+
+    def copy(self, path: Path, to: str) -> None:
+        """Have a file of this host there."""
+        shutil.copy(path, self.machine.path(to))
 
     def exists(self, path: str) -> bool:
         return self.machine.run("test", "-e", path, check=False).returncode == 0
