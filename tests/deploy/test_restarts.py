@@ -157,6 +157,7 @@ def test_a_fifo_of_systemds_own_outlives_even_a_stop(host: Machine, root: Path) 
         eventually(lambda: values(root, "held") == [b"one", b"two"])
     host.sh("echo three > /var/lib/wald/routes/held/in")
     eventually(lambda: values(root, "held") == [b"one", b"two", b"three"])
+    assert "routes/held/in" not in host.sh("wald --root /var/lib/wald doctor", user="wald", check=False)
     host.run("systemctl", "disable", "--now", "wald-fifo@held.socket")
     assert not fifo.exists()
 

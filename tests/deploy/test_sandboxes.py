@@ -67,10 +67,18 @@ def test_a_route_is_archived(host: Machine) -> None:
 
 
 def test_what_all_have_read_is_reclaimed(host: Machine, root: Path) -> None:
-    """After the two before: every group has read everything."""
+    """After the two before; of all groups only that of another user has not read everything."""
+    host.sh("groupadd --system billing; usermod --append --groups billing wald")
+    host.sh("useradd --system --groups wald,billing alice; systemctl restart wald")
+    host.path("/etc/wald/wald.toml").write_text(SETTINGS + 'consumers = "billing"\n')
+    host.run("systemctl", "reload", "wald.service")
+    set_cursor = f"wald --root {ROOT} cursor set access --group billing"
+    host.sh(f"{set_cursor} {LINES // 2}", user="alice")
     units.drop_in(host, "wald-reclaim.service", '[Service]\nEnvironment="OPTIONS=--grace 0 --metrics 127.0.0.1:9465"\n')
     assert len(list(root.glob("segments/*.zst"))) == 4
     host.run("systemctl", "start", "wald-reclaim.service")
+    eventually(lambda: len(list(root.glob("segments/*.zst*"))) == 2)
+    host.sh(f"{set_cursor} {LINES}", user="alice")
     eventually(lambda: not list(root.glob("segments/*.zst*")))
     eventually(lambda: "wald_reclaim" in _scraped(host, 9465))
     host.run("systemctl", "stop", "wald-reclaim.service")

@@ -80,7 +80,8 @@ class _Examination:
         mode = status.st_mode
         expected = _IS_TYPE.get(entry.name)
         if stat.S_ISLNK(mode):
-            return "a symbolic link"
+            is_systemds = entry.name == "in" and status.st_uid in (0, self._owner) and _leads_to_fifo(entry)
+            return "" if is_systemds else "a symbolic link"
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (expected and expected(mode))):
             return "a FIFO, a socket or a device that wald did not make"
         if status.st_uid not in (0, self._owner) and not _is_consumers(entry.name):
@@ -111,3 +112,11 @@ def _may_be_in_route(name: str) -> bool:
 def _is_consumers(name: str) -> bool:
     """Whether a file may belong to a consumer, who may be another user."""
     return name.endswith((CURSOR_SUFFIX, TEMPORARY, ".drain", ".command"))
+
+
+def _leads_to_fifo(entry: os.DirEntry[str]) -> bool:
+    """Whether a link leads to a FIFO, as that of a route does whose FIFO systemd makes."""
+    try:
+        return stat.S_ISFIFO(entry.stat().st_mode)
+    except OSError:
+        return False
