@@ -7,13 +7,15 @@ follow Prometheus: the prefix ``wald_``, base units (seconds, bytes), ``_total``
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import prometheus_client
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
-_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
 
 
 class Histogram:
@@ -73,35 +75,41 @@ def histogram(name: str, meaning: str, value: Histogram) -> Metric:
 
 def render(metrics: Iterable[Metric]) -> bytes:
     """The text of ``metrics``; one without samples is left out."""
-    lines = [line for metric in metrics if metric.samples for line in _lines(metric)]
-    # The name of a group may be any bytes that a file name may have.
-    return "".join(lines).encode(errors="backslashreplace")
+    import prometheus_client
+
+    registry = prometheus_client.CollectorRegistry(auto_describe=False)
+    registry.register(_Collected([_family(each) for each in metrics if each.samples]))
+    return prometheus_client.generate_latest(registry)
 
 
-def _lines(metric: Metric) -> Iterator[str]:
-    yield f"# HELP {metric.name} {metric.meaning}\n# TYPE {metric.name} {metric.type}\n"
+class _Collected:
+    """What the library asks for its families."""
+
+    def __init__(self, families: list[prometheus_client.Metric]) -> None:
+        self.collect = families.__iter__
+
+
+def _family(metric: Metric) -> prometheus_client.Metric:
+    import prometheus_client
+
+    family = prometheus_client.Metric(metric.name.removesuffix("_total"), metric.meaning, metric.type)
     for values, value in metric.samples.items():
-        pairs = [f'{name}="{text.translate(_ESCAPES)}"' for name, text in zip(metric.labels, values, strict=True)]
+        # The name of a group may be any bytes that a file name may have.
+        texts = (text.encode(errors="backslashreplace").decode() for text in values)
+        labels = dict(zip(metric.labels, texts, strict=True))
         if isinstance(value, Histogram):
-            yield from _histogram_lines(metric.name, pairs, value)
+            _add_ranges(family, metric.name, labels, value)
         else:
-            yield f"{metric.name}{_braces(pairs)} {_number(value)}\n"
+            family.add_sample(metric.name, labels, value)
+    return family
 
 
-def _histogram_lines(name: str, pairs: list[str], value: Histogram) -> Iterator[str]:
-    total = 0
+def _add_ranges(family: prometheus_client.Metric, name: str, labels: dict[str, str], value: Histogram) -> None:
     for bound, total in zip((*value.bounds, float("inf")), accumulate(value.counts), strict=True):
-        upto = f'le="{_number(bound)}"'
-        yield f"{name}_bucket{_braces([*pairs, upto])} {total}\n"
-    yield f"{name}_sum{_braces(pairs)} {_number(value.sum)}\n{name}_count{_braces(pairs)} {total}\n"
+        family.add_sample(f"{name}_bucket", labels | {"le": _bound(bound)}, total)
+    family.add_sample(f"{name}_sum", labels, value.sum)
+    family.add_sample(f"{name}_count", labels, sum(value.counts))
 
 
-def _braces(pairs: list[str]) -> str:
-    return f"{{{','.join(pairs)}}}" if pairs else ""
-
-
-def _number(value: float) -> str:
-    """A number as Prometheus reads it; whole ones without a fraction, however large."""
-    if value == float("inf"):
-        return "+Inf"
-    return str(int(value)) if isinstance(value, int) or value.is_integer() else repr(value)
+def _bound(value: float) -> str:
+    return "+Inf" if value == float("inf") else f"{value:g}"

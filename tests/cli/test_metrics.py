@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from endpoint import samples_of
 from logs import Built
-from prometheus_client.parser import text_string_to_metric_families
 from running import output_of, refusal_of, wald
 
 from wald.format.cursor import CursorLines, encode_cursor
@@ -30,10 +30,8 @@ def built(tmp_path: Path) -> Built:
 
 
 def samples(built: Built, *options: str) -> dict[tuple[str, ...], float]:
-    """The value of each sample by its name and the values of its labels."""
-    text = output_of("metrics", *options, "--root", built.root.path).decode()
-    found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return {(sample.name, *sample.labels.values()): sample.value for sample in found}
+    """The value of each sample by its name and the values of its labels, that of the route first."""
+    return samples_of(output_of("metrics", *options, "--root", built.root.path).decode())
 
 
 def test_every_group_has_what_explain_says_of_it(built: Built) -> None:

@@ -91,7 +91,7 @@ def test_every_option_it_uses_exists(page: str) -> None:
     unknown = []
     for line in given:
         for call in re.split(r"[|;&]+", line):
-            found = re.search(r"(?<![\w/.-])(wald(?:-[a-z]+)?)(?= )(.*)", call)
+            found = re.search(r"(?<![\w/.-])(wald(?:-[a-z]+)?)(?= (?!--? ))(.*)", call)
             if found is not None and found[1] in known:
                 ours = re.split(r" -- ", found[2])[0] if found[1] == "wald-drain" else found[2]
                 unknown += [

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from endpoint import free_address, get
-from prometheus_client.parser import text_string_to_metric_families
+from endpoint import free_address, get, samples_of
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, run, sidecar
 
 from wald.errors import GivenUp
@@ -41,14 +40,16 @@ def serving(*arguments: object, code: int = 0) -> Iterator[subprocess.Popen[byte
 
 
 def samples(address: str) -> dict[tuple[str, ...], float]:
-    """The value of each sample by its name and the values of its labels; nothing before the program listens."""
+    """The value of each sample by its name and the values of its labels, that of the route first.
+
+    Nothing before the program listens.
+    """
     try:
         status, text = get(address, "/metrics")
     except OSError:
         return {}
     assert status == 200
-    found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return {(sample.name, *sample.labels.values()): sample.value for sample in found}
+    return samples_of(text)
 
 
 def test_reclaim_counts_by_rule_and_by_what_keeps_a_segment(daemon: Daemon) -> None:

@@ -30,3 +30,15 @@ def metrics(address: str) -> dict[str, float]:
     status, body = get(address, "/metrics")
     assert status == 200
     return {sample.name: sample.value for family in text_string_to_metric_families(body) for sample in family.samples}
+
+
+def samples_of(text: str) -> dict[tuple[str, ...], float]:
+    """The value of each sample by its name and the values of its labels, that of the route first."""
+    return {
+        (
+            each.name,
+            *(each.labels[label] for label in sorted(each.labels, key=lambda name: (name != "route", name))),
+        ): each.value
+        for family in text_string_to_metric_families(text)
+        for each in family.samples
+    }
