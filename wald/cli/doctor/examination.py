@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,7 @@ from wald.cli.doctor.probing import medium as below
 from wald.cli.doctor.probing.mounts import device_of, mount_of
 from wald.cli.doctor.probing.names import files as look_at_files
 from wald.cli.doctor.probing.scratch import remove_left_over, scratch_in
+from wald.store.files.directory import Root
 
 F = TypeVar("F")
 _ALLOCATED_BYTES = 1 << 20  # little, because a running daemon may need the rest
@@ -47,6 +49,11 @@ class Subject:
     @cached_property
     def kind(self) -> log.Place:
         return in_log.place(self.root)
+
+    @property
+    def has_log(self) -> bool:
+        """Whether there is one, or what is left of one."""
+        return os.path.lexists(Root(self.root).identity)
 
     @cached_property
     def at(self) -> Path:
@@ -105,8 +112,8 @@ def _of_log(check: Check[F], look: Callable[[Subject], F]) -> tuple[Check[Any], 
     """A check of a log that is there."""
 
     def ask(subject: Subject) -> Finding:
-        if subject.kind.kind is not log.Kind.LOG:
-            return check.without(Outcome.SKIPPED, "no log is here yet")
+        if not subject.has_log:
+            return check.without(Outcome.SKIPPED, "no log is here")
         return check.judge(look(subject), subject.root, subject.at)
 
     return check, ask
