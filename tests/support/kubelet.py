@@ -11,6 +11,7 @@ to the sidecars, one by one from the last to the first.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -90,6 +91,9 @@ class Pod:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        for name in self._running:
+            with contextlib.suppress(OSError, ValueError):  # it has ended, or not begun
+                os.kill(self._first_process(name), signal.SIGKILL)  # what `unshare` would do: not after a setpriv
         for process in [*self._running.values(), self._pause]:
             process.kill()
             process.wait()
