@@ -124,7 +124,8 @@ class Consumer:
             NotFound: records that the group has not processed were reclaimed.
             Damaged: records cannot be read, or the cursor cannot be trusted. The cursor stays in front of them.
             Refused: the cursor cannot be moved, because another program has moved it further.
-            OSError: the cursor cannot be written: the disk is full, or this user may not.
+            NotPermitted: this user may not leave a cursor there, or it is another user's.
+            OSError: the cursor cannot be written, as the disk is full.
         """
         for batch in self._unprocessed():
             self._last = batch.last_sequence
@@ -142,7 +143,8 @@ class Consumer:
 
         Raises:
             Refused: the cursor cannot be moved, because another program has moved it further.
-            OSError: the cursor cannot be written: the disk is full, or this user may not.
+            NotPermitted: this user may not leave a cursor there, or it is another user's.
+            OSError: the cursor cannot be written, as the disk is full.
 
         Example::
 

@@ -259,7 +259,8 @@ class Log:
             InvalidInput: an illegal name, or a negative sequence.
             NotFound: no such route.
             Refused: backwards without ``rewind``, or beyond the head.
-            OSError: the cursor cannot be written: the disk is full, or this user may not.
+            NotPermitted: this user may not leave a cursor there, or it is another user's.
+            OSError: the cursor cannot be written, as the disk is full.
         """
         return move_cursor(
             self.root,

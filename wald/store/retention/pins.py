@@ -5,7 +5,7 @@ an idle route that has read all it got holds back nothing, and a stuck one holds
 
     a retired route                        holds back nothing
     a route without a cursor               holds back all it ever received: no group says that it has read it
-    a cursor that cannot be trusted        the same (unreadable, of another log, beyond the head)
+    a cursor that cannot be trusted        the same (unreadable, linked, of another log, beyond the head)
     a route whose directory is gone        the same: its cursors are lost, not moved
 
 The routes of the records that are lost in a damaged segment are not known. So each of its routes has to pass the last
