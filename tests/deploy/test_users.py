@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from machine import Machine
 from pages import blocks
-from sites import LOG, Site
+from sites import FEED, LOG, Site
 
 PAGE = "docs/users.md"
 
@@ -13,6 +13,7 @@ PAGE = "docs/users.md"
 @pytest.fixture(scope="module")
 def site(machine: Machine) -> Site:
     site = Site(machine)
+    site.install()
     site.start()
     site.append(range(1, 6))
     return site
@@ -51,9 +52,27 @@ def test_the_settings_do_the_same(site: Site) -> None:
     site.until(f"test \"$(stat -c '%G %a' {LOG}/routes/orders/consumers)\" = 'billing 1775'")
 
 
+def test_the_unit_of_wald_drain_runs_as_a_consumer_and_reclaim_sees_its_cursor(site: Site) -> None:
+    if site.machine.run("id", "alice", check=False).returncode:
+        typed(site, block("usermod --append --groups billing wald"))
+    site.wald("route", "add", "orders", "--consumers", "billing")
+    site.write("/etc/systemd/system/wald-drain@orders.service.d/user.conf", block("User=alice"))
+    site.write(FEED, "#!/bin/sh\ncat > /dev/null\n")
+    site.sh(f"chmod 755 {FEED}; systemctl daemon-reload; systemctl start wald-drain@orders wald-reclaim")
+    site.until(f"wald --root {LOG} cursor get orders --group drain")
+    for group in ("billing", "processed"):
+        site.machine.run(
+            "wald", "--root", LOG, "cursor", "remove", "orders", "--group", group, user="wald", check=False
+        )
+    site.append(["last"])
+    site.wald("cut")
+    site.until(f"ls {LOG}/segments/00000000000000000001.wal.zst.released")
+    assert site.sh(f"stat -c %U {LOG}/routes/orders/consumers/drain.cursor") == "alice\n"
+
+
 def test_a_reader_reads_and_a_daemon_is_seen_to_run(site: Site) -> None:
     typed(site, block("--groups wald carol"))
-    for line in ("wald explain", "wald top --once", "wald read orders --to 3", "wald cursor list"):
+    for line in ("wald explain", "wald top --once", "wald head", "wald cursor list"):
         done = site.machine.run("env", f"WALD_ROOT={LOG}", *line.split(), user="carol")
         assert done.stderr == ""
     done = site.machine.run("wald", "--root", LOG, "cursor", "set", "orders", "1", user="carol", check=False)
@@ -71,6 +90,7 @@ def test_a_producer_writes_to_a_fifo(site: Site) -> None:
 
 def test_a_directory_of_another_group_gives_all_that_is_made_in_it_that_group(machine: Machine) -> None:
     site = Site(machine)
+    site.install()
     site.sh(f"systemctl stop wald.socket wald; rm -rf {LOG}; groupadd --system readers")
     typed(site, block("--group readers --mode 2750"))
     site.wald("init")
