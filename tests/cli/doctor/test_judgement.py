@@ -11,7 +11,7 @@ from pages import rows
 
 from wald.cli.doctor.checks import Check, Outcome
 from wald.cli.doctor.examination import CHECKS
-from wald.cli.doctor.judging import files, host, log, medium
+from wald.cli.doctor.judging import files, host, log, medium, space
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -45,7 +45,7 @@ PARTS = host.Parts("0.1.0", "3.11.7", "2.9", "0.25.0", has_crc32c_instruction=Tr
 SERVICE = host.Service("wald.service", "notify", 64, has_watchdog=True, fifos=10)
 PLACE = log.Place(log.Kind.LOG, "/data/log")
 RIGHTS = log.Rights("0750", "wald", "wald")
-SPACE = log.Space(100 * GIB, GIB, 64 * MIB, 64 * MIB, 0, None)
+SPACE = space.Space(100 * GIB, GIB, 64 * MIB, 64 * MIB, 0, None)
 RUNNING = log.Running("pid 7 on host", answers=True)
 
 
@@ -179,18 +179,18 @@ TABLE = [
     Row(log.FILES, log.Files(9, troubles=("in: not a FIFO",)), WARN, "not a FIFO"),
     Row(log.FILES, log.Files(9, is_complete=False), UNKNOWN, "there are more"),
     Row(log.FILES, log.Files(9), OK, "9 names"),
-    Row(log.SPACE, replace(SPACE, free_bytes=MIB, pinned_bytes=MIB), FAIL, "1.0 MiB are held back"),
-    Row(log.SPACE, replace(SPACE, free_bytes=MIB), FAIL, "are needed to take input"),
-    Row(log.SPACE, replace(SPACE, full_in_seconds=3600.0), WARN, "full in 1 h"),
-    Row(log.SPACE, replace(SPACE, full_in_seconds=200000.0), OK, "full in 2 d"),
-    Row(log.SPACE, replace(SPACE, segment_bytes=MIB), WARN, "disk is small"),
-    Row(log.SPACE, SPACE, OK, "100.0 GiB free"),
-    Row(log.INODES, log.Inodes(0, 0), OK, "does not limit"),
-    Row(log.INODES, log.Inodes(0, 5000), FAIL, "no file can be made"),
-    Row(log.INODES, log.Inodes(999, 5000), WARN, "999 of 5000"),
-    Row(log.INODES, log.Inodes(1000, 5000), OK, "1000 of 5000"),
-    Row(log.QUOTA, log.Quota(()), OK, "no quota"),
-    Row(log.QUOTA, log.Quota(("usrquota",)), UNKNOWN, "usrquota"),
+    Row(space.SPACE, replace(SPACE, free_bytes=MIB, pinned_bytes=MIB), FAIL, "1.0 MiB are held back"),
+    Row(space.SPACE, replace(SPACE, free_bytes=MIB), FAIL, "are needed to take input"),
+    Row(space.SPACE, replace(SPACE, full_in_seconds=3600.0), WARN, "full in 1 h"),
+    Row(space.SPACE, replace(SPACE, full_in_seconds=200000.0), OK, "full in 2 d"),
+    Row(space.SPACE, replace(SPACE, segment_bytes=MIB), WARN, "disk is small"),
+    Row(space.SPACE, SPACE, OK, "100.0 GiB free"),
+    Row(space.INODES, space.Inodes(0, 0), OK, "does not limit"),
+    Row(space.INODES, space.Inodes(0, 5000), FAIL, "no file can be made"),
+    Row(space.INODES, space.Inodes(999, 5000), WARN, "999 of 5000"),
+    Row(space.INODES, space.Inodes(1000, 5000), OK, "1000 of 5000"),
+    Row(space.QUOTA, space.Quota(()), OK, "no quota"),
+    Row(space.QUOTA, space.Quota(("usrquota",)), UNKNOWN, "usrquota"),
 ]
 
 
@@ -216,7 +216,7 @@ def test_what_is_wrong_comes_with_something_to_type(check: Check[Any]) -> None:
 
 
 def test_a_hint_names_the_root_as_a_shell_takes_it() -> None:
-    found = log.SPACE.judge(replace(SPACE, free_bytes=1, pinned_bytes=1), Path("/srv/my log"), Path("/srv/my log"))
+    found = space.SPACE.judge(replace(SPACE, free_bytes=1, pinned_bytes=1), Path("/srv/my log"), Path("/srv/my log"))
 
     assert found.advice.startswith("wald --root '/srv/my log' explain; df -h '/srv/my log'")
 

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from wald.cli.doctor.checks import Check, Finding, Outcome
-from wald.cli.doctor.judging import files, host, log, medium
+from wald.cli.doctor.judging import files, host, log, medium, space
 from wald.cli.doctor.probing import files as trying
 from wald.cli.doctor.probing import host as on_host
 from wald.cli.doctor.probing import log as in_log
@@ -135,9 +135,9 @@ CHECKS: tuple[tuple[Check[Any], Look], ...] = (
     _tries(files.NAMES, lambda scratch, _: trying.names(scratch)),
     _tries(files.EVENTS, lambda scratch, _: trying.events(scratch)),
     _looks(host.PIPES, lambda subject: on_host.pipes(subject.fifos)),
-    _looks(log.SPACE, lambda subject: in_log.space(subject.kind, subject.settings[1], subject.running[1])),
-    _looks(log.INODES, lambda subject: in_log.inodes(subject.at)),
-    _looks(log.QUOTA, lambda subject: in_log.quota(subject.mount)),
+    _looks(space.SPACE, lambda subject: in_log.space(subject.kind, subject.settings[1], subject.running[1])),
+    _looks(space.INODES, lambda subject: in_log.inodes(subject.at)),
+    _looks(space.QUOTA, lambda subject: in_log.quota(subject.mount)),
     _looks(log.RIGHTS, lambda subject: in_log.rights(subject.kind)),
     _of_log(log.FILES, lambda subject: look_at_files(subject.root)),
     _looks(log.SOCKET, lambda subject: subject.socket_path),

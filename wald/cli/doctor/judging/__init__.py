@@ -1,1 +1,1 @@
-"""The facts and the rules of every check: the medium, operations on files, the host, the log."""
+"""The facts and the rules of every check: the medium, operations on files, the host, the log, its room."""

@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from wald.cli.doctor.judging.log import (
-    Inodes,
     Kind,
     Place,
-    Quota,
     Rights,
     Running,
     Settings,
     SocketPath,
-    Space,
     User,
 )
 from wald.cli.doctor.judging.medium import Mount
+from wald.cli.doctor.judging.space import Inodes, Quota, Space
 from wald.client.connection import status as asked
 from wald.config import Config, load
 from wald.errors import Damaged, InvalidInput, NotPermitted, WaldError, user_name
