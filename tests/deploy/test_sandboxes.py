@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,24 @@ def test_a_route_is_archived(host: Machine) -> None:
     host.run("systemctl", "start", "wald-archive@access.service")
     assert _result(host, "wald-archive@access.service") == "success"
     host.sh(f"wald-archive verify {ROOT}/archive --root {ROOT}")
+
+
+def test_a_log_is_verified_and_the_daemon_exports_it(host: Machine, root: Path) -> None:
+    host.run("systemctl", "start", "wald-verify.service")
+    eventually(lambda: "\nwald_last_verify_timestamp_seconds " in _scraped(host, 9464))
+    assert "\nwald_last_verify_errors 0" in _scraped(host, 9464)
+    assert host.sh(f"stat -c '%U:%G %a' {ROOT}/ledger/verify.jsonl").strip() == "wald:wald 640"
+
+
+def test_a_verification_that_finds_damage_fails(host: Machine, root: Path) -> None:
+    """As a failed unit, and in the metrics."""
+    segment = f"{ROOT}/segments/{1:020}.wal.zst"
+    host.sh(f"mv {segment} /srv/whole; echo damaged > {segment}")
+    done = host.run("systemctl", "start", "wald-verify.service", check=False)
+    host.sh(f"mv /srv/whole {segment}")
+    assert done.returncode == 1
+    assert f"{1:020}.wal.zst" in host.journal("wald-verify.service")
+    eventually(lambda: re.search(r"^wald_last_verify_errors [1-9]", _scraped(host, 9464), re.MULTILINE))
 
 
 def test_what_all_have_read_is_reclaimed(host: Machine, root: Path) -> None:
