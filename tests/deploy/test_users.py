@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import units
 from machine import Machine
 from pages import blocks
 from sites import FEED, LOG, Site
@@ -20,7 +21,7 @@ def site(machine: Machine) -> Site:
 
 
 def block(line: str) -> str:
-    """The one block of the page that has this line."""
+    """The one block of the page that has this text."""
     (found,) = (each.text for each in blocks(PAGE) if line in each.text)
     return found
 
@@ -86,6 +87,17 @@ def test_a_producer_writes_to_a_fifo(site: Site) -> None:
     site.wald("route", "add", "metrics", "--fifo", "--mode", "0620")
     site.machine.run("sh", "-c", line, user="collector")
     site.until(f'test "$(wald --root {LOG} read metrics)" = 1')
+
+
+def test_a_producer_that_may_not_read_gets_a_socket_outside(site: Site) -> None:
+    site.sh("useradd --system shop; useradd --system stranger")
+    site.write("/etc/wald/wald.toml", site.text("/etc/wald/wald.toml") + block("[routes.sales]"))
+    site.write("/etc/systemd/system/wald.socket.d/outside.conf", block("[Socket]"))
+    typed(site, block("systemctl stop wald.socket"))
+    producer = block("wald.Producer")
+    site.machine.run(units.PYTHON, "-c", producer, user="shop")
+    assert "NotPermitted" in site.machine.run(units.PYTHON, "-c", producer, user="stranger", check=False).stderr
+    assert site.read("sales") == ["sold"]
 
 
 def test_a_directory_of_another_group_gives_all_that_is_made_in_it_that_group(machine: Machine) -> None:

@@ -12,6 +12,7 @@ CHECKOUT = Path(__file__).parents[2]
 UNITS = CHECKOUT / "systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
 PROGRAMS = ("wald", "wald-archive", "wald-audit", "wald-drain", "wald-reclaim")
+PYTHON = "/usr/lib/wald/bin/python3"  # which imports wald
 _PLACES = {
     "*.service": "/lib/systemd/system",
     "*.socket": "/lib/systemd/system",
@@ -49,9 +50,10 @@ def _install_programs(machine: Machine) -> None:
     python = _moved(Path(sys.executable).resolve(), places)
     modules = ":".join(_moved(Path(path), places) for path in sys.path if path)
     environment = f"LD_LIBRARY_PATH={_moved(Path(sys.base_prefix) / 'lib', places)} PYTHONPATH={modules}"
-    for program in PROGRAMS:
-        script = _moved(Path(sys.executable).with_name(program), places)
-        path = machine.path("/usr/bin") / program
+    scripts = {f"/usr/bin/{name}": _moved(Path(sys.executable).with_name(name), places) for name in PROGRAMS}
+    for name, script in {**scripts, PYTHON: ""}.items():
+        path = machine.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.write_text(f'#!/bin/sh\n{environment} exec {python} {script} "$@"\n')
         path.chmod(0o755)
