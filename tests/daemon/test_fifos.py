@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from contents import values
+from manager import manager_at
 from running import Daemon, eventually, output_of
 from users import OWNER, needs_root
 
@@ -94,6 +95,36 @@ def test_another_fifo_is_read_instead_and_the_old_one_to_its_end(start: Start, r
     eventually(lambda: values(root)[2:] == [b"newer"])
     os.close(new)
     assert daemon.stop() == 0
+
+
+def test_one_that_comes_back_to_its_path_is_read_once(start: Start, root: Path, tmp_path: Path) -> None:
+    """It was read to its end meanwhile, as the one that others had replaced; a long line of it stays in one piece."""
+    address = str(tmp_path / "notify")
+    with manager_at(address) as manager:
+        daemon = start(env={"NOTIFY_SOCKET": address})
+        daemon.ask("ROUTE ADD a fifo")
+        fifo, aside = root / "routes/a/in", root / "routes/a/aside"
+        old = os.open(fifo, os.O_WRONLY)
+        os.write(old, b"x" * (700 << 10))
+        eventually(lambda: daemon.ask("HEAD").split()[1] != "0")
+        fifo.rename(aside)
+        eventually(fifo.is_fifo)
+        new = os.open(fifo, os.O_WRONLY)
+        aside.rename(fifo)
+        assert [manager.hear("FDSTORE=1") for _ in ("added", "made anew", "taken back")]
+        for number in range(200):
+            os.write(old, b"old%d\n" % number)
+            os.write(new, b"new%d\n" % number)
+        eventually(lambda: len(values(root)) >= 400)
+        os.close(old)
+        os.close(new)
+        write(fifo, b"last\n")
+        eventually(lambda: values(root)[-1] == b"last")
+        assert daemon.stop() == 0
+
+    old_lines = [b"x" * (700 << 10) + b"old0", *(b"old%d" % number for number in range(1, 200))]
+    assert sorted(values(root)) == sorted([*old_lines, *(b"new%d" % number for number in range(200)), b"last"])
+    assert "another process reads" not in daemon.log
 
 
 def test_a_long_line_of_the_old_one_stays_in_one_piece(start: Start, root: Path) -> None:

@@ -274,6 +274,11 @@ class Intake:
         if old is not None and fifos.is_at_path(route, old.file):
             fifos.unread.pop(route, None)
             return []
+        back = next((pipe for pipe in self._outgoing if fifos.is_at_path(route, pipe.file)), None)
+        if back is not None and back.route.name == route:
+            self._take_back(back)
+            fifos.unread.pop(route, None)
+            return [fifos.followed(route)]
         opened = fifos.open(route, {pipe.file: pipe.route.name for pipe in self._pipes.values()})
         done = [self._finish_transfer(opened)]
         if old is not None:
@@ -292,6 +297,21 @@ class Intake:
         self._poller.register(pipe.descriptor, select.EPOLLIN | select.EPOLLET)
         self._outgoing.add(pipe)
         del self._current[pipe.route.name]
+
+    def _take_back(self, pipe: Pipe) -> None:
+        """Read a pipe for good that is at its path again; a second one on its FIFO would read everything twice."""
+        before = pipe.hold_writing_end()
+        self._poller.unregister(before)
+        del self._pipes[before]
+        os.close(before)
+        route = pipe.route.name
+        if route in self._current:
+            self._make_way(self._current[route])
+        self._systemd.keep(route, pipe.descriptor)
+        self._outgoing.discard(pipe)
+        self._pipes[pipe.descriptor] = self._current[route] = pipe
+        self._awake[pipe] = None
+        self._poller.register(pipe.descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _let_go(self, pipe: Pipe) -> None:
         """Have the next turn end a pipe's record and close it: it may have a batch in this one."""

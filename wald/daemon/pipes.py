@@ -191,6 +191,14 @@ class Pipe:
         self.ready = True
         self._left_bytes = 2 * self.chunk_bytes
 
+    def hold_writing_end(self) -> int:
+        """Hold both ends again, and be ready; returns the descriptor that it had, which is still open."""
+        before = self.descriptor
+        self.descriptor = os.open(f"/proc/self/fd/{before}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._holds_both_ends = self.ready = True
+        self.hung_up = self.ended = False
+        return before
+
     def check_last(self) -> None:
         """At a stop: be ready until it is empty, or has given what a pipe holds if a process can go on writing."""
         self.hung_up = bool(poll_events(self.descriptor, select.POLLIN) & select.POLLHUP)
