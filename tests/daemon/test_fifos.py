@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import tempfile
 from collections.abc import Callable
@@ -95,6 +96,21 @@ def test_another_fifo_is_read_instead_and_the_old_one_to_its_end(start: Start, r
     eventually(lambda: values(root)[2:] == [b"newer"])
     os.close(new)
     assert daemon.stop() == 0
+
+
+def test_the_old_one_may_end_with_the_daemon(start: Start, root: Path) -> None:
+    daemon = start()
+    daemon.ask("ROUTE ADD a fifo")
+    fifo = root / "routes/a/in"
+    with fifo.open("wb") as writer:
+        fifo.unlink()
+        eventually(fifo.is_fifo)
+        daemon.process.send_signal(signal.SIGSTOP)
+        writer.write(b"last\n")
+    daemon.process.send_signal(signal.SIGTERM)
+    daemon.process.send_signal(signal.SIGCONT)
+    assert daemon.wait() == 0, daemon.log
+    assert values(root) == [b"last"]
 
 
 def test_one_that_comes_back_to_its_path_is_read_once(start: Start, root: Path, tmp_path: Path) -> None:

@@ -149,6 +149,38 @@ def test_a_fifo_that_was_replaced_meanwhile_is_read_to_its_end(start: Start, roo
     assert_sound(root)
 
 
+@pytest.mark.parametrize("in_its_place", ["nothing", "what cannot be opened"])
+def test_a_fifo_that_is_gone_is_read_to_its_end(start: Start, root: Path, in_its_place: str) -> None:
+    """Others have removed it while no daemon ran, and systemd alone has what is in it."""
+    daemon = start()
+    daemon.ask("ROUTE ADD r fifo mode=0640")
+    fifo = root / "routes/r/in"
+    kept = os.open(fifo, os.O_RDWR)
+    daemon.kill()
+    daemon = start(pass_fds=[kept], ready=False, anew=True)
+    daemon.kill()
+
+    os.write(kept, b"waited\n")
+    fifo.unlink()
+    if in_its_place != "nothing":
+        other = root / "routes/q"
+        other.mkdir()
+        os.mkfifo(other / "in")
+        fifo.symlink_to(other / "in")  # the FIFO of another route
+    daemon.spawn(*giving(r=kept))
+    daemon.await_ready()
+    os.close(kept)
+
+    eventually(lambda: values(root) == [b"waited"])
+    if in_its_place == "nothing":
+        assert stat.S_IMODE(fifo.stat().st_mode) == 0o640
+        with fifo.open("wb") as writer:
+            writer.write(b"after\n")
+        eventually(lambda: values(root) == [b"waited", b"after"])
+    assert daemon.stop() == 0
+    assert_sound(root)
+
+
 def test_a_fifo_of_no_route_is_reported_and_given_back(start: Start, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "other")
     given = os.open(tmp_path / "other", os.O_RDWR)

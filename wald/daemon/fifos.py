@@ -11,7 +11,7 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,10 +111,11 @@ class Fifos:
         for route in self._root.route_names():
             with self.reporting(route):
                 self.note_displaced(route)
-                if has_fifo(self._root, route) or is_displaced(self._root, route):
+                kept = self._systemd.kept(route)  # if nothing is at the path any more, others have removed it
+                if kept is not None or has_fifo(self._root, route) or is_displaced(self._root, route):
                     if stdin is not None:
                         require_other(route, stdin.route)
-                    self.restore(route, None)
+                    self.restore(route, kept)
                     opened.append(self.open(route, files))
                     files[opened[-1].file] = route
         self.unread = {route: why for route, why in self.unread.items() if not self.is_retired(route)}
@@ -143,12 +144,13 @@ class Fifos:
             return OpenPipe(route, given, held=True, handed_over=True)
         return OpenPipe(route, *open_fifo(path))
 
-    def open_replaced(self, routes: Collection[str]) -> tuple[list[OpenPipe], list[str]]:
-        """At a start: what systemd handed over besides the FIFOs at the paths of ``routes``.
+    def open_replaced(self) -> tuple[list[OpenPipe], list[str]]:
+        """At a start: what systemd handed over besides the FIFOs at their paths.
 
         Returns:
-            the FIFOs of ``routes`` that others have replaced while no daemon ran, and messages about what was closed.
+            the FIFOs of routes that others have replaced while no daemon ran, and messages about what was closed.
         """
+        routes = self._root.route_names()
         replaced, closed = [], []
         for given in self._systemd.take_rest():
             if given.name in routes and stat.S_ISFIFO(os.fstat(given.descriptor).st_mode):

@@ -125,7 +125,7 @@ class Intake:
         """
         self._stdin_route = stdin.route if stdin else ""
         opened = self.fifos.open_all(stdin)
-        replaced, closed = self.fifos.open_replaced({each.route for each in opened})
+        replaced, closed = self.fifos.open_replaced()
         opened = replaced + opened
         self._unfinished = unfinished_transfers(self._root, self._transfers, log_id=log_id)
         finished = closed + [message for each in opened if (message := self._finish_transfer(each))]
@@ -315,7 +315,8 @@ class Intake:
 
     def _let_go(self, pipe: Pipe) -> None:
         """Have the next turn end a pipe's record and close it: it may have a batch in this one."""
-        self._poller.unregister(pipe.descriptor)
+        with contextlib.suppress(FileNotFoundError):  # at a stop it is watched no more
+            self._poller.unregister(pipe.descriptor)
         del self._pipes[pipe.descriptor]
         if self._current.get(pipe.route.name) is pipe:
             del self._current[pipe.route.name]

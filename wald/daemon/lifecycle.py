@@ -97,6 +97,10 @@ class Systemd:
         given = self._given.pop(file, None)
         return None if given is None else given.descriptor
 
+    def kept(self, name: str) -> int | None:
+        """A descriptor that systemd handed over under this name and that was not taken yet; None if there is none."""
+        return next((given.descriptor for given in self._given.values() if given.name == name), None)
+
     def take_rest(self) -> list[Given]:
         """Those that are left: of FIFOs that are at the path of no route."""
         rest, self._given = list(self._given.values()), {}
