@@ -40,7 +40,7 @@ class Metrics:
         needed_bytes: with less free space than this input waits.
         degraded: whether input waits for room.
         degraded_by: why it does, as a :class:`Cause`; "" while it does not.
-        held_requests: how many requests wait for room; unless degraded, others are taken meanwhile.
+        held_requests: how many requests that were sent wait for room; unless degraded, others are taken meanwhile.
         held_since: since when input has been waiting for room; 0: none waits. ``held_seconds``: before that.
         waiting_since: since when readable input has been waiting for the head to move; 0: none waits.
         seal_waits_since: since when segments have been waiting and none was sealed; 0: none waits.

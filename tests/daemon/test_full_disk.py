@@ -60,8 +60,9 @@ def test_a_large_request_that_waits_for_room_is_reported_by_itself(start: Start,
     eventually(lambda: stat(daemon)["needed_bytes"] < 22 * MIB)  # the next segment is allocated by now
     needed = stat(daemon)["needed_bytes"]
     (disk / "filler").write_bytes(bytes(free_bytes(disk) - needed - 5 * MIB))
+    begun = b"x" * (64 << 10)
     with Client(daemon.socket_path) as large:
-        large.send(b"PUB r %d\n" % (6 * MIB))
+        large.send(b"PUB r %d\n" % (6 * MIB) + begun)
         eventually(lambda: "room" in daemon.log or "disk full" in daemon.log)
         with Client(daemon.socket_path) as small:
             assert small.ask(b"PUB r 2\ny\n") == "OK 1 1"
@@ -70,7 +71,7 @@ def test_a_large_request_that_waits_for_room_is_reported_by_itself(start: Start,
         assert '"request waits for room"' in daemon.log
         assert '"disk full: input waits"' not in daemon.log
         (disk / "filler").unlink()
-        large.send(b"x" * (6 * MIB - 1) + b"\n")
+        large.send(b"x" * (6 * MIB - len(begun) - 1) + b"\n")
         assert large.reply() == "OK 2 2"
     assert stat(daemon)["held_requests"] == 0
 
@@ -99,7 +100,7 @@ def test_large_requests_wait_for_each_other(start: Start, disk: Path) -> None:
     with Client(daemon.socket_path) as one, Client(daemon.socket_path) as other:
         one.send(b"PUB r %d\n" % length + bytes(length - 1024))
         eventually(lambda: stat(daemon)["connections"] >= 2)
-        other.send(b"PUB r %d\n" % length)
+        other.send(b"PUB r %d\n" % length + bytes(64 << 10))
         eventually(lambda: stat(daemon)["held_requests"] == 1)
         one.send(bytes(1023) + b"\n")
         assert one.reply() == "OK 1 1"

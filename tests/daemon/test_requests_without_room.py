@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import struct
+import termios
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from asking import SPOOLED, entering, is_quiet, stat, written
 from contents import text, values
 from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually, readable
+from users import acting_as
 
 Start = Callable[..., Daemon]
 
@@ -98,6 +103,38 @@ def test_without_room_a_payload_under_way_is_not_gathered_on(small: Path, start:
         assert client.reply() == "OK 1 1"
 
     assert text(daemon.root, "r") == bytes(2 * SPOOLED - 1) + b"\n"
+
+
+def all_is_read(clients: Sequence[Client]) -> bool:
+    """Whether the daemon has read all that these have sent."""
+    unread = struct.pack("i", 0)
+    return all(fcntl.ioctl(each.socket, termios.TIOCOUTQ, unread) == unread for each in clients)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="announces as another user")
+@pytest.mark.parametrize(("user_id", "count"), [(54331, 1000), (0, 128)], ids=["of another user", "of the same user"])
+def test_a_small_request_does_not_wait_for_room_that_half_sent_ones_were_promised(
+    start: Start, small: Path, monkeypatch: pytest.MonkeyPatch, user_id: int, count: int
+) -> None:
+    """They announce more than the disk has room for, and keep more than the memory holds; nothing counts as held."""
+    daemon = on(small, start, socket_mode="0666", connections_max=2048, connections_per_user=2048, frame_timeout="1h")
+    daemon.root.chmod(0o755)
+    monkeypatch.chdir(daemon.root)
+    request = b"PUB r 120000\n" + (b"x" * 119 + b"\n") * 1000
+    with ExitStack() as closing:
+        with acting_as(user_id):
+            half_sent = [closing.enter_context(Client(Path("wald.sock"))) for _ in range(count)]
+        announced, begun = half_sent[:-80], half_sent[-80:]
+        for clients, data in ((announced, b"PUB r %d\n" % SPOOLED), (begun, request[:-1000])):
+            for client in clients:
+                client.send(data)
+            eventually(partial(all_is_read, clients))
+        assert stat(daemon)["held_requests"] == 0
+        with Client(Path("wald.sock")) as good:
+            good.send(request[:60_000])
+            eventually(partial(all_is_read, [good]))
+            good.send(request[60_000:])
+            assert good.reply() == "OK 1 1000"
 
 
 def test_a_payload_for_which_there_will_never_be_room_is_refused(small: Path, start: Start) -> None:

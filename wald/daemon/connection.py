@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import select
 import socket
+import struct
+import termios
 from dataclasses import dataclass, field
 
 from wald.daemon.gate import Cause
@@ -13,6 +16,8 @@ from wald.format.protocol import Command, Publish, RequestReader
 
 RECEIVE_BYTES = 256 << 10  # read from one connection in one turn; a unix socket holds about that much
 COMMAND_RECEIVE_BYTES = 4 << 10  # from one that sends commands: they are answered slowly, and what waits is kept
+SENT_AHEAD_BYTES = 16 << 10  # a socket holds more if its peer goes on sending
+_UNREAD = struct.Struct("i")
 
 Answer = bytes | Ticket | Command
 """A reply, a claim on one that the commit makes good, or a command that is carried out after the commit."""
@@ -81,6 +86,12 @@ class Connection:
         return self.waits_for is None and self.is_inside_request
 
     @property
+    def has_sent_ahead(self) -> bool:
+        """Whether the rest of a payload that is not read now has come, or as much as comes of a large one."""
+        missing = self.spooling.missing_bytes if self.spooling else self.request.payload_bytes if self.request else 0
+        return len(self.reader.kept) + _unread_bytes(self.socket) >= min(missing, SENT_AHEAD_BYTES)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing of it is awaited or under way, on either side."""
         pending = self.is_inside_request or self.unsent or self.answers
@@ -97,6 +108,12 @@ class Connection:
     def is_inside_request(self) -> bool:
         """Whether a request has begun whose end was not read."""
         return self.request is not None or self.reader.unfinished
+
+
+def _unread_bytes(connection: socket.socket) -> int:
+    """How much has come that was not read."""
+    (length,) = _UNREAD.unpack(fcntl.ioctl(connection, termios.FIONREAD, bytes(_UNREAD.size)))
+    return int(length)
 
 
 def _is_readable(connection: socket.socket) -> bool:

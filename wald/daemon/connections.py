@@ -66,6 +66,7 @@ class Connections:
         self._idle_timeout = idle_timeout
         self._open: dict[int, Connection] = {}
         self._waiting: dict[Cause, dict[int, Connection]] = {}  # none is tried again before its cause is gone
+        self._held: dict[int, int] = {}  # of those that wait for room and not for their peers: how much
         self._answering: list[Connection] = []
         self._unsent_bytes = 0
         self._turns = 0
@@ -95,13 +96,18 @@ class Connections:
 
     @property
     def wanted_bytes(self) -> int | None:
-        """The least room on the disk that a request waits for; None if no request does."""
-        return min((cause for cause in self._waiting if isinstance(cause, int)), default=None)
+        """The least room on the disk that a held request waits for; None if no request is held."""
+        return min(self._held.values(), default=None)
 
     @property
     def held_requests(self) -> int:
-        """How many requests wait for room on the disk."""
-        return sum(len(held) for cause, held in self._waiting.items() if isinstance(cause, int))
+        """How many requests wait for room on the disk that their senders have sent, or would go on to send."""
+        return len(self._held)
+
+    @property
+    def wants_room(self) -> bool:
+        """Whether a request waits for room on the disk, if only its line has come."""
+        return any(isinstance(cause, int) for cause in self._waiting)
 
     def due(self) -> float | None:
         """When a request that was received can be taken, on the monotonic clock; None: there is none."""
@@ -151,8 +157,7 @@ class Connections:
         """Take what connections have sent, and what had to wait and need not any more, as far as a turn goes."""
         self._turns += 1
         ready = [self._open[each] for each in readable if each in self._open]  # others had to make way
-        promised_bytes = self._requests.promised_bytes
-        gone = [cause for cause in self._waiting if not gate.holds(cause, promised_bytes)]
+        gone = [cause for cause in self._waiting if not gate.holds(cause, self._requests.promised_before)]
         ready += [each for cause in gone for each in self._waiting[cause].values()]
         enough_at = time.monotonic() + TURN_SECONDS
         ordered, self._left_out = in_turn(ready) if self._left_out else ready, False
@@ -264,6 +269,8 @@ class Connections:
             elif connection.unfinished:
                 self._send(connection, encode_err(Code.TIMEOUT, f"nothing more of the request came in {timeout:g} s"))
                 self._close(connection)
+        for cause, waiting in self._waiting.items():  # more may have come since they began to wait
+            self._note_held(cause, waiting)
         self._watch_listener(True)
 
     def close(self) -> None:
@@ -332,11 +339,17 @@ class Connections:
         descriptor, before = connection.socket.fileno(), connection.waits_for
         if before is not None and not connection.unsent:
             del self._waiting[before][descriptor]
+            self._held.pop(descriptor, None)
             if not self._waiting[before]:
                 del self._waiting[before]
         connection.waits_for, connection.unsent = cause, unsent
         if cause is not None and not unsent:
             self._waiting.setdefault(cause, {})[descriptor] = connection
+            self._note_held(cause, {descriptor: connection})
+
+    def _note_held(self, cause: Cause, waiting: dict[int, Connection]) -> None:
+        if isinstance(cause, int):
+            self._held |= {descriptor: cause for descriptor, each in waiting.items() if each.has_sent_ahead}
 
     def _watch(self, connection: Connection, before: int) -> None:
         if connection.wanted_events != before:

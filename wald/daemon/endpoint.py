@@ -36,7 +36,7 @@ _GAUGES = {
     "free_bytes": "Free space under the root when it was last read",
     "needed_bytes": "How much of it has to be free for input to be taken",
     "degraded": "1 while input is not taken because the disk is nearly full",
-    "held_requests": "Requests that wait for room on the disk",
+    "held_requests": "Requests that were sent and wait for room on the disk",
     "recovery_errors": "What recovery found at the start that no crash explains",
     "fifo_troubles": "FIFOs that cannot be read, and files that were written in place of one",
     "trimmed_bytes": "Bytes of an unfinished write that recovery cut at the start",

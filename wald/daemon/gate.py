@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -39,17 +40,17 @@ class Gate:
     room_bytes: float
     overdue: bool = False
 
-    def require_room(self, payload_bytes: int = 0, promised_bytes: int = 0) -> None:
-        """Require room for ``payload_bytes``, besides the ``promised_bytes`` that other requests may still write.
+    def require_room(self, wanted_bytes: int = 0, promised_bytes: int = 0) -> None:
+        """Require ``wanted_bytes`` of room, besides the ``promised_bytes`` that other requests may still write.
 
         Raises:
             ProtocolError: the disk is nearly full, and such records are rejected.
             Parked: the request has to wait.
         """
-        if self.closed or self.room_bytes < payload_bytes + promised_bytes:
+        if self.closed or self.room_bytes < wanted_bytes + promised_bytes:
             if self.reject:
                 raise ProtocolError(Code.FULL, "the disk is full; STAT says what fills it")
-            raise Parked(payload_bytes)
+            raise Parked(wanted_bytes)
 
     def pass_through(self, route: Route) -> None:
         """Require that records of a route may be taken now.
@@ -64,12 +65,12 @@ class Gate:
                 raise ProtocolError(Code.BUSY, f"a pipe is inside a long line of {route.name}")
             raise Parked(route.name)
 
-    def holds(self, cause: Cause, promised_bytes: int) -> bool:
-        """Whether a connection with this cause has to wait on; ``promised_bytes`` as of :meth:`require_room`."""
+    def holds(self, cause: Cause, promised_before: Callable[[int], int]) -> bool:
+        """Whether a connection with this cause has to wait on, for which others were promised so much room."""
         if cause is Wait.COMMAND:
             return True
         if isinstance(cause, int):
-            return self.closed or self.room_bytes < cause + (promised_bytes if cause else 0)
+            return self.closed or self.room_bytes < cause + (promised_before(cause) if cause else 0)
         return cause in self.busy
 
 

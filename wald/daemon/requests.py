@@ -29,6 +29,7 @@ from wald.format.state import Written
 from wald.store.writing.drafts import Route
 
 KEPT_TOTAL_MAX_BYTES = 8 << 20  # of unfinished requests in memory; beyond it even small payloads are spooled
+SMALL_ROOM_BYTES = 2 * RECEIVE_BYTES  # what a payload takes that is spooled only because memory is full
 QUICK = frozenset({"PING", "HEAD"})  # answered after the commit of what came before them, as records are
 QUICK_MAX = 32  # of one connection in one turn
 ANSWERS_MAX = 512  # to one connection in one turn
@@ -45,7 +46,6 @@ class Requests:
 
     Attributes:
         kept_bytes: of unfinished requests, in memory.
-        promised_bytes: room on the disk that the payloads which gather in files may still take.
     """
 
     def __init__(self, routes: Routes, spool_directory: Path, leaves_enough: Callable[[int], bool]) -> None:
@@ -53,12 +53,22 @@ class Requests:
         self._spool_directory = spool_directory
         self._leaves_enough = leaves_enough
         self._gathered: list[Spooling] = []
-        self.kept_bytes = self.promised_bytes = 0
+        self.kept_bytes = 0
+        self._promised_small_bytes = self._promised_large_bytes = 0  # what payloads in files may still take on the disk
 
     @property
     def receive_max_bytes(self) -> int:
         """How much may be read from one connection now."""
         return RECEIVE_BYTES if self.kept_bytes < KEPT_TOTAL_MAX_BYTES else COMMAND_RECEIVE_BYTES
+
+    def promised_before(self, wanted_bytes: int) -> int:
+        """The room promised to others that has to be left by a request for ``wanted_bytes`` of room.
+
+        A small one leaves large ones what they have written, as one that fits in memory does: most of what was
+        announced may never come.
+        """
+        large = self._promised_large_bytes if wanted_bytes > SMALL_ROOM_BYTES else 0
+        return self._promised_small_bytes + large
 
     def take(self, connection: Connection, turn: Turn, arena: Arena, gate: Gate, end: int) -> Cause | None:
         """Take the requests that are whole, from the end of what ``arena`` has handed out up to ``end``.
@@ -144,8 +154,8 @@ class Requests:
         return expected <= RECEIVE_BYTES and self.kept_bytes + expected <= KEPT_TOTAL_MAX_BYTES
 
     def _open_spool(self, request: Publish, route: Route, gate: Gate) -> Spooling:
-        # A payload gathers in a file, and is copied from there: it takes its size twice.
-        gate.require_room(2 * request.payload_bytes, self.promised_bytes)
+        wanted = _room_bytes(request)
+        gate.require_room(wanted, self.promised_before(wanted))
         try:
             spooling = Spooling(request, route, self._spool_directory)
         except OSError as error:
@@ -153,7 +163,7 @@ class Requests:
         if not self._leaves_enough(spooling.descriptor):
             spooling.close()
             raise ProtocolError(Code.FAILED, "too few descriptors are left")
-        self.promised_bytes += spooling.promised_bytes
+        self._promise(spooling, spooling.promised_bytes)
         return spooling
 
     def _spool(self, connection: Connection, spooling: Spooling, turn: Turn, gate: Gate) -> bool:
@@ -166,19 +176,26 @@ class Requests:
             except OSError as error:
                 raise _no_spool(error) from error
             finally:
-                self.promised_bytes -= before - spooling.promised_bytes
+                self._promise(spooling, spooling.promised_bytes - before)
         if spooling.missing_bytes:
             return False
         gate.pass_through(spooling.route)  # again: a pipe may have begun a long line since the request began
         connection.answers.append(publish_spooled(turn, spooling, connection.user_id))
         connection.request = connection.spooling = None
-        self.promised_bytes -= spooling.promised_bytes
+        self._promise(spooling, -spooling.promised_bytes)
         self._gathered.append(spooling)
         return True
 
+    def _promise(self, spooling: Spooling, change: int) -> None:
+        """Promise a payload more room, or less."""
+        if _room_bytes(spooling.request) > SMALL_ROOM_BYTES:
+            self._promised_large_bytes += change
+        else:
+            self._promised_small_bytes += change
+
     def _drop_spooling(self, connection: Connection) -> None:
         if connection.spooling is not None:
-            self.promised_bytes -= connection.spooling.promised_bytes
+            self._promise(connection.spooling, -connection.spooling.promised_bytes)
             connection.spooling.close()
             connection.spooling = None
 
@@ -227,6 +244,11 @@ def publish_spooled(turn: Turn, spooling: Spooling, user_id: int) -> bytes | Tic
         raise _unterminated()
     producer_id = id_in_log(user_id, request.producer_id)
     return _answer(turn.publish(request, producer_id, spooling.route, None, count, spooling))
+
+
+def _room_bytes(request: Publish) -> int:
+    """What a payload takes that gathers in a file: it is copied from there, so it is its size twice."""
+    return 2 * request.payload_bytes
 
 
 def _records(count: Callable[[], int]) -> int:

@@ -219,7 +219,7 @@ class Service:
             return 0
         times = [at for at in (asked, self._intake.due()) if at is not None]
         times.append(self._committer.due())
-        if self._connections.held_requests:
+        if self._connections.wants_room:
             times.append(now + _FULL_SECONDS)
         if self._connections.needs_sweep:
             times.append(now + _SWEEP_SECONDS)
