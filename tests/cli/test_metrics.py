@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -75,9 +76,12 @@ def test_a_cursor_that_cannot_be_trusted_is_shown(built: Built) -> None:
     built.root.cursor("a", "lost").write_text("not a number\n")
     other = CursorLines(3, bytes(16), 1, "other", "2026-11-22T00:00:00Z")
     built.root.cursor("b", "other").write_bytes(encode_cursor(other))
+    built.root.cursor("b", "linked").write_text("3\n")
+    os.link(built.root.cursor("b", "linked"), built.root.path / "another name")
     found = samples(built)
 
     assert found["wald_group_cursor_unusable", "a", "lost"] == 1
+    assert found["wald_group_cursor_unusable", "b", "linked"] == 1
     assert found["wald_group_cursor_unusable", "b", "other"] == 1
 
 

@@ -181,7 +181,7 @@ def _by_condition(name: str, meaning: str, counts: Counter[Condition]) -> Metric
 
 def _groups(found: Measured, now_ns: int) -> Iterator[Metric]:
     named = [((group.cursor.route, group.cursor.group), group) for group in found.groups]
-    unusable = (CursorState.UNREADABLE, CursorState.FOREIGN, CursorState.BEYOND)
+    usable = (CursorState.VALID, CursorState.ABSENT)
     lag: Samples = {name: group.lag.records for name, group in named}
     yield Metric("wald_group_lag_records", "gauge", "Records that the group has not read", _ROUTE_GROUP, lag)
     waits: Samples = {name: group.lag.seconds(now_ns) for name, group in named}
@@ -193,7 +193,7 @@ def _groups(found: Measured, now_ns: int) -> Iterator[Metric]:
     pinned: Samples = {name: group.pinned_bytes for name, group in named}
     meaning = "Bytes of the segments that the group holds back, alone or with others"
     yield Metric("wald_group_pinned_bytes", "gauge", meaning, _ROUTE_GROUP, pinned)
-    broken: Samples = {name: float(group.cursor.state in unusable) for name, group in named}
+    broken: Samples = {name: float(group.cursor.state not in usable) for name, group in named}
     meaning = "1 if the cursor cannot be trusted, and so counts as nothing read"
     yield Metric("wald_group_cursor_unusable", "gauge", meaning, _ROUTE_GROUP, broken)
     meaning = f"Groups that are left out here, because there are more than {GROUPS_MAX}"
