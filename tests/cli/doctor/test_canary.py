@@ -16,6 +16,7 @@ from mounting import MIB
 from running import Daemon, command, output_of, refused, run, sidecar, wald
 from users import MEMBER, OWNER, needs_root
 
+from wald.cli.doctor.canary import send
 from wald.log import Log
 
 STEPS = ["connected", "appended", "head", "read", "acknowledged"]
@@ -60,6 +61,16 @@ def test_its_record_is_durable_and_holds_nothing_back(daemon: Daemon) -> None:
     done = run(sidecar("reclaim", "--root", daemon.root, "--grace", 0))
     assert done.returncode == 0, done.stderr
     assert len(log.view().listing.segments) <= 2  # the newest stays, and the active one
+
+
+def test_two_may_be_on_their_way_at_once(daemon: Daemon) -> None:
+    first = send(daemon.root, None, within=10)
+    assert [next(first).name for _ in STEPS[:-1]] == STEPS[:-1]
+    output_of("doctor", "--canary", "--root", daemon.root)
+
+    assert next(first).name == "acknowledged"
+    assert list(first) == []
+    assert Log(daemon.root).cursor("wald.canary").sequence == 2
 
 
 def test_a_record_that_an_earlier_one_left_is_acknowledged_too(daemon: Daemon) -> None:
