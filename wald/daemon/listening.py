@@ -21,6 +21,7 @@ from structlog.typing import FilteringBoundLogger
 
 from wald.errors import InvalidInput
 from wald.metrics import Metrics
+from wald.store.files.making import give_socket, umask_for
 
 _BACKLOG = 4096  # a connect that does not wait fails where it is full
 _PATH_MAX_BYTES = 107
@@ -57,8 +58,9 @@ def listen(path: Path, mode: int) -> socket.socket:
     try:
         path.unlink(missing_ok=True)  # no program listens on it: that was checked
         os.fchmod(listener.fileno(), mode)  # before it has a name: no user may connect sooner than the mode allows
-        listener.bind(str(path))
-        path.chmod(mode)  # bind(2) narrows it by the umask
+        with umask_for(mode):
+            listener.bind(str(path))
+        give_socket(path)
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()

@@ -7,6 +7,7 @@ fifos       made, checked, put back
 inodes      which file it is, asked without its times
 inplace     the head and transfers files, never waited for
 ledger      chained JSON lines, appended
+making      files, directories, FIFOs: their mode, and whose they are
 regular     opens a regular file and nothing else
 routes      routes as directories
 uptime      time that cannot be set

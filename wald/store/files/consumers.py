@@ -37,12 +37,19 @@ def admit(root: Root, disk: Disk, route: str, group: str) -> None:
     require_no_link(directory)
     disk.make_directory(directory)
     wanted = int(group) if group.isdecimal() else root.path.stat().st_gid
-    if group == "":
-        directory.chmod(DIRECTORY_MODE)  # first: with another group, members of that could write for a moment
-    if directory.stat().st_gid != wanted:
-        _give(directory, wanted)
-    if group:
-        directory.chmod(_OPEN_MODE)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if group == "":
+            os.fchmod(descriptor, DIRECTORY_MODE)  # first: with another group, members of that could write for a moment
+        if os.fstat(descriptor).st_gid != wanted:
+            _give(directory, descriptor, wanted)
+        if group:
+            os.fchmod(descriptor, _OPEN_MODE)
+    except OSError as error:
+        error.filename = os.fspath(directory)
+        raise
+    finally:
+        os.close(descriptor)
     disk.sync_directory(directory)
 
 
@@ -94,11 +101,11 @@ def not_permitted(root: Root, route: str, path: Path, error: PermissionError) ->
     return NotPermitted(f"{path}: permission denied", hint=hint)
 
 
-def _give(directory: Path, group_id: int) -> None:
+def _give(directory: Path, descriptor: int, group_id: int) -> None:
     try:
-        os.chown(directory, -1, group_id)
+        os.fchown(descriptor, -1, group_id)
     except PermissionError as error:
-        if directory.stat().st_uid != os.geteuid():
+        if os.fstat(descriptor).st_uid != os.geteuid():
             raise
         user, group = user_name(os.geteuid()), group_name(group_id)
         raise NotPermitted(

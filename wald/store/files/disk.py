@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wald.format.batch import Buffer
+from wald.store.files.making import make_directory, make_file, open_or_make_file
 
 _IOV_MAX = 1024  # what Linux takes in one gather-write
 _KEEP_SIZE = 1
@@ -38,7 +39,7 @@ class Disk:
 
     def create(self, path: Path) -> int:
         """A new file, open for reading and writing; FileExistsError rather than touch an old one."""
-        return _with_mode(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE), FILE_MODE)
+        return make_file(path, os.O_RDWR, FILE_MODE)
 
     def open(self, path: Path) -> int:
         """An existing file, open for reading and writing."""
@@ -46,19 +47,11 @@ class Disk:
 
     def open_or_create(self, path: Path) -> int:
         """A file, open for reading and writing; created if missing, and never waited for if it is something else."""
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
-            return _with_mode(os.open(path, flags | os.O_CREAT | os.O_EXCL, FILE_MODE), FILE_MODE)
-        except FileExistsError:
-            return os.open(path, flags)
+        return open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
 
     def open_append(self, path: Path) -> int:
         """A file whose writes all go to its end; created if missing."""
-        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            return _with_mode(os.open(path, flags | os.O_CREAT | os.O_EXCL, FILE_MODE), FILE_MODE)
-        except FileExistsError:
-            return os.open(path, flags)
+        return open_or_make_file(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
 
     def open_lock(self, path: Path) -> int:
         """A file to :meth:`lock`, created if missing; only its owner may open it.
@@ -66,14 +59,14 @@ class Disk:
         Raises:
             OSError: it cannot be made; or it is something that another user has put there.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path, flags, _LOCK_MODE)
+        descriptor = open_or_make_file(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, _LOCK_MODE)
         try:
             _require_own(path, os.fstat(descriptor))
+            os.fchmod(descriptor, _LOCK_MODE)
         except OSError:
             os.close(descriptor)
             raise
-        return _with_mode(descriptor, _LOCK_MODE)
+        return descriptor
 
     def make_directory(self, path: Path) -> None:
         """A directory, and those above it that are missing; one that is there already stays as it is."""
@@ -82,13 +75,7 @@ class Disk:
         if not path.parent.exists():
             self.make_directory(path.parent)
         with contextlib.suppress(FileExistsError):  # two may make it at once
-            # Not chmod(2): it takes away the set-group-id bit, which the directory above has given, if the user is not
-            # a member of the group.
-            before = os.umask(0o777 & ~DIRECTORY_MODE)
-            try:
-                os.mkdir(path, DIRECTORY_MODE)
-            finally:
-                os.umask(before)
+            make_directory(path, DIRECTORY_MODE)
 
     def close(self, descriptor: int) -> None:
         os.close(descriptor)
@@ -186,7 +173,7 @@ class Disk:
 
         Args:
             exclusive: raise FileExistsError if there is an old one, even if it is made at the same moment.
-            owner: the user to give the new one to, which only root may; -1: the one that makes it.
+            owner: the user to give the new one to, which only root may; -1: as what :meth:`create` makes.
 
         Raises:
             OSError: with ``path`` as its file name; the old content stays.
@@ -240,15 +227,6 @@ def _require_own(path: Path, status: os.stat_result) -> None:
             raise OSError(errno.EMLINK, "the file has another name too", os.fspath(path))
         if status.st_uid not in (0, os.geteuid(), directory.st_uid):
             raise PermissionError(errno.EPERM, "another user's file", os.fspath(path))
-
-
-def _with_mode(descriptor: int, mode: int) -> int:
-    try:
-        os.fchmod(descriptor, mode)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def free_bytes(path: Path) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wald.errors import InvalidInput, command_line
+from wald.store.files import making
 from wald.store.files.directory import Root
 
 FIFO_MODE = 0o620  # only the daemon's group may write to it
@@ -55,15 +56,14 @@ def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
             number = 1 + max((int(each.name.removeprefix(_FOUND)) for each in found_files(root, route)), default=0)
             found = path.with_name(f"{_FOUND}{number}")
             os.rename(path, found)
-        os.mkfifo(path, OWNERS_FIFO_MODE)  # until it has its mode no other user may open it
-        mode = FIFO_MODE if mode is None else mode
-    if mode is not None and stat.S_IMODE(path.stat().st_mode) != mode:
+        making.make_fifo(path, FIFO_MODE if mode is None else mode)
+    elif mode is not None and stat.S_IMODE(path.stat().st_mode) != mode:
         if path.is_symlink():
             raise InvalidInput(
                 f"{path}: a symbolic link, and the mode of what it leads to is not {mode:04o}",
                 hint=f"chmod {mode:04o} {path.resolve()}",
             )
-        path.chmod(mode)  # mkfifo's own mode is narrowed by the umask
+        path.chmod(mode)
     return found
 
 

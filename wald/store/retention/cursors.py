@@ -167,11 +167,11 @@ def _directory(path: Path) -> Refused:
 
 
 def _owner(path: Path) -> int:
-    """The user whose cursor it is; of a new one, the one who writes it, and root writes for the log's owner."""
+    """The user whose cursor it is; of a new one, the one who writes it."""
     try:
         return path.lstat().st_uid
     except FileNotFoundError:
-        return os.geteuid() or path.parent.stat().st_uid
+        return os.geteuid() or -1  # Disk gives what root makes to the log's owner
 
 
 def _taken_over(path: Path, owner: int) -> str:

@@ -15,6 +15,7 @@ from wald.errors import Damaged
 from wald.format.index import INTERVAL_BYTES, SparseIndex, decode_index, encode_entry, encode_index_header
 from wald.format.segment import SegmentHeader
 from wald.store.files.disk import FILE_MODE
+from wald.store.files.making import open_or_make_file
 from wald.store.files.regular import read_regular
 from wald.store.segments.raw import FIRST_BATCH
 
@@ -31,9 +32,8 @@ class SparseIndexWriter:
         self._descriptor = -1
         self._indexed = FIRST_BATCH
         with contextlib.suppress(OSError):
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._descriptor = os.open(path, flags, FILE_MODE)
-            os.fchmod(self._descriptor, FILE_MODE)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_TRUNC | os.O_NOFOLLOW
+            self._descriptor = open_or_make_file(path, flags, FILE_MODE)
         self._write(encode_index_header(header))
 
     def add(self, sequence: int, position: int, append_time_ns: int) -> None:
