@@ -270,13 +270,15 @@ def crash_loop(site: Site) -> Iterator[None]:
     site.append(["one"])
 
 
-@trouble("Root has run a program on the log")
-def run_by_root(site: Site) -> Iterator[None]:
-    """A daemon, so that the active segment is root's."""
+@trouble("Files in the log belong to root")
+def copied_by_root(site: Site) -> Iterator[None]:
+    """Root has put the ledger back from a copy. A daemon that root ran before it has left nothing of root's."""
     site.start()
     site.append(["one"])
     site.sh("systemctl stop wald.socket wald")
     site.sh(f"wald --root {LOG} run & until wald --root {LOG} cut; do sleep 0.1; done; kill $!; wait")
+    assert site.sh(f"find {LOG} -user root") == ""
+    site.sh(f"cp -r {LOG}/ledger /tmp/; rm -r {LOG}/ledger; cp -r /tmp/ledger {LOG}/")
     site.sh("systemctl start wald || true")
     site.until("systemctl show -P ExecMainStatus wald | grep -x 11")
     yield
