@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from wald.exposition import Histogram, Metric, Samples, counter, gauge, histogram, render
@@ -26,6 +28,22 @@ def test_a_histogram_is_cumulative_and_ends_with_all() -> None:
         ("h_seconds_sum", ()): 103.5,
         ("h_seconds_count", ()): 4,
     }
+
+
+def test_a_histogram_that_grows_meanwhile_agrees_with_itself() -> None:
+    """Another thread reads it than the one that counts."""
+
+    class Growing(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from tuple(super().__iter__())
+            self[0] += 1
+
+    taken = Histogram(1)
+    taken.counts = Growing(taken.counts)
+    taken.observe(0.5)
+    found = samples(render([histogram("h_seconds", "Time", taken)]))
+
+    assert found["h_seconds_count", ()] == found["h_seconds_bucket", (("le", "+Inf"),)] == 1
 
 
 def test_label_values_come_back_as_they_were() -> None:

@@ -105,10 +105,11 @@ def _family(metric: Metric) -> prometheus_client.Metric:
 
 
 def _add_ranges(family: prometheus_client.Metric, name: str, labels: dict[str, str], value: Histogram) -> None:
-    for bound, total in zip((*value.bounds, float("inf")), accumulate(value.counts), strict=True):
+    totals = list(accumulate(value.counts))  # once: another thread may observe meanwhile
+    for bound, total in zip((*value.bounds, float("inf")), totals, strict=True):
         family.add_sample(f"{name}_bucket", labels | {"le": _bound(bound)}, total)
     family.add_sample(f"{name}_sum", labels, value.sum)
-    family.add_sample(f"{name}_count", labels, sum(value.counts))
+    family.add_sample(f"{name}_count", labels, totals[-1])
 
 
 def _bound(value: float) -> str:
