@@ -10,7 +10,7 @@ import shutil
 import signal
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -158,6 +158,14 @@ def test_a_group_that_is_none_is_refused_where_it_is_named(tmp_path: Path, group
 
     code, message, hint = refused(run(command("route", "add", "a", "--consumers", group, "--root", tmp_path)))
     assert (code, hint) == (InvalidInput.exit_code, "getent group")
+
+
+@pytest.mark.parametrize("group", ["no-such-group", "4294967295", "9999999999", "-1"])
+def test_a_group_that_is_none_is_refused_by_the_daemon(start: Callable[..., Daemon], group: str) -> None:
+    daemon = start()
+    assert daemon.ask(f"ROUTE ADD a consumers={group}").startswith("ERR bad-request ")
+    assert not daemon.root.joinpath("routes/a").exists()
+    assert daemon.ask("PING") == "OK pong"
 
 
 def test_a_group_may_be_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted
 from wald.format.head import encode_head
 from wald.format.protocol import Code, Command, encode_err, encode_ok
 from wald.format.times import utc
+from wald.store.files.consumers import is_group
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import OWNERS_FIFO_MODE, has_fifo
@@ -23,7 +24,7 @@ from wald.store.writing.writer import Writer
 _USAGE = "PING | HEAD | STAT | CUT | ROUTE ADD <name> [fifo] [mode=<octal>] [consumers=<group>] | ROUTE RETIRE <name>"
 
 _MODE = re.compile("mode=([0-7]+)")
-_CONSUMERS = re.compile("consumers=([0-9]{0,10}|group)")
+_CONSUMERS = "consumers="
 _CUT_SECONDS = 1.0  # a segment costs some syncs, a file, and a line in the ledger
 
 
@@ -105,8 +106,8 @@ class Commands:
                 fifo = True
             elif match := _MODE.fullmatch(option):
                 mode = int(match[1], 8) & 0o777
-            elif match := _CONSUMERS.fullmatch(option):
-                consumers = match[1]
+            elif option.startswith(_CONSUMERS) and is_group(option.removeprefix(_CONSUMERS)):
+                consumers = option.removeprefix(_CONSUMERS)
             else:
                 message = f"options are fifo, mode=<octal> and consumers=<group id>, not {option!r}"
                 return encode_err(Code.BAD_REQUEST, message)

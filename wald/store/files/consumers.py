@@ -19,14 +19,20 @@ from wald.store.files.directory import Root, require_no_link
 from wald.store.files.disk import DIRECTORY_MODE, Disk
 
 ROOTS_GROUP = "group"
+_NO_GROUP = (1 << 32) - 1  # for chown(2): leave the group that it has
 _OPEN_MODE = 0o1775  # others: members of the root's group, as the directories above keep all others out
+
+
+def is_group(text: str) -> bool:
+    """Whether it is the number of a group; ROOTS_GROUP; or "", which is none."""
+    return text in ("", ROOTS_GROUP) or (text.isascii() and text.isdecimal() and int(text) < _NO_GROUP)
 
 
 def admit(root: Root, disk: Disk, route: str, group: str) -> None:
     """Let the members of ``group`` leave cursors in a route, in the place of those that could so far.
 
     Args:
-        group: a number; ROOTS_GROUP; or "", and then no group may. Cursors that are there stay, and count.
+        group: as :func:`is_group` says; "": no group may. Cursors that are there stay, and count.
 
     Raises:
         NotPermitted: this user is not a member of the group.
