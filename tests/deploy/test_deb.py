@@ -157,6 +157,17 @@ def test_a_service_that_was_stopped_is_not_started_by_an_upgrade(system: System,
     system.machine.sh("systemctl start wald.service")
 
 
+def test_a_daemon_that_cannot_start_is_reported_and_holds_no_other_package_up(system: System) -> None:
+    settings = system.machine.path("/etc/wald/wald.toml")
+    right = settings.read_text()
+    settings.write_text(right + "misspelt = 1\n")
+    done = system.machine.run("dpkg-reconfigure", "wald")
+    settings.write_text(right)
+
+    assert "Job for wald.service failed" in done.stderr
+    system.machine.sh("systemctl restart wald")
+
+
 @pytest.mark.parametrize("page", ["wald", "wald-audit", "wald-drain", "wald.toml"])
 def test_manual_pages_open(system: System, page: str) -> None:
     assert system.machine.sh(f"man {page}").split()[0].startswith(f"{page.upper()}(")
@@ -192,3 +203,14 @@ def test_removed_it_leaves_data_and_settings_and_purged_only_data(system: System
     assert "wald: /var/lib/wald holds a log and stays" in said
     assert {line for line in system.files() ^ system.before if not USERS.match(line)} == set()
     assert system.machine.path("/var/lib/wald/log.json").exists()
+
+
+def test_it_is_installed_and_purged_where_no_systemd_runs(system: System, package: Path) -> None:
+    """As in the build of a container."""
+    system.type(f"""unshare --mount bash -euc '
+        mount -t tmpfs tmpfs /run/systemd
+        apt-get install --yes ./{package.name}
+        /usr/bin/wald --version
+        apt-get purge --yes wald
+    '""")
+    assert {line for line in system.files() ^ system.before if not USERS.match(line)} == set()
