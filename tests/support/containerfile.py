@@ -52,7 +52,7 @@ class Image:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._holder = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-euc", _OVERLAY],
+            ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "sh", "-euc", _OVERLAY],  # ends with these tests
             env=os.environ | {"AT": str(directory)},
             stdout=subprocess.PIPE,
         )
