@@ -90,14 +90,12 @@ def test_a_killed_daemon_leaves_its_callers_in_the_queue(start: Start, root: Pat
             assert daemon.stop() == 0
 
 
-def test_a_log_is_made_around_the_socket_that_systemd_has_made(start: Start, root: Path) -> None:
+def test_a_log_is_made_around_the_socket_that_systemd_has_made(root: Path) -> None:
     root.mkdir()
     with listening_at(root / "wald.sock") as listener:
-        daemon = start(pass_fds=[listener.fileno()], ready=False)
-        assert daemon.wait() != 0  # nothing was handed over: a program listens there
-        daemon.spawn(*giving(**{"wald.socket": listener.fileno()}))
-        daemon.await_ready()
-        assert daemon.stop() == 0
+        prefix = giving(**{"wald.socket": listener.fileno()})
+        with Daemon(root, pass_fds=[listener.fileno()], prefix=prefix) as daemon:
+            assert daemon.stop() == 0
 
 
 @pytest.mark.parametrize("kinds", [["listener", "listener"], ["datagram"], ["unbound"]])

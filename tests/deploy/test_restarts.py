@@ -117,6 +117,8 @@ def test_a_stop_ends_the_service_and_a_connection_starts_it(host: Machine, root:
     """The socket stays while wald.socket does; stopping that stops both, and removes it."""
     host.run("systemctl", "stop", "wald.service")
     assert (root / "wald.sock").is_socket()
+    by_hand = host.run("wald", "--root", "/var/lib/wald", "run", user="wald", check=False)
+    assert (by_hand.returncode, "another program listens on it" in by_hand.stderr) == (2, True)
     assert host.sh("echo activated | wald --root /var/lib/wald append access").split()
     host.run("systemctl", "stop", "wald.socket")
     assert not (root / "wald.sock").exists()

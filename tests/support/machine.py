@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,6 +53,12 @@ for directory in run tmp var/tmp var/log/journal sys/fs/cgroup; do
     mount -t tmpfs -o mode=1777 tmpfs root/$directory
 done
 chmod 755 root/run root/sys/fs/cgroup root/var/log/journal
+for place in $WALD_PLACES; do  # what these mounts hide, or another file system of this machine holds
+    if [ -z "$(ls -A root$place 2>/dev/null)" ]; then
+        mkdir -p root$place upper-of$place work-of$place
+        mount -t overlay overlay -o lowerdir=$place,upperdir=upper-of$place,workdir=work-of$place root$place
+    fi
+done
 if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
     umount root/sys/fs/cgroup
     mount -t cgroup2 cgroup2 root/sys/fs/cgroup
@@ -92,6 +99,7 @@ class Machine:
         env = os.environ | {
             "WALD_MACHINE": str(directory),
             "WALD_MASKED": " ".join(_MASKED),
+            "WALD_PLACES": f"{Path(__file__).parents[2]} {sys.base_prefix}",
             "WALD_SYSTEMD": str(SYSTEMD),
         }
         self._log = (directory.parent / f"{directory.name}.log").open("wb")

@@ -17,7 +17,6 @@ import contextlib
 import errno
 import select
 import socket
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +24,7 @@ from dataclasses import replace
 from wald.daemon.connection import RECEIVE_BYTES, Connection
 from wald.daemon.fairness import in_turn, makes_way
 from wald.daemon.gate import Cause, Gate, Wait
-from wald.daemon.listening import Admission
+from wald.daemon.listening import Admission, peer_of
 from wald.daemon.requests import Requests, ok
 from wald.daemon.turn import Arena, Ticket, Turn
 from wald.format.protocol import Code, Command, RequestReader, encode_err
@@ -35,7 +34,6 @@ PAUSE_MAX_SECONDS = 0.1  # between two commands, while records come
 TURN_SECONDS = 0.002  # some syncs: a flood of requests does not hold up those of others for longer
 ACCEPTED_MAX = 32  # in one turn; a newcomer waits behind all those that came before it
 SAME_ANSWERS_MAX = 16  # to connections of one user that all sent the same command
-_PEER = struct.Struct("iII")  # SO_PEERCRED: process, user, group
 
 
 class Connections:
@@ -133,7 +131,7 @@ class Connections:
 
     def _admit(self, accepted: socket.socket, now: float) -> None:
         accepted.setblocking(False)
-        _, user_id, _ = _PEER.unpack(accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        _, user_id, _ = peer_of(accepted)
         refusal = self._admission.judge(user_id, accepted.fileno())
         if refusal is not None and self._make_place(user_id, refusal.user_id, now):
             refusal = self._admission.judge(user_id, accepted.fileno())

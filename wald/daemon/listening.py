@@ -12,6 +12,7 @@ import os
 import resource
 import socket
 import stat
+import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,16 +26,21 @@ from wald.store.files.making import give_socket, umask_for
 
 _BACKLOG = 4096  # a connect that does not wait fails where it is full
 _PATH_MAX_BYTES = 107
+_PEER = struct.Struct("iII")
 _DESCRIPTORS_KEPT = 32  # for segments, pipes that are added, and scrapers of metrics
 _OWNERS_SHARE = 16  # one place of so many is the owners'
 _REPORT_SECONDS = 10.0  # between lines in the journal
 
 
 def check_socket(path: Path, root: Path) -> None:
-    """Check that a socket can be made at ``path``; in the root, one that a killed daemon has left will be replaced.
+    """Check that a socket can be made at ``path``.
+
+    In the root the lock decides: a socket that another daemon has left there, or has lost with its lock, will be
+    replaced.
 
     Raises:
-        InvalidInput: it cannot; a file that is no socket, or a socket that a program listens on, is not removed.
+        InvalidInput: it cannot; a file that is no socket, a socket of systemd, and elsewhere one that any program
+            listens on, is not removed.
     """
     if len(os.fsencode(path)) > _PATH_MAX_BYTES:
         raise _refusal(path, "AF_UNIX path too long")
@@ -44,7 +50,8 @@ def check_socket(path: Path, root: Path) -> None:
         raise _refusal(path, f"{path.parent} may not be written to by this user")
     if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
         raise _refusal(path, "what is there is not a socket")
-    if _is_listened_on(path):
+    listener = _listener(path)
+    if listener is not None and (path.parent != root or _is_systemd(listener)):
         raise _refusal(path, "another program listens on it; systemd, if there is a socket unit")
 
 
@@ -83,6 +90,11 @@ def inherited(sockets: Sequence[socket.socket]) -> socket.socket | None:
                 hint="leave one ListenStream=PATH in the socket unit, and no Accept=yes",
             )
     return sockets[0] if sockets else None
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int, int]:
+    """The process at the other end, its user and its group, as they were when it connected or began to listen."""
+    return _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +172,19 @@ class Admission:
             self._reported_at, self._refused = now, 0
 
 
-def _is_listened_on(path: Path) -> bool:
+def _listener(path: Path) -> int | None:
+    """The process that listens on a socket; None if there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as caller:
-        return caller.connect_ex(str(path)) in (0, errno.EAGAIN)
+        if caller.connect_ex(str(path)) not in (0, errno.EAGAIN):
+            return None
+        return peer_of(caller)[0]
+
+
+def _is_systemd(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/comm").read_text() == "systemd\n"
+    except OSError:  # it has ended, or is hidden from this user
+        return process == 1
 
 
 def _refusal(path: Path, reason: str) -> InvalidInput:
