@@ -123,7 +123,7 @@ def pack(
         check_route(route)
     log = Log(root)
     size = _size(records_per_bundle, bytes_per_bundle)
-    destination = open_destination(dest or str(log.root.path / "archive"), Disk())
+    destination = open_destination(dest or str(log.root.archive), Disk())
     requests = [
         Request(route, group, size, Codec(codec), f"wald {wald.__version__}", to) for route in dict.fromkeys(routes)
     ]

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from wald.errors import InvalidInput
+from wald.format.names import COMMAND_SUFFIX
 from wald.loop import SIGNALS
 from wald.store.files.consumers import open_own
 from wald.store.files.directory import Root
@@ -98,7 +99,7 @@ class Attempts:
 
     def __init__(self, root: Root, route: str, group: str, disk: Disk) -> None:
         root.require_route(route)
-        self._place = root, disk, route, group, ".command"
+        self._place = root, disk, route, group, COMMAND_SUFFIX
         self._cursor = root.cursor(route, group)
         self._disk = disk
         self.path, self._descriptor = self._opened()

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from wald.errors import InvalidInput, Locked, NotFound, command_line
+from wald.format.names import HANDOVER_SUFFIX
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.format.record import Record
 from wald.store.files.consumers import open_own
@@ -92,7 +93,7 @@ class HandoverFile:
     def __init__(self, root: Root, route: str, group: str, disk: Disk) -> None:
         root.require_route(route)
         self._disk = disk
-        path, self._descriptor = open_own(root, disk, route, group, ".drain")
+        path, self._descriptor = open_own(root, disk, route, group, HANDOVER_SUFFIX)
         try:
             if not disk.lock(self._descriptor):
                 raise Locked(

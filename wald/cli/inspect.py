@@ -12,10 +12,10 @@ import click
 
 from wald.cli.options import json_option, root_option
 from wald.errors import Damaged
+from wald.format.names import VERIFIED
 from wald.store.checking.dump import Item
 from wald.store.checking.dump import dump as items_of
 from wald.store.checking.finding import Level
-from wald.store.checking.verifier import VERIFIED
 from wald.store.checking.verifier import verify as findings_of
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk

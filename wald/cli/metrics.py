@@ -18,8 +18,8 @@ import click
 import wald
 from wald.cli.options import root_option, size_option
 from wald.exposition import Metric, Samples, gauge, render
+from wald.format.names import VERIFIED
 from wald.log import Log
-from wald.store.checking.verifier import VERIFIED
 from wald.store.files.directory import Root
 from wald.store.files.ledger import newest_entries
 from wald.store.retention.backlog import Backlog, GroupBacklog, Growth

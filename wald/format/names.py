@@ -20,7 +20,14 @@ SEQUENCE_MAX = (1 << 64) - 1
 
 DEFAULT_GROUP = "processed"  # so that the default cursor file is processed.cursor
 CURSOR_SUFFIX = ".cursor"
+HANDOVER_SUFFIX = ".drain"  # what wald-drain hands over
+COMMAND_SUFFIX = ".command"  # how its command ended
+GROUP_SUFFIXES = (CURSOR_SUFFIX, HANDOVER_SUFFIX, COMMAND_SUFFIX)  # of all that a group leaves
 CONSUMERS = "consumers"  # the directory of a route in which other users leave cursors
+FOUND = "in.found-"  # and a number: what stood where the FIFO of a route belongs
+
+VERIFIED = "verify.jsonl"
+LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl", VERIFIED)
 
 
 class Kind(Enum):

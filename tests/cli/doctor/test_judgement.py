@@ -174,6 +174,7 @@ TABLE = [
     Row(log.RUNNING, replace(RUNNING, answers=False), FAIL, "does not answer"),
     Row(log.RUNNING, replace(RUNNING, degraded_by="segments"), FAIL, "segments"),
     Row(log.RUNNING, RUNNING, OK, "it answers"),
+    Row(log.FILES, log.Files(9, unsafe_cursors=("/data/a.cursor: a symbolic link",)), FAIL, "a.cursor"),
     Row(log.FILES, log.Files(9, unsafe=("/data/head: a symbolic link",)), FAIL, "a symbolic link"),
     Row(log.FILES, log.Files(9, strange=tuple("abcde")), WARN, "a; b; c and 2 more"),
     Row(log.FILES, log.Files(9, troubles=("in: not a FIFO",)), WARN, "not a FIFO"),

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.head import Head
-from wald.format.names import Kind, parse_segment_name
+from wald.format.names import LEDGERS, Kind, parse_segment_name
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.opening import NOTHING
@@ -28,9 +28,6 @@ from wald.store.retention.cursors import CursorState, cursors_of
 from wald.store.retention.history import History
 from wald.store.segments.head import EVERYTHING, read_head
 from wald.store.segments.view import SecondListing, SegmentGone, View, read_view
-
-VERIFIED = "verify.jsonl"
-LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl", VERIFIED)
 
 
 def verify(root: Root) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ disk        the system calls that make bytes durable
 fifos       made, checked, put back
 inodes      which file it is, asked without its times
 inplace     the head and transfers files, never waited for
+known       which names the directories of a log may hold
 ledger      chained JSON lines, appended
 making      files, directories, FIFOs: their mode, and whose they are
 regular     opens a regular file and nothing else

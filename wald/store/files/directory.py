@@ -66,6 +66,11 @@ class Root:
         return self.path / "wald.sock"
 
     @property
+    def archive(self) -> Path:
+        """Where wald-archive packs, unless it is asked to pack elsewhere."""
+        return self.path / "archive"
+
+    @property
     def segments(self) -> Path:
         return self.path / "segments"
 

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wald.errors import InvalidInput, command_line
+from wald.format.names import FOUND
 from wald.store.files import making
 from wald.store.files.directory import Root
 
 FIFO_MODE = 0o620  # only the daemon's group may write to it
 OWNERS_FIFO_MODE = 0o600  # what a route with writers may have: a FIFO cannot check its writers
-_FOUND = "in.found-"
 
 
 def has_fifo(root: Root, route: str) -> bool:
@@ -53,8 +53,8 @@ def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
     found = None
     if not has_fifo(root, route):
         if is_displaced(root, route):
-            number = 1 + max((int(each.name.removeprefix(_FOUND)) for each in found_files(root, route)), default=0)
-            found = path.with_name(f"{_FOUND}{number}")
+            number = 1 + max((int(each.name.removeprefix(FOUND)) for each in found_files(root, route)), default=0)
+            found = path.with_name(f"{FOUND}{number}")
             os.rename(path, found)
         making.make_fifo(path, FIFO_MODE if mode is None else mode)
     elif mode is not None and stat.S_IMODE(path.stat().st_mode) != mode:
@@ -69,8 +69,8 @@ def make_fifo(root: Root, route: str, mode: int | None) -> Path | None:
 
 def found_files(root: Root, route: str) -> list[Path]:
     """What has stood where the route's FIFO belongs, and was kept."""
-    names = (entry.name for entry in os.scandir(root.route(route)) if entry.name.startswith(_FOUND))
-    return [root.route(route) / name for name in sorted(names) if name.removeprefix(_FOUND).isdecimal()]
+    names = (entry.name for entry in os.scandir(root.route(route)) if entry.name.startswith(FOUND))
+    return [root.route(route) / name for name in sorted(names) if name.removeprefix(FOUND).isdecimal()]
 
 
 def found_words(root: Root, path: Path, route: str) -> str:

@@ -238,6 +238,7 @@ class Files:
     Attributes:
         examined: how many names were looked at.
         unsafe: what another user could have planted or may change, each with the reason.
+        unsafe_cursors: likewise cursors, and directories in which cursors are.
         strange: names that wald does not know.
         troubles: of FIFOs, as `wald explain` has them.
         is_complete: whether all names were looked at.
@@ -245,6 +246,7 @@ class Files:
 
     examined: int
     unsafe: tuple[str, ...] = ()
+    unsafe_cursors: tuple[str, ...] = ()
     strange: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()
     is_complete: bool = True
@@ -252,6 +254,10 @@ class Files:
     @property
     def unsafe_named(self) -> str:
         return _named(self.unsafe)
+
+    @property
+    def unsafe_cursors_named(self) -> str:
+        return _named(self.unsafe_cursors)
 
     @property
     def strange_named(self) -> str:
@@ -272,6 +278,13 @@ FILES: Check[Files] = Check(
     "links, devices, foreign owners and modes in the log's directories; names that are not wald's",
     (2, 8),
     (
+        Rule(
+            Outcome.FAIL,
+            lambda f: f.unsafe_cursors,
+            "{f.unsafe_cursors_named}",
+            "leave it in place and mend it with chown or chmod, a cursor with {wald} cursor set --rewind: "
+            "wald-reclaim deletes what a group without a cursor has not read",
+        ),
         Rule(
             Outcome.FAIL,
             lambda f: f.unsafe,

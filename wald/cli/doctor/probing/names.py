@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from wald.cli.doctor.judging.log import Files
-from wald.format.names import CURSOR_SUFFIX, is_route, parse_segment_name
+from wald.format.names import CONSUMERS, CURSOR_SUFFIX, GROUP_SUFFIXES
 from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.fifos import troubles
+from wald.store.files.known import known_names
 
 _MOST = 20_000
-_TOP = frozenset({"log.json", "lock", "head", "transfers", "wald.sock", "archive", "lost+found"})
-_FOLDERS = frozenset({"segments", "routes", "ledger", "quarantine", "recovery"})
-_OF_ROUTE = re.compile(r"in|in\.found-\d+|retired|.+\.(drain|command)")
-_OF_LEDGER = re.compile(r"\w+\.(jsonl|lock)")
 _REWRITTEN = frozenset({"head", "lock", "transfers"})  # in place, so another name of the same file shows it
 _IS_TYPE = {"wald.sock": stat.S_ISSOCK, "in": stat.S_ISFIFO}
 
@@ -31,19 +27,16 @@ class _Examination:
         self._examined = 0
         self._is_complete = True
         self._unsafe: list[str] = []
+        self._unsafe_cursors: list[str] = []
         self._strange: list[str] = []
 
     def files(self) -> Files:
-        self._in(self._root.path, lambda name: name in _TOP | _FOLDERS)
-        self._in(self._root.segments, lambda name: parse_segment_name(name) is not None)
-        self._in(self._root.ledger, lambda name: bool(_OF_LEDGER.fullmatch(name)))
-        self._in(self._root.routes, is_route)
-        for route in self._entries(self._root.routes):
-            if is_route(route.name) and route.is_dir(follow_symlinks=False):
-                self._in(Path(route.path), _may_be_in_route)
+        for directory, is_known in known_names(self._root):
+            self._in(directory, is_known)
         return Files(
             self._examined,
             tuple(self._unsafe),
+            tuple(self._unsafe_cursors),
             tuple(self._strange),
             self._troubles(),
             self._is_complete,
@@ -56,9 +49,15 @@ class _Examination:
                 return
             self._examined += 1
             if reason := self._reason(entry):
-                self._unsafe.append(f"{entry.path}: {reason}")
-            elif not is_known(entry.name) and not entry.name.endswith(TEMPORARY):
+                (self._unsafe_cursors if self._holds_cursors(entry) else self._unsafe).append(f"{entry.path}: {reason}")
+            elif not is_known(entry.name):
                 self._strange.append(entry.path)
+
+    def _holds_cursors(self, entry: os.DirEntry[str]) -> bool:
+        """Whether a group may lose its place with it: a cursor, or a directory in which there may be some."""
+        is_directory = entry.name == CONSUMERS or Path(entry.path) == self._root.routes
+        is_route = Path(entry.path).parent == self._root.routes and entry.is_dir(follow_symlinks=False)
+        return entry.name.endswith(CURSOR_SUFFIX) or is_directory or is_route
 
     def _entries(self, directory: Path) -> Iterator[os.DirEntry[str]]:
         """Those of a directory; a link is not followed."""
@@ -105,13 +104,9 @@ def files(root: Path) -> Files:
     return _Examination(Root(root)).files()
 
 
-def _may_be_in_route(name: str) -> bool:
-    return name.endswith(CURSOR_SUFFIX) or bool(_OF_ROUTE.fullmatch(name))
-
-
 def _is_consumers(name: str) -> bool:
     """Whether a file may belong to a consumer, who may be another user."""
-    return name.endswith((CURSOR_SUFFIX, TEMPORARY, ".drain", ".command"))
+    return name.endswith((*GROUP_SUFFIXES, TEMPORARY))
 
 
 def _leads_to_fifo(entry: os.DirEntry[str]) -> bool:

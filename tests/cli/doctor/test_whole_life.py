@@ -1,0 +1,149 @@
+"""What programs of wald leave in a log is wald's to the doctor, and no hint has a cursor moved away."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from examining import Examined, examine
+from running import Daemon, eventually, output_of, run, sidecar
+
+from wald.store.files.directory import Root
+from wald.store.files.known import known_names
+
+LEFT = (
+    "log.json",
+    "lock",
+    "head",
+    "transfers",
+    "segments/*.wal",
+    "segments/*.wal.zst.released",
+    "quarantine/*.torn",
+    "recovery/*.json",
+    "ledger/segments.jsonl",
+    "ledger/reclaim.jsonl",
+    "ledger/reclaim.lock",
+    "ledger/archive.jsonl",
+    "ledger/archive.lock",
+    "ledger/verify.jsonl",
+    "ledger/verify.lock",
+    "archive/a/*",
+    "routes/a/in",
+    "routes/a/in.found-1",
+    "routes/a/consumers/processed.cursor",
+    "routes/a/consumers/archive.cursor",
+    "routes/a/consumers/processed.drain",
+    "routes/a/consumers/processed.command",
+    "routes/b/retired",
+    "routes/b/processed.cursor",
+    "routes/b/processed.drain",
+    "routes/wald.canary/processed.cursor",
+)
+
+
+def does(line: list[str]) -> None:
+    done = run(line)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def first_life(root: Path) -> None:
+    """Whatever writes has written, and the daemon is killed."""
+    with Daemon(root) as daemon:
+        output_of("route", "add", "a", "--fifo", "--consumers", "group", "--root", root)
+        output_of("route", "add", "b", "--root", root)
+        for route in ("a", "b"):
+            output_of("append", route, "--root", root, stdin=b"one\ntwo\n")
+            does(sidecar("drain", "--root", root, route, "--exit-at-end", "--", "true"))
+        output_of("doctor", "--canary", "--root", root)
+        output_of("cut", "--root", root)
+        eventually(lambda: list(root.glob("segments/*.wal.zst")))
+        does(sidecar("archive", "a", "--group", "archive", "--root", root))
+        output_of("verify", "--record", "--root", root)
+        (root / "routes/a/in").unlink()
+        (root / "routes/a/in").write_text("a line\n")
+        output_of("route", "add", "a", "--fifo", "--root", root)
+        output_of("route", "retire", "b", "--root", root)
+        does(sidecar("reclaim", "--root", root))
+        output_of("append", "a", "--root", root, stdin=b"three\n")
+        daemon.kill()
+
+
+@pytest.fixture
+def lived(tmp_path: Path) -> Path:
+    """A log in which there is a file of every kind; no daemon runs."""
+    root = tmp_path / "log"
+    first_life(root)
+    active = max(root.glob("segments/*.wal"))
+    written = active.read_bytes().rstrip(b"\0")  # zeros are allocated behind it
+    with active.open("r+b") as file:
+        file.seek(len(written))
+        file.write(b"torn")
+    with Daemon(root):
+        pass
+    return root
+
+
+def files_of(root: Path) -> Examined:
+    return examine(root, "--timeout", "60s")
+
+
+def test_no_file_that_a_full_life_leaves_is_foreign(lived: Path) -> None:
+    assert [pattern for pattern in LEFT if not list(lived.glob(pattern))] == []
+
+    found = files_of(lived).measured("files")
+    assert (found["strange"], found["unsafe"], found["unsafe_cursors"]) == ([], [], [])
+    assert found["is_complete"]
+
+
+def test_each_path_of_a_root_has_a_known_name(tmp_path: Path) -> None:
+    """So a file that gets a place in ``Root`` cannot be forgotten."""
+    root = Root(tmp_path)
+    root.consumers("a").mkdir(parents=True)
+    known = dict(known_names(root))
+    paths = {path for name in dir(Root) if isinstance(path := getattr(root, name), Path)} - {tmp_path}
+    paths |= {make("a") for make in (root.route, root.fifo, root.retired, root.consumers)}
+
+    assert root.archive in paths
+    assert [path for path in paths if not known[path.parent](path.name)] == []
+
+
+@pytest.mark.parametrize("place", ["", "segments", "ledger", "routes", "routes/a", "routes/a/consumers"])
+def test_a_cursor_is_never_foreign(tmp_path: Path, place: str) -> None:
+    root = tmp_path / "log"
+    output_of("init", "--root", root)
+    (root / "routes/a/consumers").mkdir(parents=True)
+    (root / place / "billing.cursor").touch()
+    (root / place / ".notes").touch()
+
+    assert files_of(root).measured("files")["strange"] == [str(root / place / ".notes")]
+
+
+@pytest.mark.parametrize("name", ["routes", "routes/a", "routes/a/consumers", "routes/a/consumers/billing.cursor"])
+def test_what_holds_a_cursor_is_to_be_mended_in_place(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "log"
+    output_of("init", "--root", root)
+    (root / "routes/a/consumers").mkdir(parents=True)
+    (root / "routes/a/consumers/billing.cursor").touch()
+    (root / name).chmod(0o777)
+    (root / "log.json").chmod(0o666)
+    found = files_of(root)
+
+    assert found.measured("files")["unsafe_cursors"] == [f"{root / name}: mode 0777: every user may change it"]
+    assert "files" in found.failed
+    assert str(root / name) in found.message("files")
+    assert "leave it in place" in found.checks["files"]["advice"]
+    assert "move" not in found.checks["files"]["advice"]
+
+
+def test_a_cursor_that_is_a_link_is_mended_as_the_hint_says(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    output_of("init", "--root", root)
+    with Daemon(root):
+        output_of("route", "add", "a", "--root", root)
+        output_of("append", "a", "--root", root, stdin=b"one\n")
+    os.symlink(tmp_path / "elsewhere", root / "routes/a/processed.cursor")
+    assert "cursor set" in files_of(root).checks["files"]["advice"]
+
+    output_of("cursor", "set", "a", 1, "--rewind", "--root", root)
+    assert files_of(root).outcome("files") == "ok"
