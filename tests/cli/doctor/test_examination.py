@@ -283,6 +283,23 @@ def test_a_stranger_learns_which_directory_hides_the_log(open_place: Path) -> No
 
 
 @needs_root
+@pytest.mark.parametrize("name", ["log", "parent/log", "link"])
+def test_what_a_stranger_may_not_see_is_not_called_missing(open_place: Path, name: str) -> None:
+    (open_place / "parent").mkdir(mode=0o700)
+    (open_place / "link").symlink_to(open_place / "parent/log")
+    for root in ("log", "parent/log"):
+        output_of("init", "--root", open_place / root)
+        (open_place / root).chmod(0o750)
+    found = examine(open_place / name, prefix=STRANGER.prefix)
+    messages = {check: found.message(check) for check in ("files", "daemon", "service", "replace")}
+
+    assert found.failed == {"root"}
+    assert found.measured("root")["kind"] == "hidden"
+    assert {found.outcome(check) for check in ("files", "daemon", "service")} == {"unknown"}
+    assert [each for each in messages.values() if "may not look" not in each] == []
+
+
+@needs_root
 def test_root_learns_that_the_daemon_is_another_user(open_place: Path) -> None:
     done = run([*OWNER.prefix, *command("init", "--root", open_place / "log")])
     assert done.returncode == 0, done.stderr

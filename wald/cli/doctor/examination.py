@@ -113,6 +113,8 @@ def _of_log(check: Check[F], look: Callable[[Subject], F]) -> tuple[Check[Any], 
 
     def ask(subject: Subject) -> Finding:
         if not subject.has_log:
+            if subject.kind.kind is log.Kind.HIDDEN:
+                return check.without(Outcome.UNKNOWN, "this user may not look whether a log is here")
             return check.without(Outcome.SKIPPED, "no log is here")
         return check.judge(look(subject), subject.root, subject.at)
 
@@ -168,6 +170,8 @@ def _try_out(subject: Subject, opened: ExitStack) -> None:
     facts = in_log.user(subject.kind)
     if subject.kind.kind is log.Kind.UNFIT:
         subject.untried = "not tried out, because there is no place for a log"
+    elif subject.kind.kind is log.Kind.HIDDEN:
+        subject.untried = "not tried out, because this user may not look whether a log is here"
     elif subject.mount.type in medium.OF_KERNEL:
         subject.untried = "not tried out, because the kernel keeps no files here"
     elif facts.is_read_only:

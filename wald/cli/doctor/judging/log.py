@@ -18,6 +18,8 @@ class Kind(StrEnum):
     ABSENT = "absent"
     UNFIT = "unfit"
     """No log can be there, or the one that is there cannot be opened."""
+    HIDDEN = "hidden"
+    """This user may not look, so there may be a log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Place:
 
     Attributes:
         at: the directory that is examined: the root, or the nearest one above it.
-        error, hint: of one that is unfit.
+        error, hint: of one that is unfit or hidden.
         removed: scratch directories of killed doctors, which were removed.
     """
 

@@ -48,13 +48,15 @@ def settings(path: Path | None) -> tuple[Settings, Config]:
 def place(root: Path) -> Place:
     """What is at the path."""
     at = found = _nearest(root)
-    while not at.is_dir():
+    while not os.path.isdir(at):  # also where a link leads to what this user may not see
         at = at.parent
     try:
         check_root(root)
     except PermissionError as error:
         refused = NotPermitted.of(error)
-        return Place(Kind.UNFIT, str(at), refused.message, refused.hint)
+        return Place(Kind.HIDDEN, str(at), refused.message, refused.hint)
+    except NotPermitted as error:
+        return Place(Kind.HIDDEN, str(at), error.message, error.hint)
     except WaldError as error:
         return Place(Kind.UNFIT, str(at), error.message, error.hint)
     except OSError as error:
