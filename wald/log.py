@@ -224,12 +224,14 @@ class Log:
         """
         return where(self.view(), sequence)
 
-    def cursor(self, route: str, group: str = DEFAULT_GROUP) -> Cursor:
+    def cursor(self, route: str, group: str = DEFAULT_GROUP, *, of_consumer: bool = False) -> Cursor:
         """How far ``group`` has processed ``route``.
 
         Args:
             route: the route.
             group: the group.
+            of_consumer: whether the cursor that another user has left in ``routes/R/consumers`` is meant, where the
+                log's owner may have a group of the same name.
 
         Returns:
             the cursor; its state says whether there is one that can be trusted.
@@ -239,9 +241,18 @@ class Log:
             NotFound: no such route.
         """
         head_sequence = end_sequence(self.root, self.identity.log_id) - 1
-        return read_cursor(self.root, route, group, log_id=self.identity.log_id, head_sequence=head_sequence)
+        log_id = self.identity.log_id
+        return read_cursor(self.root, route, group, log_id=log_id, head_sequence=head_sequence, of_consumer=of_consumer)
 
-    def set_cursor(self, route: str, sequence: int, group: str = DEFAULT_GROUP, *, rewind: bool = False) -> Cursor:
+    def set_cursor(
+        self,
+        route: str,
+        sequence: int,
+        group: str = DEFAULT_GROUP,
+        *,
+        rewind: bool = False,
+        of_consumer: bool = False,
+    ) -> Cursor:
         """Declare that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
 
         This costs two syncs of the disk. :class:`wald.Consumer` does it for groups of records.
@@ -251,6 +262,7 @@ class Log:
             sequence: the last processed record; 0: none.
             group: the group whose cursor it is.
             rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
+            of_consumer: as of :meth:`cursor`.
 
         Returns:
             the cursor. The ``message`` of one that is new or was rewound says what it needs and RECLAIM has taken.
@@ -271,4 +283,5 @@ class Log:
             disk=Disk(),
             now=utc(time.time_ns()),
             rewind=rewind,
+            of_consumer=of_consumer,
         )

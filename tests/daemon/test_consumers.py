@@ -19,7 +19,7 @@ import pytest
 from running import Daemon, command, eventually, refused, run, sidecar
 from users import ALICE, BOB, CONSUMERS, HOST, MEMBER, OWNER, User, needs_root
 
-from wald.errors import InvalidInput, NotPermitted
+from wald.errors import InvalidInput, NotFound, NotPermitted
 
 pytestmark = needs_root
 
@@ -85,15 +85,21 @@ def test_the_group_changes_with_the_settings_and_cursors_stay(tmp_path: Path) ->
         assert group_and_mode(consumers) == (OWNER.group_id, 0o750)
         code, message, _ = refusal(daemon, ALICE, "cursor", "set", "a", 3, "--group", "g")
         assert (code, message) == (NotPermitted.exit_code, f"{consumers}/g.cursor: permission denied")
-        assert json.loads(wald(daemon, HOST, "cursor", "get", "a", "--group", "g", "--json"))["sequence"] == 2
-        assert wald(daemon, HOST, "cursor", "remove", "a", "--group", "g") == f"{consumers}/g.cursor\n"
+        assert (
+            json.loads(wald(daemon, HOST, "cursor", "get", "a", "--group", "g", "--of-consumer", "--json"))["sequence"]
+            == 2
+        )
+        code, _, hint = refusal(daemon, HOST, "cursor", "remove", "a", "--group", "g")
+        removing = "cursor remove a --group g --of-consumer"
+        assert (code, hint) == (NotFound.exit_code, f"wald --root {daemon.root} {removing}")
+        assert wald(daemon, HOST, *removing.split()) == f"{consumers}/g.cursor\n"
 
 
 def test_a_cursor_that_the_owner_moves_is_reported_as_taken_over() -> None:
     with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         wald(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
         wald(daemon, ALICE, "cursor", "set", "a", 2, "--group", "g")
-        setting = command("cursor", "set", "a", 3, "--group", "g", "--root", daemon.root)
+        setting = command("cursor", "set", "a", 3, "--group", "g", "--of-consumer", "--root", daemon.root)
         path = daemon.root / "routes/a/consumers/g.cursor"
 
         assert run(setting).stderr == b""  # as root, which gives it back
@@ -174,6 +180,52 @@ def test_a_group_may_be_named(tmp_path: Path) -> None:
     assert run(command("route", "add", "a", "--consumers", name, "--root", tmp_path / "log")).returncode == 0
     assert group_and_mode(tmp_path / "log/routes/a/consumers") == (grp.getgrnam(name).gr_gid, 0o1775)
     assert b"consumers=" + name.encode() in run(command("routes", "--root", tmp_path / "log")).stdout
+
+
+def test_a_consumer_takes_no_group_of_the_owners_programs_away() -> None:
+    """Who takes the name first, and plants the lock of it, neither moves the owner's group nor stops it."""
+    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        route, destination = daemon.root / "routes/a", daemon.root.with_name("archive")
+        wald(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
+        wald(daemon, HOST, "cut")
+        for group in ("archive", "drain"):
+            wald(daemon, ALICE, "cursor", "set", "a", 4, "--group", group)
+            lock = route / "consumers" / f"{group}.drain"
+            assert run([*ALICE.prefix, "touch", str(lock)]).returncode == 0
+
+        packing = sidecar("archive", "pack", "a", "--root", daemon.root, "--dest", destination)
+        done = run([*HOST.prefix, *packing])
+        assert done.returncode == 0, done.stderr.decode()
+        assert list(destination.rglob("manifest*")), done.stdout.decode()
+        draining = sidecar("drain", "a", "--root", daemon.root, "--group", "drain", "--exit-at-end", "--", "cat")
+        done = run([*HOST.prefix, *draining])
+        assert (done.returncode, done.stdout) == (0, b"x\n" * 4), done.stderr.decode()
+        assert f"{route}/consumers/drain.cursor: is the cursor of another user's group drain" in done.stderr.decode()
+        assert {path.stat().st_uid for path in route.glob("*.cursor")} == {OWNER.user_id}
+
+
+def test_of_two_cursors_of_one_name_the_lower_one_holds_back() -> None:
+    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        segments, reclaiming = daemon.root / "segments", sidecar("reclaim", "--grace", 0, "--root", daemon.root)
+        wald(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
+        wald(daemon, HOST, "cut")
+        eventually(lambda: list(segments.glob("*.zst")))
+        wald(daemon, ALICE, "cursor", "set", "a", 4, "--group", "g")
+        wald(daemon, HOST, "cursor", "set", "a", 1, "--group", "g")
+        for _ in range(2):
+            assert run([*HOST.prefix, *reclaiming]).returncode == 0
+            assert len(list(segments.glob("*.zst"))) == 1
+            assert "has two cursors" in wald(daemon, HOST, "explain")
+            (shown,) = json.loads(wald(daemon, HOST, "routes", "--json"))
+            assert [each["sequence"] for each in shown["groups"]] == [1]
+            wald(daemon, HOST, "cursor", "set", "a", 4, "--group", "g")
+            wald(daemon, HOST, "cursor", "set", "a", 1, "--group", "g", "--of-consumer", "--rewind")
+        listed = wald(daemon, HOST, "cursor", "list", "a").splitlines()
+        assert [line.split()[2:] for line in listed[1:]] == [["4", "valid"], ["1", "valid,", "in", "consumers/"]]
+
+        wald(daemon, HOST, "cursor", "remove", "a", "--group", "g", "--of-consumer")
+        assert run([*HOST.prefix, *reclaiming]).returncode == 0
+        assert not list(segments.glob("*.zst"))
 
 
 PLANTS = {

@@ -40,7 +40,7 @@ def test_a_consumer_is_added_and_leaves_cursors(site: Site) -> None:
     site.append(range(6, 4712))
     typed(site, script.replace("wald-drain orders", "wald-drain orders --exit-at-end"), "alice")
 
-    assert site.cursor("billing") == 4711
+    assert site.wald("cursor", "get", "orders", "--group", "billing", "--of-consumer") == "4711\n"
     assert site.sh(f"stat -c '%U %a' {LOG}/routes/orders/consumers/billing.cursor") == "alice 644\n"
     assert f"{LOG}/routes/orders/consumers" not in site.sh(f"find {LOG} -perm -o=w")
 
@@ -60,11 +60,10 @@ def test_the_unit_of_wald_drain_runs_as_a_consumer_and_reclaim_sees_its_cursor(s
     site.write("/etc/systemd/system/wald-drain@orders.service.d/user.conf", block("User=alice"))
     site.write(FEED, "#!/bin/sh\ncat > /dev/null\n")
     site.sh(f"chmod 755 {FEED}; systemctl daemon-reload; systemctl start wald-drain@orders wald-reclaim")
-    site.until(f"wald --root {LOG} cursor get orders --group drain")
-    for group in ("billing", "processed"):
-        site.machine.run(
-            "wald", "--root", LOG, "cursor", "remove", "orders", "--group", group, user="wald", check=False
-        )
+    site.until(f"wald --root {LOG} cursor get orders --group drain --of-consumer")
+    for options in ("billing --of-consumer", "processed"):
+        line = f"wald --root {LOG} cursor remove orders --group {options}"
+        site.machine.run(*line.split(), user="wald", check=False)
     site.append(["last"])
     site.wald("cut")
     site.until(f"ls {LOG}/segments/00000000000000000001.wal.zst.released")

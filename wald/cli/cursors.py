@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 import wald
-from wald.cli.options import group_option, json_option, root_option, route_argument
+from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
-from wald.format.names import check_group, check_route
+from wald.format.names import CONSUMERS, check_group, check_route
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import Cursor, CursorState, newcomer, remove_cursor
 
@@ -42,11 +42,13 @@ def cursor() -> None:
 @route_argument
 @root_option
 @group_option
+@of_consumer_option
 @json_option
-def get(root: Path, route: str, group: str, as_json: bool) -> None:
+def get(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> None:
     """Print the sequence up to which the group has processed ROUTE."""
-    found = wald.open(root).cursor(route, group)
-    again = command_line(root, f"cursor set {route} SEQUENCE --group {group}")
+    found = wald.open(root).cursor(route, group, of_consumer=of_consumer)
+    option = " --of-consumer" if of_consumer else ""
+    again = command_line(root, f"cursor set {route} SEQUENCE --group {group}{option}")
     if as_json:
         click.echo(_json(found))
     elif found.state is CursorState.VALID:
@@ -62,10 +64,11 @@ def get(root: Path, route: str, group: str, as_json: bool) -> None:
 @click.argument("sequence")
 @root_option
 @group_option
+@of_consumer_option
 @click.option(
     "--rewind", is_flag=True, help="Allow the cursor to move backwards, or replace one that cannot be trusted."
 )
-def set_(root: Path, route: str, sequence: str, group: str, rewind: bool) -> None:
+def set_(root: Path, route: str, sequence: str, group: str, of_consumer: bool, rewind: bool) -> None:
     """Record that the group has processed ROUTE up to and including SEQUENCE."""
     log = wald.open(root)
     try:
@@ -77,8 +80,8 @@ def set_(root: Path, route: str, sequence: str, group: str, rewind: bool) -> Non
             f"{sequence}: not a sequence, the number of a record",
             hint=command_line(root, f"cursor set {route} {last} --group {group}"),
         ) from None
-    news = newcomer(log.root, route, group)
-    print_moved(log.set_cursor(route, number, group, rewind=rewind), news)
+    news = newcomer(log.root, route, group, of_consumer=of_consumer)
+    print_moved(log.set_cursor(route, number, group, rewind=rewind, of_consumer=of_consumer), news)
 
 
 @cursor.command("list")
@@ -89,12 +92,17 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
     """List the cursors of ROUTE, or of every route: each holds back what its group has not processed."""
     log = wald.open(root)
     routes = [route] if route else log.routes()
-    found = [log.cursor(name, group) for name in routes for group in log.root.groups(name)]
+    found = [
+        log.cursor(name, group, of_consumer=path.parent != log.root.route(name))
+        for name in routes
+        for group, paths in log.root.cursors(name)[0].items()
+        for path in paths
+    ]
     if as_json:
         for each in found:
             click.echo(_json(each))
         return
-    rows = [(each.route, each.group, str(each.sequence), each.state.value) for each in found]
+    rows = [(each.route, each.group, str(each.sequence), _standing(each)) for each in found]
     for line in aligned([("ROUTE", "GROUP", "CURSOR", "STATE"), *rows], (2,)):
         click.echo(line)
 
@@ -108,12 +116,13 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
     callback=lambda _ctx, _parameter, name: check_group(name),
     help="The consumer group. There is no default, because removing the wrong cursor frees what it holds back.",
 )
-def remove(root: Path, route: str, group: str) -> None:
+@of_consumer_option
+def remove(root: Path, route: str, group: str, of_consumer: bool) -> None:
     """Remove a group from ROUTE: the records that it has not processed are no longer kept for it.
 
     Records that other groups of the route have not processed are kept; if there is no other group, all are.
     """
-    click.echo(remove_cursor(wald.open(root).root, route, group, disk=Disk()))
+    click.echo(remove_cursor(wald.open(root).root, route, group, disk=Disk(), of_consumer=of_consumer))
 
 
 def print_moved(cursor: Cursor, news: str) -> None:
@@ -121,6 +130,11 @@ def print_moved(cursor: Cursor, news: str) -> None:
     click.echo(cursor.sequence)
     for message in filter(None, (news, cursor.message)):
         click.echo(f"wald: {message}", err=True)
+
+
+def _standing(cursor: Cursor) -> str:
+    """Its state, and where it is if it is a consumer's."""
+    return f"{cursor.state.value}, in {CONSUMERS}/" if cursor.path.parent.name == CONSUMERS else cursor.state.value
 
 
 def _json(cursor: Cursor) -> str:

@@ -208,6 +208,12 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
             f"  {wald_} route retire {absent[0]}"
         )
     for cursor in gating:
+        if cursor.other is not None:
+            yield (
+                f"Group {cursor.group} of {cursor.route} has two cursors, of the log's owner and of a consumer. The "
+                f"one that holds back more is shown:\n  {cursor.path}\nTo remove the consumer's:\n"
+                f"  {wald_} cursor remove {cursor.route} --group {cursor.group} --of-consumer"
+            )
         if not is_route(cursor.group):
             yield f"{cursor.message}. Until then everything {cursor.route} ever received is kept."
         elif cursor.state not in (CursorState.VALID, CursorState.ABSENT):
@@ -215,7 +221,7 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
                 f"{cursor.message}.\n"
                 f"It counts as nothing processed, so everything {cursor.route} ever received is kept. To set how far "
                 f"{cursor.group} has got:\n"
-                f"  {wald_} cursor set {cursor.route} SEQUENCE --group {cursor.group} --rewind"
+                f"  {wald_} cursor set {cursor.route} SEQUENCE {cursor.options} --rewind"
             )
 
 
@@ -278,6 +284,7 @@ def _group_object(group: GroupBacklog, growth: Growth | None, now_ns: int) -> di
         "retired": group.retired,
         "state": group.cursor.state.value,
         "message": group.cursor.message,
+        "path": str(group.cursor.path),
         "sequence": group.cursor.sequence,
         "lag_records": group.lag.records,
         "lag_seconds": round(group.lag.seconds(now_ns), 3),

@@ -135,6 +135,7 @@ def _fields(route: Progress) -> dict[str, object]:
                 "sequence": cursor.sequence,
                 "lag_records": lag,
                 "message": cursor.message,
+                "path": str(cursor.path),
             }
             for cursor, lag in zip(route.cursors, route.lags, strict=True)
         ],

@@ -111,19 +111,25 @@ class Root:
         """The directory in which other users than the log's owner leave cursors, if the route has one."""
         return self.route(route) / CONSUMERS
 
-    def place(self, route: str, group: str) -> Path:
-        """The directory of a group's files: of its cursor, and of what wald-drain keeps for it.
+    def place(self, route: str, group: str, *, of_consumer: bool = False) -> Path:
+        """The directory of the files that this process uses for a group: its cursor, and what wald-drain keeps.
 
-        It is that of the route's consumers, unless the route has none, or the group's cursor is beside it.
+        For the log's owner and root it is the route's directory, whatever other users leave in that of the consumers;
+        for other users it is that of the consumers, unless the route has none, or the owner has a group of this name.
+
+        Args:
+            of_consumer: whether that of the consumers is meant in any case.
         """
         route_directory, consumers = self.route(route), self.consumers(route)
-        if os.path.lexists(route_directory / cursor_name(group)) or not os.path.lexists(consumers):
-            return route_directory
+        if not of_consumer:
+            owners = _is_owners(route_directory) or os.path.lexists(route_directory / cursor_name(group))
+            if owners or not os.path.lexists(consumers):
+                return route_directory
         require_no_link(consumers)
         return consumers
 
-    def cursor(self, route: str, group: str) -> Path:
-        return self.place(route, group) / cursor_name(group)
+    def cursor(self, route: str, group: str, *, of_consumer: bool = False) -> Path:
+        return self.place(route, group, of_consumer=of_consumer) / cursor_name(group)
 
     def route_names(self) -> list[str]:
         """Every route, retired ones included, by name; directories whose names are illegal are left out."""
@@ -153,8 +159,10 @@ class Root:
         """
         return sorted(self.cursors(route)[0])
 
-    def cursors(self, route: str) -> tuple[dict[str, Path], list[Path]]:
-        """The cursor of each group on ``route``; and files named like a cursor of a group that none can be.
+    def cursors(self, route: str) -> tuple[dict[str, list[Path]], list[Path]]:
+        """The cursors of each group on ``route``; and files named like a cursor of a group that none can be.
+
+        A group has one; or two, if the log's owner and a consumer use the same name. Then the owner's is the first.
 
         Raises:
             NotFound: no such route.
@@ -167,13 +175,15 @@ class Root:
             raise self._no_route(route) from None
         paths = [directory / name for name in names if name.endswith(CURSOR_SUFFIX)]
         if CONSUMERS in names:
-            paths = [*_cursors_in(directory / CONSUMERS), *paths]  # the owner's own replace those of the same name
-        found = {path.name: path for path in paths}
-        groups = {name: parse_cursor_name(name) for name in sorted(found)}
-        return (
-            {group: found[name] for name, group in groups.items() if group is not None},
-            [found[name] for name, group in groups.items() if group is None],
-        )
+            paths += _cursors_in(directory / CONSUMERS)
+        found: dict[str, list[Path]] = {}
+        strange = []
+        for path in sorted(paths, key=lambda path: path.name):  # of two of one name, the owner's stays the first
+            if (group := parse_cursor_name(path.name)) is None:
+                strange.append(path)
+            else:
+                found.setdefault(group, []).append(path)
+        return found, strange
 
     def cursor_directories(self) -> list[Path]:
         """Every directory in which cursors are."""
@@ -195,6 +205,14 @@ class Root:
             f"{self.routes}: there is no route {route!r}",
             hint=f"{command_line(self.path, 'routes')} lists them; {adding} makes it",
         )
+
+
+def _is_owners(directory: Path) -> bool:
+    """Whether this process runs as the owner of a directory, or as root; not if there is none."""
+    try:
+        return os.geteuid() in (0, directory.stat().st_uid)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _cursors_in(consumers: Path) -> Iterator[Path]:

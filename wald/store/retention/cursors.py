@@ -13,7 +13,7 @@ from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line, user_name
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
-from wald.format.names import DEFAULT_GROUP, check_group
+from wald.format.names import CONSUMERS, DEFAULT_GROUP, check_group, cursor_name
 from wald.store.files.consumers import not_permitted
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
@@ -44,6 +44,7 @@ class Cursor:
         sequence: what the file says; 0 where it says nothing usable.
         message: what is wrong with it; "" if valid. Of one just set: which records it needs that are not there, and
             whose it was.
+        other: the second cursor of the group, which holds back less: the log's owner's, or a consumer's.
     """
 
     route: str
@@ -52,6 +53,12 @@ class Cursor:
     state: CursorState
     sequence: int
     message: str = ""
+    other: Path | None = None
+
+    @property
+    def options(self) -> str:
+        """What names it in the command line of the log's owner."""
+        return f"--group {self.group}{' --of-consumer' if self.path.parent.name == CONSUMERS else ''}"
 
     @property
     def effective(self) -> int:
@@ -59,18 +66,28 @@ class Cursor:
         return self.sequence if self.state is CursorState.VALID else 0
 
 
-def read_cursor(root: Root, route: str, group: str = DEFAULT_GROUP, *, log_id: bytes, head_sequence: int) -> Cursor:
+def read_cursor(
+    root: Root,
+    route: str,
+    group: str = DEFAULT_GROUP,
+    *,
+    log_id: bytes,
+    head_sequence: int,
+    of_consumer: bool = False,
+) -> Cursor:
     """What ``group`` has processed of ``route``. Never raises for what the file holds.
 
     Args:
         head_sequence: the last durable record.
+        of_consumer: whether a consumer's cursor is meant, as of :meth:`Root.place`.
 
     Raises:
         InvalidInput: an illegal name.
         NotFound: no such route.
     """
     root.require_route(route)
-    return _read(root.cursor(route, check_group(group)), route, group, log_id, head_sequence)
+    path = root.cursor(route, check_group(group), of_consumer=of_consumer)
+    return _read(path, route, group, log_id, head_sequence)
 
 
 def _read(path: Path, route: str, group: str, log_id: bytes, head_sequence: int) -> Cursor:
@@ -120,6 +137,7 @@ def set_cursor(
     epoch: int,
     now: str,
     rewind: bool = False,
+    of_consumer: bool = False,
 ) -> Cursor:
     """Record that ``group`` has processed ``route`` up to ``sequence``; on disk when this returns.
 
@@ -127,6 +145,7 @@ def set_cursor(
         rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
         head_sequence: the last durable record.
         epoch, now: the daemon's life and the time, as they are to stand in the file.
+        of_consumer: whether a consumer's cursor is meant, as of :meth:`Root.place`.
 
     Raises:
         InvalidInput: an illegal name, or a negative sequence.
@@ -135,7 +154,7 @@ def set_cursor(
         Refused: backwards without ``rewind``, or beyond the head; or a directory has its place.
     """
     log_id = read_identity(root).log_id
-    current = read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence)
+    current = read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence, of_consumer=of_consumer)
     if sequence < 0:
         raise InvalidInput(f"{current.path}: {sequence} is not a sequence", hint="0 means: nothing processed yet")
     if sequence > head_sequence:
@@ -143,7 +162,7 @@ def set_cursor(
             f"{current.path}: {sequence} is beyond the head, {head_sequence}, so it cannot have been processed",
             hint=f"{command_line(root.path, 'head')} shows the last durable record",
         )
-    rewinding = command_line(root.path, f"cursor set {route} {sequence} --group {group} --rewind")
+    rewinding = command_line(root.path, f"cursor set {route} {sequence} {current.options} --rewind")
     if not rewind and current.state in (CursorState.UNREADABLE, CursorState.FOREIGN, CursorState.BEYOND):
         raise Refused(f"{current.message}; it is not replaced unasked", hint=rewinding)
     if not rewind and sequence < current.sequence:
@@ -158,7 +177,7 @@ def set_cursor(
         raise not_permitted(root, route, current.path, error) from error
     except IsADirectoryError:
         raise _directory(current.path) from None
-    cursor = read_cursor(root, route, group, log_id=log_id, head_sequence=head_sequence)
+    cursor = _read(current.path, route, group, log_id, head_sequence)
     return cursor if os.geteuid() in (0, owner) else replace(cursor, message=_taken_over(cursor.path, owner))
 
 
@@ -179,8 +198,11 @@ def _taken_over(path: Path, owner: int) -> str:
     return f"{path}: was left by user {name}, who may not move it any more\n  hint: chown {name} {path}, as root"
 
 
-def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
+def remove_cursor(root: Root, route: str, group: str, *, disk: Disk, of_consumer: bool = False) -> Path:
     """Take ``group`` away from ``route``: what it has not processed is not kept for it any more.
+
+    Args:
+        of_consumer: whether a consumer's cursor is meant, as of :meth:`Root.place`.
 
     Returns:
         where its cursor was; gone from the disk when this returns.
@@ -191,12 +213,14 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
         NotPermitted: this user may not remove it.
     """
     root.require_route(route)
-    path = root.cursor(route, check_group(group))
+    path = root.cursor(route, check_group(group), of_consumer=of_consumer)
     try:
         disk.unlink(path)
     except FileNotFoundError:
+        other = root.consumers(route) / path.name
+        instead = f"cursor remove {route} --group {group} --of-consumer" if os.path.lexists(other) else ""
         raise NotFound(
-            f"{path}: group {group} has no cursor", hint=command_line(root.path, f"cursor list {route}")
+            f"{path}: group {group} has no cursor", hint=command_line(root.path, instead or f"cursor list {route}")
         ) from None
     except PermissionError as error:
         raise not_permitted(root, route, path, error) from error
@@ -206,7 +230,7 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk) -> Path:
     return path
 
 
-def newcomer(root: Root, route: str, group: str) -> str:
+def newcomer(root: Root, route: str, group: str, *, of_consumer: bool = False) -> str:
     """The warning about a group that is about to get its first cursor on a route, with its hint; "" if there is none.
 
     A misspelt name makes a group like any other, and what it has not read is kept for ever. The default group is no
@@ -217,7 +241,10 @@ def newcomer(root: Root, route: str, group: str) -> str:
         NotFound: no such route.
     """
     others = root.groups(route)
-    if check_group(group) in others or (group == DEFAULT_GROUP and not others):
+    if check_group(group) in others:
+        path, other = root.cursor(route, group, of_consumer=of_consumer), root.consumers(route) / cursor_name(group)
+        return "" if os.path.lexists(path) or not os.path.lexists(other) else _namesake(root, route, group, other)
+    if group == DEFAULT_GROUP and not others:
         return ""
     known = f" beside {', '.join(others)}" if others else ""
     removing = command_line(root.path, f"cursor remove {route} --group {group}")
@@ -227,8 +254,18 @@ def newcomer(root: Root, route: str, group: str) -> str:
     )
 
 
+def _namesake(root: Root, route: str, group: str, other: Path) -> str:
+    removing = command_line(root.path, f"cursor remove {route} --group {group} --of-consumer")
+    return (
+        f"{other}: is the cursor of another user's group {group}; it is not used, but holds records back\n"
+        f"  hint: {removing} takes it away"
+    )
+
+
 def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> list[Cursor]:
-    """Every cursor of a route; the default group's, absent, if there is none at all.
+    """A cursor for each group of a route; the default group's, absent, if there is none at all.
+
+    Of two that a group has, it is the lower one: it holds back more, and neither frees what the other needs.
 
     A file that is named like a cursor of a group that cannot exist, or a directory that cannot be listed, counts as an
     unreadable cursor: it may have been meant as one.
@@ -243,9 +280,19 @@ def cursors_of(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> 
         message = f"{where}: {error.strerror}"
         return [Cursor(route, DEFAULT_GROUP, where, CursorState.UNREADABLE, 0, message)]
     if not groups and not strange:
-        groups = {DEFAULT_GROUP: root.cursor(route, DEFAULT_GROUP)}
-    cursors = [_read(path, route, group, log_id, head_sequence) for group, path in groups.items()]
+        groups = {DEFAULT_GROUP: [root.cursor(route, DEFAULT_GROUP)]}
+    cursors = [
+        _lower([_read(path, route, group, log_id, head_sequence) for path in paths]) for group, paths in groups.items()
+    ]
     for path in strange:
         message = f"{path}: no group can have this name; rename the file, or remove it"
         cursors.append(Cursor(route, path.stem, path, CursorState.UNREADABLE, 0, message))
     return cursors
+
+
+def _lower(cursors: list[Cursor]) -> Cursor:
+    """Of the cursors of one group, the one that holds back most; of two alike, the one that cannot be trusted."""
+    if len(cursors) == 1:
+        return cursors[0]
+    lower, higher = sorted(cursors, key=lambda each: (each.effective, each.state is CursorState.VALID))
+    return replace(lower, other=higher.path)

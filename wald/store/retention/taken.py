@@ -25,13 +25,23 @@ _Span = tuple[int, int]
 
 
 def move_cursor(
-    root: Root, route: str, group: str, sequence: int, *, log_id: bytes, disk: Disk, now: str, rewind: bool = False
+    root: Root,
+    route: str,
+    group: str,
+    sequence: int,
+    *,
+    log_id: bytes,
+    disk: Disk,
+    now: str,
+    rewind: bool = False,
+    of_consumer: bool = False,
 ) -> Cursor:
     """Move the cursor of ``group`` on ``route`` to ``sequence``; on disk when this returns.
 
     Args:
         now: the time, as it is to stand in the file.
         rewind: whether the cursor may move backwards, or replace one that cannot be trusted.
+        of_consumer: whether a consumer's cursor is meant, as of :meth:`Root.place`.
 
     Returns:
         the cursor; the message of one that is new or was rewound says what it needs and RECLAIM has taken, and that
@@ -47,7 +57,7 @@ def move_cursor(
         head = head_of(root)
     except Damaged:  # it is derived, and made anew at the next commit
         head = None
-    follows = not rewind and os.path.lexists(root.cursor(route, group))
+    follows = not rewind and os.path.lexists(root.cursor(route, group, of_consumer=of_consumer))
     cursor = set_cursor(
         root,
         route,
@@ -58,6 +68,7 @@ def move_cursor(
         epoch=head.epoch if head else 0,
         now=now,
         rewind=rewind,
+        of_consumer=of_consumer,
     )
     if follows:  # RECLAIM has kept for it what it needs
         return cursor

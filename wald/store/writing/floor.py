@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -74,7 +75,7 @@ def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
             groups, _ = root.cursors(route)
         except OSError:
             continue
-        for path in groups.values():
+        for path in chain.from_iterable(groups.values()):
             try:
                 lines = decode_cursor(read_start(path, CURSOR_MAX_BYTES + 1))
             except (OSError, Damaged, BadCursor):
