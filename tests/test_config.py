@@ -66,8 +66,9 @@ def test_routes_have_tables(tmp_path: Path) -> None:
     [
         ("segment_max_byte = 1", 1, "there is no setting 'segment_max_byte'", "segment_max_bytes"),
         ("\n\nsnyc = 'commit'", 3, "there is no setting 'snyc'", "sync"),
-        ("[routes.a]\nfifo = true\nmod = 1", 3, "there is no setting 'mod'", "mode"),
+        ("[routes.a]\nfifo = true\nmod = 1", 3, "there is no setting 'mod' in [routes.a]", "mode"),
         ("[routes.a]\nfifo = true\nsync = 'never'", 3, "'sync' stands inside [routes.a]", "above the first [routes"),
+        ("[routes.a]\nfifo = true\nroutes.b = {}", 3, "'routes' stands inside [routes.a]", "write [routes.NAME]"),
         ("zzz = 1", 1, "there is no setting 'zzz'", "--help lists every setting"),
         ("[routes.a]\nfifo = true\n[routes.b]\nfifo = 1", 4, "routes.b.fifo must be true or false, not 1", "edit"),
         ("[routes.a]\nmode = 620", 2, "routes.a.mode must be permission bits", "--help"),
@@ -88,6 +89,13 @@ def test_routes_have_tables(tmp_path: Path) -> None:
         ("segment_age_jitter = 1.0", 1, "0 to 0.9, not 1.0", "--help"),
         ("metrics = '9464'", 1, "an address such as", "--help"),
         ("compression_level = 'best'", 1, "a whole number", "--help"),
+        (
+            "[routes.a]\n[routes.b]\n[routes.a]",
+            None,
+            "not TOML: Cannot declare",
+            "a table and a setting may be there once",
+        ),
+        ("sync = 'never'\nsync = 'commit'", None, "not TOML: Cannot overwrite", "may be there once"),
         ("sync == 'commit'", None, "not TOML", "edit"),
     ],
 )

@@ -209,7 +209,9 @@ def _from_file(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path}: not text, at offset {error.start}", hint=f"file {path}") from error
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"{path}: not TOML: {error}", hint=f"edit {path}; in TOML text is quoted") from error
+        is_twice = re.match("Cannot (declare|overwrite)", str(error))
+        reason = "a table and a setting may be there once" if is_twice else "in TOML text is quoted"
+        raise InvalidInput(f"{path}: not TOML: {error}", hint=f"edit {path}; {reason}") from error
     values: dict[str, Any] = {}
     for name, value in tables.items():
         place = _place(path, text, name)
@@ -267,10 +269,11 @@ def _route(route: str, keys: dict[str, object], path: Path, text: str) -> RouteC
         elif key == "writers":
             values[key] = _writers(name, value, place)
         else:
-            if key in _TYPES:
+            if key in _TYPES or key == "routes":
                 message = f"{place}: {key!r} stands inside [routes.{route}], and is no setting of a route"
-                raise InvalidInput(message, hint=f"move {key} above the first [routes.…]")
-            raise _unknown(key, _ROUTE_KEYS, place)
+                move = f"move {key} above the first [routes.…]"
+                raise InvalidInput(message, hint="write [routes.NAME]" if key == "routes" else move)
+            raise _unknown(key, _ROUTE_KEYS, place, table=f" in [routes.{route}]")
     if values.get("writers") and values.setdefault("mode", _GUARDED_MODE) & ~_GUARDED_MODE:
         place = _place(path, text, "mode", after=route)
         message = f"{place}: routes.{route} has writers, and a FIFO admits every user that its mode does"
@@ -297,10 +300,10 @@ def _parse(name: str, value: object, place: str, type_: SettingType | None = Non
         raise InvalidInput(f"{place}: {name} must be {error}", hint="wald run --help lists every setting") from None
 
 
-def _unknown(name: str, known: Iterable[str], place: str) -> InvalidInput:
+def _unknown(name: str, known: Iterable[str], place: str, *, table: str = "") -> InvalidInput:
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {nearest[0]!r}?" if nearest else "wald run --help lists every setting"
-    return InvalidInput(f"{place}: there is no setting {name!r}", hint=hint)
+    return InvalidInput(f"{place}: there is no setting {name!r}{table}", hint=hint)
 
 
 def _place(path: Path, text: str, key: str, *, after: str = "") -> str:

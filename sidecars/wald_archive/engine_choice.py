@@ -44,7 +44,7 @@ def choose_engine(
     if name == AUTO and master is None and not (spark is not None and spark.is_there()):
         return LocalEngine(log, destination)
     if spark is None:
-        raise NotFound("the engine for Spark is not installed", hint="pip install 'wald[spark]'")
+        raise NotFound("the engine for Spark is not installed", hint="in a clone of wald: pip install '.[spark]'")
     return spark.start(log, destination, master, stack)
 
 

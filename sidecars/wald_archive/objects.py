@@ -44,7 +44,7 @@ class ObjectStore:
             # No cache of listings: other processes may write there.
             self._files, self._prefix = fsspec.core.url_to_fs(self.address, use_listings_cache=False)
         except ImportError as error:
-            raise InvalidInput(f"{address}: {error}", hint="pip install 'wald[s3]'") from error
+            raise InvalidInput(f"{address}: {error}", hint="in a clone of wald: pip install '.[s3]'") from error
         except ValueError as error:
             raise InvalidInput(f"{address}: {error}", hint="--dest DIR, or --dest s3://BUCKET/PREFIX") from error
 

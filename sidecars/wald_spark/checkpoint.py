@@ -110,7 +110,9 @@ def _complete_lines(path: Path) -> list[str]:
     if not lines or not lines[0].startswith("{"):
         return []
     if version not in _VERSIONS:
-        raise UnsupportedFormat(f"{path}: version {version!r} of Spark's format", hint="pip install --upgrade wald")
+        raise UnsupportedFormat(
+            f"{path}: version {version!r} of Spark's format", hint="install a newer wald: docs/install.md"
+        )
     parts = [line[line.index("{") :] for line in lines if "{" in line]
     return parts if all(_json(part) is not None for part in parts) else []
 
@@ -119,7 +121,7 @@ def _decoded(path: Path, line: str) -> Offsets:
     try:
         return decode_offsets(_json(line))
     except BadOffsets as error:
-        raise Damaged(f"{path}: {error}", hint="pip install --upgrade wald, if a newer one has written it") from error
+        raise Damaged(f"{path}: {error}", hint="install a newer wald, if one has written it") from error
 
 
 def _json(text: str) -> object:

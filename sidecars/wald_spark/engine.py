@@ -27,7 +27,9 @@ def start(log: Log, destination: Destination, master: str | None, stack: ExitSta
         from wald_spark.archiving import SparkEngine
         from wald_spark.session import LOCAL, session
     except ImportError as error:
-        raise NotFound(f"{error}, which --engine spark needs", hint="pip install 'wald[spark]'") from error
+        raise NotFound(
+            f"{error}, which --engine spark needs", hint="in a clone of wald: pip install '.[spark]'"
+        ) from error
     require_java()
     return SparkEngine(
         log, destination, cache(lambda: stack.enter_context(session("wald-archive", master=master or LOCAL)))

@@ -115,7 +115,7 @@ class LogEndTracker:
         except BadControl as error:
             raise UnsupportedFormat(
                 f"{segment.path}: offset {segment.file_offset(first.position)}: {error}",
-                hint="pip install --upgrade wald",
+                hint="install a newer wald: docs/install.md",
             ) from error
         # A record that another one of its route has followed has lost its end.
         begun = {route: at for route, at in state.open_records.items() if state.routes.get(route) == at}

@@ -105,7 +105,8 @@ def require_spark() -> None:
             import_module(package)
         except ImportError as error:
             raise NotFound(
-                f"there is no {package} in this Python ({sys.executable})", hint="pip install 'wald[spark]'"
+                f"there is no {package} in this Python ({sys.executable})",
+                hint="in a clone of wald: pip install '.[spark]'",
             ) from error
 
 

@@ -243,5 +243,5 @@ def test_without_rich_it_says_what_to_install(many: Path) -> None:
     script = "import sys; sys.modules['rich'] = None; from wald.cli import main; main()"
     code, message, hint = refused(run([sys.executable, "-c", script, "top", "--root", str(many)]))
 
-    assert (code, hint) == (InvalidInput.exit_code, "pip install 'wald[ui]'")
+    assert (code, hint) == (InvalidInput.exit_code, "in a clone of wald: pip install '.[ui]'")
     assert message == "wald top: rich, which draws it, is not installed"

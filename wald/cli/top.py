@@ -59,7 +59,9 @@ def top(root: Path, interval: float, once: bool) -> None:
 
         from wald.cli import top_screen
     except ModuleNotFoundError as error:
-        raise InvalidInput("wald top: rich, which draws it, is not installed", hint="pip install 'wald[ui]'") from error
+        raise InvalidInput(
+            "wald top: rich, which draws it, is not installed", hint="in a clone of wald: pip install '.[ui]'"
+        ) from error
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a character that the encoding lacks becomes "?"
     samplers = _Samplers(wald.open(root))

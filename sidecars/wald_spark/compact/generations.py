@@ -73,7 +73,7 @@ class Generations:
         try:
             content = json.loads(path.read_bytes())
             if content.pop("format") != FORMAT:
-                raise Refused(f"{path}: made by another wald", hint="pip install --upgrade wald")
+                raise Refused(f"{path}: made by another wald", hint="install a newer wald: docs/install.md")
             routes = content.pop("routes")
             logs = {log: Progress(**reached) for log, reached in content.pop("logs").items()}
             return Generation(None if routes is None else tuple(routes), logs, **content)

@@ -137,7 +137,7 @@ class Catalog:
         try:
             content = json.loads(path.read_bytes())
             if content.pop("format") != FORMAT:
-                raise Refused(f"{path}: made by another wald", hint="pip install --upgrade wald")
+                raise Refused(f"{path}: made by another wald", hint="install a newer wald: docs/install.md")
             return _exported(content)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise Damaged(

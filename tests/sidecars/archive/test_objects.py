@@ -137,7 +137,7 @@ def test_without_s3fs_it_says_what_to_install(mixed: Built) -> None:
     done = subprocess.run(line, capture_output=True, text=True, check=False)
 
     assert done.returncode == 2
-    assert done.stderr.endswith("  hint: pip install 'wald[s3]'\n")
+    assert done.stderr.endswith("  hint: in a clone of wald: pip install '.[s3]'\n")
 
 
 @pytest.fixture

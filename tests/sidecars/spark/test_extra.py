@@ -29,7 +29,7 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(tmp_path: Path, p
     out = ("--out", tmp_path / "out") if program != "audit" else ()
     code, message, hint = refused(without(package, program, "--root", built.root.path, *out))
 
-    assert (code, hint) == (3, "pip install 'wald[spark]'")
+    assert (code, hint) == (3, "in a clone of wald: pip install '.[spark]'")
     assert f"there is no {package}" in message
     assert not (tmp_path / "out").exists()
 

@@ -365,7 +365,7 @@ def read_identity(root: Root) -> Identity:
         if version > FORMAT_VERSION:
             raise UnsupportedFormat(
                 f"{root.identity}: format {version} is newer than the {FORMAT_VERSION} this program knows",
-                hint="pip install --upgrade wald",
+                hint="install a newer wald: docs/install.md",
             )
         return Identity(uuid.UUID(fields["log"]).bytes, str(fields["created"]))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

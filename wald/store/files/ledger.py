@@ -122,7 +122,7 @@ class Ledger:
             self._disk.close(descriptor)
             raise Locked(
                 f"{path}: another {owner} is at work on this root",
-                hint=f"wait until it is done, or find it: fuser {path}",
+                hint=f"fuser -v {path} names it; if that is a service: systemctl stop {owner}",
             )
         self._lock = descriptor
 

@@ -269,7 +269,7 @@ def _errors(facts: Facts) -> Iterator[str]:
 def _refuse(facts: Facts) -> NoReturn:
     path = facts.segment.path
     if facts.header is Header.NEWER:
-        raise UnsupportedFormat(f"{path}: offset 0: {facts.reason}", hint="pip install --upgrade wald")
+        raise UnsupportedFormat(f"{path}: offset 0: {facts.reason}", hint="install a newer wald: docs/install.md")
     raise Damaged(
         f"{path}: offset 0: {facts.reason}",
         hint=f"move it out of {path.parent}, or give it its name again, and start again",

@@ -158,7 +158,9 @@ def _compress(segment: Segment, temporary: Path, disk: Disk, level: int, *, rese
         # It is to be read back from the disk and not from memory.
         os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)
     except NewerVersion as error:
-        raise UnsupportedFormat(f"{segment.path}: offset 0: {error}", hint="pip install --upgrade wald") from error
+        raise UnsupportedFormat(
+            f"{segment.path}: offset 0: {error}", hint="install a newer wald: docs/install.md"
+        ) from error
     except BadHeader as error:
         raise _damaged(segment.path, str(error)) from error
     finally:
