@@ -78,16 +78,16 @@ def rolled_back(site: Site) -> Iterator[None]:
 
 
 def installed(site: Site) -> None:
-    site.sh(f"apt-get install --yes /srv/wald.deb; echo 'routes.orders = {{ fifo = true }}' >> {SETTINGS}")
+    site.sh(f"apt-get install --yes /srv/wald.deb; printf '\n[routes.orders]\nfifo = true\n' >> {SETTINGS}")
     site.sh("systemctl reload wald")
     site.append(["before"])
 
 
 @trouble("The disk is full")
 def full(site: Site) -> Iterator[None]:
-    """The log fills it, as no process reclaims what the only group has read; a writer waits."""
+    """The log fills it, as what the only group has read stays for a minute; a writer waits."""
     site.sh(f"mount -t tmpfs -o size=64m,mode=2750,uid=wald,gid=wald tmpfs {LOG}")
-    site.start()
+    site.start("wald-reclaim")
     lines = incompressible(100_000)
     site.write("/tmp/lines", "".join(f"{line}\n" for line in lines))
     writer = site.machine.start("bash", "-c", f"cat /tmp/lines > {LOG}/routes/orders/in")
@@ -100,6 +100,7 @@ def full(site: Site) -> Iterator[None]:
     kept = site.read()
     assert 0 < len(kept) < len(lines)
     assert kept == lines[-len(kept) :]
+    site.sh("systemctl is-active wald-reclaim")
 
 
 @trouble("A group does not read")
@@ -125,6 +126,8 @@ def poison(site: Site) -> Iterator[None]:
 
 @trouble("Bad records are to be set aside")
 def dead_letters(site: Site) -> Iterator[None]:
+    """Only the log's user may write to the route."""
+    site.write(SETTINGS, site.text(SETTINGS) + 'writers = ["wald"]\n')
     poisoned(site)
     yield
     assert site.text(FED) == "one\ntwo\nfour\n"
@@ -153,9 +156,12 @@ def lost(site: Site) -> Iterator[None]:
     site.start()
     site.sh("install -d -o wald /srv/cold")
     damaged_in(site)
+    site.start("wald-reclaim")
     yield
     site.until(f"test $(wc -l < {FED}) = 20")
     assert site.text(FED).split() == [str(number) for number in range(20)]
+    deleted = json.loads(site.text(f"{LOG}/ledger/reclaim.jsonl").splitlines()[0])
+    assert (deleted["base"], deleted["damaged"]) == (1, True)
 
 
 def damaged_in(site: Site) -> None:
@@ -339,11 +345,14 @@ def added(site: Site) -> Iterator[None]:
 
 @trouble("A route is to be retired")
 def retired(site: Site) -> Iterator[None]:
+    """Another route's table follows without an empty line; it is as it was."""
+    site.write(SETTINGS, site.text(SETTINGS) + '[routes.secret]\nwriters = ["wald"]\n')
     site.start()
     site.feed("cat > /dev/null")
     site.segment(range(10))
     yield
     assert "retired" in site.wald("routes")
+    assert site.text(SETTINGS).endswith('[routes.secret]\nwriters = ["wald"]\n')
     site.wald("wald-reclaim", "--grace", "0")
     assert site.read() == []
     site.sh("systemctl restart wald")
