@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import stat
@@ -195,3 +196,17 @@ def test_a_fifo_of_no_route_is_reported_and_given_back(start: Start, tmp_path: P
         os.open(tmp_path / "other", os.O_WRONLY | os.O_NONBLOCK)
     assert none_reads.value.errno == errno.ENXIO
     assert daemon.stop() == 0
+
+
+def test_settings_of_the_socket_that_do_not_apply_are_reported(start: Start, root: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        daemon = stopped(start, listener.fileno())
+        daemon.env = {**daemon.env, "WALD_SOCKET": str(tmp_path / "other.sock"), "WALD_SOCKET_MODE": "0666"}
+        listener.bind(os.fspath(root / "wald.sock"))
+        listener.listen()
+        daemon.spawn(*giving(**{"wald.socket": listener.fileno()}))
+        daemon.await_ready()
+        assert daemon.stop() == 0
+
+    (line,) = [line for line in daemon.log.splitlines() if "settings do not apply" in line]
+    assert json.loads(line)["unused"] == {"socket": str(tmp_path / "other.sock"), "socket_mode": "0666"}

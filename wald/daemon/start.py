@@ -97,6 +97,8 @@ class Parts:
         require_free(self.root, self._disk)
         if self.inherited is None:
             check_socket(self.socket_path, self.root.path)
+        else:
+            report_unused(config, self.inherited.getsockname(), self.journal)
         stdin = None if stdin_route is None else take_stdin(self.root, config, stdin_route)
         if not config.metrics:
             return stdin, None
@@ -272,6 +274,18 @@ class Parts:
             "fifo_troubles": self.intake.fifos.troubles,
             "routes": self.writer.state.routes,
         }
+
+
+def report_unused(config: Config, socket: str, journal: FilteringBoundLogger) -> None:
+    """Report the settings that do not apply to a socket of systemd's, where they want another one."""
+    unused = {}
+    if config.socket not in ("", socket):
+        unused["socket"] = config.socket
+    if config.socket_mode != Config().socket_mode:
+        unused["socket_mode"] = f"{config.socket_mode:04o}"
+    if unused:
+        hint = "systemctl edit wald.socket: ListenStream=, SocketMode="
+        journal.warning("systemd has made the socket: settings do not apply", socket=socket, unused=unused, hint=hint)
 
 
 def sizes_in_force(config: Config, segments: Path, journal: FilteringBoundLogger) -> Sizes:
