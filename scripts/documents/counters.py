@@ -18,7 +18,7 @@ from wald_reclaim.counts import of_reclaim
 
 def _directory() -> Iterable[Metric]:
     ran = Ran(None, None, {}, None, None)
-    nothing = Measured(0, Counter(), Counter(), 0, [], 0, None, 0, [], ran)
+    nothing = Measured(0, Counter(), Counter(), 0, [], 0, None, 0, [], ran, None)
     return of_directory(nothing, needed_bytes=0, now_ns=0)
 
 

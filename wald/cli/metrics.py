@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from wald.cli.options import root_option, size_option
 from wald.exposition import Metric, Samples, gauge, render
 from wald.format.names import VERIFIED
 from wald.log import Log
-from wald.store.files.directory import Root
+from wald.store.files.directory import Root, read_identity
 from wald.store.files.ledger import newest_entries
 from wald.store.retention.backlog import Backlog, GroupBacklog, Growth
 from wald.store.retention.conditions import Condition, condition_of
@@ -66,6 +67,7 @@ class Measured:
     free_bytes: int
     quarantine: list[int]
     ran: Ran
+    created_seconds: float | None
 
 
 def measure(log: Log) -> Measured:
@@ -98,7 +100,16 @@ def measure(log: Log) -> Measured:
         backlog.free_bytes,
         [path.lstat().st_size for path in log.root.quarantine.iterdir()],
         ran,
+        _created_seconds(log.root),
     )
+
+
+def _created_seconds(root: Root) -> float | None:
+    """When the log was made, in seconds since 1970; None if its identity does not have a time."""
+    try:
+        return datetime.fromisoformat(read_identity(root).created).timestamp()
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +160,8 @@ def of_directory(found: Measured, *, needed_bytes: int, now_ns: int) -> Iterator
         needed_bytes: the free space with which input is taken.
     """
     left = max(0, found.free_bytes - needed_bytes)
+    created: Samples = {} if found.created_seconds is None else {(): found.created_seconds}
+    yield Metric("wald_created_timestamp_seconds", "gauge", "When the log was made", (), created)
     yield gauge("wald_measured_timestamp_seconds", "When the directory was read", now_ns / 1e9)
     yield gauge("wald_measurement_seconds", "How long that took", found.seconds)
     yield gauge("wald_until_full_bytes", "What can still be written before input waits", left)
