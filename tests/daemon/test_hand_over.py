@@ -99,6 +99,16 @@ def test_a_log_is_made_around_the_socket_that_systemd_has_made(root: Path) -> No
             assert daemon.stop() == 0
 
 
+def test_a_socket_that_systemd_has_made_anew_is_left_in_its_place(start: Start, root: Path) -> None:
+    """systemd removes what is in the place of its socket, though a daemon that was started by hand listens there."""
+    daemon = start()
+    daemon.socket_path.unlink()
+    with listening_at(daemon.socket_path):
+        before = daemon.socket_path.lstat().st_ino
+        assert daemon.stop() == 0
+        assert daemon.socket_path.lstat().st_ino == before
+
+
 @pytest.mark.parametrize("kinds", [["listener", "listener"], ["datagram"], ["unbound"]])
 def test_other_sockets_are_refused(start: Start, tmp_path: Path, kinds: list[str]) -> None:
     """What came to them would never be answered. Nothing is written."""

@@ -75,6 +75,18 @@ def listen(path: Path, mode: int) -> socket.socket:
     return listener
 
 
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """The device and the inode of what is at ``path``; None if there is nothing.
+
+    As long as a socket is open, no other one has its inode.
+    """
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def inherited(sockets: Sequence[socket.socket]) -> socket.socket | None:
     """The listening socket among those that systemd handed over; None if there are none.
 

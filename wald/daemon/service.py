@@ -17,6 +17,7 @@ from wald.config import Config
 from wald.daemon.committer import Full
 from wald.daemon.gate import Gate
 from wald.daemon.lifecycle import open_journal
+from wald.daemon.listening import identity_of
 from wald.daemon.start import Parts, sizes_in_force, wanted_routes, wants_fifo, writers_of
 from wald.daemon.turn import Arena, Turn
 from wald.errors import DiskFailure, NotPermitted, WaldError, command_line
@@ -94,11 +95,10 @@ class Service:
         """The last turns: no connection is accepted, and what no other process holds is not left behind."""
         self._systemd.stopping()
         self._journal.info("stopping", head=self._metrics.head_sequence)
+        self._remove_socket()
         self._connections.close()
         if not self._parts.lock.is_ours():
             self._writer.abandon()
-        elif self._parts.inherited is None:
-            self._parts.socket_path.unlink(missing_ok=True)
         self._intake.release_writing_ends()
         try:
             while self._intake.check_last():
@@ -110,6 +110,13 @@ class Service:
                 raise DiskFailure(f"{full.message}; {message} ({', '.join(lost)})", hint=full.hint) from full
         self._keep_name()
         self._journal.info("stopped", head=self._metrics.head_sequence)
+
+    def _remove_socket(self) -> None:
+        """Remove the listening socket, unless it is systemd's, or systemd or another daemon has put its own there."""
+        parts = self._parts
+        is_own = parts.inherited is None and parts.lock.is_ours()
+        if is_own and identity_of(parts.socket_path) == parts.socket_identity:
+            parts.socket_path.unlink(missing_ok=True)
 
     # One turn.
 

@@ -24,7 +24,7 @@ from wald.daemon.endpoint import pages
 from wald.daemon.fifos import OpenPipe, take_stdin
 from wald.daemon.intake import Intake
 from wald.daemon.lifecycle import Signals, Systemd, allow_descriptors, open_journal
-from wald.daemon.listening import Admission, check_socket, inherited, listen
+from wald.daemon.listening import Admission, check_socket, identity_of, inherited, listen
 from wald.daemon.measuring import Measuring
 from wald.daemon.requests import Requests
 from wald.daemon.routes import Routes
@@ -54,6 +54,7 @@ class Parts:
 
     Attributes:
         inherited: the listening socket that systemd handed over, and keeps; None: the daemon makes one.
+        socket_identity: of the listening socket, as of :func:`identity_of`.
 
     Raises:
         WaldError, OSError: the daemon cannot start.
@@ -245,6 +246,7 @@ class Parts:
             request_max_bytes=min(config.request_max_bytes, self.room.sizes.payload_bytes),
             idle_timeout=config.idle_timeout,
         )
+        self.socket_identity = identity_of(self.socket_path)
         self._closers.callback(self.connections.close)
 
     def _status(self) -> dict[str, object]:
