@@ -168,6 +168,24 @@ def test_a_daemon_that_cannot_start_is_reported_and_holds_no_other_package_up(sy
     system.machine.sh("systemctl restart wald")
 
 
+def test_after_a_removal_it_starts_again_with_what_was_enabled(system: System) -> None:
+    units = "wald.service wald.socket wald-reclaim.service wald-fifo@kept.socket"
+    system.machine.sh("systemctl stop wald.service; systemctl enable --now wald-reclaim wald-fifo@kept.socket")
+    system.machine.sh("apt-get remove --yes wald")
+    assert not system.machine.path("/run/wald").exists()
+
+    system.type("apt-get install --yes ./wald_*.deb")
+
+    assert system.machine.sh(f"systemctl is-active {units}").split() == ["active"] * 4
+    assert system.machine.sh(f"systemctl is-enabled {units}").split() == ["enabled"] * 4
+    system.machine.sh("systemctl stop wald.service; systemctl disable --now wald-reclaim wald-fifo@kept.socket")
+    system.machine.sh("systemctl start wald.service")
+
+
+def test_every_user_may_enter_the_directory_of_sockets(system: System) -> None:
+    assert system.machine.sh("stat -c '%U %a' /run/wald").strip() == "root 755"
+
+
 @pytest.mark.parametrize("page", ["wald", "wald-audit", "wald-drain", "wald.toml"])
 def test_manual_pages_open(system: System, page: str) -> None:
     assert system.machine.sh(f"man {page}").split()[0].startswith(f"{page.upper()}(")
@@ -186,12 +204,13 @@ def test_shells_complete(system: System, shell: str, line: str, wanted: str) -> 
 def test_what_needs_spark_says_what_is_missing(system: System) -> None:
     done = system.machine.run("/usr/bin/wald-export", "--root", "/var/lib/wald", "--out", "/tmp/out", check=False)
 
-    assert (done.returncode, "hint: pip install 'wald[spark]'" in done.stderr) == (3, True)
+    assert (done.returncode, "hint: in a clone of wald: pip install '.[spark]'" in done.stderr) == (3, True)
 
 
 def test_removed_it_leaves_data_and_settings_and_purged_only_data(system: System) -> None:
     system.machine.sh(
-        "echo >/etc/wald/other.toml; systemctl enable --now wald@other; systemctl enable wald-drain@access"
+        "echo >/etc/wald/other.toml; systemctl enable --now wald@other wald-archive@access.timer;"
+        " systemctl enable wald-drain@access"
     )
     system.machine.sh("apt-get remove --yes wald")
     removed = {line.split()[0] for line in system.files() - system.before if not USERS.match(line)}
