@@ -117,6 +117,15 @@ def test_a_cursor_that_the_owner_moves_is_reported_as_taken_over() -> None:
         )
 
 
+def test_the_user_that_a_namespace_does_not_have_is_not_called_nobody() -> None:
+    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        path = daemon.root / "routes/a/consumers/g.cursor"
+        path.write_text("0\n")
+        os.chown(path, 65534, 65534)
+        _, _, hint = refusal(daemon, ALICE, "cursor", "set", "a", 0, "--group", "g")
+    assert hint == f"be the user who has left it; ls -l {path}"
+
+
 def test_a_reader_is_refused_with_the_command_that_helps() -> None:
     with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         consumers = daemon.root / "routes/a/consumers"
