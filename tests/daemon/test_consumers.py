@@ -202,7 +202,7 @@ def test_a_consumer_takes_no_group_of_the_owners_programs_away() -> None:
             lock = route / "consumers" / f"{group}.drain"
             assert run([*ALICE.prefix, "touch", str(lock)]).returncode == 0
 
-        packing = sidecar("archive", "pack", "a", "--root", daemon.root, "--dest", destination)
+        packing = sidecar("archive", "pack", "a", "--group", "archive", "--root", daemon.root, "--dest", destination)
         done = run([*HOST.prefix, *packing])
         assert done.returncode == 0, done.stderr.decode()
         assert list(destination.rglob("manifest*")), done.stdout.decode()
