@@ -24,7 +24,7 @@ def test_metrics_have_what_the_directory_shows(start: Start) -> None:
     eventually(lambda: metrics(address).get("wald_group_lag_records") == 2, timeout=60)
     found = metrics(address)
 
-    assert found["wald_until_full_bytes"] <= found["wald_free_bytes"]
+    assert found["wald_until_full_bytes"] > 0
     assert found["wald_measurement_failures_total"] == 0
 
 

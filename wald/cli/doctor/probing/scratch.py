@@ -40,6 +40,9 @@ def scratch_in(directory: Path) -> Iterator[Path]:
         if descriptor >= 0:
             _remove(parent, name, descriptor)
             os.close(descriptor)
+        else:  # interrupted before it was opened, or not even made
+            with contextlib.suppress(OSError):
+                os.rmdir(name, dir_fd=parent)
         os.close(parent)
         os.umask(umask)
 
