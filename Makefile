@@ -46,7 +46,7 @@ test: $(READY) ## the tests that need neither Spark nor minutes, in parallel
 test-slow: $(READY) ## those that take long: large data, many delays, many kills
 	$(BIN)/pytest $(PARALLEL) -m 'slow and not spark' --ignore tests/test_wheel.py
 
-test-wheel: $(READY) ## the wheel, built and installed by itself: its programs, packages and types, and most of the tests with it
+test-wheel: $(READY) ## the wheel, built and installed by itself: its programs, packages and types, and tests of each package with it
 	$(BIN)/pytest -q tests/test_wheel.py
 
 test-spark: $(READY) ## those that do, with one session, a cluster, and drivers that are killed

@@ -27,9 +27,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROGRAMS: list[str] = sorted(PROJECT["project"]["scripts"])
 PACKAGES = [ROOT / package for package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
 EXTRAS: list[str] = sorted(PROJECT["project"]["optional-dependencies"])
-# Those that start programs or import what a user imports. daemon, store and spark would take as long again, and find no
-# other gap in a wheel; the tests of docs, deploy and the sources are not about it.
-SUBJECTS = ("cli", "format", "producer", "python", "sidecars/archive", "sidecars/drain", "sidecars/reclaim")
+# Those that import what a user imports and start programs of each package. The others (cli, daemon, store, spark) take
+# many minutes, and find no other gap in a wheel; the tests of docs, deploy and the sources are not about it.
+SUBJECTS = ("producer", "python", "sidecars/archive", "sidecars/drain", "sidecars/reclaim")
 
 pytestmark = pytest.mark.slow  # `make test-wheel` runs it by its name
 
