@@ -27,7 +27,14 @@ SEGMENTS_ROOM = (*FILES_ROOM, "wald.store.segments")
 RETENTION_ROOM = (*SEGMENTS_ROOM, "wald.store.retention")
 READING_ROOM = (*RETENTION_ROOM, "wald.store.reading")
 READING = (*READING_ROOM, "wald.store.checking")
-COMMAND_LINE = ("wald.cli.entry", "wald.cli.options", "wald.cli.output", "wald.cli.progress", "wald.setting_types")
+COMMAND_LINE = (
+    "wald.cli.entry",
+    "wald.cli.options",
+    "wald.cli.output",
+    "wald.cli.progress",
+    "wald.cli.times",
+    "wald.setting_types",
+)
 SIDECARS = (*PURE, *READING, *COMMAND_LINE, "wald.log", "wald.client", "wald.loop", "wald.endpoint", "wald.exposition")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald": (

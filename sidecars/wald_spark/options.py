@@ -3,7 +3,8 @@
     path, paths                             .load("/var/spool/wald"), .load(["/a", "/b"]); patterns are allowed
     route, routes                           "access", "access,orders"; default: every route
     startingSequence, endingSequence        records numbered so, both included
-    startingTimestamp, endingTimestamp      appended from then on, and before: ISO 8601, or ms since 1970
+    startingTimestamp, endingTimestamp      appended from then on, and before: ISO 8601, "1h ago" and its like,
+                                            or ms since 1970
     timeZone                                the zone of times that name none: "America/New_York"; without it they are
                                             refused, as Spark does not pass the session's zone to a Python source
     includeActive                           "false": leave out the segment that is being written; default "true"
@@ -35,13 +36,13 @@ import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from wald.errors import InvalidInput
 from wald.format.names import check_route
-from wald.format.times import nanoseconds
+from wald.format.times import moment, nanoseconds
 from wald.setting_types import GIB, KIB, MIB, TIB, Choice, Count, SettingType, Size
 from wald_spark.damage import STRICT, Tolerance
 
@@ -177,16 +178,17 @@ class _Given:
             return None
         if given.isdecimal() and len(given) >= _MILLISECONDS_DIGITS:
             return int(given) * 1_000_000
+        zone = self.text("timeZone")
         try:
-            moment = datetime.fromisoformat(given)
+            found = moment(given, datetime.now(self._zone(name, given) if zone else UTC))
         except ValueError:
             raise InvalidInput(
                 f"{name} must be a time, or milliseconds since 1970, not {given!r}",
-                hint=f'.option("{name}", "2026-11-21T10:00:00Z")',
+                hint=f'.option("{name}", "2026-11-21T10:00:00Z"), .option("{name}", "1h ago")',
             ) from None
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=self._zone(name, given))
-        return nanoseconds(moment)
+        if found.tzinfo is None:
+            found = found.replace(tzinfo=self._zone(name, given))
+        return nanoseconds(found)
 
     def _zone(self, name: str, given: str) -> ZoneInfo:
         """The zone of ``given``, which names none."""

@@ -84,6 +84,21 @@ def test_a_time_is_when_the_daemon_took_it(shared: Path) -> None:
     assert numbers("--from", at, "--root", shared) == list(range(51, 101))
 
 
+def test_a_cursor_is_set_behind_all_that_is_older_than_a_time(log: Path) -> None:
+    reported = json.loads(output_of("where", 51, "--json", "--root", log))
+    at = datetime.fromtimestamp(reported["append_time_ns"] // 1000 / 1e6, UTC).isoformat()
+
+    assert output_of("cursor", "set", "a", at, "--root", log) == b"50\n"
+    assert output_of("cursor", "set", "a", "1h", "--rewind", "--root", log) == b"0\n"
+    assert output_of("cursor", "set", "a", "0s ago", "--root", log) == b"100\n"
+
+
+def test_times_may_be_those_that_people_type(shared: Path) -> None:
+    """Also one that begins like an option."""
+    assert numbers("--from", "-1h", "--to", "now", "--root", shared) == list(range(1, 101))
+    assert numbers("--from", "yesterday", "--to", "1h ago", "--root", shared) == []
+
+
 def test_json_tells_sequence_route_and_times(shared: Path) -> None:
     lines = output_of("read", "a", "--format", "json", "--limit", "2", "--root", shared).splitlines()
     records = [json.loads(line) for line in lines]

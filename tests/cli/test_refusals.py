@@ -219,15 +219,15 @@ def test_cursor_beyond_the_head(stopped: Path) -> None:
         assert "head" in hint
 
 
-def test_a_name_where_a_cursor_takes_a_sequence(stopped: Path) -> None:
+def test_a_name_where_a_cursor_takes_a_position(stopped: Path) -> None:
     code, message, hint = refusal_of("cursor", "set", "a", "end", "--root", stopped)
 
-    assert (code, message) == (InvalidInput.exit_code, "end: not a sequence, the number of a record")
+    assert (code, message) == (InvalidInput.exit_code, "end: neither a sequence, the number of a record, nor a time")
     assert hint == f"wald --root {stopped} cursor set a 10 --group processed"
 
 
 def test_a_word_where_a_position_is_taken_gets_the_names_of_positions(stopped: Path) -> None:
-    hint = refusal_of("read", "a", "--from", "yesterday", "--root", stopped)[2]
+    hint = refusal_of("read", "a", "--from", "tomorrow", "--root", stopped)[2]
 
     assert [name for name in ("earliest", "end", "cursor") if f"--from {name}" not in hint] == []
 

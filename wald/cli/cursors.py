@@ -10,10 +10,14 @@ import click
 import wald
 from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned
+from wald.cli.times import position as position_of
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.names import CONSUMERS, check_group, check_route
+from wald.format.times import nanoseconds
+from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import Cursor, CursorState, newcomer, remove_cursor
+from wald.store.segments.seeking import sequence_since
 
 
 class CursorCommands(click.Group):
@@ -61,27 +65,31 @@ def get(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) ->
 
 @cursor.command("set")
 @route_argument
-@click.argument("sequence")
+@click.argument("position")
 @root_option
 @group_option
 @of_consumer_option
 @click.option(
     "--rewind", is_flag=True, help="Allow the cursor to move backwards, or replace one that cannot be trusted."
 )
-def set_(root: Path, route: str, sequence: str, group: str, of_consumer: bool, rewind: bool) -> None:
-    """Record that the group has processed ROUTE up to and including SEQUENCE."""
+def set_(root: Path, route: str, position: str, group: str, of_consumer: bool, rewind: bool) -> None:
+    """Record that the group has processed ROUTE up to POSITION: a sequence, or all that is older than a time."""
     log = wald.open(root)
-    try:
-        number = int(sequence)
-    except ValueError:
-        head = log.head()
-        last = head.sequence if head else "SEQUENCE"
-        raise InvalidInput(
-            f"{sequence}: not a sequence, the number of a record",
-            hint=command_line(root, f"cursor set {route} {last} --group {group}"),
-        ) from None
+    number = _sequence(log, position, f"cursor set {route} {{}} --group {group}")
     news = newcomer(log.root, route, group, of_consumer=of_consumer)
     print_moved(log.set_cursor(route, number, group, rewind=rewind, of_consumer=of_consumer), news)
+
+
+def _sequence(log: Log, given: str, command: str) -> int:
+    try:
+        place = position_of("", given)
+    except InvalidInput:
+        head = log.head()
+        raise InvalidInput(
+            f"{given}: neither a sequence, the number of a record, nor a time",
+            hint=command_line(log.root.path, command.format(head.sequence if head else "SEQUENCE")),
+        ) from None
+    return place if isinstance(place, int) else sequence_since(log.view(), nanoseconds(place)) - 1
 
 
 @cursor.command("list")

@@ -1,9 +1,12 @@
-"""What commands write to stdout: tables of text, and bytes past the buffers of Python."""
+"""What commands write to stdout: tables of text, JSON, and bytes past the buffers of Python."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from wald.format.times import utc
 
 
 def aligned(rows: Sequence[Sequence[str]], numeric: Collection[int]) -> Iterator[str]:
@@ -19,6 +22,20 @@ def aligned(rows: Sequence[Sequence[str]], numeric: Collection[int]) -> Iterator
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         yield "  ".join(cells).rstrip()
+
+
+def json_line(command: str, fields: Mapping[str, object]) -> str:
+    """One object of what a command prints with ``--json``; docs/json.md says what is in it.
+
+    Args:
+        command: "where", "cursor.list", "reclaim": the program and its command, without ``wald`` and dashes.
+    """
+    return json.dumps({"schema": f"wald.{command}/1"} | dict(fields), ensure_ascii=False)
+
+
+def time_fields(name: str, time_ns: int | None) -> dict[str, object]:
+    """A time in JSON: ``<name>_ns`` in nanoseconds since 1970, and ``<name>`` for people, with all its digits."""
+    return {f"{name}_ns": time_ns, name: None if time_ns is None else utc(time_ns, 9)}
 
 
 def write_stdout(data: bytes | memoryview) -> None:

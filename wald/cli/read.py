@@ -16,6 +16,7 @@ import click
 import wald
 from wald.cli.options import GROUP_HELP, root_option
 from wald.cli.output import write_stdout
+from wald.cli.times import position
 from wald.errors import Damaged, InvalidInput, Partial, WaldError, command_line
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
 from wald.format.times import nanoseconds
@@ -69,8 +70,8 @@ def read(
 ) -> int:
     """Write the records of ROUTE, or of every route, to stdout; raw: each record as it came, and a newline.
 
-    Without --from, reading starts at the earliest record; with --group or --commit, after the group's cursor. A time is
-    written like 2026-11-21T10:00:00Z, is local time without a zone, and is compared with the append time of records.
+    Without --from, reading starts at the earliest record; with --group or --commit, after the group's cursor. A time
+    (2026-11-21T10:00:00Z, 14:00, yesterday, 5m) is compared with the append time of records.
 
     Damaged records are reported, reading goes on, and the exit code is 4; with --commit, reading ends there, with the
     cursor before them. If records were reclaimed, and --from names a sequence or a time, or the cursor is before them,
@@ -234,10 +235,8 @@ def _range(start: str, stop: str | None) -> tuple[Start, int | datetime | None]:
     Raises:
         InvalidInput: one of them is none, or no record can lie between them.
     """
-    begin = _position("--from", start)
-    end = None if stop is None else _position("--to", stop)
-    if isinstance(end, str):
-        raise InvalidInput(f"--to {end}: not a sequence or a time", hint="--to 250, or --to 2026-11-21T10:00:00Z")
+    begin: Start = _NAMED[start] if start in _NAMED else position("--from", start, _NAMED)
+    end = None if stop is None else position("--to", stop)
     match begin, end:
         case (int(), int()):
             empty = begin > end
@@ -250,20 +249,3 @@ def _range(start: str, stop: str | None) -> tuple[Start, int | datetime | None]:
             f"--from {start} --to {stop}: the end is before the start", hint=f"--from {stop} --to {start}"
         )
     return begin, end
-
-
-def _position(option: str, given: str) -> Start:
-    if given in _NAMED:
-        return _NAMED[given]
-    if given.isdecimal() and given.isascii():
-        return int(given)
-    try:
-        moment = datetime.fromisoformat(given)
-        nanoseconds(moment)  # the first and the last day there is may be none in UTC
-    except (ValueError, OverflowError):
-        names = "".join(f", {option} {name}" for name in _NAMED) if option == "--from" else ""
-        raise InvalidInput(
-            f"{option} {given}: neither a sequence nor a time",
-            hint=f"{option} 250, {option} 2026-11-21T10:00:00Z" + names,
-        ) from None
-    return moment

@@ -1,10 +1,15 @@
-"""Times as text in UTC, and as nanoseconds since 1970; neither the locale nor the zone of the machine matters."""
+"""Times as text in UTC and as nanoseconds since 1970, and the times that people type."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import re
+from datetime import UTC, datetime, time, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_AGO = re.compile(r"(?:-(?!.*ago))?(?P<number>\d{1,9}(?:\.\d{1,6})?) ?(?P<unit>[smhdw])(?: ago)?", re.ASCII)
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_CLOCK = r"(?P<clock>\d\d:\d\d(?::\d\d(?:\.\d+)?)?)"
+_DAY = re.compile(rf"(?P<name>today|yesterday)(?: {_CLOCK})?|{_CLOCK.replace('clock', 'alone')}", re.ASCII)
 
 
 def utc(time_ns: int, digits: int = 0) -> str:
@@ -22,3 +27,35 @@ def nanoseconds(moment: datetime) -> int:
     """A time in nanoseconds since 1970; one without a time zone is local time."""
     elapsed = moment.astimezone(UTC) - _EPOCH
     return ((elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds) * 1000
+
+
+def moment(text: str, now: datetime) -> datetime:
+    """The time that ``text`` means at the time ``now``, which has the zone that "today" is in; see docs/reading.md.
+
+    A result without a zone is local time, as :func:`nanoseconds` takes it. Of a time that the clock shows twice, the
+    first is meant; one that it leaves out is moved back by what the clock leaves out.
+
+    Raises:
+        ValueError: it is no time, or none that can be counted from 1970.
+
+    >>> now = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
+    >>> [moment(text, now).isoformat() for text in ("5m", "yesterday 14:00")]
+    ['2026-11-21T09:55:00+00:00', '2026-11-20T14:00:00']
+    """
+    try:
+        found = _moment(text.strip(), now)
+        nanoseconds(found)  # the first and the last day there is may be none in UTC
+    except OverflowError:
+        raise ValueError(f"no time: {text!r}") from None
+    return found
+
+
+def _moment(text: str, now: datetime) -> datetime:
+    if text == "now":
+        return now
+    if ago := _AGO.fullmatch(text):
+        return now.astimezone(UTC) - timedelta(**{_UNITS[ago["unit"]]: float(ago["number"])})
+    if day := _DAY.fullmatch(text):
+        date = now.date() - timedelta(days=day["name"] == "yesterday")
+        return datetime.combine(date, time.fromisoformat(day["clock"] or day["alone"] or "00:00"))
+    return datetime.fromisoformat(text)
