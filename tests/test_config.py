@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from wald.config import Config, RouteConfig, _parse, load, reference
 from wald.errors import InvalidInput
+from wald.limits import Retention, RouteLimits
 from wald.setting_types import GIB, KIB, MIB, Duration, Size
 
 
@@ -61,16 +63,43 @@ def test_routes_have_tables(tmp_path: Path) -> None:
     assert config.routes["plain"] == RouteConfig()
 
 
+def test_a_route_has_the_limits_of_retention_unless_it_sets_its_own(tmp_path: Path) -> None:
+    config = from_text(
+        tmp_path,
+        '[retention]\nmin_age = "1h"\nmax_age = "7d"\nmax_bytes = "1GiB"\nunread = "expire"\n'
+        '[routes.own]\nmax_age = "1d"\nmax_bytes = 0\nunread = "keep"\npinned_max_bytes = "1MiB"\n'
+        'on_pinned = "reject"\n',
+    )
+    default = RouteLimits(max_age=7 * 86400.0, max_bytes=GIB, unread="expire", on_pinned="block")
+    own = RouteLimits(max_age=86400.0, unread="keep", pinned_max_bytes=MIB, on_pinned="reject")
+
+    assert config.retention.min_age == 3600.0
+    assert config.limits("own") == own
+    assert config.limits("without a table") == default
+
+
+def test_without_limits_a_route_keeps_everything() -> None:
+    assert Config().limits("any") == RouteLimits(unread="keep", on_pinned="block")
+
+
 @pytest.mark.parametrize(
     ("text", "line", "message", "hint"),
     [
         ("segment_max_byte = 1", 1, "there is no setting 'segment_max_byte'", "segment_max_bytes"),
         ("\n\nsnyc = 'commit'", 3, "there is no setting 'snyc'", "sync"),
         ("[routes.a]\nfifo = true\nmod = 1", 3, "there is no setting 'mod' in [routes.a]", "mode"),
-        ("[routes.a]\nfifo = true\nsync = 'never'", 3, "'sync' stands inside [routes.a]", "above the first [routes"),
+        ("[routes.a]\nfifo = true\nsync = 'never'", 3, "'sync' stands inside [routes.a]", "above the first table"),
+        ("[routes.a]\ngrace = 1", 2, "'grace' stands inside [routes.a]", "move grace to [retention]"),
+        ("max_age = 1", 1, "'max_age' stands above all tables", "[retention]"),
+        ("[retention]\nsync = 'never'", 2, "'sync' stands inside [retention]", "above the first table"),
+        ("[retention]\nmax_byte = 3", 2, "there is no setting 'max_byte' in [retention]", "max_bytes"),
+        ("[retention]\nunread = 'lose'", 2, 'retention.unread must be "keep" or "expire"', "--help"),
+        ("[retention]\nrequire_archived = 1", 2, "retention.require_archived must be true or false", "--help"),
+        ("[routes.a]\nmax_records = -1", 2, "routes.a.max_records must be 0 to", "--help"),
+        ("retention = 3", 1, "retention must be a table", "write [retention]"),
         ("[routes.a]\nfifo = true\nroutes.b = {}", 3, "'routes' stands inside [routes.a]", "write [routes.NAME]"),
         ("zzz = 1", 1, "there is no setting 'zzz'", "--help lists every setting"),
-        ("[routes.a]\nfifo = true\n[routes.b]\nfifo = 1", 4, "routes.b.fifo must be true or false, not 1", "edit"),
+        ("[routes.a]\nfifo = true\n[routes.b]\nfifo = 1", 4, "routes.b.fifo must be true or false, not 1", "--help"),
         ("[routes.a]\nmode = 620", 2, "routes.a.mode must be permission bits", "--help"),
         ("[routes.a]\nwriters = 3", 2, "routes.a.writers must be a list", "names or numbers"),
         ("[routes.a]\nwriters = ['no such user']", 2, "no such user", "getent"),
@@ -150,6 +179,16 @@ def test_defaults_are_what_the_reference_says(tmp_path: Path) -> None:
     assert all(setting.meaning and setting.bounds for setting in reference())
 
 
+def test_defaults_of_retention_are_what_the_reference_says(tmp_path: Path) -> None:
+    rows = reference(Retention) + reference(RouteLimits)
+    lines = "\n".join(f"{setting.name} = {setting.default}" for setting in rows)
+    written = from_text(tmp_path, f"[retention]\n{lines}\n[routes.a]\n")
+
+    assert replace(written.retention, **asdict(RouteLimits())) == Retention()
+    assert written.limits("a") == Config().limits("a")
+    assert {setting.name for setting in rows} == {each.name for each in fields(Retention)}
+
+
 def test_what_a_reload_may_change_is_a_setting() -> None:
     assert {setting.name for setting in reference() if setting.reloadable} == Config.reloadable
 
@@ -188,7 +227,7 @@ def test_sizes_are_read_as_people_write_them(written: str, size: int) -> None:
 def test_no_value_breaks_a_kind(value: object) -> None:
     """Whatever stands in a file is either a checked value or a ValueError."""
     for setting in reference():
-        if setting.name == "routes":
+        if setting.name in ("retention", "routes"):
             continue
         with contextlib.suppress(InvalidInput):
             _parse(setting.name, value, "here")

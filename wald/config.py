@@ -1,4 +1,4 @@
-"""Every setting of the daemon, with its unit, default, bounds and meaning: from TOML and the environment, checked once.
+"""Every setting of the daemon and of wald-reclaim, with its unit, default, bounds and meaning: checked once.
 
 A setting comes from the first of: the variable ``WALD_<NAME>``, the file, its default. Sizes are bytes or "64MiB",
 durations seconds or "10s", "5m", "1h". Routes have a table each:
@@ -8,6 +8,7 @@ durations seconds or "10s", "5m", "1h". Routes have a table each:
     mode = "0620"           # of the FIFO
     writers = ["www-data"]  # users, by name or number, that may write over the socket; empty: all users
     consumers = "billing"   # the group whose members may leave cursors
+    max_age = "7d"          # and other limits, of which [retention] has the defaults
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, ClassVar
 
 from wald.errors import InvalidInput
 from wald.format.names import check_route
+from wald.limits import Retention, RouteLimits, in_force
 from wald.setting_types import (
     GIB,
     KIB,
@@ -32,12 +34,14 @@ from wald.setting_types import (
     Choice,
     Count,
     Duration,
+    Flag,
     Fraction,
     Group,
     Mode,
     SettingType,
     Size,
     Text,
+    setting,
 )
 
 ENVIRONMENT_PREFIX = "WALD_"
@@ -47,7 +51,7 @@ _GUARDED_MODE = 0o600  # of the FIFO of a route with writers
 
 
 @dataclass(frozen=True, slots=True)
-class RouteConfig:
+class RouteConfig(RouteLimits):
     """What the file says about one route.
 
     Attributes:
@@ -64,91 +68,93 @@ class RouteConfig:
     consumers: str | None = None
 
 
-def _setting(type_: SettingType, default: object, meaning: str) -> Any:
-    """A dataclass field; the type of its value is the annotation's."""
-    return field(default=type_.parse(default), metadata={"type": type_, "meaning": meaning})
-
-
 @dataclass(frozen=True, slots=True)
 class Config:
     """The settings of one daemon; :func:`reference` lists them for people."""
 
     reloadable: ClassVar[frozenset[str]] = frozenset(
-        {"segment_max_bytes", "segment_max_age", "free_space_min", "on_full", "log_level", "routes"}
+        {"segment_max_bytes", "segment_max_age", "free_space_min", "on_full", "log_level", "retention", "routes"}
     )
     """What SIGHUP may change; anything else needs a restart."""
 
-    segment_max_bytes: int = _setting(
+    segment_max_bytes: int = setting(
         Size(64 * KIB, 64 * GIB), "64MiB", "a segment is cut before it grows larger than this"
     )
-    segment_max_age: float = _setting(
+    segment_max_age: float = setting(
         Duration(1, 366 * _DAY, zero=True), "1h", "a segment that holds records is cut at this age; 0: never"
     )
-    segment_age_jitter: float = _setting(
+    segment_age_jitter: float = setting(
         Fraction(0.9), 0.1, "how much earlier a segment may be cut, at random, so that many logs do not cut at once"
     )
-    sync: str = _setting(
+    sync: str = setting(
         Choice(("commit", "interval", "never")),
         "commit",
         "when to call fdatasync: at every commit, every sync_interval, or never; without it at every commit a host "
         "crash loses what was acknowledged since the last one",
     )
-    sync_interval: float = _setting(Duration(0.001, 3600), "1s", 'time between syncs where sync = "interval"')
-    free_space_min: int = _setting(
+    sync_interval: float = setting(Duration(0.001, 3600), "1s", 'time between syncs where sync = "interval"')
+    free_space_min: int = setting(
         Size(MIB, 1024 * TIB, zero=True),
         "256MiB",
         "free space that is left to others, besides room to seal and for the next segment",
     )
-    on_missing_root: str = _setting(
+    on_missing_root: str = setting(
         Choice(("make", "refuse")),
         "make",
         "whether a root that is no log yet is made one or refused; a mount point without its file system is no log",
     )
-    on_full: str = _setting(
+    on_full: str = setting(
         Choice(("block", "reject")),
         "block",
         "whether requests over the socket wait while the disk is full, or are answered ERR full",
     )
-    socket: str = _setting(Text("a path"), "", "path of the unix socket; empty: ROOT/wald.sock")
-    socket_mode: int = _setting(Mode(), 0o660, "permission bits of the socket")
-    connections_max: int = _setting(Count(1, 65536), 256, "the most connections at a time")
-    connections_per_user: int = _setting(
+    socket: str = setting(Text("a path"), "", "path of the unix socket; empty: ROOT/wald.sock")
+    socket_mode: int = setting(Mode(), 0o660, "permission bits of the socket")
+    connections_max: int = setting(Count(1, 65536), 256, "the most connections at a time")
+    connections_per_user: int = setting(
         Count(1, 65536),
         128,
         "the most connections of one user; the log's owner and root are not limited, and some places are kept for them",
     )
-    idle_timeout: float = _setting(
+    idle_timeout: float = setting(
         Duration(0.1, _DAY), "5s", "a connection that has been idle for this long is closed when its place is needed"
     )
-    frame_timeout: float = _setting(
+    frame_timeout: float = setting(
         Duration(0.1, _DAY),
         "30s",
         "a client that sends less than the next 256 KiB of a half-sent request in this time, or reads no reply, is "
         "disconnected",
     )
-    record_max_bytes: int = _setting(Size(KIB, GIB), "512MiB", "the longest record that a pipe may carry")
-    request_max_bytes: int = _setting(Size(128 * KIB, 512 * MIB), "64MiB", "the largest payload of one request")
-    compression_level: int = _setting(Count(1, 19), 3, "zstd level of sealed segments")
-    metrics: str = _setting(
+    record_max_bytes: int = setting(Size(KIB, GIB), "512MiB", "the longest record that a pipe may carry")
+    request_max_bytes: int = setting(Size(128 * KIB, 512 * MIB), "64MiB", "the largest payload of one request")
+    compression_level: int = setting(Count(1, 19), 3, "zstd level of sealed segments")
+    metrics: str = setting(
         Text('an address such as "127.0.0.1:9464"', r"(\[[0-9a-fA-F:.]+\]|[^:\s\[\]]+):\d{1,5}"),
         "",
         "where /metrics and /healthz are served; empty: nowhere",
     )
-    stall_timeout: float = _setting(
+    stall_timeout: float = setting(
         Duration(1, _DAY), "60s", "input that waits for this long while the head does not move is unhealthy"
     )
-    log_format: str = _setting(
+    log_format: str = setting(
         Choice(("auto", "json", "console")),
         "auto",
         "format of messages on stderr; auto: console on a terminal, else json",
     )
-    log_level: str = _setting(
+    log_level: str = setting(
         Choice(("debug", "info", "warning", "error")), "info", "the least severe messages that are logged"
+    )
+    retention: Retention = field(
+        default=Retention(), metadata={"meaning": "a table [retention]: what wald-reclaim keeps, for how long"}
     )
     routes: Mapping[str, RouteConfig] = field(
         default_factory=lambda: MappingProxyType({}),
-        metadata={"meaning": "made at start, one table [routes.NAME] each: fifo, mode, writers, consumers"},
+        metadata={"meaning": "made at start, one table [routes.NAME] each: fifo, mode, writers, consumers, limits"},
     )
+
+    def limits(self, route: str) -> RouteLimits:
+        """The limits in force for a route; None is no limit."""
+        return in_force(self.routes.get(route, RouteLimits()), self.retention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +162,7 @@ class Setting:
     """One row of the table of settings; default and bounds are as they are written in the file.
 
     Attributes:
-        type: size, duration, count, fraction, choice, text, mode, or tables.
+        type: size, duration, count, fraction, choice, flag, text, mode, table, or tables.
         unit: in which a bare number is counted; "" if there is none.
     """
 
@@ -169,10 +175,20 @@ class Setting:
     reloadable: bool
 
 
-_TYPES: dict[str, SettingType] = {
-    each.name: each.metadata["type"] for each in fields(Config) if "type" in each.metadata
+def _types(table: type[Config | RouteLimits]) -> dict[str, SettingType]:
+    return {each.name: each.metadata["type"] for each in fields(table) if "type" in each.metadata}
+
+
+_TYPES = _types(Config)
+_RETENTION_TYPES = _types(Retention)
+_ROUTE_TYPES: dict[str, SettingType] = {
+    "fifo": Flag(),
+    "mode": Mode(),
+    "consumers": Group(),
+    **_types(RouteLimits),
 }
-_ROUTE_KEYS = tuple(each.name for each in fields(RouteConfig))
+_ROUTE_KEYS = (*_ROUTE_TYPES, "writers")
+_TABLES = ("retention", "routes")
 
 
 def load(path: Path | None, environ: Mapping[str, str]) -> Config:
@@ -186,17 +202,25 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     return Config(**values)
 
 
-def reference() -> list[Setting]:
-    """Every setting with its type, unit, default, bounds and meaning, in the order in which they are best explained."""
+def reference(table: type[Config | RouteLimits] = Config) -> list[Setting]:
+    """Every setting of a table with its type, unit, default, bounds and meaning, in the order of explanation.
+
+    Of :class:`Retention` only those that a route does not have.
+    """
     rows = []
-    for each in fields(Config):
-        meaning, reloadable = each.metadata["meaning"], each.name in Config.reloadable
-        if each.name in _TYPES:
-            type_ = _TYPES[each.name]
-            name, default = type(type_).__name__.lower(), type_.show(each.default)
-            rows.append(Setting(each.name, name, type_.unit, default, type_.bounds(), meaning, reloadable))
+    inherited = {each.name for each in fields(RouteLimits)} if table is Retention else ()
+    for each in fields(table):
+        if each.name in inherited:
+            continue
+        meaning = each.metadata["meaning"]
+        reloadable = table is not Config or each.name in Config.reloadable
+        type_ = each.metadata.get("type")
+        if type_ is None:
+            kind = "table" if each.name == "retention" else "tables"
+            rows.append(Setting(each.name, kind, "", "", kind, meaning, reloadable))
         else:
-            rows.append(Setting(each.name, "tables", "", "", "tables", meaning, reloadable))
+            name, default = type(type_).__name__.lower(), type_.show(each.metadata.get("default", each.default))
+            rows.append(Setting(each.name, name, type_.unit, default, type_.bounds(), meaning, reloadable))
     return rows
 
 
@@ -217,10 +241,12 @@ def _from_file(path: Path) -> dict[str, Any]:
         place = _place(path, text, name)
         if name == "routes":
             values[name] = MappingProxyType(_routes(value, path, text))
+        elif name == "retention":
+            values[name] = _retention(value, path, text)
         elif name in _TYPES:
             values[name] = _parse(name, value, place)
         else:
-            raise _unknown(name, (*_TYPES, "routes"), place)
+            raise _misplaced(name, "", (*_TYPES, *_TABLES), place)
     return values
 
 
@@ -235,6 +261,18 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         elif difflib.get_close_matches(name, _TYPES, cutoff=_NEARLY):
             raise _unknown(name, _TYPES, variable)
     return values
+
+
+def _retention(keys: object, path: Path, text: str) -> Retention:
+    if not isinstance(keys, dict):
+        raise InvalidInput(f"{_place(path, text, 'retention')}: retention must be a table", hint="write [retention]")
+    values: dict[str, Any] = {}
+    for key, value in keys.items():
+        place = _place(path, text, key, after="retention")
+        if key not in _RETENTION_TYPES:
+            raise _misplaced(key, "[retention]", _RETENTION_TYPES, place)
+        values[key] = _parse(f"retention.{key}", value, place, _RETENTION_TYPES[key])
+    return Retention(**values)
 
 
 def _routes(tables: object, path: Path, text: str) -> dict[str, RouteConfig]:
@@ -258,22 +296,12 @@ def _route(route: str, keys: dict[str, object], path: Path, text: str) -> RouteC
     for key, value in keys.items():
         place = _place(path, text, key, after=route)
         name = f"routes.{route}.{key}"
-        if key == "fifo":
-            if not isinstance(value, bool):
-                raise InvalidInput(f"{place}: {name} must be true or false, not {value!r}", hint=f"edit {path}")
-            values[key] = value
-        elif key == "mode":
-            values[key] = _parse(name, value, place, Mode())
-        elif key == "consumers":
-            values[key] = _parse(name, value, place, Group())
-        elif key == "writers":
+        if key == "writers":
             values[key] = _writers(name, value, place)
+        elif key in _ROUTE_TYPES:
+            values[key] = _parse(name, value, place, _ROUTE_TYPES[key])
         else:
-            if key in _TYPES or key == "routes":
-                message = f"{place}: {key!r} stands inside [routes.{route}], and is no setting of a route"
-                move = f"move {key} above the first [routes.…]"
-                raise InvalidInput(message, hint="write [routes.NAME]" if key == "routes" else move)
-            raise _unknown(key, _ROUTE_KEYS, place, table=f" in [routes.{route}]")
+            raise _misplaced(key, f"[routes.{route}]", _ROUTE_KEYS, place)
     if values.get("writers") and values.setdefault("mode", _GUARDED_MODE) & ~_GUARDED_MODE:
         place = _place(path, text, "mode", after=route)
         message = f"{place}: routes.{route} has writers, and a FIFO admits every user that its mode does"
@@ -298,6 +326,17 @@ def _parse(name: str, value: object, place: str, type_: SettingType | None = Non
         return (type_ or _TYPES[name]).parse(value)
     except ValueError as error:
         raise InvalidInput(f"{place}: {name} must be {error}", hint="wald run --help lists every setting") from None
+
+
+def _misplaced(key: str, table: str, known: Iterable[str], place: str) -> InvalidInput:
+    """The error for a key that ``table`` ("": none) does not have; it may be one that stands elsewhere."""
+    homes = {"routes": "write [routes.NAME]", "retention": "write [retention]"}
+    homes |= dict.fromkeys(_RETENTION_TYPES, f"move {key} to [retention]")
+    homes |= dict.fromkeys(_TYPES, f"move {key} above the first table")
+    if key in homes:
+        where = f"inside {table}, and is no setting of it" if table else "above all tables"
+        return InvalidInput(f"{place}: {key!r} stands {where}", hint=homes[key])
+    return _unknown(key, known, place, table=f" in {table}" if table else "")
 
 
 def _unknown(name: str, known: Iterable[str], place: str, *, table: str = "") -> InvalidInput:

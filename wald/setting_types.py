@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import grp
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
@@ -159,6 +159,24 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    unit: ClassVar[str] = ""
+
+    def parse(self, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{self.bounds()}, not {value!r}")
+        return value
+
+    def show(self, value: bool) -> str:
+        return str(value).lower()
+
+    def bounds(self) -> str:
+        return "true or false"
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
     """Text of a form, or none at all."""
 
@@ -223,6 +241,11 @@ class Group:
 
     def bounds(self) -> str:
         return 'a group of users by name or number, "group" for the root\'s own, or "" for none'
+
+
+def setting(type_: SettingType, default: object, meaning: str) -> Any:
+    """The field of a dataclass of settings; the type of its value is the annotation's."""
+    return field(default=type_.parse(default), metadata={"type": type_, "meaning": meaning})
 
 
 def format_bytes(count: float) -> str:

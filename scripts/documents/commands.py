@@ -12,15 +12,30 @@ from pathlib import Path
 import click
 
 from documents.tables import table
-from wald.config import reference
+from wald.config import Setting, reference
+from wald.limits import Retention, RouteLimits
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def settings() -> str:
-    """Every setting of the daemon."""
+    """Every setting outside of tables."""
+    return _settings(reference())
+
+
+def retention() -> str:
+    """Every setting that only ``[retention]`` has."""
+    return _settings(reference(Retention))
+
+
+def limits() -> str:
+    """Every limit of a route."""
+    return _settings(reference(RouteLimits))
+
+
+def _settings(settings: list[Setting]) -> str:
     rows = []
-    for each in reference():
+    for each in settings:
         name, default = f"`{each.name}`{' *' if each.reloadable else ''}", f"`{each.default}`" if each.default else ""
         rows.append([name, default, each.bounds, each.meaning])
     return table(["setting", "default", "may be", "meaning"], rows)

@@ -11,7 +11,8 @@ import click
 import wald
 from documents.commands import below, described, programs, usage
 from wald.cli import entry
-from wald.config import reference
+from wald.config import Setting, reference
+from wald.limits import Retention, RouteLimits
 
 SETTINGS = "wald.toml"
 FILES = [
@@ -47,8 +48,6 @@ def program_page(context: click.Context) -> str:
 
 def settings_page() -> str:
     """The page of the file that ``wald run --config`` reads."""
-    terms = [f"{each.name} = {each.default}".removesuffix(" = ") for each in reference()]
-    meanings = [f"{each.meaning} ({each.bounds})." for each in reference()]
     text = (
         "A file of settings in TOML. Each may also be a variable of the environment, WALD_ and its name in capitals. "
         "SIGHUP makes the daemon read the file again."
@@ -57,9 +56,17 @@ def settings_page() -> str:
     return (
         heading(SETTINGS, 5, "settings of the daemon of wald")
         + section("DESCRIPTION", escaped(text))
-        + section("SETTINGS", entries(zip(terms, meanings, strict=True)))
+        + section("SETTINGS", settings(reference()))
+        + section("SETTINGS OF [retention]", settings(reference(Retention)))
+        + section("LIMITS IN [routes.NAME], OR IN [retention] FOR ALL", settings(reference(RouteLimits)))
         + section("EXAMPLES", example)
     )
+
+
+def settings(rows: list[Setting]) -> str:
+    """Settings of one table, each with its default, meaning and bounds."""
+    terms = [f"{each.name} = {each.default}".removesuffix(" = ") for each in rows]
+    return entries(zip(terms, [f"{each.meaning} ({each.bounds})." for each in rows], strict=True))
 
 
 def heading(name: str, number: int, summary: str) -> str:

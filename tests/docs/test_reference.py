@@ -13,8 +13,9 @@ from pages import PAGES, ROOT, blocks, rows, section, without_blocks
 from running import Daemon, output_of, run
 
 from wald import errors
-from wald.config import reference
+from wald.config import Setting, reference
 from wald.format.protocol import Code
+from wald.limits import Retention, RouteLimits
 
 OVERVIEW = rows("docs/cli.md", "# Commands")
 PROGRAMS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
@@ -102,13 +103,21 @@ def test_every_option_it_uses_exists(page: str) -> None:
     assert unknown == []
 
 
-def test_settings_are_those_of_the_daemon() -> None:
+@pytest.mark.parametrize(
+    ("heading", "settings"),
+    [
+        ("# Settings", reference()),
+        ("## Retention", reference(Retention)),
+        ("## Limits of a route", reference(RouteLimits)),
+    ],
+)
+def test_settings_are_those_of_the_daemon(heading: str, settings: list[Setting]) -> None:
     expected = []
-    for each in reference():
+    for each in settings:
         name = f"`{each.name}`{' *' if each.reloadable else ''}"
         expected.append([name, f"`{each.default}`" if each.default else "", each.bounds, each.meaning])
 
-    assert rows("docs/settings.md", "# Settings") == expected
+    assert rows("docs/settings.md", heading) == expected
 
 
 def test_exit_codes_are_those_of_the_errors() -> None:

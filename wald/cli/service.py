@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from wald.cli.options import root_option, socket_option
 from wald.format.names import check_route
+
+if TYPE_CHECKING:
+    from wald.config import Setting
 
 
 class _WithSettings(click.Command):
@@ -16,13 +20,15 @@ class _WithSettings(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from wald.config import reference
+        from wald.limits import Retention, RouteLimits
 
-        with formatter.section("Settings, in the config file or as WALD_<NAME>; * marks what SIGHUP reloads"):
-            rows = []
-            for setting in reference():
-                default = f" = {setting.default}" if setting.default else ""
-                rows.append((f"{setting.name}{default}{' *' if setting.reloadable else ''}", _meaning(setting)))
-            formatter.write_dl(rows, col_max=40)
+        for title, table in (
+            ("Settings, in the config file or as WALD_<NAME>; * marks what SIGHUP reloads", reference()),
+            ("In the table [retention] of the config file, for wald-reclaim --config", reference(Retention)),
+            ("In [routes.NAME], or in [retention] for all routes", reference(RouteLimits)),
+        ):
+            with formatter.section(title):
+                formatter.write_dl([_described(setting) for setting in table], col_max=40)
 
 
 @click.command(cls=_WithSettings)
@@ -90,9 +96,9 @@ def cut(root: Path, socket: Path | None) -> None:
         click.echo(f"{what.replace('-', ' ')}: the active segment begins with record {base}")
 
 
-def _meaning(setting: object) -> str:
-    from wald.config import Setting
-
-    assert isinstance(setting, Setting)
+def _described(setting: Setting) -> tuple[str, str]:
+    """A setting with its default, and its meaning."""
+    default = f" = {setting.default}" if setting.default else ""
     unit = f", {setting.unit}" if setting.unit and setting.unit not in ("octal", "fraction") else ""
-    return f"{setting.meaning} [{setting.bounds}{unit}]"
+    name = f"{setting.name}{default}{' *' if setting.reloadable else ''}"
+    return name, f"{setting.meaning} [{setting.bounds}{unit}]"
