@@ -141,7 +141,9 @@ def _add_missing(
             )
         )
     if not unexplained and not excused:
-        raise NotFound(f"{location.root.segments}: RECLAIM has removed {_range(first, last)}", hint=LOSS_HINT)
+        why = "; ".join(loss.reason for loss in history.losses(first, last))
+        message = f"{_range(first, last)} lost: {why}" if why else f"RECLAIM has removed {_range(first, last)}"
+        raise NotFound(f"{location.root.segments}: {message}", hint=LOSS_HINT)
 
 
 def _range(first: int, last: int) -> str:

@@ -21,6 +21,7 @@ _EXITS = {
     State.SKIPPED: NotFound.exit_code,
     State.UNKNOWN: NotFound.exit_code,
     State.QUARANTINED: Damaged.exit_code,
+    State.LOST: Damaged.exit_code,
 }
 
 

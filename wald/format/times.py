@@ -10,6 +10,7 @@ _AGO = re.compile(r"(?:-(?!.*ago))?(?P<number>\d{1,9}(?:\.\d{1,6})?) ?(?P<unit>[
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _CLOCK = r"(?P<clock>\d\d:\d\d(?::\d\d(?:\.\d+)?)?)"
 _DAY = re.compile(rf"(?P<name>today|yesterday)(?: {_CLOCK})?|{_CLOCK.replace('clock', 'alone')}", re.ASCII)
+_LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which no calendar here knows
 
 
 def utc(time_ns: int, digits: int = 0) -> str:
@@ -21,6 +22,13 @@ def utc(time_ns: int, digits: int = 0) -> str:
     seconds, fraction = divmod(time_ns, 1_000_000_000)
     fraction_text = f".{fraction:09d}"[: digits + 1] if digits else ""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{fraction_text}Z"
+
+
+def at_utc(time_ns: object) -> str:
+    """A time that a ledger's line gives, as text; "an unknown time" if it is none."""
+    if isinstance(time_ns, int) and 0 <= time_ns < _LATEST_NS:
+        return utc(time_ns)
+    return "an unknown time"
 
 
 def nanoseconds(moment: datetime) -> int:

@@ -25,7 +25,7 @@ from wald.store.files.directory import Listing, Root, Segment, read_identity
 from wald.store.files.fifos import troubles
 from wald.store.files.ledger import read_ledger
 from wald.store.retention.cursors import CursorState, cursors_of
-from wald.store.retention.history import History
+from wald.store.retention.history import History, Loss
 from wald.store.segments.head import EVERYTHING, read_head
 from wald.store.segments.view import SecondListing, SegmentGone, View, read_view
 
@@ -180,7 +180,10 @@ class Verification:
             lost = self._lost(expected, base - 1)
             for first, last in lost:
                 yield self._missing(self._root.segments, first, last, "are in no segment, and no ledger says why")
-            for first, last in _between(lost, expected, base - 1):
+            explained = list(_between(lost, expected, base - 1))
+            for first, last in explained:
+                yield from self._on_record(first, last)
+            for first, last in self._without_losses(explained):
                 message = f"records {first} to {last} before it were reclaimed"
                 yield Finding(Level.INFO, segment.path, 0, message)
         elif base < expected:
@@ -193,6 +196,22 @@ class Verification:
             return list(self.history.unexplained(first, last))
         except Damaged:  # the check of the ledgers reports it
             return [(first, last)] if first <= last else []
+
+    def _on_record(self, first: int, last: int) -> Iterator[Finding]:
+        """What of ``first`` to ``last`` was given up, by the ledger."""
+        for held, reason in self._losses(first, last):
+            records = f"{held.last - held.first + 1} records lost, on record: {held.first} to {held.last}"
+            yield Finding(Level.INFO, self._root.segments, 0, f"{records}; {reason}")
+
+    def _losses(self, first: int, last: int) -> list[Loss]:
+        with contextlib.suppress(Damaged):  # the check of the ledgers reports it
+            return self.history.losses(first, last)
+        return []
+
+    def _without_losses(self, runs: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        for first, last in runs:
+            given_up = [(loss.held.first, loss.held.last) for loss in self._losses(first, last)]
+            yield from _between(given_up, first, last)
 
     def _missing(self, path: Path, first: int, last: int, reason: str) -> Finding:
         return Finding(Level.ERROR, path, 0, f"records {first} to {last} {reason}")
@@ -226,6 +245,7 @@ class Verification:
         lost = self._lost(last + 1, head.sequence)
         for begin, end in lost:
             yield self._missing(self._root.head, begin, end, "are durable by the head and in no segment")
+        yield from self._on_record(last + 1, head.sequence)
         if not lost:
             yield Finding(Level.OK, self._root.head, 0, f"record {head.sequence}")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind, segment_name
 from wald.format.parsing import StoredBatch
-from wald.format.times import utc
+from wald.format.times import at_utc
 from wald.store.files.directory import Segment
 from wald.store.retention.cursors import cursors_of
 from wald.store.retention.history import Entry, History, member_of
@@ -15,8 +15,6 @@ from wald.store.segments.head import lost_head
 from wald.store.segments.opened import Misplaced
 from wald.store.segments.raw import DamagedBytes
 from wald.store.segments.view import SegmentGone, State, View, read_view
-
-_LATEST_NS = 253_402_300_800 * 10**9  # the year 10000, which no calendar here knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +184,8 @@ def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
         span = f"{skipped['base']} to {skipped['last']}"
         message = f"a start passed over {span}, and no record of this log has such a number: {skipped.get('why')}"
         return Whereabouts(sequence, State.SKIPPED, message)
+    if lost := history.losses(sequence, sequence):
+        return Whereabouts(sequence, State.LOST, f"lost: {lost[0].reason}", segment=segment)
     message = "it was issued, no segment holds it, and no ledger says why"
     return Whereabouts(sequence, State.UNKNOWN, message, segment=segment)
 
@@ -197,11 +197,7 @@ def _bundle(entry: Entry) -> str:
 
 def _reclaimed(entry: Entry, sequence: int) -> str:
     """When, by which rule, and where the cursors were."""
-    at = entry.get("at")
-    when = "an unknown time"
-    if isinstance(at, int) and 0 <= at < _LATEST_NS:
-        when = utc(at)
-    message = f"reclaimed at {when} by the rule {str(entry.get('rule', 'unknown'))!r}"
+    message = f"reclaimed at {at_utc(entry.get('at'))} by the rule {str(entry.get('rule', 'unknown'))!r}"
     cursors = []
     routes = entry.get("routes")
     for route in routes if isinstance(routes, list) else []:

@@ -24,7 +24,7 @@ from wald.store.reading.selection import NO_SEQUENCE, Selection, Start, Stop, se
 from wald.store.reading.walk import DamagedRange, MissingRange, Walk
 from wald.store.retention.cursors import read_cursor
 from wald.store.retention.history import History
-from wald.store.retention.missing import Missing, OnMissing, Wanted, count, policy
+from wald.store.retention.missing import Missing, OnMissing, ReclaimedSegment, Wanted, count, policy
 from wald.store.segments.head import lost_head, readable_head
 from wald.store.segments.opened import SkippedBatches
 from wald.store.segments.view import View, read_view
@@ -208,7 +208,9 @@ class _Reading:
                     self._view = view
                     return True
                 lost = list(self._history.unexplained(first, last))  # they may have been deleted since it was read
-            reclaimed = self._reclaimed(first, last)
+            gone = [(self._history.gone(first, last), "")]
+            gone += [([loss.held], loss.reason) for loss in self._history.losses(first, last)]
+            missing_records = [self._missing(held, first, last, why) for held, why in gone]
         except Damaged as error:  # of the ledger
             self._joiner.abandon()
             self._report(error)
@@ -217,15 +219,20 @@ class _Reading:
         for begin, end in lost:
             message = f"{self._root.segments}: no segment holds {_range(begin, end)}, and no ledger says why"
             self._report_lost(message, end)
-        if reclaimed is not None:
-            self._on_missing(reclaimed)
+        for found in missing_records:
+            if found is not None:
+                self._on_missing(found)
         return False
 
-    def _reclaimed(self, first: int, last: int) -> Missing | None:
-        """What was reclaimed of the records ``first`` to ``last`` that are wanted; None if nothing was."""
+    def _missing(self, gone: list[ReclaimedSegment], first: int, last: int, lost: str) -> Missing | None:
+        """What of ``gone`` was wanted of the records ``first`` to ``last``; None if nothing was.
+
+        Args:
+            lost: why it is gone; "": it was reclaimed.
+        """
         selection = self._selection
         wanted = Wanted(self._floor, selection.routes, first, last, selection.from_ns, selection.until_ns)
-        counted = count(self._history.gone(first, last), wanted)
+        counted = count(gone, wanted)
         if not counted.records:
             return None
         ours = (counted.routes or selection.floors.keys()) & (selection.floors.keys() - selection.fresh)
@@ -242,6 +249,7 @@ class _Reading:
             group=selection.group if ours else None,
             archive=self._history.archive_of(route, first, last),
             last_of_route=counted.last_of_route,
+            lost=lost,
         )
 
     def _floor(self, route: str) -> int:

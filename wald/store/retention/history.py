@@ -2,6 +2,7 @@
 
     segments.jsonl   {"event": "sealed", "base": 1, "last": 250, "routes": …}          written by the daemon
                      {"event": "skipped", "base": 251, "last": 300, "why": …}          a start passed over these
+                     {"event": "lost", "base": 301, "last": 310, "why": …, …}          given up by wald repair
     reclaim.jsonl    {"event": "reclaimed", "base": 1, "last": 250, …}                 before each deletion
                      {"event": "kept", "base": 1}                                      that deletion was not carried out
     archive.jsonl    {"event": "archived", "route": …, "first": 1, "last": 250, …}     for each bundle
@@ -19,10 +20,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from wald.errors import Damaged
 from wald.format.sealed import RouteEntry
+from wald.format.times import at_utc
 from wald.store.files.directory import Root
 from wald.store.files.ledger import Bookmark, entries_behind
 from wald.store.files.regular import open_file
@@ -32,12 +34,20 @@ Entry = dict[str, Any]
 """A line of a ledger; ``Any``: it is JSON."""
 
 
+class Loss(NamedTuple):
+    """Records that were given up: what is known of them; why and when, and where their bytes are, as a phrase."""
+
+    held: ReclaimedSegment
+    reason: str
+
+
 class History:
     """The ledgers of a root, read when they are asked about."""
 
     def __init__(self, root: Root) -> None:
         self._sealed = _Ledger(root.ledger / "segments.jsonl", "base")
         self._skipped = _Ledger(root.ledger / "segments.jsonl", "base")
+        self._lost = _Ledger(root.ledger / "segments.jsonl", "base")
         self._reclaimed = _Ledger(root.ledger / "reclaim.jsonl", "base")
         self._archived = _Ledger(root.ledger / "archive.jsonl", "first")
         self._covered: dict[str, list[tuple[int, int]]] = {}
@@ -48,10 +58,11 @@ class History:
         return _segment_holding(self.deletions(), sequence)
 
     def unexplained(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """The runs (first, last) from ``first`` to ``last`` that no line says to be reclaimed or passed over."""
+        """The runs (first, last) from ``first`` to ``last`` that no line says to be reclaimed, passed over or lost."""
         for begin, end in _outside(self.deletions(), first, last):
             # The other ledger only where it matters: while that is damaged, what was reclaimed is known all the same.
-            yield from _outside(self._skips(), begin, end)
+            for skipped_from, skipped_to in _outside(self._skips(), begin, end):
+                yield from _outside(self._losses(), skipped_from, skipped_to)
 
     def gone(self, first: int, last: int) -> list[ReclaimedSegment]:
         """What reclaimed segments held of the records ``first`` to ``last``."""
@@ -78,6 +89,14 @@ class History:
 
     def _skips(self) -> list[Entry]:
         return self._skipped.entries("skipped")
+
+    def losses(self, first: int, last: int) -> list[Loss]:
+        """What ``wald repair`` gave up of the records ``first`` to ``last``, because it could not be read any more."""
+        spans = _outside(self.deletions(), first, last)  # the other ledger only where it matters, as above
+        return [_loss(entry) for begin, end in spans for entry in _between(self._losses(), begin, end)]
+
+    def _losses(self) -> list[Entry]:
+        return self._lost.entries("lost")
 
     def deletions(self) -> list[Entry]:
         """The entries of all reclaimed segments, oldest first."""
@@ -255,6 +274,13 @@ def _segment_holding(entries: list[Entry], sequence: int) -> Entry | None:
     """Segments do not overlap, as bundles may."""
     number = bisect_right(entries, sequence, key=itemgetter("base")) - 1
     return entries[number] if number >= 0 and sequence <= entries[number]["last"] else None
+
+
+def _loss(entry: Entry) -> Loss:
+    held = ReclaimedSegment(entry["base"], entry["last"], _held(entry.get("routes")))
+    reason = f"given up by wald repair at {at_utc(entry.get('at'))} ({entry.get('why', 'it is not known why')})"
+    kept = entry.get("kept")
+    return Loss(held, f"{reason}; what is left of their bytes is in {kept}" if kept else reason)
 
 
 def _covered(entries: list[Entry]) -> dict[str, list[tuple[int, int]]]:

@@ -1,4 +1,4 @@
-"""Records that were asked for and are reclaimed: how many of them, whether that is an error, and how to come by them.
+"""Records that were asked for and are reclaimed, or lost: how many, whether that is an error, and how to come by them.
 
 A ledger's line about a reclaimed segment gives the sequences of each route in it, and its times. Where it does not,
 the segment may have held what is wanted.
@@ -50,6 +50,7 @@ class Missing:
         asked: whether these records were asked for: by a sequence, by a time, or by a cursor in front of them.
         group: the group of that cursor; None: no cursor.
         archive: where bundles of them are; None if the ledger knows of none.
+        lost: why they are lost, when they were given up, and where their bytes are; "": they were reclaimed.
     """
 
     root: Path
@@ -63,6 +64,7 @@ class Missing:
     group: str | None = None
     archive: str | None = None
     last_of_route: dict[str, int] = field(default_factory=dict)
+    lost: str = ""
 
     def message(self) -> str:
         """What is missing, as a sentence."""
@@ -70,6 +72,8 @@ class Missing:
         count = f"{'' if self.exact else 'up to '}{self.records} {'record' if self.records == 1 else 'records'}"
         of = "" if self.route is None else f" of route {self.route}"
         are = "is" if self.records == 1 else "are"
+        if self.lost:
+            return f"{self.root / 'segments'}: {span} lost: {count}{of} {are} missing; {self.lost}"
         return f"{self.root / 'segments'}: RECLAIM has removed {span}: {count}{of} {are} missing"
 
     def hint(self, *, stop: str | None = None, options: str = "", form: str = "") -> str:

@@ -51,6 +51,8 @@ class State(Enum):
     """Not in the log any more, but in a bundle."""
     SKIPPED = "skipped"
     """A start passed over its number."""
+    LOST = "lost"
+    """Its bytes were damaged or missing, and ``wald repair`` has given it up."""
     NEVER_ISSUED = "never-issued"
     UNKNOWN = "unknown"
     """It was issued; no segment and no ledger says more."""

@@ -28,7 +28,7 @@ from wald.store.files.regular import open_file, read_start
 _BARE_MAX = 1 << 20  # records beyond the end, for a cursor without a log id
 _OURS_MAX = 1 << 40
 _LAST = re.compile(rb'"last":(\d{1,20})[,}]')
-_SEALED = re.compile(rb'"event":"sealed","base":\d{1,20},"last":(\d{1,20})[,}]')
+_SEALED = re.compile(rb'"event":"(?:sealed|lost)","base":\d{1,20},"last":(\d{1,20})[,}]')
 _CHUNK_BYTES = 1 << 20
 _NO_NUMBER = 1 << 80
 _OVERLAP_BYTES = 128  # longer than what is searched for
@@ -85,7 +85,7 @@ def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
 
 
 def last_sealed(root: Root, *, next_sequence: int) -> int:
-    """The last sequence that was sealed, by the ledger; 0 if there is none or it is not believed."""
+    """The last sequence that was sealed, or lost, by the ledger; 0 if there is none or it is not believed."""
     found = _highest(root.ledger / "segments.jsonl", _SEALED)
     return found if found < next_sequence + _OURS_MAX else 0
 

@@ -1,0 +1,68 @@
+"""Records that were given up: readers pass over them and know why; their numbers are never given out again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from contents import errors
+from logs import START_NS, Built
+
+from wald.errors import NotFound
+from wald.format.names import Kind
+from wald.store.checking.verifier import verify
+from wald.store.files.directory import Root
+from wald.store.retention.missing import Missing
+from wald.store.segments.view import State
+
+LOST = {"event": "lost", "base": 3, "last": 4, "why": "the file is gone", "kept": "quarantine/it", "at": START_NS}
+
+
+@pytest.fixture
+def given_up(tmp_path: Path) -> Built:
+    """Three segments of two records; the second is gone, and a line of the ledger gives it up."""
+    built = Built(tmp_path / "log")
+    for part in range(3):
+        built.lines("a", [b"%d" % part] * 2)
+        built.cut()
+    built.seal()
+    built.path(3, Kind.SEALED).unlink()
+    built.ledger.append(LOST | {"routes": [["a", 2, 3, 4, 4]]})
+    return built
+
+
+def test_verify_calls_the_log_good_and_says_what_is_lost(given_up: Built) -> None:
+    assert errors(given_up.root.path) == []
+    messages = [found.message for found in verify(Root(given_up.root.path))]
+    (on_record,) = [message for message in messages if "on record" in message]
+    assert on_record.startswith("2 records lost, on record: 3 to 4; given up by wald repair at 2023-11-14T22:13:20Z")
+    assert "quarantine/it" in on_record
+    assert [message for message in messages if "reclaimed" in message] == []
+
+
+def test_a_reader_passes_over_them_and_is_told_why(given_up: Built) -> None:
+    missing: list[Missing] = []
+    found = [record.sequence for record in given_up.log.records("a", on_missing=missing.append)]
+    assert found == [1, 2, 5, 6]
+    (range_,) = missing
+    assert (range_.first, range_.last, range_.records, range_.exact) == (3, 4, 2, True)
+    assert "records 3 to 4 lost: 2 records of route a are missing; given up" in range_.message()
+    with pytest.raises(NotFound, match="the file is gone"):
+        list(given_up.log.records("a", start=3))
+
+
+def test_where_says_that_they_are_lost(given_up: Built) -> None:
+    found = given_up.log.where(4)
+    assert (found.state, found.durable) == (State.LOST, False)
+    assert "lost: given up by wald repair" in found.message
+    assert "quarantine/it" in found.message
+
+
+def test_the_last_records_of_a_log_are_not_given_out_again(tmp_path: Path) -> None:
+    built = Built(tmp_path / "log")
+    built.lines("a", [b"1"] * 5)
+    built.cut()
+    built.ledger.append(LOST | {"base": 6, "last": 9})
+    built.crash()
+    built.root.head.unlink()
+    assert Built(built.root.path, epoch=2).lines("a", [b"new"]) == 10
