@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from wald.errors import Damaged
-from wald.store.retention.history import Entry
+from wald.store.files.lines import Entry
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
 from wald_archive.layout import PAYLOAD, BagName, bundle_stem, records_name

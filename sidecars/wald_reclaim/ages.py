@@ -17,8 +17,8 @@ from operator import itemgetter
 from wald.errors import Damaged
 from wald.store.files.directory import Root
 from wald.store.files.ledger import entries_of
+from wald.store.files.lines import Entry
 from wald.store.files.uptime import Elapsed, Moment, moment_of
-from wald.store.retention.history import Entry
 
 _WITNESS_NS = 3600 * 10**9  # between two lines "seen" of one boot: at most so much of it is lost when it ends
 

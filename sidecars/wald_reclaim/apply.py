@@ -20,7 +20,7 @@ from wald.format.names import Kind
 from wald.store.files.directory import Root, Segment
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
-from wald.store.retention.history import Entry
+from wald.store.files.lines import Entry
 from wald_reclaim.plan import Decision, Planner
 from wald_reclaim.policy import Verdict
 

@@ -13,7 +13,7 @@ from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.sealed import SealedIndex
 from wald.store.files.directory import Segment
-from wald.store.retention.history import Entry
+from wald.store.files.lines import Entry
 from wald.store.retention.pins import Claims
 from wald.store.segments.compression import SealedFile
 from wald_reclaim.policy import Verdict

@@ -8,7 +8,7 @@ many takes a while; the cursors are read again on the way, so that no decision r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -18,9 +18,10 @@ from wald.format.sealed import BadSealed, RouteEntry, SealedIndex
 from wald.store.files import uptime
 from wald.store.files.directory import Listing, Root, Segment, being_sealed, list_segments
 from wald.store.files.ledger import entries_of
+from wald.store.files.lines import Entry
 from wald.store.files.uptime import Moment, moment_of
 from wald.store.retention.cursors import CursorState
-from wald.store.retention.history import Entry, History
+from wald.store.retention.history import History
 from wald.store.retention.pins import Claims, Pin, needs, read_claims, segment_index, ways_out, with_lost
 from wald.store.segments.head import Bound
 from wald.store.segments.view import read_view
@@ -112,13 +113,18 @@ class Planner:
         listing = self._list()
         there = {segment.base_sequence for segment in (*listing.segments, *listing.released)}
         for entry in entries_of(root.ledger / "reclaim.jsonl"):
-            self.record(entry)
-        self._recorded = {base: entry for base, entry in self._recorded.items() if base in there}
+            self.record(entry, there)
 
-    def record(self, entry: Entry) -> None:
-        """Take in a line of the ledger."""
+    def record(self, entry: Entry, there: Container[int] | None = None) -> None:
+        """Take in a line of the ledger.
+
+        Args:
+            there: the segments to keep it of; None: of every one.
+        """
         self._ages.record(entry)
         base = entry.get("base")
+        if there is not None and base not in there:
+            return
         if isinstance(base, int) and entry.get("event") == "reclaimed":
             moment = {"boot": entry.get("boot"), "boottime": entry.get("boottime")}
             self._recorded[base] = {

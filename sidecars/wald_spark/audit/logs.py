@@ -11,8 +11,7 @@ from wald.store.checking.finding import Level
 from wald.store.checking.verifier import Verification
 from wald.store.files.directory import Root, list_segments
 from wald.store.files.ledger import read_ledger
-from wald.store.retention.history import Entry
-from wald_spark.audit.legality import Ruling, judge, overlaps
+from wald.store.retention.legality import Overlaps, Ruling, judge
 from wald_spark.audit.report import AuditFinding, LogReport
 from wald_spark.audit.work import Outcomes, SegmentWork
 
@@ -46,9 +45,10 @@ class LogAudit:
             for finding in verification.findings(outcomes.of)
             if finding.level is not Level.OK
         ]
-        lost = 0
+        lost = reclaimed = 0
         ledger = str(self.root.ledger / "reclaim.jsonl")
         for ruling in self._rulings():
+            reclaimed += 1
             lost += ruling.lost
             found += [
                 AuditFinding(Level.ERROR, ledger, None, f"segment {ruling.base}: {each}") for each in ruling.errors
@@ -59,29 +59,24 @@ class LogAudit:
             segments=verification.segments,
             records=verification.records,
             raw_bytes=verification.raw_bytes,
-            reclaimed=len(self._deletions()),
+            reclaimed=reclaimed,
             expired=lost,
             bundles=len(self._bundles),
             found=tuple(found),
         )
 
     def _rulings(self) -> Iterator[Ruling]:
-        lines = self._deletions()
+        """One for each deletion in the ledger; none if that is damaged, which the verification reports."""
         there: set[int] = set()
         with suppress(Damaged):  # reported by the verification
             there = {segment.base_sequence for segment in list_segments(self.root).segments}
-        for line in lines:
-            sealed = None
-            with suppress(Damaged):
-                sealed = self._verification.history.sealed(line["base"])
-            yield judge(line, sealed, there=line["base"] in there)
-        yield from overlaps(lines)
-
-    def _deletions(self) -> list[Entry]:
-        """The deletions in the ledger; none if it is damaged, which the verification reports."""
+        history, overlaps = self._verification.history, Overlaps()
         with suppress(Damaged):
-            return self._verification.history.deletions()
-        return []
+            for line in history.deletions():
+                sealed = None
+                with suppress(Damaged):
+                    sealed = history.sealed(line["base"])
+                yield overlaps.check(line, judge(line, sealed, there=line["base"] in there))
 
 
 def _stored_bytes(target: SegmentToCheck) -> int:

@@ -20,11 +20,11 @@ from wald.format.names import Kind
 from wald.format.sealed import Frame
 from wald.store.retention.backlog import Backlog, SegmentStatus
 from wald.store.retention.history import History
+from wald.store.retention.legality import judge
 from wald.store.retention.progress import lags
 from wald.store.segments.compression import FRAME_BYTES, SealedFile
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits
-from wald_spark.audit.legality import judge
 
 LASTS = {"a": 2, "b": 5}
 """Of each route its last record in the first segment."""

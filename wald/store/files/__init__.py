@@ -8,6 +8,7 @@ inodes      which file it is, asked without its times
 inplace     the head and transfers files, never waited for
 known       which names the directories of a log may hold
 ledger      chained JSON lines, appended
+lines       the lines of a ledger, looked up block by block
 making      files, directories, FIFOs: their mode, and whose they are
 regular     opens a regular file and nothing else
 routes      routes as directories

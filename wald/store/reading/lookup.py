@@ -9,8 +9,9 @@ from wald.format.names import Kind, segment_name
 from wald.format.parsing import StoredBatch
 from wald.format.times import at_utc
 from wald.store.files.directory import Segment
+from wald.store.files.lines import Entry
 from wald.store.retention.cursors import cursors_of
-from wald.store.retention.history import Entry, History, member_of
+from wald.store.retention.history import History, member_of
 from wald.store.segments.head import lost_head
 from wald.store.segments.opened import Misplaced
 from wald.store.segments.raw import DamagedBytes

@@ -13,7 +13,7 @@ machine writes to there are none.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 
@@ -208,7 +208,7 @@ class _Reading:
                     self._view = view
                     return True
                 lost = list(self._history.unexplained(first, last))  # they may have been deleted since it was read
-            gone = [(self._history.gone(first, last), "")]
+            gone: list[tuple[Iterable[ReclaimedSegment], str]] = [(self._history.gone(first, last), "")]
             gone += [([loss.held], loss.reason) for loss in self._history.losses(first, last)]
             missing_records = [self._missing(held, first, last, why) for held, why in gone]
         except Damaged as error:  # of the ledger
@@ -224,7 +224,7 @@ class _Reading:
                 self._on_missing(found)
         return False
 
-    def _missing(self, gone: list[ReclaimedSegment], first: int, last: int, lost: str) -> Missing | None:
+    def _missing(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> Missing | None:
         """What of ``gone`` was wanted of the records ``first`` to ``last``; None if nothing was.
 
         Args:

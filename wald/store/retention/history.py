@@ -1,4 +1,4 @@
-"""What the ledgers say about segments that are not there any more, and about bundles.
+"""What the ledgers say about segments that are not there any more, and about bundles: look-ups and iterators.
 
     segments.jsonl   {"event": "sealed", "base": 1, "last": 250, "routes": …}          written by the daemon
                      {"event": "skipped", "base": 251, "last": 300, "why": …}          a start passed over these
@@ -7,31 +7,24 @@
                      {"event": "kept", "base": 1}                                      that deletion was not carried out
     archive.jsonl    {"event": "archived", "route": …, "first": 1, "last": 250, …}     for each bundle
 
-Ledgers can be lost, so every answer may be "unknown". Of a ledger that has grown the new lines are read. Of one that is
-damaged nothing is believed: every question to it raises Damaged.
+Ledgers can be lost, so every answer may be "unknown". A look-up reads the few lines that it needs, and what is new
+since the one before; no method returns all lines at once. Of a ledger that is damaged nothing is believed: every
+question to it raises Damaged.
 """
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
-from operator import itemgetter
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from wald.errors import Damaged
 from wald.format.sealed import RouteEntry
 from wald.format.times import at_utc
 from wald.store.files.directory import Root
-from wald.store.files.ledger import Bookmark, entries_behind
-from wald.store.files.regular import open_file
+from wald.store.files.lines import NO_SEQUENCE, Entry, Line, Lines
 from wald.store.retention.missing import ReclaimedSegment, RouteRange
-
-Entry = dict[str, Any]
-"""A line of a ledger; ``Any``: it is JSON."""
+from wald.store.retention.spans import Spans
 
 
 class Loss(NamedTuple):
@@ -45,28 +38,36 @@ class History:
     """The ledgers of a root, read when they are asked about."""
 
     def __init__(self, root: Root) -> None:
-        self._sealed = _Ledger(root.ledger / "segments.jsonl", "base")
-        self._skipped = _Ledger(root.ledger / "segments.jsonl", "base")
-        self._lost = _Ledger(root.ledger / "segments.jsonl", "base")
-        self._reclaimed = _Ledger(root.ledger / "reclaim.jsonl", "base")
-        self._archived = _Ledger(root.ledger / "archive.jsonl", "first")
-        self._covered: dict[str, list[tuple[int, int]]] = {}
-        self._covered_by: list[Entry] = []
+        self._segments = Lines(root.ledger / "segments.jsonl")
+        self._reclaim = Lines(root.ledger / "reclaim.jsonl")
+        self._archive = Lines(root.ledger / "archive.jsonl")
+        self._bundled = _Bundled(self._archive)
 
     def reclaimed(self, sequence: int) -> Entry | None:
         """The entry of the reclaimed segment that held ``sequence``."""
-        return _segment_holding(self.deletions(), sequence)
+        return next((line.entry for line in self._deletions(sequence, sequence)), None)
 
     def unexplained(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The runs (first, last) from ``first`` to ``last`` that no line says to be reclaimed, passed over or lost."""
-        for begin, end in _outside(self.deletions(), first, last):
-            # The other ledger only where it matters: while that is damaged, what was reclaimed is known all the same.
-            for skipped_from, skipped_to in _outside(self._skips(), begin, end):
-                yield from _outside(self._losses(), skipped_from, skipped_to)
+        for begin, end in self._not_reclaimed(first, last):
+            excused = Spans()
+            for line in self._segments.about(begin, end):
+                if line.is_range("skipped") or line.is_range("lost"):
+                    excused.add(line.low, line.high)
+            yield from excused.outside(begin, end)
 
-    def gone(self, first: int, last: int) -> list[ReclaimedSegment]:
-        """What reclaimed segments held of the records ``first`` to ``last``."""
-        return [self._gone(entry) for entry in _between(self.deletions(), first, last)]
+    def _not_reclaimed(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The other ledger is asked only about these: while it is damaged, what was reclaimed is known all the same."""
+        if first <= last:
+            reclaimed = Spans()
+            for line in self._deletions(first, last):
+                reclaimed.add(line.low, line.high)
+            yield from reclaimed.outside(first, last)
+
+    def gone(self, first: int, last: int) -> Iterator[ReclaimedSegment]:
+        """What reclaimed segments held of the records ``first`` to ``last``, in no order."""
+        for line in self._deletions(first, last):
+            yield self._gone(line.entry)
 
     def _gone(self, entry: Entry) -> ReclaimedSegment:
         """The line of the deletion gives the routes, that of the sealer the times, which may be unknown."""
@@ -85,55 +86,61 @@ class History:
 
     def skipped(self, sequence: int) -> Entry | None:
         """The entry of the start that passed over ``sequence``, which no record has had in this log."""
-        return _segment_holding(self._skips(), sequence)
-
-    def _skips(self) -> list[Entry]:
-        return self._skipped.entries("skipped")
+        return next((line.entry for line in _of(self._segments.about(sequence, sequence), "skipped")), None)
 
     def losses(self, first: int, last: int) -> list[Loss]:
         """What ``wald repair`` gave up of the records ``first`` to ``last``, because it could not be read any more."""
-        spans = _outside(self.deletions(), first, last)  # the other ledger only where it matters, as above
-        return [_loss(entry) for begin, end in spans for entry in _between(self._losses(), begin, end)]
+        spans = self._not_reclaimed(first, last)
+        lines = (line for begin, end in spans for line in _of(self._segments.about(begin, end), "lost"))
+        lost = {line.number: line for line in lines}
+        return [_loss(line.entry) for line in sorted(lost.values(), key=lambda line: line.low)]
 
-    def _losses(self) -> list[Entry]:
-        return self._lost.entries("lost")
+    def deletions(self, first: int = 1, last: int = NO_SEQUENCE) -> Iterator[Entry]:
+        """The entries of the reclaimed segments with any of ``first`` to ``last``, the newest deletion first."""
+        for line in self._deletions(first, last):
+            yield line.entry
 
-    def deletions(self) -> list[Entry]:
-        """The entries of all reclaimed segments, oldest first."""
-        return self._reclaimed.entries("reclaimed", undone_by="kept")
+    def _deletions(self, first: int, last: int) -> Iterator[Line]:
+        """The lines of the deletions that were not taken back."""
+        taken_back: set[int] = set()
+        for line in self._reclaim.about(first, last):
+            if line.entry.get("event") == "kept":
+                taken_back.add(line.low)
+            elif (
+                line.is_range("reclaimed") and line.low not in taken_back and (line.low >= first or self._stands(line))
+            ):
+                yield line
+
+    def _stands(self, deletion: Line) -> bool:
+        """Whether no later line takes a deletion back."""
+        about = self._reclaim.about(deletion.low, deletion.low)
+        newest = next((line for line in about if line.entry.get("base") == deletion.low), deletion)
+        return newest.entry.get("event") == "reclaimed"
 
     def archived(self, sequence: int) -> Entry | None:
         """The entry of the bundle that holds ``sequence``; of several, the last one made."""
-        entries = self._archived.entries("archived")
-        holding = (entry for entry in entries if entry["first"] <= sequence <= entry["last"])
-        return max((entry for entry in holding if _in_runs(entry, sequence)), key=_made, default=None)
+        lines = _of(self._archive.about(sequence, sequence), "archived")
+        return max((line.entry for line in lines if _in_runs(line.entry, sequence)), key=_made, default=None)
 
     def archive_of(self, route: str | None, first: int, last: int) -> str | None:
         """Where the last bundle was brought that has records of ``route`` (None: any) from ``first`` to ``last``.
 
         For a hint: None, too, where the ledger is damaged.
         """
-        try:
-            entries = self._archived.entries("archived")
-        except Damaged:
-            return None
-        overlapping = (entry for entry in entries if entry["first"] <= last and first <= entry["last"])
-        ours = (entry for entry in overlapping if route in (None, entry.get("route")) and entry.get("dest"))
-        found = max(ours, key=_made, default=None)
-        return None if found is None else str(found["dest"])
+        with suppress(Damaged):
+            lines = _of(self._archive.about(first, last), "archived")
+            ours = (line.entry for line in lines if route in (None, line.entry.get("route")) and line.entry.get("dest"))
+            found = max(ours, key=_made, default=None)
+            return None if found is None else str(found["dest"])
+        return None
 
     def all_archived(self, route: str, first: int, last: int) -> bool:
         """Whether every record of ``route`` numbered ``first`` to ``last`` is in a bundle."""
-        entries = self._archived.entries("archived")
-        if self._covered_by is not entries:
-            self._covered_by, self._covered = entries, _covered(entries)
-        spans = self._covered.get(route, [])
-        number = bisect_right(spans, first, key=itemgetter(0)) - 1
-        return number >= 0 and last <= spans[number][1]
+        return self._bundled.covers(route, first, last)
 
     def sealed(self, sequence: int) -> Entry | None:
         """The entry of the sealed segment that held ``sequence``."""
-        return _segment_holding(self._sealed.entries("sealed"), sequence)
+        return next((line.entry for line in _of(self._segments.about(sequence, sequence), "sealed")), None)
 
     def held(self, base: int) -> list[RouteEntry] | None:
         """What segment ``base`` held of each route when it was sealed; None if no whole line says."""
@@ -150,7 +157,7 @@ class History:
 
     def last_sealed(self) -> int:
         """The last sequence in any segment that was ever sealed; 0: no ledger lists one."""
-        return max((int(entry["last"]) for entry in self._sealed.entries("sealed")), default=0)
+        return self._segments.highest("sealed")
 
     def routes_between(self, first: int, last: int) -> dict[str, int] | None:
         """The routes of the sealed segments that held ``first`` to ``last``, each with its last sequence there.
@@ -176,7 +183,7 @@ def runs_of(entry: Entry) -> Iterator[tuple[int, int]]:
     ``runs`` counts from ``after``: so many sequences of other routes, so many of this one, and so on.
     """
     runs = entry.get("runs")
-    if not isinstance(runs, list | array):
+    if not isinstance(runs, list):
         yield entry["first"], entry["last"]
         return
     at = int(entry["after"])
@@ -199,81 +206,36 @@ def member_of(entry: Entry, sequence: int) -> str | None:
     return found and found[1]
 
 
-@dataclass(slots=True)
-class _Ledger:
-    """The entries of one file that have a sane range, sorted by its beginning; read on when the file has grown.
+class _Bundled:
+    """Per route the sequences between which no record is missing in the bundles.
 
-    Attributes:
-        first: the key under which an entry has the beginning of its range; the end is under "last".
+    A bundle holds every record of its route behind ``after``, so it joins the one that ends there.
     """
 
-    path: Path
-    first: str
-    _seen: tuple[int, ...] | None = None
-    _bookmark: Bookmark = field(default_factory=Bookmark)
-    _found: dict[int, Entry] = field(default_factory=dict)
-    _entries: list[Entry] = field(default_factory=list)
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self._generation = self._read = 0
+        self._routes: dict[str, Spans] = {}
 
-    def entries(self, event: str, *, undone_by: str = "") -> list[Entry]:
-        """The entries of one kind, oldest range first."""
-        try:
-            status = self.path.stat()
-        except FileNotFoundError:
-            return []
-        seen = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        if seen != self._seen:
-            try:
-                file = open_file(self.path)
-            except FileNotFoundError:
-                return []
-            with file:
-                if not self._bookmark.holds(file):
-                    self._bookmark, self._found = Bookmark(), {}
-                for entry in entries_behind(self._bookmark, file, self.path):
-                    self._take(entry, event, undone_by)
-            self._entries, self._seen = sorted(self._found.values(), key=itemgetter(self.first)), seen
-        return self._entries
+    def covers(self, route: str, first: int, last: int) -> bool:
+        """Whether none of ``first`` to ``last`` is missing."""
+        for line in self._lines.oldest_first(behind=self._read):
+            if self._lines.generation != self._generation:  # other lines stand there now
+                self._generation, self._read, self._routes = self._lines.generation, 0, {}
+                return self.covers(route, first, last)
+            self._take(line)
+        return route in self._routes and self._routes[route].covers(first, last)
 
-    def _take(self, entry: Entry, event: str, undone_by: str) -> None:
-        begin, end = entry.get(self.first), entry.get("last")
-        if not isinstance(begin, int):
-            return
-        key = begin if undone_by else self._bookmark.number
-        if entry.get("event") == event and isinstance(end, int) and begin <= end:
-            self._found[key] = _compact(entry)
-        elif undone_by and entry.get("event") == undone_by:
-            self._found.pop(key, None)
+    def _take(self, line: Line) -> None:
+        self._read = line.number
+        if line.is_range("archived"):
+            after = line.entry.get("after")
+            begin = after + 1 if isinstance(after, int) else line.low
+            self._routes.setdefault(str(line.entry.get("route")), Spans()).add(begin, line.high)
 
 
-def _compact(entry: Entry) -> Entry:
-    """The same, with its runs as eight bytes each: where routes take turns there are two for every record."""
-    try:
-        return entry | {"runs": array("Q", entry["runs"])}
-    except (KeyError, TypeError, OverflowError):
-        return entry
-
-
-def _between(entries: list[Entry], first: int, last: int) -> list[Entry]:
-    """The entries that hold any of ``first`` to ``last``."""
-    begin = max(0, bisect_right(entries, first, key=itemgetter("base")) - 1)
-    end = bisect_right(entries, last, key=itemgetter("base"))
-    return [entry for entry in entries[begin:end] if entry["last"] >= first]
-
-
-def _outside(entries: list[Entry], first: int, last: int) -> Iterator[tuple[int, int]]:
-    """The runs (first, last) from ``first`` to ``last`` that are in no entry."""
-    for entry in _between(entries, first, last):
-        if first < entry["base"]:
-            yield first, int(entry["base"]) - 1
-        first = max(first, int(entry["last"]) + 1)
-    if first <= last:
-        yield first, last
-
-
-def _segment_holding(entries: list[Entry], sequence: int) -> Entry | None:
-    """Segments do not overlap, as bundles may."""
-    number = bisect_right(entries, sequence, key=itemgetter("base")) - 1
-    return entries[number] if number >= 0 and sequence <= entries[number]["last"] else None
+def _of(lines: Iterator[Line], event: str) -> Iterator[Line]:
+    return (line for line in lines if line.is_range(event))
 
 
 def _loss(entry: Entry) -> Loss:
@@ -281,24 +243,6 @@ def _loss(entry: Entry) -> Loss:
     reason = f"given up by wald repair at {at_utc(entry.get('at'))} ({entry.get('why', 'it is not known why')})"
     kept = entry.get("kept")
     return Loss(held, f"{reason}; what is left of their bytes is in {kept}" if kept else reason)
-
-
-def _covered(entries: list[Entry]) -> dict[str, list[tuple[int, int]]]:
-    """Per route the sequences, (first, last), between which no record is missing in the bundles; by ``after``, sorted.
-
-    A bundle holds every record of its route behind ``after``, so it joins the one that ends there.
-    """
-    spans: dict[str, list[tuple[int, int]]] = {}
-    for entry in entries:
-        of_route = spans.setdefault(str(entry.get("route")), [])
-        after = entry.get("after")
-        begin = after + 1 if isinstance(after, int) else entry["first"]
-        if of_route and begin <= of_route[-1][1] + 1:
-            begin, end = of_route[-1]
-            of_route[-1] = begin, max(end, entry["last"])
-        else:
-            of_route.append((begin, entry["last"]))
-    return spans
 
 
 def _in_runs(entry: Entry, sequence: int) -> bool:

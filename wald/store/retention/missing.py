@@ -179,8 +179,8 @@ def count(gone: Iterable[ReclaimedSegment], wanted: Wanted) -> Count:
             records = min(held.records or last - first + 1, last - first + 1)
             total = replace(
                 total,
-                first=total.first or max(segment.first, wanted.first),
-                last=min(segment.last, wanted.last),
+                first=min(total.first or wanted.last, max(segment.first, wanted.first)),
+                last=max(total.last, min(segment.last, wanted.last)),
                 records=total.records + records,
                 exact=total.exact and exact,
                 routes=total.routes | ({held.route} if held.route else set()),

@@ -15,13 +15,34 @@ from dataclasses import replace
 from wald.errors import Damaged, command_line
 from wald.store.files.directory import Listing, Root, list_segments
 from wald.store.files.disk import Disk
+from wald.store.files.lines import Entry
 from wald.store.retention.cursors import Cursor, set_cursor
-from wald.store.retention.history import Entry, History
+from wald.store.retention.history import History
 from wald.store.retention.pins import segment_index
 from wald.store.segments.seeking import end_sequence
 from wald.store.segments.view import head_of
 
 _Span = tuple[int, int]
+
+
+class _Needed:
+    """From where to where there are records that ``cursor`` needs."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self.first = self.last = 0
+
+    def add(self, first: int, last: int) -> None:
+        if last > self._cursor.sequence:
+            first = max(first, self._cursor.sequence + 1)
+            self.first, self.last = min(self.first or first, first), max(self.last, last)
+
+    def __bool__(self) -> bool:
+        return self.last > 0
+
+    def __str__(self) -> str:
+        span = f"record {self.first}" if self.first == self.last else f"records {self.first} to {self.last}"
+        return f"{span} of {self._cursor.route}"
 
 
 def move_cursor(
@@ -83,30 +104,31 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
         cursor: as it stands on disk by now.
     """
     listing = _settled(root)
-    released: list[_Span] = []
-    deleted: list[_Span] = []
-    spans_of = {s.base_sequence: released if s.kind is s.kind.released else deleted for s in listing.released}
+    released, deleted = _Needed(cursor), _Needed(cursor)
+    needed_of = {s.base_sequence: released if s.kind is s.kind.released else deleted for s in listing.released}
     known = {segment.base_sequence for segment in listing.segments}
     for segment in listing.released:
         with suppress(Damaged, OSError):  # of what is gone by now, or cannot be read, the ledger says what it held
             routes = segment_index(segment, log_id).routes
-            spans_of[segment.base_sequence] += [
-                (held.first, held.last) for held in routes if held.route == cursor.route
-            ]
+            for held in routes:
+                if held.route == cursor.route:
+                    needed_of[segment.base_sequence].add(held.first, held.last)
             known.add(segment.base_sequence)
     parts = []
     try:
-        for entry in History(root).deletions():  # read last: what has gone since the listing was recorded before
+        # Read last: what has gone since the listing was recorded before.
+        for entry in History(root).deletions(cursor.sequence + 1):
             if entry["base"] not in known:
-                spans_of.get(entry["base"], deleted).extend(_spans(entry, cursor.route))
+                for first, last in _spans(entry, cursor.route):
+                    needed_of.get(entry["base"], deleted).add(first, last)
     except Damaged as error:
         parts.append(error.message)
-    if needed := [span for span in released if span[1] > cursor.sequence]:
+    if released:
         taking_back = command_line(root.path, program="wald-reclaim")
-        parts.append(f"{_records(needed, cursor)} are released; {taking_back} takes them back")
-    if needed := [span for span in deleted if span[1] > cursor.sequence]:
-        explaining = command_line(root.path, f"where {max(needed)[1]}")
-        parts.append(f"{_records(needed, cursor)} are deleted; {explaining} says why")
+        parts.append(f"{released} are released; {taking_back} takes them back")
+    if deleted:
+        explaining = command_line(root.path, f"where {deleted.last}")
+        parts.append(f"{deleted} are deleted; {explaining} says why")
     return f"{cursor.path}: {'; '.join(parts)}" if parts else ""
 
 
@@ -137,8 +159,3 @@ def _spans(entry: Entry, route: str) -> Iterator[_Span]:
                         yield first, last
         case _:
             yield entry["base"], entry["last"]
-
-
-def _records(spans: list[_Span], cursor: Cursor) -> str:
-    first, last = max(min(spans)[0], cursor.sequence + 1), max(last for _, last in spans)
-    return f"record {first} of {cursor.route}" if first == last else f"records {first} to {last} of {cursor.route}"

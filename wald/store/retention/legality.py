@@ -12,10 +12,10 @@ with the ``sealed`` line, which the daemon wrote when it sealed the segment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from wald.store.retention.history import Entry
+from wald.store.files.lines import Entry
+from wald.store.retention.spans import Spans
 
 EXPIRING = ("max_age", "max_bytes", "max_records")
 
@@ -154,13 +154,19 @@ def judge(line: Entry, sealed: Entry | None, *, there: bool = False) -> Ruling:
     return Ruling(line["base"], tuple(judgement.errors), tuple(judgement.notes), judgement.lost)
 
 
-def overlaps(lines: Sequence[Entry]) -> Iterator[Ruling]:
-    """The deletions of ``lines``, in the order of their segments, that overlap the one before."""
-    end = 0
-    for line in lines:
-        if line["base"] <= end:
-            yield Ruling(line["base"], (f"it begins at or before record {end}, where the one before it ends",))
-        end = max(end, line["last"])
+class Overlaps:
+    """Finds the deletions that have a record of an earlier one that it was asked about."""
+
+    def __init__(self) -> None:
+        self._deleted = Spans()
+
+    def check(self, line: Entry, ruling: Ruling) -> Ruling:
+        """The ruling on ``line``, with the overlap if there is one."""
+        base, last = line["base"], line["last"]
+        if self._deleted.meets(base, last):
+            ruling = replace(ruling, errors=(*ruling.errors, "another deletion has some of its records"))
+        self._deleted.add(base, last)
+        return ruling
 
 
 def _claims(line: Entry) -> dict[str, _Claim]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from wald_spark.audit.legality import EXPIRING, judge, overlaps
+from wald.store.retention.legality import EXPIRING, Overlaps, Ruling, judge
 
 Line = dict[str, Any]
 SHA256 = "ab" * 32
@@ -131,9 +131,14 @@ def test_deletions_that_overlap_are_found() -> None:
     def deletion(base: int, last: int) -> Line:
         return line() | {"base": base, "last": last}
 
-    assert list(overlaps([deletion(1, 20), deletion(21, 30), deletion(40, 50)])) == []
-    assert [each.base for each in overlaps([deletion(1, 20), deletion(20, 22), deletion(22, 30)])] == [20, 22]
-    assert [each.base for each in overlaps([deletion(1, 90), deletion(20, 22), deletion(30, 40)])] == [20, 30]
+    def overlapping(*spans: tuple[int, int]) -> list[int]:
+        overlaps = Overlaps()
+        rulings = [overlaps.check(deletion(*span), Ruling(span[0])) for span in spans]
+        return [ruling.base for ruling in rulings if ruling.errors]
+
+    assert overlapping((1, 20), (21, 30), (40, 50)) == []
+    assert overlapping((1, 20), (20, 22), (22, 30)) == [20, 22]
+    assert overlapping((20, 22), (30, 40), (1, 90)) == [1]
 
 
 @pytest.mark.parametrize(
