@@ -18,7 +18,7 @@ import pwd
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -151,6 +151,18 @@ class Config:
         default_factory=lambda: MappingProxyType({}),
         metadata={"meaning": "made at start, one table [routes.NAME] each: fifo, mode, writers, consumers, limits"},
     )
+    origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
+    """Where each setting comes from that has not its default: a variable, or a file and a line. No setting itself."""
+
+    def taking_over(self, fresh: Config) -> tuple[Config, set[str], set[str]]:
+        """This one with what SIGHUP may change; the names of what changed, and of what waits for a restart."""
+        names = [each.name for each in fields(fresh) if each.compare]
+        changed = {name for name in names if getattr(fresh, name) != getattr(self, name)}
+        waiting = changed - self.reloadable
+        values = {name: getattr(fresh, name) for name in changed - waiting}
+        origins = {name: origin for name, origin in fresh.origins.items() if name not in waiting}
+        origins |= {name: origin for name, origin in self.origins.items() if name in waiting}
+        return replace(self, **values, origins=MappingProxyType(origins)), changed - waiting, waiting
 
     def limits(self, route: str) -> RouteLimits:
         """The limits in force for a route; None is no limit."""
@@ -175,19 +187,20 @@ class Setting:
     reloadable: bool
 
 
-def _types(table: type[Config | RouteLimits]) -> dict[str, SettingType]:
+def setting_types(table: type[Config | RouteLimits]) -> dict[str, SettingType]:
+    """The type of each setting of a table, but of the tables in it."""
     return {each.name: each.metadata["type"] for each in fields(table) if "type" in each.metadata}
 
 
-_TYPES = _types(Config)
-_RETENTION_TYPES = _types(Retention)
-_ROUTE_TYPES: dict[str, SettingType] = {
+_TYPES = setting_types(Config)
+_RETENTION_TYPES = setting_types(Retention)
+ROUTE_TYPES: dict[str, SettingType] = {
     "fifo": Flag(),
     "mode": Mode(),
     "consumers": Group(),
-    **_types(RouteLimits),
+    **setting_types(RouteLimits),
 }
-_ROUTE_KEYS = (*_ROUTE_TYPES, "writers")
+_ROUTE_KEYS = (*ROUTE_TYPES, "writers")
 _TABLES = ("retention", "routes")
 
 
@@ -197,9 +210,10 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     Raises:
         InvalidInput: the file cannot be read, a key does not exist, a value is out of bounds; it names file and line.
     """
-    values: dict[str, Any] = {} if path is None else _from_file(path)
-    values |= _from_environment(environ)
-    return Config(**values)
+    origins: dict[str, str] = {}
+    values: dict[str, Any] = {} if path is None else _from_file(path, origins)
+    values |= _from_environment(environ, origins)
+    return Config(**values, origins=MappingProxyType(origins))
 
 
 def reference(table: type[Config | RouteLimits] = Config) -> list[Setting]:
@@ -210,7 +224,7 @@ def reference(table: type[Config | RouteLimits] = Config) -> list[Setting]:
     rows = []
     inherited = {each.name for each in fields(RouteLimits)} if table is Retention else ()
     for each in fields(table):
-        if each.name in inherited:
+        if each.name in inherited or not each.metadata:
             continue
         meaning = each.metadata["meaning"]
         reloadable = table is not Config or each.name in Config.reloadable
@@ -224,7 +238,7 @@ def reference(table: type[Config | RouteLimits] = Config) -> list[Setting]:
     return rows
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def _from_file(path: Path, origins: dict[str, str]) -> dict[str, Any]:
     try:
         text = path.read_bytes().decode()
         tables = tomllib.loads(text)
@@ -239,6 +253,7 @@ def _from_file(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in tables.items():
         place = _place(path, text, name)
+        origins |= _origins(name, value, path, text)
         if name == "routes":
             values[name] = MappingProxyType(_routes(value, path, text))
         elif name == "retention":
@@ -250,7 +265,20 @@ def _from_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+def _origins(name: str, value: object, path: Path, text: str) -> dict[str, str]:
+    """Where a setting is in the file; of a table, every key in it, under the names of the tables and its own."""
+    if not isinstance(value, dict):
+        return {name: _place(path, text, name)}
+    found: dict[str, str] = {}
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            found |= {f"{name}.{key}.{each}": _place(path, text, each, after=key) for each in inner}
+        else:
+            found[f"{name}.{key}"] = _place(path, text, key, after=name)
+    return found
+
+
+def _from_environment(environ: Mapping[str, str], origins: dict[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for variable, value in environ.items():
         if not variable.startswith(ENVIRONMENT_PREFIX):
@@ -258,6 +286,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         if name in _TYPES:
             values[name] = _parse(name, value, variable)
+            origins[name] = variable
         elif difflib.get_close_matches(name, _TYPES, cutoff=_NEARLY):
             raise _unknown(name, _TYPES, variable)
     return values
@@ -298,8 +327,8 @@ def _route(route: str, keys: dict[str, object], path: Path, text: str) -> RouteC
         name = f"routes.{route}.{key}"
         if key == "writers":
             values[key] = _writers(name, value, place)
-        elif key in _ROUTE_TYPES:
-            values[key] = _parse(name, value, place, _ROUTE_TYPES[key])
+        elif key in ROUTE_TYPES:
+            values[key] = _parse(name, value, place, ROUTE_TYPES[key])
         else:
             raise _misplaced(key, f"[routes.{route}]", _ROUTE_KEYS, place)
     if values.get("writers") and values.setdefault("mode", _GUARDED_MODE) & ~_GUARDED_MODE:

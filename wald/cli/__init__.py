@@ -24,6 +24,7 @@ _COMMANDS = {
     "init": ("service", "init", "Make a log, for a daemon that must not make one."),
     "append": ("append", "append", "Send lines from stdin or files; print FIRST LAST once they are durable."),
     "read": ("read", "read", "Write records to stdout, from a position on."),
+    "status": ("status", "status", "Report whether the daemon is alive and what is wrong; for monitoring too."),
     "head": ("positions", "head", "Show how far the log is durable."),
     "where": ("positions", "where", "Show where a sequence is, or what became of it."),
     "routes": ("routes", "routes", "List routes, their cursors and their lag."),

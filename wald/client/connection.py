@@ -100,9 +100,14 @@ class Connection:
         return self._socket
 
 
-def connect(path: Path) -> socket.socket:
-    """A socket connected to ``path``, which may be longer than a socket address can hold."""
+def connect(path: Path, *, seconds: float | None = None) -> socket.socket:
+    """A socket connected to ``path``, which may be longer than a socket address can hold.
+
+    Args:
+        seconds: how long this and what follows may take; a daemon that accepts no connection lets it wait.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(seconds)
     try:
         if len(os.fsencode(path)) <= _PATH_MAX_BYTES:
             connection.connect(os.fspath(path))
@@ -121,11 +126,23 @@ def connect(path: Path) -> socket.socket:
 def status(path: Path) -> dict[str, object]:
     """The daemon's answer to STAT on another connection; empty if it does not answer."""
     try:
-        with connect(path) as connection, connection.makefile("rb") as replies:
-            connection.settimeout(_STATUS_SECONDS)
+        return ask_status(path, seconds=_STATUS_SECONDS)
+    except OSError:
+        return {}
+
+
+def ask_status(path: Path, *, seconds: float) -> dict[str, object]:
+    """The daemon's answer to STAT on another connection; empty if it is none.
+
+    Raises:
+        TimeoutError: it has not answered for so long.
+        OSError: nothing listens there, or this user may not ask.
+    """
+    try:
+        with connect(path, seconds=seconds) as connection, connection.makefile("rb") as replies:
             connection.sendall(b"STAT\n")
             answer = json.loads(parse_reply(replies.readline()))
-    except (OSError, ValueError, ProtocolError):
+    except (ValueError, ProtocolError):
         return {}
     return answer if isinstance(answer, dict) else {}
 

@@ -96,6 +96,12 @@ class Intake:
         return frozenset(pipe.route.name for pipe in self._inside)
 
     @property
+    def unfinished_lines(self) -> dict[str, int]:
+        """The routes whose pipes hold a line without its end, with its bytes, those that are in the log included."""
+        found = ((pipe.route.name, pipe.unfinished_bytes) for pipe in self._pipes.values())
+        return {route: length for route, length in found if length}
+
+    @property
     def stdin_ended(self) -> bool:
         """Whether stdin was read, to its end."""
         pipe = self._current.get(self._stdin_route)

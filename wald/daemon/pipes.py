@@ -90,6 +90,11 @@ class Pipe:
         """Whether it holds something, and no unfinished line is what the daemon waits for."""
         return not (self.waits or self.ended) and held_bytes(self.descriptor) > 0
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Of the line whose end has not come, in the log and in the pipe; 0 if there is none."""
+        return self._open_bytes + (held_bytes(self.descriptor) if self.waits else 0)
+
     def collect(self, arena: Arena) -> Draft | None:
         """What can be committed now, still in the pipe; None if that is nothing, or the turn has no room left."""
         if arena.free < self.chunk_bytes:

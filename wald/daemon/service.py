@@ -10,7 +10,6 @@ import contextlib
 import select
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
 from pathlib import Path
 
 from wald.config import Config
@@ -288,10 +287,10 @@ class Service:
         for name, route in wanted_routes(root, fresh, self._journal):
             fifo = wants_fifo(root, name, route)
             parts.commands.make_route(name, fifo=fifo, mode=route.mode, consumers=route.consumers)
-        changed = {each.name for each in fields(fresh) if getattr(fresh, each.name) != getattr(self._config, each.name)}
-        taken = changed & Config.reloadable
-        self._config = replace(self._config, **{name: getattr(fresh, name) for name in taken})
+        self._config, taken, waiting = self._config.taking_over(fresh)
         open_journal(self._config.log_format, self._config.log_level)
-        self._committer.take_over(self._config, sizes_in_force(self._config, root.segments, self._journal))
+        sizes = sizes_in_force(self._config, root.segments, self._journal)
+        self._committer.take_over(self._config, sizes)
         parts.routes.forget(writers=writers_of(self._config))
-        self._journal.info("reloaded", taken=sorted(taken), needs_restart=sorted(changed - taken))
+        parts.describe(self._config, sizes)
+        self._journal.info("reloaded", taken=sorted(taken), needs_restart=sorted(waiting))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
+import wald
 from wald.config import Config, RouteConfig
 from wald.daemon.background import Background, Failure
 from wald.daemon.commands import Commands
@@ -33,13 +34,14 @@ from wald.endpoint import Endpoint
 from wald.errors import command_line
 from wald.format.times import utc
 from wald.metrics import Metrics, Outcome
+from wald.setting_origins import settings_in_force
 from wald.store.files.directory import Root, create_root, read_identity, require_root
 from wald.store.files.disk import Disk, total_bytes
 from wald.store.files.fifos import has_fifo
 from wald.store.files.ledger import Ledger
 from wald.store.files.routes import add_route
 from wald.store.writing.drafts import Draft
-from wald.store.writing.lives import STOPPED, end_life
+from wald.store.writing.lives import STOPPED, add_to_life, end_life
 from wald.store.writing.lock import Lock, require_free
 from wald.store.writing.recovery import Report, recover
 from wald.store.writing.room import Room, Sizes, sizes_for
@@ -136,7 +138,8 @@ class Parts:
         self.room = Room(root.segments, sizes_in_force(config, root.segments, self.journal))
         self._log_id = read_identity(root).log_id
         self.metrics.log_id = self._log_id.hex()
-        recovered = recover(root, disk, log_id=self._log_id, epoch=epoch, now_ns=time.time_ns())
+        about = {"software": f"wald {wald.__version__}", "settings": described(config, self.room.sizes)}
+        recovered = recover(root, disk, log_id=self._log_id, epoch=epoch, now_ns=time.time_ns(), about=about)
         self._report(recovered.report)
         self.writer = Writer(
             root,
@@ -171,6 +174,11 @@ class Parts:
         self.metrics.recovery_errors = len(report.errors)
         self.metrics.trimmed_bytes = report.trimmed_bytes
         self.metrics.epoch = self.lock.epoch
+
+    def describe(self, config: Config, sizes: Sizes) -> None:
+        """Record the settings of a reload in the report of this life."""
+        with contextlib.suppress(OSError):  # a full disk: the report keeps those from before
+            add_to_life(self.root, self._disk, self.lock.epoch, {"settings": described(config, sizes)})
 
     def _end(self, _: object, error: BaseException | None, __: object) -> None:
         """Record how this life ended, even in the middle of its start."""
@@ -258,6 +266,8 @@ class Parts:
             "position": head.position,
             "epoch": head.epoch,
             "pid": os.getpid(),
+            "log": metrics.log_id,
+            "software": f"wald {wald.__version__}",
             "degraded": metrics.degraded,
             "degraded_by": metrics.degraded_by,
             "held_requests": metrics.held_requests,
@@ -267,6 +277,7 @@ class Parts:
             "sealed": metrics.sealed,
             "seal_failures": metrics.seal_failures,
             "seal_stalled_seconds": round(metrics.seal_stalled_seconds(time.monotonic()), 1),
+            "stalled_seconds": round(metrics.stalled_seconds(time.monotonic()), 1),
             "connections": len(self.connections),
             "waits_to_seal": self.background.waiting,
             "free_bytes": metrics.free_bytes,
@@ -274,6 +285,7 @@ class Parts:
             "free_space_min": sizes.reserve_bytes,
             "segment_max_bytes": sizes.segment_bytes,
             "fifo_troubles": self.intake.fifos.troubles,
+            "unfinished_lines": self.intake.unfinished_lines,
             "routes": self.writer.state.routes,
         }
 
@@ -305,6 +317,18 @@ def sizes_in_force(config: Config, segments: Path, journal: FilteringBoundLogger
             hint=" ".join(f"WALD_{name.upper()}={value}" for name, value in in_force.items()),
         )
     return sizes
+
+
+def described(config: Config, sizes: Sizes) -> dict[str, dict[str, str]]:
+    """Every setting with its value and where that comes from; on a small disk some have less than what was set."""
+    found = {each.name: {"value": each.value, "origin": each.origin} for each in settings_in_force(config)}
+    smaller = replace(config, segment_max_bytes=sizes.segment_bytes, free_space_min=sizes.reserve_bytes)
+    for each in settings_in_force(smaller):
+        setting = found[each.name]
+        if each.value != setting["value"]:
+            origin = f"the disk is too small for {setting['value']} ({setting['origin']})"
+            found[each.name] = {"value": each.value, "origin": origin}
+    return found
 
 
 def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> Iterator[tuple[str, RouteConfig]]:

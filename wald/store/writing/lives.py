@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +37,75 @@ def end_life(root: Root, disk: Disk, epoch: int, how: str, *, now_ns: int) -> No
     Raises:
         OSError: the report cannot be written. The life counts as killed.
     """
-    report = _read(report_path(root, epoch))
+    add_to_life(root, disk, epoch, {"ended": how, "ended_at_ns": now_ns})
+
+
+def add_to_life(root: Root, disk: Disk, epoch: int, fields: Mapping[str, Any]) -> None:
+    """Add fields to the report of a life, if it has one; ``Any``: they are JSON.
+
+    Raises:
+        OSError: the report cannot be written.
+    """
+    report = read_life(root, epoch)
     if report is not None:
-        report |= {"ended": how, "ended_at_ns": now_ns}
-        disk.replace(report_path(root, epoch), json.dumps(report, indent=2).encode() + b"\n")
+        disk.replace(report_path(root, epoch), json.dumps(report | dict(fields), indent=2).encode() + b"\n")
+
+
+def read_life(root: Root, epoch: int) -> dict[str, Any] | None:
+    """The report of a life; None if it is missing or not a report."""
+    return _read(report_path(root, epoch))
+
+
+def lives(root: Root) -> Iterator[dict[str, Any]]:
+    """The reports that are kept, the newest life first."""
+    for path in sorted(root.recovery.glob("*.json"), reverse=True):
+        if (report := _read(path)) is not None:
+            yield report
 
 
 def last_end(root: Root) -> str:
     """How the last life with a report ended, as a sentence; "" if there is none."""
-    for path in sorted(root.recovery.glob("*.json"), reverse=True):
-        report = _read(path)
-        if report is not None:
-            return _ending(report)
-    return ""
+    report = next(lives(root), None)
+    return "" if report is None else _ending(report)
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A life that did not end with a stop.
+
+    Attributes:
+        how: as a sentence.
+        found_ns: when the next start found it, ns since 1970; None: no start has, so what was lost is not known yet.
+        lost: what was durable and is not there any more; nothing, unless the disk or the machine is at fault.
+        cut_bytes: of a write that was not finished, and so not acknowledged.
+    """
+
+    epoch: int
+    how: str
+    found_ns: int | None = None
+    lost: tuple[str, ...] = ()
+    cut_bytes: int = 0
+
+
+def last_crash(root: Root, *, running: int | None) -> Crash | None:
+    """The last crash that the reports know of.
+
+    Args:
+        running: the epoch of the life that has not ended; None: no daemon runs.
+    """
+    after: dict[str, Any] = {}
+    for report in lives(root):
+        if report.get("epoch") != running and report.get("ended") != STOPPED:
+            return _crash(report, after)
+        after = report
+    return None
+
+
+def _crash(report: Mapping[str, Any], after: Mapping[str, Any]) -> Crash:
+    how = f"failed: {report['ended']}" if report.get("ended") else "was killed or crashed, or its machine went down"
+    errors, found_ns, cut = after.get("errors"), after.get("at_ns"), after.get("trimmed_bytes")
+    lost = tuple(map(str, errors)) if isinstance(errors, list) else ()
+    return Crash(int(report.get("epoch") or 0), how, found_ns, lost, cut if isinstance(cut, int) else 0)
 
 
 def no_daemon(root: Root, disk: Disk) -> str:

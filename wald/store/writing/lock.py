@@ -88,10 +88,23 @@ class Lock:
 
 def holder(root: Root) -> str:
     """The daemon that wrote the lock file last, as text."""
-    found = _content(root.lock)
+    found = signature(root)
     if not found:
         return "the lock file does not say who"
     return f"pid {found.get('pid')} on {found.get('host')}, epoch {found.get('epoch')}, since {found.get('started')}"
+
+
+def signature(root: Root) -> dict[str, object]:
+    """What the daemon that started last wrote into the lock file: epoch, pid, host, started; empty if it is lost."""
+    return _content(root.lock)
+
+
+def holding_processes(root: Root) -> list[int]:
+    """The processes that hold the lock, as the kernel lists them; those of other PID namespaces are not listed."""
+    try:
+        return [int(line.split()[4]) for line in _listed(root.lock)]
+    except (OSError, IndexError, ValueError):
+        return []
 
 
 def is_held(root: Root, disk: Disk) -> bool:
@@ -132,13 +145,18 @@ def _await(is_free: Callable[[], bool], root: Root) -> None:
 
 
 def _is_listed(path: Path) -> bool:
-    """Whether /proc/locks has it; see proc_locks(5): ``1: FLOCK  ADVISORY  WRITE 123 fe:00:4711 0 EOF``."""
+    """Whether /proc/locks has it."""
     try:
-        major, minor = _file_system(path)
-        file = f" {major:02x}:{minor:02x}:{os.stat(path).st_ino} "
-        return any(file in line for line in Path("/proc/locks").read_text().splitlines())
+        return bool(_listed(path))
     except FileNotFoundError:
         return False
+
+
+def _listed(path: Path) -> list[str]:
+    """Its lines in /proc/locks; see proc_locks(5): ``1: FLOCK  ADVISORY  WRITE 123 fe:00:4711 0 EOF``."""
+    major, minor = _file_system(path)
+    file = f" {major:02x}:{minor:02x}:{os.stat(path).st_ino} "
+    return [line for line in Path("/proc/locks").read_text().splitlines() if file in line]
 
 
 def _file_system(path: Path) -> tuple[int, int]:

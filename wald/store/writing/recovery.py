@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import NoReturn
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.head import Head, decode_head
@@ -34,6 +35,7 @@ from wald.store.writing.lives import last_end, report_path
 from wald.store.writing.replay import state_after
 
 REPORTS_KEPT = 32
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Fate(Enum):
@@ -83,6 +85,7 @@ class Report:
         before: how the life before ended, as a sentence.
         fate: a :class:`Fate`; "" if there is no raw segment.
         skipped: the first and the last sequence that are never given out, and why.
+        software, settings: what the life runs with; each setting has its value and where that comes from.
     """
 
     epoch: int
@@ -101,6 +104,8 @@ class Report:
     info: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    software: str = ""
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +117,13 @@ class Recovered:
     report: Report
 
 
-def recover(root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int) -> Recovered:
+def recover(
+    root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int, about: Mapping[str, Any] = NOTHING
+) -> Recovered:
     """Repair ``root`` so that it can be written. It may be interrupted at any step and run again.
+
+    Args:
+        about: fields of the report that the daemon gives; ``Any``: they are JSON.
 
     Raises:
         UnsupportedFormat: a newer wald wrote the newest segment.
@@ -123,7 +133,7 @@ def recover(root: Root, disk: Disk, *, log_id: bytes, epoch: int, now_ns: int) -
     started = time.monotonic()
     for left_over in (*root.recovery.glob(f"*{TEMPORARY}"), *root.quarantine.glob(f"*{TEMPORARY}")):
         disk.unlink(left_over)
-    report = Report(epoch, now_ns, boot_id(), last_end(root))
+    report = Report(epoch, now_ns, boot_id(), last_end(root), **about)
     recovered = _Recovery(root, disk, log_id, report).run()
     for name in root.route_names():
         recovered.state.routes.setdefault(name, 0)

@@ -1,0 +1,206 @@
+"""``wald status`` is right about the daemon whatever has become of it, and its exit code fits a monitoring system."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logs import Built
+from running import Daemon, command, eventually, output_of, run, wald
+
+from wald.format.names import Kind
+
+GOOD, DOWN, FAILING, WARNING = 0, 6, 13, 14
+
+
+def status(root: Path, *arguments: object) -> tuple[int, dict[str, Any]]:
+    """Exit code and answer."""
+    done = wald("status", "--root", root, "--json", *arguments)
+    assert done.stderr == b"", done.stderr.decode()
+    return done.returncode, json.loads(done.stdout)
+
+
+def life(root: Path, *arguments: object) -> tuple[int, str]:
+    code, found = status(root, *arguments)
+    return code, found["daemon"]["life"]
+
+
+def test_a_running_daemon_is_alive_with_its_process_epoch_and_version(root: Path, daemon: Daemon) -> None:
+    code, found = status(root)
+
+    assert (code, found["verdict"], found["findings"]) == (GOOD, "good", [])
+    about = found["daemon"]
+    assert (about["life"], about["pid"], about["epoch"]) == ("runs", daemon.process.pid, 1)
+    assert about["software"].startswith("wald ")
+    assert found["last_crash"] is None
+
+
+def test_a_frozen_daemon_is_not_alive(root: Path, daemon: Daemon) -> None:
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    eventually(lambda: life(root) == (DOWN, "frozen"))
+    os.kill(daemon.process.pid, signal.SIGCONT)
+
+    assert life(root) == (GOOD, "runs")
+
+
+def test_a_killed_daemon_is_dead_though_its_pid_is_that_of_another_process(root: Path, daemon: Daemon) -> None:
+    """The number in the lock file has gone to another process since: this one."""
+    daemon.kill()
+    wrote = json.loads((root / "lock").read_text())
+    (root / "lock").write_text(json.dumps(wrote | {"pid": os.getpid()}))
+    code, found = status(root)
+
+    assert (code, found["daemon"]["life"]) == (DOWN, "dead")
+    assert found["last_crash"]["epoch"] == 1
+    assert found["last_crash"]["found"] is None
+
+
+def test_the_next_start_says_what_a_crash_has_lost(root: Path, daemon: Daemon) -> None:
+    output_of("append", "a", "--root", root, stdin=b"one\n")
+    daemon.kill()
+    daemon.start_again()
+    code, found = status(root)
+
+    assert (code, found["daemon"]["epoch"]) == (GOOD, 2)
+    assert (found["last_crash"]["epoch"], found["last_crash"]["lost"]) == (1, [])
+    assert found["last_crash"]["found"].startswith("20")
+
+
+def test_durable_bytes_that_are_gone_are_lost_and_reported(root: Path, daemon: Daemon) -> None:
+    output_of("append", "a", "--root", root, stdin=b"one\n" * 1000)
+    daemon.kill()
+    os.truncate(root / "segments/00000000000000000001.wal", 300)
+    daemon.start_again()
+    code, found = status(root)
+
+    assert code == WARNING
+    assert any("were durable and are not there" in message for message in found["last_crash"]["lost"])
+
+
+def test_a_stopped_daemon_is_dead_and_has_not_crashed(root: Path, daemon: Daemon) -> None:
+    assert daemon.stop() == 0
+    code, found = status(root)
+
+    assert (code, found["daemon"]["life"], found["last_crash"]) == (DOWN, "dead", None)
+
+
+def test_a_log_on_which_no_daemon_ran(root: Path) -> None:
+    output_of("init", "--root", root)
+    assert life(root) == (DOWN, "never-ran")
+
+
+def test_a_daemon_of_another_pid_namespace_is_alive(root: Path, daemon: Daemon) -> None:
+    """The kernel's list of locks does not show it there, and its number means nothing; it answers all the same."""
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    done = run([*apart, *command("status", "--root", root, "--json")])
+    if b"unshare failed" in done.stderr or b"Operation not permitted" in done.stderr:
+        pytest.skip("this machine lets nobody make PID namespaces")
+    found = json.loads(done.stdout)
+
+    assert (done.returncode, found["daemon"]["life"], found["daemon"]["pid"]) == (GOOD, "runs", None)
+    assert "another PID namespace" in found["daemon"]["message"]
+
+
+@contextmanager
+def held(root: Path) -> Iterator[None]:
+    """This process holds the lock of the daemon, and is none."""
+    with (root / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_daemon_that_has_the_lock_and_does_not_listen_is_starting(root: Path, daemon: Daemon) -> None:
+    daemon.stop()
+    with held(root):
+        assert life(root) == (WARNING, "starts")
+
+
+def test_a_daemon_that_does_not_answer_is_silent(root: Path, daemon: Daemon) -> None:
+    daemon.stop()
+    with held(root), socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(root / "wald.sock"))
+        listener.listen(1)
+        assert life(root, "--timeout", "0.1") == (DOWN, "silent")
+
+
+def test_the_daemon_of_another_log_does_not_answer_for_this_one(root: Path, daemon: Daemon, tmp_path: Path) -> None:
+    with Daemon(tmp_path / "other") as other:
+        assert life(root, "--socket", other.socket_path) == (DOWN, "silent")
+
+
+def settings(root: Path) -> dict[str, dict[str, str]]:
+    """Every setting with its value and its origin."""
+    found = json.loads(output_of("status", "--root", root, "--settings", "--json"))["settings"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_settings_in_force_name_their_file_and_line_or_variable(root: Path, tmp_path: Path) -> None:
+    config = tmp_path / "wald.toml"
+    config.write_text('stall_timeout = "30s"\n[routes."a.b"]\nfifo = true\nmode = "0600"\n')
+    with Daemon(root, "--config", config, env={"WALD_SYNC": "interval"}) as daemon:
+        found = settings(root)
+        assert found["stall_timeout"] == {"value": '"30s"', "origin": f"{config}:1"}
+        assert found["sync"] == {"value": '"interval"', "origin": "WALD_SYNC"}
+        assert found["routes.a.b.fifo"] == {"value": "true", "origin": f"{config}:3"}
+        assert found["routes.a.b.mode"] == {"value": "0o600", "origin": f"{config}:4"}
+        assert found["on_full"]["origin"] == "default"
+
+        config.write_text('log_level = "error"\nstall_timeout = "40s"\n')
+        daemon.process.send_signal(signal.SIGHUP)
+        eventually(lambda: settings(root)["log_level"] == {"value": '"error"', "origin": f"{config}:1"})
+        found = settings(root)
+        assert found["stall_timeout"] == {"value": '"30s"', "origin": f"{config}:1"}, "it waits for a restart"
+        assert "routes.a.b.fifo" not in found
+
+
+def test_a_socket_of_the_settings_is_found(root: Path, tmp_path: Path) -> None:
+    with Daemon(root, env={"WALD_SOCKET": str(tmp_path / "elsewhere")}, ready=False):
+        eventually(lambda: (root / "lock").exists() and life(root) == (GOOD, "runs"))
+
+
+def test_a_file_in_the_place_of_a_fifo_is_a_warning(root: Path, daemon: Daemon) -> None:
+    (root / "routes/a/in").write_text("lost?\n")
+    code, found = status(root)
+
+    assert code == WARNING
+    assert "not a FIFO" in found["findings"][0]["message"]
+
+
+def test_a_line_without_its_end_is_shown_with_its_bytes(root: Path, daemon: Daemon) -> None:
+    output_of("route", "add", "f", "--fifo", "--root", root)
+    with (root / "routes/f/in").open("wb", buffering=0) as fifo:
+        fifo.write(b"whole\nhal")
+        eventually(lambda: status(root)[1]["unfinished_lines"] == {"f": 3})
+        fifo.write(b"f\n")
+        eventually(lambda: status(root)[1]["unfinished_lines"] == {})
+
+
+def test_the_group_that_is_furthest_behind_in_time_comes_first(root: Path, daemon: Daemon) -> None:
+    output_of("route", "add", "b", "--root", root)
+    output_of("append", "b", "--root", root, stdin=b"first\n")
+    output_of("append", "a", "--root", root, stdin=b"1\n2\n")
+    waiting = status(root)[1]["waiting"]
+    assert [(each["route"], each["records"]) for each in waiting] == [("b", 1), ("a", 2)]
+    assert status(root, "--lag-max", "1h")[0] == GOOD
+    eventually(lambda: status(root, "--lag-max", "0.01s")[0] == WARNING)
+
+
+def test_a_segment_that_cannot_be_read_fails(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root", now_ns=time.time_ns())
+    built.lines("a", [b"x"])
+    built.cut()
+    built.seal()
+    built.path(1, Kind.SEALED).write_bytes(b"")
+    found = status(built.root.path)[1]
+
+    assert [each["severity"] for each in found["findings"]] == ["down", "failing"]

@@ -1,0 +1,147 @@
+"""Whether the daemon of a log is alive: what the lock, the kernel and the socket say, put together.
+
+The kernel releases the lock when the process ends, so an old pid in its file decides nothing. The process is found
+by the kernel's list of locks, in which those of other PID namespaces are missing. STAT must be answered, by the daemon
+of this log and of this epoch: a frozen process answers nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from wald.client.connection import ask_status
+from wald.errors import command_line
+from wald.store.files.directory import Identity, Root
+from wald.store.files.disk import Disk
+from wald.store.writing.lives import last_end, read_life
+from wald.store.writing.lock import holding_processes, is_held, signature
+
+_STOPPED_STATES = "Tt"  # by a signal, or by a debugger; see proc_pid_stat(5)
+
+
+class Life(Enum):
+    """What the daemon is doing."""
+
+    RUNS = "runs"
+    STARTS = "starts"
+    """It has the lock, and nothing listens yet."""
+    FROZEN = "frozen"
+    """A signal or a debugger has stopped its process."""
+    SILENT = "silent"
+    """It has the lock, and does not answer."""
+    DEAD = "dead"
+    NEVER = "never-ran"
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """The answer.
+
+    Attributes:
+        pid: of its process, as it is numbered here; None: not known, as it is in another PID namespace.
+        wrote: what it has written into the lock file.
+        message: the answer as a sentence; ``hint``: what can be done.
+        answer: to STAT; ``Any``: it is JSON.
+        is_asked: whether this user may ask it.
+    """
+
+    life: Life
+    message: str
+    hint: str = ""
+    pid: int | None = None
+    wrote: Mapping[str, object] = field(default_factory=dict)
+    answer: Mapping[str, Any] = field(default_factory=dict)
+    is_asked: bool = True
+
+    @property
+    def epoch(self) -> int | None:
+        found = self.wrote.get("epoch")
+        return found if isinstance(found, int) else None
+
+
+def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) -> Liveness:
+    """Find out whether a daemon of the log is alive.
+
+    Args:
+        seconds: how long it may take to answer.
+    """
+    wrote = signature(root)
+    if not is_held(root, Disk()):
+        return _without_lock(root, wrote)
+    pid = next(iter(holding_processes(root)), None)
+    who = _who(pid, wrote)
+    if pid is not None and _state(pid) in _STOPPED_STATES:
+        message = f"{who} is frozen: a signal or a debugger has stopped its process, and it takes nothing in"
+        return Liveness(Life.FROZEN, message, f"kill -CONT {pid}", pid, wrote)
+    return _asked(identity, socket, seconds, pid, wrote, who)
+
+
+def socket_of(root: Root) -> Path:
+    """Where the last life of the daemon listened, by its settings."""
+    epoch = signature(root).get("epoch")
+    report = (read_life(root, epoch) if isinstance(epoch, int) else None) or {}
+    match report.get("settings"):
+        case {"socket": {"value": str(value)}} if named := value.strip('"'):
+            return Path(named)
+    return root.socket
+
+
+def _without_lock(root: Root, wrote: Mapping[str, object]) -> Liveness:
+    starting = command_line(root.path, "run")
+    if not wrote:
+        return Liveness(Life.NEVER, "no daemon has run on this log", starting)
+    ended = last_end(root) or "the last one ended before it had recovered the log"
+    return Liveness(Life.DEAD, f"no daemon runs: {ended}", starting, wrote=wrote)
+
+
+def _asked(
+    identity: Identity,
+    socket: Path,
+    seconds: float,
+    pid: int | None,
+    wrote: Mapping[str, object],
+    who: str,
+) -> Liveness:
+    """What it answers, of a daemon that holds the lock and is not stopped."""
+    looking = "journalctl -u wald" if pid is None else f"cat /proc/{pid}/stat; journalctl -u wald"
+    try:
+        answer = ask_status(socket, seconds=seconds)
+    except PermissionError:
+        message = f"{who} has the log, and this user may not ask it: {socket}"
+        return Liveness(Life.RUNS, message, f"ls -l {socket}", pid, wrote, is_asked=False)
+    except (TimeoutError, BlockingIOError):
+        message = f"{who} has the log and has not answered for {seconds:g} s"
+        return Liveness(Life.SILENT, message, looking, pid, wrote)
+    except OSError as error:
+        message = (
+            f"{who} has the log, and nothing listens at {socket} ({error.strerror}): it starts, or listens elsewhere"
+        )
+        return Liveness(Life.STARTS, message, f"{looking}; --socket PATH", pid, wrote)
+    if (answer.get("log"), answer.get("epoch")) != (identity.log_id.hex(), wrote.get("epoch")):
+        message = f"{who} has the log, and another daemon answers at {socket}"
+        return Liveness(Life.SILENT, message, f"{looking}; --socket PATH", pid, wrote)
+    return Liveness(Life.RUNS, f"{who} runs", "", pid, wrote, answer)
+
+
+def _who(pid: int | None, wrote: Mapping[str, object]) -> str:
+    """The daemon that has the lock, with what is known of its process here."""
+    own = wrote.get("pid")
+    if pid is None:
+        process = f"pid {own} on {wrote.get('host')}, which is in another PID namespace or on another host"
+    elif pid != own:
+        process = f"pid {pid}, which is {own} to itself"
+    else:
+        process = f"pid {pid}"
+    return f"the daemon ({process}; epoch {wrote.get('epoch')}, since {wrote.get('started')})"
+
+
+def _state(pid: int) -> str:
+    """The state of a process, a letter; "?" if there is none any more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "?"

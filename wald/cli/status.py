@@ -1,0 +1,176 @@
+"""``wald status``: whether the daemon is alive and the log in order, with an exit code for monitoring."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+import wald
+from wald.cli.options import duration_option, json_option, root_option, socket_option
+from wald.cli.output import aligned
+from wald.cli.status_facts import Facts, Finding, Severity, findings, read_facts
+from wald.errors import Unavailable, command_line
+from wald.format.times import utc
+from wald.setting_types import format_bytes, format_seconds
+from wald.store.retention.backlog import GroupBacklog
+
+_SCHEMA = "wald.status/1"
+_EXITS = {Severity.WARNING: 14, Severity.FAILING: 13, Severity.DOWN: Unavailable.exit_code}
+_WORDS = {Severity.WARNING: "warning", Severity.FAILING: "failing", Severity.DOWN: "down"}
+_GOOD = "good"
+
+
+@click.command()
+@root_option
+@socket_option
+@duration_option("--timeout", "5s", "How long the daemon may take to answer.")
+@duration_option("--lag-max", None, "Warn if a record has waited longer than this for a group.", days_max=366)
+@click.option(
+    "--settings", "with_settings", is_flag=True, help="Only the settings in force, and where each comes from."
+)
+@json_option
+def status(
+    root: Path, socket: Path | None, timeout: float, lag_max: float | None, with_settings: bool, as_json: bool
+) -> int:
+    """Report whether the daemon is alive, what is wrong, how far groups are behind, and when the disk is full.
+
+    The exit code is 0 if all is good, 14 if there are warnings, 13 if something fails (the disk is full, a segment
+    cannot be read), and 6 if the daemon is dead, frozen or silent. The settings are those of the running daemon, or
+    of its last life.
+    """
+    now_ns = time.time_ns()
+    facts = read_facts(wald.open(root), socket=socket, seconds=timeout, now_ns=now_ns)
+    found = findings(facts, now_ns=now_ns, lag_max=lag_max)
+    if with_settings:
+        lines = [json.dumps(_settings(facts))] if as_json else _settings_text(facts)
+    else:
+        lines = [json.dumps(_object(facts, found, now_ns))] if as_json else _text(facts, found, now_ns)
+    click.echo("\n".join(lines))
+    return 0 if with_settings or not found else _EXITS[found[0].severity]
+
+
+def _verdict(found: list[Finding]) -> str:
+    return _WORDS[found[0].severity] if found else _GOOD
+
+
+def _text(facts: Facts, found: list[Finding], now_ns: int) -> Iterator[str]:
+    rows = [("daemon", _daemon(facts)), ("last crash", _crash(facts)), ("head", _head(facts, now_ns))]
+    rows += [("lag", _lag(facts, now_ns)), ("lines", _lines(facts)), ("space", _space(facts))]
+    yield from aligned([row for row in rows if row[1]], ())
+    for finding in found:
+        yield f"{_WORDS[finding.severity]}: {finding.message}"
+        if finding.hint:
+            yield f"  hint: {finding.hint}"
+    yield _verdict(found)
+
+
+def _daemon(facts: Facts) -> str:
+    software = facts.daemon.answer.get("software") or facts.report.get("software")
+    return facts.daemon.message + (f"; {software}" if software else "")
+
+
+def _crash(facts: Facts) -> str:
+    crash = facts.crash
+    if crash is None:
+        return "none that recovery/ knows of"
+    if crash.found_ns is None:
+        return f"epoch {crash.epoch} {crash.how}; what it lost is known after the next start"
+    lost = "; ".join(crash.lost) or "nothing durable was lost"
+    cut = f", {crash.cut_bytes} bytes of an unfinished write were cut" if crash.cut_bytes else ""
+    return f"epoch {crash.epoch} {crash.how}; found at {utc(crash.found_ns)}: {lost}{cut}"
+
+
+def _head(facts: Facts, now_ns: int) -> str:
+    if facts.head is None or not facts.head.at_ns:
+        return "nothing has been durable yet"
+    age = format_seconds(max(0.0, (now_ns - facts.head.at_ns) / 1e9))
+    return f"record {facts.head.sequence} was the last to become durable, {age} ago"
+
+
+def _lag(facts: Facts, now_ns: int) -> str:
+    waiting = facts.waiting
+    if not waiting:
+        return "every group has processed everything"
+    oldest, others = waiting[0], len(waiting) - 1
+    cursor, lag = oldest.cursor, oldest.lag
+    more = f", and {others} more group{'s' * (others > 1)}" if others else ""
+    return f"{cursor.route}/{cursor.group}: {lag.records} records, for {format_seconds(lag.seconds(now_ns))}{more}"
+
+
+def _lines(facts: Facts) -> str:
+    held = facts.daemon.answer.get("unfinished_lines") or {}
+    return ", ".join(f"{route} holds {length} bytes of a line without its end" for route, length in held.items())
+
+
+def _space(facts: Facts) -> str:
+    free = f"{format_bytes(facts.free_bytes)} are free"
+    needed = facts.daemon.answer.get("needed_bytes")
+    kept = f", {format_bytes(needed)} are needed" if isinstance(needed, int) else ""
+    if facts.full_seconds is None:
+        return f"{free}{kept}; the log does not grow, or is too young to know"
+    return f"{free}{kept}; full in {format_seconds(facts.full_seconds)} if nothing is reclaimed"
+
+
+def _settings_text(facts: Facts) -> Iterator[str]:
+    rows = [(name, each.get("value", ""), each.get("origin", "")) for name, each in facts.settings.items()]
+    if not rows:
+        starting = command_line(facts.root, "run")
+        yield f"no life of the daemon has left its settings in recovery/; {starting}"
+        return
+    yield from aligned([("SETTING", "VALUE", "FROM"), *rows], ())
+
+
+def _settings(facts: Facts) -> dict[str, object]:
+    return {"schema": "wald.status-settings/1", "epoch": facts.report.get("epoch"), "settings": facts.settings}
+
+
+def _object(facts: Facts, found: list[Finding], now_ns: int) -> dict[str, object]:
+    daemon, crash, head = facts.daemon, facts.crash, facts.head
+    return {
+        "schema": _SCHEMA,
+        "verdict": _verdict(found),
+        "findings": [{"severity": _WORDS[each.severity], "message": each.message, "hint": each.hint} for each in found],
+        "daemon": {
+            "life": daemon.life.value,
+            "message": daemon.message,
+            "pid": daemon.pid,
+            "epoch": daemon.epoch,
+            "host": daemon.wrote.get("host"),
+            "since": daemon.wrote.get("started"),
+            "software": daemon.answer.get("software") or facts.report.get("software"),
+        },
+        "last_crash": None
+        if crash is None
+        else {
+            "epoch": crash.epoch,
+            "how": crash.how,
+            "found_ns": crash.found_ns,
+            "found": None if crash.found_ns is None else utc(crash.found_ns, 9),
+            "lost": list(crash.lost),
+            "cut_bytes": crash.cut_bytes,
+        },
+        "head": None
+        if head is None
+        else {"sequence": head.sequence, "at_ns": head.at_ns, "at": utc(head.at_ns, 9) if head.at_ns else None},
+        "waiting": [_waiting(group, now_ns) for group in facts.waiting],
+        "unfinished_lines": daemon.answer.get("unfinished_lines") or {},
+        "free_bytes": facts.free_bytes,
+        "needed_bytes": daemon.answer.get("needed_bytes"),
+        "seconds_until_full": facts.full_seconds,
+    }
+
+
+def _waiting(group: GroupBacklog, now_ns: int) -> dict[str, object]:
+    lag = group.lag
+    return {
+        "route": group.cursor.route,
+        "group": group.cursor.group,
+        "records": lag.records,
+        "oldest_ns": lag.oldest_ns,
+        "oldest": None if lag.oldest_ns is None else utc(lag.oldest_ns, 9),
+        "seconds": round(lag.seconds(now_ns), 3),
+    }

@@ -1,0 +1,176 @@
+"""What ``wald status`` looks at, and what it finds wrong: facts, read once, and findings about them, which are pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from wald.cli.liveness import Life, Liveness, liveness, socket_of
+from wald.errors import Damaged, command_line
+from wald.format.head import Head
+from wald.log import Log
+from wald.setting_types import format_bytes, format_seconds
+from wald.store.files.disk import free_bytes
+from wald.store.files.fifos import troubles
+from wald.store.retention.backlog import Backlog, GroupBacklog
+from wald.store.retention.cursors import CursorState
+from wald.store.segments.head import readable_head
+from wald.store.writing.lives import Crash, last_crash, read_life
+
+_FULL_SOON_SECONDS = 86400.0
+_SEAL_STALLED_SECONDS = 900.0  # as in the rules for alerts
+_STALLED_SECONDS = 60.0
+
+
+class Severity(IntEnum):
+    """How bad a finding is."""
+
+    WARNING = 1
+    FAILING = 2
+    DOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong, and what can be done."""
+
+    severity: Severity
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A log and its daemon at one moment.
+
+    Attributes:
+        crash: the last one; None if no report knows of any.
+        report: of the last life, as its start wrote it; ``Any``: it is JSON.
+        groups: of every route, with what each has not processed.
+        unreadable: what is wrong with segments, or with the log as a whole.
+        full_seconds: until the disk is full, if nothing is reclaimed; None: not known, or the log does not grow.
+        fifos: what keeps lines that were written to a FIFO from the log.
+    """
+
+    root: Path
+    daemon: Liveness
+    crash: Crash | None
+    report: Mapping[str, Any]
+    head: Head | None
+    groups: tuple[GroupBacklog, ...]
+    unreadable: tuple[tuple[str, str], ...]
+    free_bytes: int
+    full_seconds: float | None
+    fifos: tuple[str, ...]
+
+    @property
+    def waiting(self) -> list[GroupBacklog]:
+        """The groups that count and have records to process; the one that has waited longest comes first."""
+        found = [group for group in self.groups if group.lag.records and not group.retired]
+        return sorted(found, key=lambda group: group.lag.oldest_ns or 0)
+
+    @property
+    def settings(self) -> Mapping[str, Mapping[str, str]]:
+        """Those of the last life, each with its value and where that comes from."""
+        found = self.report.get("settings")
+        return found if isinstance(found, dict) else {}
+
+
+def read_facts(log: Log, *, socket: Path | None, seconds: float, now_ns: int) -> Facts:
+    """Look at everything; nothing is changed.
+
+    Args:
+        socket: where the daemon listens; None: where its settings say.
+        seconds: how long the daemon may take to answer.
+    """
+    root = log.root
+    daemon = liveness(root, log.identity, socket or socket_of(root), seconds=seconds)
+    running = daemon.epoch if daemon.life not in (Life.DEAD, Life.NEVER) else None
+    groups, unreadable, full_seconds = _backlog(log, now_ns)
+    return Facts(
+        root.path,
+        daemon,
+        last_crash(root, running=running),
+        (read_life(root, daemon.epoch) if daemon.epoch is not None else None) or {},
+        readable_head(root),
+        groups,
+        unreadable,
+        free_bytes(root.path),
+        full_seconds,
+        tuple(message for _, message in troubles(root)),
+    )
+
+
+def _backlog(log: Log, now_ns: int) -> tuple[tuple[GroupBacklog, ...], tuple[tuple[str, str], ...], float | None]:
+    """The groups, what cannot be read, and when the disk is full."""
+    try:
+        backlog = Backlog(log.view())
+        unreadable = tuple((status.problem, status.hint) for status in backlog.segments() if status.problem)
+    except Damaged as error:
+        return (), ((error.message, error.hint),), None
+    growth = backlog.growth(now_ns=now_ns)
+    full = growth.seconds_until(backlog.free_bytes) if growth else None
+    return tuple(backlog.groups.values()), unreadable, full
+
+
+def findings(facts: Facts, *, now_ns: int, lag_max: float | None) -> list[Finding]:
+    """What is wrong, the worst first.
+
+    Args:
+        lag_max: how many seconds a record may wait for a group; None: for ever.
+    """
+    found = [*_of_daemon(facts), *_of_log(facts, now_ns, lag_max)]
+    return sorted(found, key=lambda finding: -finding.severity)
+
+
+def _of_daemon(facts: Facts) -> Iterator[Finding]:
+    daemon, answer = facts.daemon, facts.daemon.answer
+    if daemon.life is Life.STARTS:
+        yield Finding(Severity.WARNING, daemon.message, daemon.hint)
+    elif daemon.life is not Life.RUNS:
+        yield Finding(Severity.DOWN, daemon.message, daemon.hint)
+    elif not daemon.is_asked:
+        yield Finding(Severity.WARNING, daemon.message, daemon.hint)
+    if answer.get("degraded"):
+        message = f"input waits: {answer.get('degraded_by') or 'the disk is full'}"
+        yield Finding(Severity.FAILING, message, command_line(facts.root, "explain"))
+    elif held := answer.get("held_requests"):
+        yield Finding(Severity.WARNING, f"{held} requests wait for room", command_line(facts.root, "explain"))
+    if _number(answer, "stalled_seconds") > _STALLED_SECONDS:
+        message = (
+            f"input has waited for {format_seconds(_number(answer, 'stalled_seconds'))} while the head stands still"
+        )
+        yield Finding(Severity.FAILING, message, "docs/alerts.md#waldstalled")
+    if _number(answer, "seal_stalled_seconds") > _SEAL_STALLED_SECONDS:
+        message = f"no segment was sealed for {format_seconds(_number(answer, 'seal_stalled_seconds'))}"
+        yield Finding(Severity.WARNING, message, "journalctl -u wald")
+    for message in facts.report.get("errors") or ():
+        yield Finding(Severity.WARNING, f"the last start found damage: {message}", command_line(facts.root, "verify"))
+
+
+def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Finding]:
+    yield from (Finding(Severity.FAILING, message, hint) for message, hint in facts.unreadable)
+    yield from (Finding(Severity.WARNING, message) for message in facts.fifos)
+    for group in facts.groups:
+        cursor = group.cursor
+        if not group.retired and cursor.state not in (CursorState.VALID, CursorState.ABSENT):
+            setting = command_line(facts.root, f"cursor set {cursor.route} SEQUENCE {cursor.options} --rewind")
+            yield Finding(Severity.WARNING, f"{cursor.message}; it counts as nothing processed", setting)
+    for group in facts.waiting if lag_max is not None else ():
+        waited = group.lag.seconds(now_ns)
+        if lag_max is not None and waited > lag_max:
+            message = (
+                f"{group.cursor.route}/{group.cursor.group} has not processed a record for {format_seconds(waited)}"
+            )
+            yield Finding(Severity.WARNING, message, command_line(facts.root, "explain"))
+    if facts.full_seconds is not None and facts.full_seconds < _FULL_SOON_SECONDS:
+        message = f"{format_bytes(facts.free_bytes)} are free: full in {format_seconds(facts.full_seconds)}"
+        yield Finding(Severity.WARNING, message, command_line(facts.root, "explain"))
+
+
+def _number(answer: Mapping[str, Any], name: str) -> float:
+    found = answer.get(name, 0.0)
+    return found if isinstance(found, int | float) else 0.0
