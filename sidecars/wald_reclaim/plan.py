@@ -8,13 +8,14 @@ many takes a while; the cursors are read again on the way, so that no decision r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from wald.errors import Damaged
 from wald.format.names import Kind
-from wald.format.sealed import BadSealed, RouteEntry, SealedIndex
+from wald.format.sealed import BadSealed, SealedIndex
+from wald.format.tables import RouteEntry
 from wald.store.files import uptime
 from wald.store.files.directory import Listing, Root, Segment, being_sealed, list_segments
 from wald.store.files.ledger import entries_of
@@ -346,7 +347,7 @@ class Planner:
         self._successors = listing.successors()
         return listing
 
-    def _needs(self, segment: Segment, index: SealedIndex) -> list[RouteEntry]:
+    def _needs(self, segment: Segment, index: SealedIndex) -> Sequence[RouteEntry]:
         """The records that the cursors must have reached before a segment may go."""
         try:
             return needs(index, self._successors.get(index.base_sequence, index.next_sequence), self._history)

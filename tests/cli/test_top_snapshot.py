@@ -10,11 +10,13 @@ import pytest
 
 from wald.cli.top_snapshot import HeadSample, LogSample, activity, inventory
 from wald.format.names import Kind
+from wald.format.tables import RouteEntry, RouteTable
 from wald.store.files.directory import Segment
 from wald.store.retention.backlog import GroupBacklog, Growth, SegmentStatus
 from wald.store.retention.conditions import Condition, condition_of
 from wald.store.retention.cursors import Cursor, CursorState
-from wald.store.retention.pins import Pin
+from wald.store.retention.holders import NO_PINS, holders_of
+from wald.store.retention.pins import Claims
 from wald.store.retention.progress import Lag
 from wald.store.segments.view import State
 
@@ -129,7 +131,8 @@ def test_a_row_tells_how_long_the_oldest_record_waits_and_where_the_route_ends()
 def test_every_segment_is_in_one_condition(state: State, pinned: bool, readable: bool) -> None:
     """Of one that cannot be read nobody knows who holds it back."""
     segment = Segment(1, Kind.RAW, Path("1"))
-    pins = (Pin("a", "g", 0, 1),) if pinned else ()
+    routes = RouteTable.of([RouteEntry("a", 1, 1, 1, 10)])
+    pins = holders_of(Claims(), routes.names).pins(routes) if pinned else NO_PINS
     expected = {
         State.ACTIVE: Condition.ACTIVE,
         State.CUT: Condition.WAITING,

@@ -22,9 +22,6 @@ from wald.format.sealed import (
     INDEX_FRAME_MAGIC,
     SEEK_FOOTER,
     BadSealed,
-    BatchTable,
-    Frame,
-    RouteEntry,
     SealedIndex,
     decode_index,
     decode_seek_table,
@@ -32,6 +29,7 @@ from wald.format.sealed import (
     encode_seek_table,
     seek_table_bytes,
 )
+from wald.format.tables import BatchTable, Frame, RouteEntry
 
 ENCODED = encode_index(INDEX, BATCHES)
 U32, U64, I64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1), st.integers(-(1 << 63), (1 << 63) - 1)

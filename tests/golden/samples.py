@@ -21,6 +21,7 @@ from wald.format.ledger import GENESIS, decode_ledger, digest, encode_line
 from wald.format.parsing import Outcome, parse, payload_of, route_of
 from wald.format.segment import SegmentHeader, decode_header, encode_header
 from wald.format.state import WINDOW, LogState, Producers, Written, decode_state
+from wald.format.tables import BatchTable, Frame, RouteEntry
 from wald.format.transfers import Transfer, decode_transfer, encode_transfer
 from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
 
@@ -82,14 +83,14 @@ INDEX = sealed.SealedIndex(
     epoch=3,
     salt=SALT,
     frames=[
-        sealed.Frame(0, 400, 0, 1000, 250, 255, TIME_NS, TIME_NS + 1, (0,)),
-        sealed.Frame(400, 300, 1000, 500, 255, 260, TIME_NS + 1, TIME_NS + 2, (0, 1)),
+        Frame(0, 400, 0, 1000, 250, 255, TIME_NS, TIME_NS + 1, (0,)),
+        Frame(400, 300, 1000, 500, 255, 260, TIME_NS + 1, TIME_NS + 2, (0, 1)),
     ],
-    routes=[sealed.RouteEntry("web", 8, 250, 259, 700), sealed.RouteEntry("db", 2, 256, 257, 40)],
+    routes=[RouteEntry("web", 8, 250, 259, 700), RouteEntry("db", 2, 256, 257, 40)],
     sha256=bytes(range(32)),
     damage=[(900, 40)],
 )
-BATCHES = sealed.BatchTable(
+BATCHES = BatchTable(
     positions=array("Q", [64, 1000, 1100]),
     bases=array("Q", [250, 255, 256]),
     counts=array("I", [5, 1, 2]),

@@ -16,7 +16,8 @@ from logs import Built
 from wald.errors import NotFound
 from wald.format.batch import Flag
 from wald.format.names import Kind
-from wald.format.sealed import BatchTable, SealedIndex
+from wald.format.sealed import SealedIndex
+from wald.format.tables import BatchTable
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.verifier import verify
 from wald.store.files.directory import Root, create_root

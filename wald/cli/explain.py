@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,13 +120,11 @@ def _stretches(statuses: Iterable[SegmentStatus]) -> Iterator[_Stretch]:
 
 
 def _alike(one: SegmentStatus, other: SegmentStatus) -> bool:
-    return _kind(one) == _kind(other) and {(pin.route, pin.group) for pin in one.pins} == {
-        (pin.route, pin.group) for pin in other.pins
-    }
+    return _kind(one) == _kind(other) and one.pins.of_same_groups(other.pins)
 
 
-def _kind(status: SegmentStatus) -> tuple[str, State, str, int, tuple[str, ...]]:
-    return _state(status), status.state, status.problem, len(status.pins), status.waived
+def _kind(status: SegmentStatus) -> tuple[str, State, str, tuple[str, ...]]:
+    return _state(status), status.state, status.problem, status.waived
 
 
 def _headline(counts: Counter[str], sizes: Counter[str]) -> str:
@@ -165,7 +163,7 @@ def _unpinned(waived: tuple[str, ...]) -> str:
     return f"its unread records are of {_names(list(waived))}, which {'is' if len(waived) == 1 else 'are'} retired"
 
 
-def _pinned_by(pins: tuple[Pin, ...]) -> str:
+def _pinned_by(pins: Sequence[Pin]) -> str:
     named = [
         f"{pin.route} ({pin.message}; adding the route brings it back)"
         if pin.message == DIRECTORY_GONE

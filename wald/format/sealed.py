@@ -35,11 +35,13 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import NamedTuple
+from functools import lru_cache
+from itertools import accumulate
 
 import zstandard
 from crc32c import crc32c
+
+from wald.format.tables import BatchTable, Frame, FrameTable, RouteEntry, RouteTable
 
 SKIPPABLE = struct.Struct("<II")
 INDEX_FRAME_MAGIC = 0x184D2A57
@@ -67,59 +69,10 @@ class BadSealed(ValueError):
     """The index or the seek table is damaged, or the file is not a sealed segment."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One zstd frame of whole batches.
-
-    Attributes:
-        offset: in the compressed file; ``raw_offset``: in the raw segment.
-        first_sequence, next_sequence: records that begin in it are first ≤ s < next.
-        earliest_ns, latest_ns: append times; earliest > latest if it holds no batch.
-        routes: ids, as indexes into :attr:`SealedIndex.routes`.
-    """
-
-    offset: int
-    compressed_bytes: int
-    raw_offset: int
-    raw_bytes: int
-    first_sequence: int
-    next_sequence: int
-    earliest_ns: int
-    latest_ns: int
-    routes: tuple[int, ...]
-
-
-class RouteEntry(NamedTuple):
-    """What a segment holds of one route; ``last`` counts a record of which it holds any piece.
-
-    A tuple, because a segment may have a thousand of them, and a backlog ten thousand segments.
-    """
-
-    route: str
-    count: int  # type: ignore[assignment]  # tuples have a method of that name
-    first: int
-    last: int
-    payload_bytes: int
-
-
 StoredSection = tuple[bytes | memoryview, int, int]
 """A section as it is stored: its zstd frame, its raw length, the crc32c of its raw bytes."""
 
 _BATCH_BYTES = 32  # position, base, count, route and time of one batch
-
-
-@dataclass(slots=True)
-class BatchTable:
-    """Every batch of a segment as columns; control batches are not listed."""
-
-    positions: array[int] = field(default_factory=lambda: array("Q"))
-    bases: array[int] = field(default_factory=lambda: array("Q"))
-    counts: array[int] = field(default_factory=lambda: array("I"))
-    routes: array[int] = field(default_factory=lambda: array("I"))
-    times_ns: array[int] = field(default_factory=lambda: array("q"))
-
-    def __len__(self) -> int:
-        return len(self.positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +85,8 @@ class SealedIndex:
     raw_bytes: int
     epoch: int
     salt: int
-    frames: list[Frame]
-    routes: list[RouteEntry]
+    frames: Sequence[Frame]
+    routes: Sequence[RouteEntry]
     sha256: bytes
     damage: list[tuple[int, int]]
     stored_batches: StoredSection = field(repr=False, compare=False, default=(b"", 0, 0))
@@ -181,7 +134,7 @@ def _sections(index: SealedIndex, batches: BatchTable) -> dict[str, Sequence[byt
     sections: dict[str, Sequence[bytes | array[int]]] = {
         "frames": _frame_columns(index.frames),
         "batches": _columns_of(batches),
-        "routes": [json.dumps(index.routes, separators=(",", ":")).encode()],
+        "routes": [json.dumps(list(index.routes), separators=(",", ":")).encode()],
         "sha256": [index.sha256],
     }
     if index.damage:
@@ -244,18 +197,24 @@ def decode_index(frame: bytes) -> SealedIndex:
     return SealedIndex(*span, frames, routes, sha256, damage, stored_batches)
 
 
-def _decode_tables(sections: dict[str, StoredSection]) -> tuple[list[RouteEntry], list[tuple[int, int]]]:
+def _decode_tables(sections: dict[str, StoredSection]) -> tuple[RouteTable, list[tuple[int, int]]]:
     """The sections that are JSON: routes and damage."""
     route_table = _section(sections, "routes")
     damage_table = _section(sections, "damage") if "damage" in sections else b"[]"
     try:
-        routes = list(map(RouteEntry._make, json.loads(route_table)))
-        names, *numbers = zip(*routes, strict=True) if routes else [()]
+        names, *numbers = list(zip(*json.loads(route_table), strict=True)) or 5 * [()]
         if set(map(type, names)) - {str} or any(set(map(type, column)) - {int} for column in numbers):
             raise TypeError("not what a sealer writes")
+        routes = RouteTable(_shared(names), *numbers)
         return routes, [(int(position), int(length)) for position, length in json.loads(damage_table)]
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise BadSealed(f"the table of routes or of damage does not decode: {error}") from error
+
+
+@lru_cache(maxsize=1)
+def _shared(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The same object as for the segment before, if that had the same routes."""
+    return names
 
 
 def encode_seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
@@ -310,7 +269,7 @@ class _Columns:
         self.position = end
 
 
-def _decode_frames(data: bytes, routes: int) -> list[Frame]:
+def _decode_frames(data: bytes, routes: int) -> FrameTable:
     if len(data) < 4:
         raise BadSealed("the frames section is too short")
     (count,) = struct.unpack_from("<I", data)
@@ -318,19 +277,13 @@ def _decode_frames(data: bytes, routes: int) -> list[Frame]:
     taken = [array(code) for code in "QIIQQqqI"]
     for column in taken:
         columns.take(column, count)
-    offsets, compressed, raw, firsts, nexts, earliest, latest, ends = taken
+    offsets, compressed, raw, *spans, ends = taken
     ids = array("I")
     columns.take(ids, ends[-1] if ends else 0)
     if sorted(ends) != list(ends) or columns.position != len(columns.data) or max(ids, default=-1) >= routes:
         raise BadSealed("the frames section's routes do not fit")
-    raw_offsets = [0]
-    for size in raw:
-        raw_offsets.append(raw_offsets[-1] + size)
-    spans = [tuple(ids[start:end]) for start, end in pairwise([0, *ends])]
-    return [
-        Frame(*row)
-        for row in zip(offsets, compressed, raw_offsets[:-1], raw, firsts, nexts, earliest, latest, spans, strict=True)
-    ]
+    raw_offsets = list(accumulate(raw[:-1], initial=0))
+    return FrameTable((offsets, compressed, raw_offsets, raw, *spans), ends, ids)
 
 
 def _columns_of(batches: BatchTable) -> list[array[int]]:

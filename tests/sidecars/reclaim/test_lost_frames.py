@@ -17,7 +17,7 @@ from reclaiming import ANYTHING_READ, bases, ledger, reclaim
 from running import output_of, run, sidecar
 
 from wald.format.names import Kind
-from wald.format.sealed import Frame
+from wald.format.tables import Frame
 from wald.store.retention.backlog import Backlog, SegmentStatus
 from wald.store.retention.history import History
 from wald.store.retention.legality import judge
@@ -44,7 +44,7 @@ def built(tmp_path: Path) -> Built:
     return built
 
 
-def frames(built: Built) -> list[Frame]:
+def frames(built: Built) -> Sequence[Frame]:
     with SealedFile(built.path(1, Kind.SEALED)) as sealed:
         return sealed.index.frames
 

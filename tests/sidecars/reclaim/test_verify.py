@@ -16,7 +16,7 @@ from reclaiming import Reclaimer, bases, ledger
 from running import output_of, run, sidecar
 
 from wald.format.names import Kind
-from wald.format.sealed import Frame
+from wald.format.tables import Frame
 from wald.store.segments.compression import SealedFile
 
 

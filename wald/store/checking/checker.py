@@ -21,9 +21,10 @@ from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
 from wald.format.parsing import Batches, StoredBatch
-from wald.format.sealed import BadSealed, BatchTable, Frame, RouteEntry, SealedIndex
+from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.segment import BadHeader
 from wald.format.state import BadControl, LogState, Producers, decode_state
+from wald.format.tables import BatchTable, Frame, RouteEntry
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.opening import NOTHING, Opening
 from wald.store.files.directory import Segment

@@ -4,6 +4,7 @@ backlog    what there is, and which groups need it
 beginning  where a new group begins
 conditions what keeps a segment
 cursors    where consumers stand
+holders    the same as pins, for many segments
 history    what the ledgers say of missing segments
 legality   whether a deletion was legal, by its line
 missing    records asked for that are reclaimed

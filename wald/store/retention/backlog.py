@@ -11,16 +11,20 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import repeat
+from operator import add, mul, truediv
 
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.sealed import BadSealed, SealedIndex
+from wald.format.tables import RouteTable
 from wald.store.files.directory import Segment
 from wald.store.files.disk import free_bytes
 from wald.store.retention.cursors import Cursor
 from wald.store.retention.history import History
-from wald.store.retention.pins import Claims, Pin, needs, read_claims, segment_index, ways_out, with_lost
-from wald.store.retention.progress import Lag, add_raw, add_sealed
+from wald.store.retention.holders import NO_PINS, Holders, Pins, holders_of
+from wald.store.retention.pins import Claims, needs, read_claims, segment_index, ways_out, with_lost
+from wald.store.retention.progress import Lag, SealedLags, add_raw
 from wald.store.segments.opened import open_segment
 from wald.store.segments.raw import FIRST_BATCH
 from wald.store.segments.view import SegmentGone, State, View
@@ -49,7 +53,7 @@ class SegmentStatus:
     state: State
     last_sequence: int | None
     stored_bytes: int
-    pins: tuple[Pin, ...] = ()
+    pins: Pins = NO_PINS
     waived: tuple[str, ...] = ()
     problem: str = ""
     readable: bool = True
@@ -78,6 +82,15 @@ class GroupBacklog:
         self.lag = Lag(self.cursor.effective)
 
 
+@dataclass(slots=True)
+class _Held:
+    """Segments that the same groups hold back."""
+
+    pins: Pins
+    segments: int = 0
+    stored_bytes: int = 0
+
+
 class Backlog:
     """What ``view`` shows; iterate over :meth:`segments` first, the rest is known afterwards.
 
@@ -100,6 +113,11 @@ class Backlog:
         self._claims: Claims = read_claims(view.root, log_id=view.log_id)
         self._history = History(view.root)
         self._gauge = GrowthMeter()
+        self._sealed = SealedLags(self._counting)
+        self._names: tuple[str, ...] = ()
+        self._holders: Holders = NO_PINS.holders
+        """Of segments with these routes."""
+        self._held = _Held(NO_PINS)
         self.free_bytes = free_bytes(view.root.path)
         self.groups = {
             (route, cursor.group): GroupBacklog(cursor, route in self._claims.retired)
@@ -118,6 +136,8 @@ class Backlog:
         for segment in listing.segments:
             with suppress(SegmentGone):
                 yield self._view.follow(segment, lambda found: self._status(found, successors.get(found.base_sequence)))
+        self._sealed.settle()
+        self._settle_held()
 
     def growth(self, *, now_ns: int) -> Growth | None:
         """How fast the log grows, over its newest segments; None if it is too young, or the clock is wrong."""
@@ -132,7 +152,7 @@ class Backlog:
         stored_bytes = _stored_bytes(segment)
         if counts:
             with suppress(Damaged, BadSealed):
-                add_sealed(segment_index(segment, self._view.log_id), self._counting)
+                self._sealed.add(segment_index(segment, self._view.log_id))
         return SegmentStatus(segment, State.RELEASED, None, stored_bytes)
 
     def _status(self, segment: Segment, end: int | None) -> SegmentStatus:
@@ -157,8 +177,8 @@ class Backlog:
             self._add(index, found)
             if damage:
                 index = with_lost(index, segment, end, self._history, damage[0])
-            needed = list(needs(index, end or index.next_sequence, self._history))
-            pins, waived = tuple(self._claims.pins(needed)), self._claims.waived(needed)
+            needed = RouteTable.of(needs(index, end or index.next_sequence, self._history))
+            pins, waived = self._pins(needed), self._claims.waived(needed)
         except Damaged as error:
             if found.state is State.CUT:  # only the sealer may judge it, and its records wait all the same
                 with suppress(Damaged):
@@ -167,22 +187,41 @@ class Backlog:
         except BadSealed as error:
             problem = f"{segment.path}: its batches cannot be found: {error}"
             return replace(found, problem=problem, readable=False, hint=ways_out(segment))
-        for pin in pins:
-            group = self.groups.get((pin.route, pin.group))
-            if group is not None:
-                group.pinned_segments += 1
-                group.pinned_bytes += found.stored_bytes
-                group.exclusive_bytes += found.stored_bytes if len(pins) == 1 else 0
+        self._hold(pins, found.stored_bytes)
         problem = damage[0].message if damage else ""
         return replace(found, last_sequence=index.next_sequence - 1, pins=pins, waived=waived, problem=problem)
+
+    def _pins(self, routes: RouteTable) -> Pins:
+        if routes.names is not self._names:
+            self._names, self._holders = routes.names, holders_of(self._claims, routes.names)
+        return self._holders.pins(routes)
+
+    def _hold(self, pins: Pins, stored_bytes: int) -> None:
+        """Count a segment that is held back, together with those before it that the same groups hold back."""
+        if not pins.of_same_groups(self._held.pins):
+            self._settle_held()
+            self._held = _Held(pins)
+        self._held.segments += 1
+        self._held.stored_bytes += stored_bytes
+
+    def _settle_held(self) -> None:
+        held, self._held = self._held, _Held(NO_PINS)
+        exclusive_bytes = held.stored_bytes if len(held.pins) == 1 else 0
+        for each in held.pins.groups():
+            group = self.groups.get(each)
+            if group is not None:
+                group.pinned_segments += held.segments
+                group.pinned_bytes += held.stored_bytes
+                group.exclusive_bytes += exclusive_bytes
 
     def _add(self, index: SealedIndex, found: SegmentStatus) -> None:
         """Add what a complete segment holds to the lags and the growth."""
         earliest_ns = min((frame.earliest_ns for frame in index.frames), default=0)
-        payload_bytes = {entry.route: entry.payload_bytes for entry in index.routes}
+        routes = RouteTable.of(index.routes)
+        payload_bytes = dict(zip(routes.names, routes.payload_bytes, strict=True))
         grown = found.stored_bytes if found.state is State.SEALED else sum(payload_bytes.values())
         self._gauge.add(earliest_ns, grown, payload_bytes)
-        add_sealed(index, self._counting)
+        self._sealed.add(index)
 
     def _counting(self, route: str) -> list[Lag]:
         """The lag of every group of a route, and of an imaginary one that has processed everything up to ``after``."""
@@ -246,9 +285,9 @@ class _Recent:
     routes: dict[str, float]
 
     def with_next(self, following: _Recent) -> _Recent:
-        routes = dict(self.routes)
-        for route, stored_bytes in following.routes.items():
-            routes[route] = routes.get(route, 0.0) + stored_bytes
+        before = map(self.routes.get, following.routes, repeat(0.0))
+        sums = map(add, before, following.routes.values())
+        routes = self.routes | dict(zip(following.routes, sums, strict=True))
         return _Recent(self.earliest_ns, self.stored_bytes + following.stored_bytes, routes)
 
 
@@ -269,7 +308,8 @@ class GrowthMeter:
             payload_bytes: of each route.
         """
         total = sum(payload_bytes.values())
-        shares = {route: stored_bytes * each / total for route, each in payload_bytes.items()} if total else {}
+        parts = map(truediv, map(mul, payload_bytes.values(), repeat(stored_bytes)), repeat(total))
+        shares = dict(zip(payload_bytes, parts, strict=True)) if total else {}
         newest = _Recent(earliest_ns, stored_bytes, shares)
         recent = self._recent
         recent.append(newest)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from wald.errors import Damaged
-from wald.format.sealed import RouteEntry
+from wald.format.tables import RouteEntry
 from wald.format.times import at_utc
 from wald.store.files.directory import Root
 from wald.store.files.lines import NO_SEQUENCE, Entry, Line, Lines

@@ -15,17 +15,19 @@ line of the ledger about the sealing gives the routes; without that line the seg
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import compress, repeat
+from operator import lt
 from typing import NamedTuple
 
 from wald.errors import Damaged, NotFound
 from wald.format.names import DEFAULT_GROUP, Kind
-from wald.format.sealed import BadSealed, RouteEntry, SealedIndex
+from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.segment import BadHeader
+from wald.format.tables import RouteEntry, RouteTable
 from wald.store.files.directory import Root, Segment
 from wald.store.files.regular import open_file
 from wald.store.retention.cursors import Cursor, CursorState, cursors_of
@@ -64,6 +66,8 @@ class Claims:
     cursors: dict[str, tuple[Cursor, ...]] = field(default_factory=dict)
     retired: frozenset[str] = frozenset()
     _gating: dict[str, list[tuple[str, int, str]]] = field(init=False, repr=False)
+    _floors: dict[str, int] = field(init=False, repr=False)
+    """What every group that counts has processed of each route."""
 
     def __post_init__(self) -> None:
         gating = {
@@ -71,34 +75,39 @@ class Claims:
             for route, cursors in self.cursors.items()
         }
         object.__setattr__(self, "_gating", gating)
+        floors = {route: min((at for _, at, _ in groups), default=_NO_GROUP) for route, groups in gating.items()}
+        object.__setattr__(self, "_floors", floors)
 
-    def pins(self, routes: Iterable[RouteEntry]) -> Iterator[Pin]:
+    def gating(self, route: str) -> list[tuple[str, int, str]]:
+        """The groups that can hold back records of ``route``: name, up to where it has processed, what is wrong."""
+        return self._gating.get(route, _LOST)
+
+    def pins(self, routes: Sequence[RouteEntry]) -> Iterator[Pin]:
         """The groups that hold back a segment with ``routes`` in it; none if it may go."""
-        for route, _, _, last, _ in routes:
-            for group, at, message in self._gating.get(route, _LOST):
+        table = RouteTable.of(routes)
+        floors = map(self._floors.get, table.names, repeat(0))
+        for number in compress(range(len(table)), map(lt, floors, table.lasts)):
+            route, last = table.names[number], table.lasts[number]
+            for group, at, message in self.gating(route):
                 if at < last:
                     yield Pin(route, group, at, last, message)
 
-    def waived(self, routes: Iterable[RouteEntry]) -> tuple[str, ...]:
+    def waived(self, routes: Sequence[RouteEntry]) -> tuple[str, ...]:
         """The retired routes among ``routes`` that hold records in it which a group has not read."""
+        table = RouteTable.of(routes)
+        retired = compress(zip(table.names, table.lasts, strict=True), map(self.retired.__contains__, table.names))
         return tuple(
-            route
-            for route, _, _, last, _ in routes
-            if route in self.retired and any(cursor.effective < last for cursor in self.cursors.get(route, ()))
+            route for route, last in retired if any(cursor.effective < last for cursor in self.cursors.get(route, ()))
         )
 
     def still(self, pin: Pin) -> bool:
         """Whether ``pin``, found under earlier claims, holds back its segment under these."""
-        return any(group == pin.group and at < pin.needs for group, at, _ in self._gating.get(pin.route, _LOST))
+        return any(group == pin.group and at < pin.needs for group, at, _ in self.gating(pin.route))
 
     def lets_go(self, earlier: Claims) -> bool:
         """Whether what no group held back under ``earlier`` claims is not held back under these."""
-        routes = self._gating.keys() | earlier._gating.keys()
-        return all(self._floor(route) >= earlier._floor(route) for route in routes)
-
-    def _floor(self, route: str) -> float:
-        """What every group that counts has processed of ``route``."""
-        return min((at for _, at, _ in self._gating.get(route, _LOST)), default=math.inf)
+        routes = self._floors.keys() | earlier._floors.keys()
+        return all(self._floors.get(route, 0) >= earlier._floors.get(route, 0) for route in routes)
 
     def vector(self, route: str) -> dict[str, int]:
         """The cursor of each group of ``route``, as far as it counts."""
@@ -106,6 +115,7 @@ class Claims:
 
 
 _LOST = [(DEFAULT_GROUP, 0, DIRECTORY_GONE)]
+_NO_GROUP = 1 << 64  # no record is beyond it
 
 
 def read_claims(root: Root, *, log_id: bytes) -> Claims:
@@ -235,7 +245,7 @@ def ways_out(segment: Segment) -> str:
     return f"put a whole copy in its place; or mv {segment.path} {quarantine}/ gives its records up"
 
 
-def needs(index: SealedIndex, end: int, history: History) -> list[RouteEntry]:
+def needs(index: SealedIndex, end: int, history: History) -> Sequence[RouteEntry]:
     """The routes of a complete segment, each with the last record that its cursors have to reach.
 
     Args:
@@ -248,7 +258,7 @@ def needs(index: SealedIndex, end: int, history: History) -> list[RouteEntry]:
         return index.routes
     if not index.routes:
         raise BadSealed("all of its records are lost, and whose they were")
-    return [entry._replace(last=max(entry.last, lost)) for entry in index.routes]
+    return RouteTable.of(index.routes).reaching(lost)
 
 
 def _end(index: SealedIndex, end: int, history: History) -> int:

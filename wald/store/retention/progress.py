@@ -7,14 +7,16 @@ expired or lost is not counted. A cursor that cannot be trusted stands at 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, compress, pairwise
+from operator import add, and_, gt, lt, mul
 
 from wald.errors import Damaged
 from wald.format.parsing import StoredBatch
-from wald.format.sealed import BadSealed, BatchTable, SealedIndex
+from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.state import BadControl, decode_state
+from wald.format.tables import RouteTable
 from wald.store.files.consumers import admitted
 from wald.store.files.directory import Segment
 from wald.store.files.fifos import has_fifo
@@ -56,26 +58,72 @@ LagsOf = Callable[[str], Iterable[Lag]]
 """The lags that records of a route add to."""
 
 
-def add_sealed(index: SealedIndex, lags_of: LagsOf) -> None:
-    """Count the records of a sealed segment; its batches are read only if a cursor stands among them.
+class SealedLags:
+    """Counts the records of sealed segments, in columns: without a step for each route of each segment.
 
-    Raises:
-        BadSealed: they would have to be, and cannot.
+    Segments with the same routes, one behind the other, are added up here; :meth:`settle` passes the sums on.
     """
-    table: BatchTable | None = None
-    for number, entry in enumerate(index.routes):
-        for lag in lags_of(entry.route):
-            if lag.at >= entry.last:
-                continue
-            if lag.oldest_ns is not None and lag.at < entry.first:
-                lag.records += entry.count
-                continue
-            table = table or index.batch_table()
-            for route, base, count, time_ns in zip(
-                table.routes, table.bases, table.counts, table.times_ns, strict=True
-            ):
-                if route == number:
-                    lag.add(base, count, time_ns)
+
+    def __init__(self, lags_of: LagsOf) -> None:
+        self._lags_of = lags_of
+        self._names: tuple[str, ...] = ()
+        self._numbers: list[int] = []
+        """The number of each lag's route; the lists below are likewise aligned with the lags."""
+        self._lags: list[Lag] = []
+        self._ats: list[int] = []
+        self._dated: list[bool] = []
+        """Whether the oldest unread record is known."""
+        self._sums: list[int] = []
+
+    def add(self, index: SealedIndex) -> None:
+        """Count the records of one segment; its batches are read only if a cursor stands among them.
+
+        Raises:
+            BadSealed: they would have to be, and cannot.
+        """
+        routes = RouteTable.of(index.routes)
+        if routes.names is not self._names:
+            self._align(routes.names)
+        unread = list(map(lt, self._ats, self._of_each(routes.lasts)))
+        if True not in unread:
+            return
+        whole = list(map(and_, self._dated, map(lt, self._ats, self._of_each(routes.firsts))))
+        if some := list(compress(range(len(unread)), map(gt, unread, whole))):
+            self._add_batches(index, some)
+        self._sums = list(map(add, self._sums, map(mul, whole, self._of_each(routes.counts))))
+
+    def settle(self) -> None:
+        """Add to the lags what has been counted."""
+        for lag, records in zip(self._lags, self._sums, strict=True):
+            lag.records += records
+        self._sums = [0] * len(self._lags)
+
+    def _align(self, names: tuple[str, ...]) -> None:
+        self.settle()
+        found = [(number, lag) for number, name in enumerate(names) for lag in self._lags_of(name)]
+        self._names = names
+        self._numbers = [number for number, _ in found]
+        self._lags = [lag for _, lag in found]
+        self._ats = [lag.at for lag in self._lags]
+        self._dated = [lag.oldest_ns is not None for lag in self._lags]
+        self._sums = [0] * len(found)
+
+    def _of_each(self, column: Sequence[int]) -> Iterator[int]:
+        """The value of its route for each lag."""
+        return map(column.__getitem__, self._numbers)
+
+    def _add_batches(self, index: SealedIndex, some: Sequence[int]) -> None:
+        """Count batch by batch, for some of the lags."""
+        wanted: dict[int, list[Lag]] = {}
+        for number in some:
+            wanted.setdefault(self._numbers[number], []).append(self._lags[number])
+        table = index.batch_table()
+        columns = (table.bases, table.counts, table.times_ns)
+        for route, *batch in zip(table.routes, *columns, strict=True):
+            for lag in wanted.get(route, ()):
+                lag.add(*batch)
+        for number in some:
+            self._dated[number] = self._lags[number].oldest_ns is not None
 
 
 def add_raw(batches: Iterable[StoredBatch | DamagedBytes | SkippedBatches], lags_of: LagsOf) -> Iterator[StoredBatch]:
@@ -94,21 +142,27 @@ def lags(view: View, cursors: Iterable[Cursor]) -> dict[tuple[str, str], Lag]:
     for (route, _), lag in found.items():
         of_route.setdefault(route, []).append(lag)
     slowest = min((lag.at for lag in found.values()), default=_NO_END)
+
+    def lags_of(route: str) -> list[Lag]:
+        return of_route.get(route, [])
+
+    sealed = SealedLags(lags_of)
     for segment, following in pairwise((*view.including_released().segments, None)):
         assert segment is not None
         if following is None or following.base_sequence - 1 > slowest:
-            _add(segment, view, slowest, lambda route: of_route.get(route, ()))
+            _add(segment, view, slowest, sealed, lags_of)
+    sealed.settle()
     return found
 
 
-def _add(segment: Segment, view: View, slowest: int, lags_of: LagsOf) -> None:
+def _add(segment: Segment, view: View, slowest: int, sealed: SealedLags, lags_of: LagsOf) -> None:
     try:
         opened = view.open(segment)
     except Damaged:
         return
     try:
         if isinstance(opened, SealedSegment):
-            add_sealed(opened.index, lags_of)
+            sealed.add(opened.index)
             return
         limit = view.limit(segment)
         begin = opened.position_of_sequence(slowest + 1, limit) if slowest >= segment.base_sequence else FIRST_BATCH

@@ -25,7 +25,6 @@ from wald.format.index import SparseIndex
 from wald.format.sealed import (
     SEEK_FOOTER,
     BadSealed,
-    Frame,
     SealedIndex,
     decode_index,
     decode_seek_table,
@@ -33,6 +32,7 @@ from wald.format.sealed import (
     encode_seek_table,
     seek_table_bytes,
 )
+from wald.format.tables import Frame
 from wald.store.files.disk import Disk
 from wald.store.files.regular import open_file, open_regular
 from wald.store.segments.contents import Contents, Span

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from wald.format.batch import HEADER, BatchHeader, Flag
 from wald.format.parsing import whole_batches
-from wald.format.sealed import BatchTable, Frame, RouteEntry, SealedIndex, store_batches
+from wald.format.sealed import SealedIndex, store_batches
+from wald.format.tables import BatchTable, Frame, RouteEntry
 from wald.store.segments.raw import FIRST_BATCH
 
 _NO_TIME = ((1 << 63) - 1, -(1 << 63))  # earliest and latest of no batch: neutral under min and max
@@ -18,7 +19,7 @@ _CONTINUES = int(Flag.CONTINUES)  # enums are slow
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What the batches of one frame hold, as :class:`wald.format.sealed.Frame` has it."""
+    """What the batches of one frame hold, as :class:`wald.format.tables.Frame` has it."""
 
     first_sequence: int
     next_sequence: int
@@ -29,7 +30,7 @@ class Span:
 
 @dataclass(slots=True)
 class _Tally:
-    """A :class:`wald.format.sealed.RouteEntry` being counted."""
+    """A :class:`wald.format.tables.RouteEntry` being counted."""
 
     id: int
     first: int

@@ -1,0 +1,145 @@
+"""The tables of a sealed segment's index, as columns: a row is made only where one is asked for.
+
+A segment may have a thousand routes, and a backlog ten thousand segments. What looks at all of them does so column by
+column, without a step of Python for each row.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import NamedTuple, Self, overload
+
+
+class RouteEntry(NamedTuple):
+    """What a segment holds of one route; ``last`` counts a record of which it holds any piece."""
+
+    route: str
+    count: int  # type: ignore[assignment]  # tuples have a method of that name
+    first: int
+    last: int
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RouteTable(Sequence[RouteEntry]):
+    """The routes of a segment, by number; equal to any sequence of the same entries.
+
+    Attributes:
+        names, counts, firsts, lasts, payload_bytes: of equal length. Consecutive segments with the same routes have the
+            same ``names``, so what was made of them can be used again.
+    """
+
+    names: tuple[str, ...]
+    counts: Sequence[int]
+    firsts: Sequence[int]
+    lasts: Sequence[int]
+    payload_bytes: Sequence[int]
+
+    @classmethod
+    def of(cls, entries: Sequence[RouteEntry]) -> Self:
+        """The table of ``entries``, which may be one already."""
+        if isinstance(entries, cls):
+            return entries
+        return cls(*zip(*entries, strict=True)) if entries else cls((), (), (), (), ())
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[RouteEntry]:
+        return map(RouteEntry, self.names, self.counts, self.firsts, self.lasts, self.payload_bytes)
+
+    @overload
+    def __getitem__(self, number: int) -> RouteEntry: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[RouteEntry]: ...
+    def __getitem__(self, number: int | slice) -> RouteEntry | list[RouteEntry]:
+        if isinstance(number, slice):
+            return list(self)[number]
+        columns = (self.names, self.counts, self.firsts, self.lasts, self.payload_bytes)
+        return RouteEntry._make(column[number] for column in columns)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def reaching(self, last: int) -> Self:
+        """The same, with each route's last record no earlier than ``last``."""
+        lasts = tuple(map(max, self.lasts, repeat(last)))
+        return type(self)(self.names, self.counts, self.firsts, lasts, self.payload_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One zstd frame of whole batches.
+
+    Attributes:
+        offset: in the compressed file; ``raw_offset``: in the raw segment.
+        first_sequence, next_sequence: records that begin in it are first ≤ s < next.
+        earliest_ns, latest_ns: append times; earliest > latest if it holds no batch.
+        routes: ids, as indexes into the table of routes.
+    """
+
+    offset: int
+    compressed_bytes: int
+    raw_offset: int
+    raw_bytes: int
+    first_sequence: int
+    next_sequence: int
+    earliest_ns: int
+    latest_ns: int
+    routes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class BatchTable:
+    """Every batch of a segment as columns; control batches are not listed."""
+
+    positions: array[int] = field(default_factory=lambda: array("Q"))
+    bases: array[int] = field(default_factory=lambda: array("Q"))
+    counts: array[int] = field(default_factory=lambda: array("I"))
+    routes: array[int] = field(default_factory=lambda: array("I"))
+    times_ns: array[int] = field(default_factory=lambda: array("q"))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameTable(Sequence[Frame]):
+    """The frames of a segment, in order; equal to any sequence of the same frames.
+
+    Attributes:
+        columns: offset, compressed bytes, raw offset, raw bytes, first and next sequence, earliest and latest time.
+        ends: where the routes of each frame end in ``routes``.
+    """
+
+    columns: tuple[Sequence[int], ...]
+    ends: Sequence[int]
+    routes: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, number: int) -> Frame: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Frame]: ...
+    def __getitem__(self, number: int | slice) -> Frame | list[Frame]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        end = self.ends[number]
+        number %= len(self)
+        begin = self.ends[number - 1] if number else 0
+        offset, stored, raw_offset, raw, first, following, *times_ns = (column[number] for column in self.columns)
+        earliest_ns, latest_ns = times_ns
+        routes = tuple(self.routes[begin:end])
+        return Frame(offset, stored, raw_offset, raw, first, following, earliest_ns, latest_ns, routes)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
