@@ -27,6 +27,7 @@ _COMMANDS = {
     "status": ("status", "status", "Report whether the daemon is alive and what is wrong; for monitoring too."),
     "head": ("positions", "head", "Show how far the log is durable."),
     "where": ("positions", "where", "Show where a sequence is, or what became of it."),
+    "show": ("show", "show", "Show a record, wherever it is: in the log or in an archive."),
     "routes": ("routes", "routes", "List routes, their cursors and their lag."),
     "route": ("routes", "route", "Add or retire a route."),
     "cursor": ("cursors", "cursor", "Show or move a consumer group's cursor."),

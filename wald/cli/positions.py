@@ -16,7 +16,7 @@ from wald.store.files.disk import Disk
 from wald.store.segments.view import State
 from wald.store.writing.lives import no_daemon
 
-_EXITS = {
+EXITS = {
     State.NEVER_ISSUED: NotFound.exit_code,
     State.SKIPPED: NotFound.exit_code,
     State.UNKNOWN: NotFound.exit_code,
@@ -74,7 +74,7 @@ def where(root: Path, sequence: int, as_json: bool) -> int:
         if found.bundle is not None and found.state is not State.ARCHIVED:
             lines.append(f"  also in bundle {found.bundle}, member {found.member or 'not known'}")
         click.echo("\n".join(lines))
-        return _EXITS.get(found.state, 0)
+        return EXITS.get(found.state, 0)
     fields = {
         "sequence": found.sequence,
         "state": found.state.value,
@@ -90,7 +90,7 @@ def where(root: Path, sequence: int, as_json: bool) -> int:
         "reclaimed": found.reclaimed,
     }
     click.echo(json.dumps(fields))
-    return _EXITS.get(found.state, 0)
+    return EXITS.get(found.state, 0)
 
 
 def warn_without_daemon(root: Root) -> None:

@@ -48,6 +48,33 @@ class Record:
         return json.dumps(shown | text_or_hex("value", self.value), ensure_ascii=False)
 
 
+def record_of_json(line: bytes | str) -> Record:
+    """The inverse of :meth:`Record.to_json`; the spaces in headers may be others than those sent.
+
+    Raises:
+        ValueError: the line is not such an object.
+    """
+    try:
+        shown: dict[str, Any] = json.loads(line)
+        value, headers = _bytes_of(shown, "value"), shown.get("headers")
+        if value is None:
+            raise ValueError("a record without a value")
+        if isinstance(headers, dict):
+            shown = shown | {"headers": json.dumps(headers, ensure_ascii=False, separators=(",", ":"))}
+        return Record(
+            str(shown["route"]),
+            int(shown["sequence"]),
+            value,
+            int(shown["append_time_ns"]),
+            _bytes_of(shown, "key"),
+            None if shown.get("event_time_ns") is None else int(shown["event_time_ns"]),
+            _bytes_of(shown, "headers"),
+            terminated=bool(shown.get("terminated", True)),
+        )
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a record ({error!r})") from error
+
+
 def split_lines(payload: bytes | memoryview) -> list[bytes]:
     r"""The pieces between newlines, the last one (possibly empty) included; a carriage return is content.
 
@@ -74,3 +101,10 @@ def text_or_hex(name: str, value: bytes) -> dict[str, str]:
         return {name: value.decode()}
     except UnicodeDecodeError:
         return {f"{name}_hex": value.hex()}
+
+
+def _bytes_of(shown: dict[str, Any], name: str) -> bytes | None:
+    """The inverse of :func:`text_or_hex`; None if the object does not have it."""
+    if f"{name}_hex" in shown:
+        return bytes.fromhex(shown[f"{name}_hex"])
+    return str(shown[name]).encode() if name in shown else None

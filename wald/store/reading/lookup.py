@@ -28,6 +28,7 @@ class Whereabouts:
         processed: per group of its route, whether the group has processed it.
         bundle, member: the archive bundle that holds it (path or address), and the file in that tar; also of a record
             that is still in the log.
+        bundle_entry: what the ledger says of that bundle.
         reclaimed: when, by which rule and under which cursors its segment was, as the ledger has it.
         message: the answer as a sentence.
     """
@@ -44,6 +45,7 @@ class Whereabouts:
     bundle: str | None = None
     member: str | None = None
     reclaimed: Entry | None = None
+    bundle_entry: Entry | None = None
 
 
 def where(view: View, sequence: int) -> Whereabouts:
@@ -68,7 +70,7 @@ def where(view: View, sequence: int) -> Whereabouts:
     if found.durable and found.state is not State.RELEASED:
         reclaimed = None  # decided, and not carried out
     if bundled is not None:
-        found = replace(found, bundle=_bundle(bundled), member=member_of(bundled, sequence))
+        found = replace(found, bundle=_bundle(bundled), member=member_of(bundled, sequence), bundle_entry=bundled)
     return replace(found, reclaimed=reclaimed)
 
 

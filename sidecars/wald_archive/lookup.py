@@ -1,0 +1,51 @@
+"""One record out of an archive, by its sequence; ``wald show`` finds this through an entry point."""
+
+from __future__ import annotations
+
+from wald.errors import Damaged
+from wald.format.record import Record, record_of_json
+from wald.store.files.disk import Disk
+from wald_archive.destination import Destination
+from wald_archive.objects import open_destination
+from wald_archive.parts import Form, IndexEntry, Part
+from wald_archive.restore import bundles_of, checked_parts
+
+
+def find_record(address: str, route: str | None, sequence: int) -> Record | None:
+    """The record in the archive at ``address``; None if no bundle there holds it.
+
+    Args:
+        route: its route; None: every route is looked through.
+
+    Raises:
+        Damaged: the bundle that should hold it is not as it was written.
+        OSError: the archive cannot be read.
+    """
+    destination = open_destination(address, Disk())
+    routes = [route] if route is not None else destination.listing("").folders
+    found = (_in_route(destination, name, sequence) for name in routes)
+    return next((record for record in found if record is not None), None)
+
+
+def _in_route(destination: Destination, route: str, sequence: int) -> Record | None:
+    for manifest, entry in bundles_of(destination, route):
+        contents = entry.bundle.contents
+        holds = any(part.first <= sequence <= part.last for part in contents.parts)
+        if not holds:
+            continue
+        for part in checked_parts(destination, manifest.bag, manifest.codec, entry.bundle):
+            run = next((run for run in part.runs if run.first <= sequence <= run.last), None)
+            if run is not None:
+                return _record(route, part, run, sequence)
+    return None
+
+
+def _record(route: str, part: Part, run: IndexEntry, sequence: int) -> Record:
+    data = bytes(part.data[0][run.offset : run.offset + run.bytes])
+    line = data.split(b"\n")[sequence - run.first]
+    if part.form is Form.LINES:
+        return Record(route, sequence, line, run.append_time_ns, terminated=run.terminated or sequence < run.last)
+    try:
+        return record_of_json(line)
+    except ValueError as error:
+        raise Damaged(f"{part.name}: record {sequence}: {error}", hint="wald-archive verify DEST") from error

@@ -1,0 +1,127 @@
+"""``wald show``: one record with all that is known of it, wherever it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import click
+
+import wald
+from wald.cli.options import json_option, root_option
+from wald.cli.output import aligned, json_line, time_fields, write_stdout
+from wald.cli.positions import EXITS
+from wald.errors import Damaged, InvalidInput, NotFound, command_line
+from wald.format.record import Record
+from wald.format.times import utc
+from wald.log import Log
+from wald.store.reading.lookup import Whereabouts
+
+Finder = Callable[[str, str | None, int], Record | None]
+"""Address of an archive, route, sequence → the record there."""
+
+
+@click.command()
+@click.argument("sequence", type=int)
+@root_option
+@click.option(
+    "--archive",
+    metavar="DIR|URL",
+    help="Where the archive is now, if it is not where the ledger says; it is also searched if no ledger knows.",
+)
+@click.option("--raw", is_flag=True, help="Print the value only, its bytes as they were sent, without a newline.")
+@json_option
+def show(root: Path, sequence: int, archive: str | None, raw: bool, as_json: bool) -> int:
+    """Show record SEQUENCE: value, key, headers, times, route, and where it is.
+
+    It is read from the segment that holds it, raw or sealed, active or reclaimed in its grace period; if the log has it
+    no more, from its bundle, whose digest is checked. Of a record that is nowhere, what became of it is an error: the
+    exit code is 3 if it was deleted or never issued, and 4 if it is damaged.
+    """
+    if raw and as_json:
+        raise InvalidInput("--raw and --json exclude each other", hint="wald show --help")
+    log = wald.open(root)
+    found = log.where(sequence)
+    record = _in_log(log, found) or _in_archive(found, archive)
+    if record is None:
+        raise _nowhere(log, found)
+    if raw:
+        write_stdout(record.value)
+    elif as_json:
+        click.echo(json_line("show", _fields(record, found)))
+    else:
+        click.echo("\n".join(_text(record, found)))
+    return 0
+
+
+def _in_log(log: Log, found: Whereabouts) -> Record | None:
+    if not found.durable:
+        return None
+    return next(log.records(start=found.sequence, stop=found.sequence, on_missing="skip"), None)
+
+
+def _in_archive(found: Whereabouts, archive: str | None) -> Record | None:
+    """The record from its bundle, or from the archive that was named; None if it is in none."""
+    entry = found.bundle_entry
+    address = archive or (str(entry["dest"]) if entry and entry.get("dest") else None)
+    finder = next(iter(entry_points(group="wald.bundles", name="find")), None)
+    if address is None or finder is None:
+        return None
+    find: Finder = finder.load()
+    try:
+        return find(address, str(entry["route"]) if entry and entry.get("route") else found.route, found.sequence)
+    except OSError as error:
+        message = f"{error.filename or address}: {error.strerror or error}: the archive that holds it cannot be read"
+        raise NotFound(
+            message, hint=f"mount it, or name its place: wald show {found.sequence} --archive DIR"
+        ) from error
+
+
+def _nowhere(log: Log, found: Whereabouts) -> NotFound | Damaged:
+    looking = command_line(log.root.path, f"where {found.sequence}")
+    message = f"record {found.sequence}: {found.message}"
+    if found.bundle is not None:
+        message += "; that bundle is not there"
+    if EXITS.get(found.state) == Damaged.exit_code:
+        return Damaged(message, hint=f"{command_line(log.root.path, 'verify')} reports all damage")
+    return NotFound(message, hint=f"{looking} --json has all that is known; --archive DIR looks into an archive")
+
+
+def _text(record: Record, found: Whereabouts) -> Iterator[str]:
+    rows = [("sequence", str(record.sequence)), ("route", record.route), ("appended", utc(record.append_time_ns, 9))]
+    if record.event_time_ns is not None:
+        rows.append(("event time", utc(record.event_time_ns, 9)))
+    rows += [(name, _shown(value)) for name, value in (("key", record.key), ("headers", record.headers)) if value]
+    rows.append(("where", f"{found.state.value}: {found.message}"))
+    rows += [(f"group {group}", f"has {'' if done else 'not '}read it") for group, done in found.processed.items()]
+    if not record.terminated:
+        rows.append(("ended", "without a newline"))
+    rows.append(("value", f"{len(record.value)} bytes"))
+    yield from aligned(rows, ())
+    yield _shown(record.value)
+
+
+def _shown(value: bytes) -> str:
+    """Text as it is, if a terminal can show it; other bytes in hexadecimal."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return value.hex(" ", 4)
+    return text if text.replace("\t", "").isprintable() else repr(text)[1:-1]
+
+
+def _fields(record: Record, found: Whereabouts) -> dict[str, object]:
+    fields: dict[str, object] = json.loads(record.to_json())
+    fields |= time_fields("append_time", record.append_time_ns) | time_fields("event_time", record.event_time_ns)
+    return fields | {
+        "terminated": record.terminated,
+        "state": found.state.value,
+        "message": found.message,
+        "segment": found.segment,
+        "position": found.position,
+        "bundle": found.bundle,
+        "member": found.member,
+        "processed": found.processed,
+    }
