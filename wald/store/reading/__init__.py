@@ -3,6 +3,7 @@
 arrow       batches as Arrow, without a loop
 batches     stored batches as records, pieces joined
 lookup      where is record N?
+matching    which records a pattern is found in
 reader      from a place on; follows
 selection   which records are wanted: start and stop
 walk        across segments, up to a bound

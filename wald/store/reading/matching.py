@@ -1,0 +1,95 @@
+"""Which records a pattern is found in: a regular expression of Python on bytes, or a fixed string.
+
+A pattern is looked for in the value of one record after the other, so ``^`` and ``$`` are where a record begins and
+ends. Most batches hold no match, and are passed over without a look at each record: a string that every match must
+contain is looked for in all of a batch at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from re import _constants, _parser  # type: ignore[attr-defined]  # nothing public shows what a pattern is made of
+from typing import Any
+
+from wald.errors import InvalidInput
+from wald.format.record import Record
+from wald.store.reading.batches import Batch
+
+
+class Matcher:
+    """Finds the records that match ``pattern``, or with ``invert`` those that do not.
+
+    Args:
+        fixed: whether the pattern is a string to be found as it is, and no regular expression.
+        ignore_case: of the letters of ASCII.
+
+    Raises:
+        InvalidInput: the pattern is no regular expression.
+    """
+
+    def __init__(self, pattern: bytes, *, fixed: bool = False, ignore_case: bool = False, invert: bool = False) -> None:
+        source = re.escape(pattern) if fixed else pattern
+        try:
+            compiled = re.compile(source, re.IGNORECASE if ignore_case else 0)
+        except (re.error, OverflowError, RecursionError) as error:
+            shown = pattern.decode(errors="backslashreplace")
+            raise InvalidInput(f"{shown!r} is no regular expression: {error}", hint="-F takes it as it is") from error
+        self._search = compiled.search
+        self._invert = invert
+        self._folds = bool(compiled.flags & re.IGNORECASE)
+        literal = b"" if invert else _literal(source, compiled.flags)
+        self._literal = literal.lower() if self._folds else literal
+
+    def matches(self, value: bytes) -> bool:
+        """Whether a record with this value is one to find."""
+        return (self._search(value) is None) == self._invert
+
+    def records(self, batch: Batch) -> Iterator[Record]:
+        """The records of ``batch`` to find, in order."""
+        payload = bytes(batch.payload)
+        text = payload.lower() if self._folds and self._literal else payload
+        if self._literal not in text:
+            return
+        if batch.is_columns:
+            yield from (record for record in batch.records() if self.matches(record.value))
+            return
+        last, time_ns = batch.count - 1, batch.append_time_ns
+        for number, value in self._lines(payload, text, batch.count):
+            ended = batch.terminated or number < last
+            yield Record(batch.route, batch.first_sequence + number, value, time_ns, terminated=ended)
+
+    def _lines(self, payload: bytes, text: bytes, count: int) -> Iterator[tuple[int, bytes]]:
+        """Number and value of each line to find.
+
+        Args:
+            text: the payload in which the literal is looked for.
+            count: of lines in the payload.
+        """
+        at = number = 0  # of the line that comes next
+        while number < count and (found := text.find(self._literal, at)) >= 0:
+            start = max(at, payload.rfind(b"\n", at, found) + 1)
+            number += payload.count(b"\n", at, start)
+            end = payload.find(b"\n", found)
+            end = len(payload) if end < 0 else end
+            if self.matches(value := payload[start:end]):
+                yield number, value
+            number, at = number + 1, end + 1
+
+
+def _literal(source: bytes, flags: int) -> bytes:
+    """The longest string found in what ``source`` matches; empty if none is known."""
+    runs = groupby(_parts(_parser.parse(source, flags)), key=lambda part: part is not None)
+    return max((bytes(part for part in run if part is not None) for _, run in runs), key=len, default=b"")
+
+
+def _parts(parsed: Any) -> Iterator[int | None]:  # Any: the parser has no types
+    """The bytes that must follow each other; None for anything else."""
+    for operation, argument in parsed:
+        if operation is _constants.LITERAL:
+            yield argument
+        elif operation is _constants.SUBPATTERN and not any(argument[1:3]):  # without flags of its own
+            yield from _parts(argument[3])
+        else:
+            yield None
