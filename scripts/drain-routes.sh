@@ -18,7 +18,7 @@ fi
 routes=("$@")
 if [[ $# == 0 ]]; then
     listed=$(wald routes --json)
-    mapfile -t routes < <(jq -r '.[] | select(.retired | not) | .route | select(. != "dead_letter")' <<< "$listed")
+    mapfile -t routes < <(jq -r '.routes[] | select(.retired | not) | .route | select(. != "dead_letter")' <<< "$listed")
 fi
 for route in "${routes[@]}"; do
     wald-drain feed "$route" --exit-at-end --batch-records 10000 -- true

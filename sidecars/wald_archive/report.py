@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -10,9 +9,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from wald.cli.output import json_line, time_fields
 from wald.cli.progress import progress
 from wald.setting_types import format_bytes
 from wald.store.checking.finding import Level
+from wald_archive.bundle import Bundle
 from wald_archive.ledger import Run
 from wald_archive.pack import Packed, Request
 from wald_archive.proof import Finding
@@ -43,7 +44,7 @@ class PackReport:
     ) -> None:
         self._bar.close()
         if self._as_json and error is None:
-            self._write(json.dumps({"runs": self._runs}))
+            self._write(json_line("archive.pack", {"runs": self._runs}))
 
     def begin(self, run: Run, resumed: bool) -> None:
         """Report a run that begins; an interrupted one has the options it was begun with."""
@@ -88,16 +89,27 @@ class ProofReport:
         """Report a finding; good files are only counted."""
         self.counts[found.level] += 1
         if self.as_json:
-            fields = {"level": found.level.value, "dest": found.address, "bag": found.bag, "file": found.file}
-            self.write(json.dumps(fields | {"offset": found.offset, "message": found.message}))
+            fields = {
+                "kind": "finding",
+                "level": found.level.value,
+                "dest": found.address,
+                "bag": found.bag,
+                "file": found.file,
+                "offset": found.offset,
+                "message": found.message,
+            }
+            self.write(json_line("archive.verify", fields))
         elif found.level is not Level.OK:
             at = "" if found.offset is None else f" offset {found.offset}:"
             self.write(f"{found.level.value:5}  {found.name}:{at} {found.message}")
 
     def end(self) -> None:
         """Report the counts."""
-        if not self.as_json:
-            good, errors, noted = self.counts[Level.OK], self.counts[Level.ERROR], self.counts[Level.INFO]
+        good, errors, noted = self.counts[Level.OK], self.counts[Level.ERROR], self.counts[Level.INFO]
+        if self.as_json:
+            findings = {level.value: self.counts[level] for level in Level}
+            self.write(json_line("archive.verify", {"kind": "summary", "good": not errors, "findings": findings}))
+        else:
             judged = "damaged" if errors else "good"
             self.write(f"{judged}: {_bundles(good)} proven, {noted} info, {errors} error")
 
@@ -111,9 +123,24 @@ def _fields(done: Packed) -> dict[str, Any]:
         "bag": str(run.bag),
         "first": run.first,
         "last": run.last,
-        "count": manifest.count if manifest else None,
+        "records": manifest.count if manifest else None,
         "resumed": done.resumed,
-        "bundles": [entry.to_dict() for entry in manifest.entries] if manifest else [],
+        "bundles": [_bundle_fields(entry.bundle) for entry in manifest.entries] if manifest else [],
+    }
+
+
+def _bundle_fields(bundle: Bundle) -> dict[str, Any]:
+    contents = bundle.contents
+    return {
+        "bundle": bundle.name,
+        "first": contents.first,
+        "last": contents.last,
+        "records": contents.count,
+        "record_bytes": contents.record_bytes,
+        "bytes": bundle.bytes,
+        "sha256": bundle.sha256,
+        **time_fields("earliest", contents.earliest_ns),
+        **time_fields("latest", contents.latest_ns),
     }
 
 

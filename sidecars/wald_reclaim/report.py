@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from wald.cli.output import json_line, ledger_fields
 from wald.setting_types import format_bytes
 from wald_reclaim.plan import Decision
 from wald_reclaim.policy import Verdict
@@ -50,7 +50,7 @@ class Report:
         lost = entry.get("lost", {})
         self._lost.update(lost)
         if self.as_json:
-            self.write(json.dumps(entry | {"event": "would-reclaim" if self.intended else "reclaimed"}))
+            self._object("would-reclaim" if self.intended else "reclaimed", ledger_fields(entry))
             return
         records = f"records {entry['base']} to {entry['last']}" if "last" in entry else "decided before"
         unread = ", ".join(f"{count} unread of {route}" for route, count in lost.items())
@@ -68,8 +68,8 @@ class Report:
             self._deleted += due
             return
         if self.as_json:
-            line = {"base": decision.segment.base_sequence, "why": decision.verdict.value}
-            self.write(json.dumps({"event": "would-take-back" if self.intended else "taken-back"} | line))
+            fields = {"segment": decision.segment.base_sequence, "reason": _key(decision.verdict)}
+            self._object("would-take-back" if self.intended else "taken-back", fields)
         else:
             name = decision.segment.path.name
             self.write(f"{'would take' if self.intended else 'took'} {name} back: {decision.verdict.value}")
@@ -79,17 +79,16 @@ class Report:
         for message in troubles:
             self.trouble(f"{message}; it counts as nothing processed")
         if self.as_json:
-            line = {
-                "event": "pass",
-                "reclaimed": self._gone,
+            fields = {
+                "dry_run": self.intended,
+                "segments": self._gone,
                 "bytes": self._gone_bytes,
-                "unlinked": self._deleted,
-                "kept": {verdict.value: count for verdict, count in self._kept.items()},
+                "deleted_segments": self._deleted,
+                "kept_segments": {_key(verdict): count for verdict, count in self._kept.items()},
                 "kept_bytes": self._kept_bytes,
                 "lost": dict(self._lost),
-                "dry_run": self.intended,
             }
-            self.write(json.dumps(line))
+            self._object("pass", fields)
         elif self._gone or self._deleted or not self.watching:
             self.write(self._summary())
         self._gone = self._deleted = self._gone_bytes = self._kept_bytes = 0
@@ -103,6 +102,9 @@ class Report:
             if self.watching:
                 self._warned.add(message)
 
+    def _object(self, event: str, fields: Mapping[str, object]) -> None:
+        self.write(json_line("reclaim", {"event": event} | {key: fields[key] for key in fields if key != "event"}))
+
     def _summary(self) -> str:
         marked, deleted = ("would be marked", "would be deleted") if self.intended else ("now marked", "deleted")
         kept = ", ".join(f"{count}: {verdict.value}" for verdict, count in self._kept.items())
@@ -110,3 +112,8 @@ class Report:
             f"segments {marked} for deletion: {self._gone} ({format_bytes(self._gone_bytes)}); {deleted}: "
             f"{self._deleted}; kept: {self._kept.total()} ({format_bytes(self._kept_bytes)}{kept and f'; {kept}'})"
         )
+
+
+def _key(verdict: Verdict) -> str:
+    """A verdict as JSON has it: one word."""
+    return verdict.name.lower()

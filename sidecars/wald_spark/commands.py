@@ -151,7 +151,7 @@ class RunReport:
 
     def add_held_back(self, new: NewRecords) -> None:
         self.held_back += [
-            {"root": str(new.location.root.path), "route": route, "record": last + 1}
+            {"root": str(new.location.root.path), "route": route, "sequence": last + 1}
             for route, last in sorted(new.after.held_back.items())
         ]
 
@@ -170,6 +170,6 @@ class RunReport:
         """A line for each route that is held back."""
         for each in self.held_back:
             yield (
-                f"{each['root']}: route {each['route']} waits: record {each['record']} has begun and not ended; "
+                f"{each['root']}: route {each['route']} waits: record {each['sequence']} has begun and not ended; "
                 "other routes go on"
             )

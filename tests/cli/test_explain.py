@@ -103,18 +103,19 @@ def test_json_has_every_segment_every_group_and_the_whole(built: Built) -> None:
     built.log.set_cursor("b", 6)
     kinds = reported(built)
 
-    assert [(s["first"], s["last"], s["form"], s["free"]) for s in kinds["segment"]] == [
+    assert [(s["first"], s["last"], s["state"], s["free"]) for s in kinds["segment"]] == [
         (1, 6, "sealed", True),
         (7, 12, "sealed", False),
         (13, 18, "sealed", False),
         (19, 18, "active", False),
     ]
-    assert kinds["segment"][1]["pins"] == [{"route": "b", "group": "processed", "at": 6, "needs": 12, "message": ""}]
+    (pin,) = kinds["segment"][1]["pins"]
+    assert pin == {"route": "b", "group": "processed", "sequence": 6, "needs": 12, "message": ""}
     b = kinds["group"][1]
     assert (b["route"], b["lag_records"], b["pinned_segments"], b["state"]) == ("b", 2, 2, "valid")
     assert b["frees_bytes"] == b["pinned_bytes"] == kinds["segment"][1]["bytes"] + kinds["segment"][2]["bytes"]
     (log,) = kinds["log"]
-    assert log["segments"] == {"free": 1, "held back": 2, "active": 1}
+    assert log["segments"] == {"free": 1, "held_back": 2, "active": 1}
     assert log["free_bytes"] > 0
 
 

@@ -51,10 +51,12 @@ def test_damage_is_found_and_nothing_is_changed(log: Path, name: str) -> None:
     flip(path, 150)
     before = {str(path): path.read_bytes() for path in log.rglob("*") if path.is_file()}
     done = wald("verify", "--json", "--root", log)
-    findings = [json.loads(line) for line in done.stdout.splitlines()]
+    *findings, summary = [json.loads(line) for line in done.stdout.splitlines()]
 
     assert done.returncode == 4
     assert str(path) in {finding["path"] for finding in findings if finding["level"] == "error"}
+    assert (summary["kind"], summary["good"], summary["segments"]) == ("summary", False, 2)
+    assert summary["findings"]["error"] == len([found for found in findings if found["level"] == "error"])
     assert before == {str(path): path.read_bytes() for path in log.rglob("*") if path.is_file()}
 
 

@@ -41,8 +41,8 @@ def test_a_log_that_has_lost_its_head_does_not_say_that_nothing_was_durable(tmp_
     assert message.startswith(f"{built.root.head}: there is no readable head, so what is durable behind record ")
     assert hint.endswith(f"wald --root {root} run")
     assert "nothing is durable" not in output_of("top", "--once", "--root", root).decode()
-    (route,) = json.loads(wald("routes", "--json", "--root", root).stdout)
-    assert route["last_sequence"] == (2 if sealed else None)
+    (route,) = json.loads(wald("routes", "--json", "--root", root).stdout)["routes"]
+    assert route["last"] == (2 if sealed else None)
     assert route["groups"][0]["state"] == ("valid" if sealed else "beyond")
 
 
@@ -74,10 +74,10 @@ def test_routes_show_cursors_and_lag(daemon: Daemon, root: Path) -> None:
     output_of("cut", "--root", root)
     output_of("cursor", "set", "a", 2, "--root", root)
     assert wald("cursor", "set", "b", 5, "--group", "g", "--root", root).returncode == 0
-    a, b = reported("routes", "--root", root)
+    a, b = reported("routes", "--root", root)["routes"]
 
-    assert (a["route"], a["last_sequence"], a["fifo"], a["groups"][0]["lag_records"]) == ("a", 3, False, 1)
-    assert (b["route"], b["last_sequence"], b["fifo"], b["groups"][0]["lag_records"]) == ("b", 5, True, 0)
+    assert (a["route"], a["last"], a["fifo"], a["groups"][0]["lag_records"]) == ("a", 3, False, 1)
+    assert (b["route"], b["last"], b["fifo"], b["groups"][0]["lag_records"]) == ("b", 5, True, 0)
     assert [group["group"] for group in b["groups"]] == ["g"]
     table = [line.split() for line in output_of("routes", "--root", root).decode().splitlines()]
     assert table == [
@@ -100,8 +100,9 @@ def test_a_route_is_added_and_retired_with_and_without_a_daemon(daemon: Daemon, 
     output_of("route", "retire", "b", "--root", root)
     assert (root / "routes/b/retired").exists()
     listed = wald("routes", "--root", root, "--json")
-    assert [route["retired"] for route in json.loads(listed.stdout)] == [False, True]
-    assert listed.stderr.startswith(b"no daemon runs: ") != running
+    shown = json.loads(listed.stdout)
+    assert [route["retired"] for route in shown["routes"]] == [False, True]
+    assert shown["no_daemon"].startswith("no daemon runs: ") != running
     output_of("route", "add", "b", "--root", root)
     assert not (root / "routes/b/retired").exists()
 
@@ -188,7 +189,7 @@ def test_the_last_record_is_not_known_where_the_newest_segment_is_damaged(daemon
     output_of("append", "a", "--root", root, stdin=b"x\n" * 10)
 
     def lasts() -> list[object]:
-        return [reported["last_sequence"] for reported in json.loads(wald("routes", "--json", "--root", root).stdout)]
+        return [reported["last"] for reported in json.loads(wald("routes", "--json", "--root", root).stdout)["routes"]]
 
     assert lasts() == [10, 0]
     with (root / "segments/00000000000000000001.wal").open("r+b") as segment:

@@ -190,7 +190,7 @@ def test_the_group_that_is_furthest_behind_in_time_comes_first(root: Path, daemo
     output_of("append", "b", "--root", root, stdin=b"first\n")
     output_of("append", "a", "--root", root, stdin=b"1\n2\n")
     waiting = status(root)[1]["waiting"]
-    assert [(each["route"], each["records"]) for each in waiting] == [("b", 1), ("a", 2)]
+    assert [(each["route"], each["lag_records"]) for each in waiting] == [("b", 1), ("a", 2)]
     assert status(root, "--lag-max", "1h")[0] == GOOD
     eventually(lambda: status(root, "--lag-max", "0.01s")[0] == WARNING)
 

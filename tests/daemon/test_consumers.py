@@ -225,7 +225,7 @@ def test_of_two_cursors_of_one_name_the_lower_one_holds_back() -> None:
             assert run([*HOST.prefix, *reclaiming]).returncode == 0
             assert len(list(segments.glob("*.zst"))) == 1
             assert "has two cursors" in wald(daemon, HOST, "explain")
-            (shown,) = json.loads(wald(daemon, HOST, "routes", "--json"))
+            (shown,) = json.loads(wald(daemon, HOST, "routes", "--json"))["routes"]
             assert [each["sequence"] for each in shown["groups"]] == [1]
             wald(daemon, HOST, "cursor", "set", "a", 4, "--group", "g")
             wald(daemon, HOST, "cursor", "set", "a", 1, "--group", "g", "--of-consumer", "--rewind")

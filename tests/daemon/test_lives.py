@@ -72,13 +72,13 @@ def test_a_dead_daemons_state_is_not_shown_as_if_it_were_alive(start: Start, roo
     daemon = start()
     daemon.ask("ROUTE ADD a")
     output_of("append", "a", "--root", root, stdin=b"x\n")
-    assert json.loads(output_of("head", "--json", "--root", root))["daemon"] == ""
+    assert json.loads(output_of("head", "--json", "--root", root))["no_daemon"] == ""
     daemon.kill()
     message = "no daemon runs: the last one (epoch 1) was not stopped: it was killed, or crashed"
     for command in ("head", "routes", "explain"):
         assert said(command, root=root) == f"{message}\n  hint: wald --root {root} run\n", command
     report = json.loads(wald("head", "--json", "--root", root).stdout)
-    assert report["daemon"] == message
+    assert report["no_daemon"] == message
 
 
 def test_a_report_can_be_dumped(start: Start, root: Path) -> None:

@@ -108,7 +108,7 @@ def test_every_command_tells_the_same_lag(built: Built) -> None:
     built.log.set_cursor("b", 9)
     built.log.set_cursor("c", 0)
     expected = {"a": counted(built, "a", 5), "b": counted(built, "b", 9), "c": 2}
-    reported = json.loads(output_of("routes", "--json", "--root", built.root.path))
+    reported = json.loads(output_of("routes", "--json", "--root", built.root.path))["routes"]
     routes = {route["route"]: route["groups"][0]["lag_records"] for route in reported}
     lines = map(json.loads, output_of("explain", "--json", "--root", built.root.path).splitlines())
     explained = {line["route"]: line["lag_records"] for line in lines if line["kind"] == "group"}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 import wald
 from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
-from wald.cli.output import aligned
+from wald.cli.output import aligned, json_line
 from wald.cli.times import position as position_of
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.names import CONSUMERS, check_group, check_route
@@ -54,7 +53,7 @@ def get(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) ->
     option = " --of-consumer" if of_consumer else ""
     again = command_line(root, f"cursor set {route} SEQUENCE --group {group}{option}")
     if as_json:
-        click.echo(_json(found))
+        click.echo(json_line("cursor.get", _fields(found)))
     elif found.state is CursorState.VALID:
         click.echo(found.sequence)
     if found.state is CursorState.ABSENT:
@@ -72,22 +71,28 @@ def get(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) ->
 @click.option(
     "--rewind", is_flag=True, help="Allow the cursor to move backwards, or replace one that cannot be trusted."
 )
-def set_(root: Path, route: str, position: str, group: str, of_consumer: bool, rewind: bool) -> None:
+@json_option
+def set_(root: Path, route: str, position: str, group: str, of_consumer: bool, rewind: bool, as_json: bool) -> None:
     """Record that the group has processed ROUTE up to POSITION: a sequence, or all that is older than a time."""
     log = wald.open(root)
-    number = _sequence(log, position, f"cursor set {route} {{}} --group {group}")
+    number = _sequence(log, position, route, group)
     news = newcomer(log.root, route, group, of_consumer=of_consumer)
-    print_moved(log.set_cursor(route, number, group, rewind=rewind, of_consumer=of_consumer), news)
+    moved = log.set_cursor(route, number, group, rewind=rewind, of_consumer=of_consumer)
+    if as_json:
+        click.echo(json_line("cursor.set", _fields(moved) | {"new": bool(news)}))
+    else:
+        print_moved(moved, news)
 
 
-def _sequence(log: Log, given: str, command: str) -> int:
+def _sequence(log: Log, given: str, route: str, group: str) -> int:
     try:
         place = position_of("", given)
     except InvalidInput:
         head = log.head()
+        last = head.sequence if head else "SEQUENCE"
         raise InvalidInput(
             f"{given}: neither a sequence, the number of a record, nor a time",
-            hint=command_line(log.root.path, command.format(head.sequence if head else "SEQUENCE")),
+            hint=command_line(log.root.path, f"cursor set {route} {last} --group {group}"),
         ) from None
     return place if isinstance(place, int) else sequence_since(log.view(), nanoseconds(place)) - 1
 
@@ -108,7 +113,7 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
     ]
     if as_json:
         for each in found:
-            click.echo(_json(each))
+            click.echo(json_line("cursor.list", _fields(each)))
         return
     rows = [(each.route, each.group, str(each.sequence), _standing(each)) for each in found]
     for line in aligned([("ROUTE", "GROUP", "CURSOR", "STATE"), *rows], (2,)):
@@ -125,12 +130,15 @@ def list_(root: Path, route: str | None, as_json: bool) -> None:
     help="The consumer group. There is no default, because removing the wrong cursor frees what it holds back.",
 )
 @of_consumer_option
-def remove(root: Path, route: str, group: str, of_consumer: bool) -> None:
+@json_option
+def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> None:
     """Remove a group from ROUTE: the records that it has not processed are no longer kept for it.
 
     Records that other groups of the route have not processed are kept; if there is no other group, all are.
     """
-    click.echo(remove_cursor(wald.open(root).root, route, group, disk=Disk(), of_consumer=of_consumer))
+    path = remove_cursor(wald.open(root).root, route, group, disk=Disk(), of_consumer=of_consumer)
+    fields = {"route": route, "group": group, "path": str(path)}
+    click.echo(json_line("cursor.remove", fields) if as_json else path)
 
 
 def print_moved(cursor: Cursor, news: str) -> None:
@@ -145,6 +153,12 @@ def _standing(cursor: Cursor) -> str:
     return f"{cursor.state.value}, in {CONSUMERS}/" if cursor.path.parent.name == CONSUMERS else cursor.state.value
 
 
-def _json(cursor: Cursor) -> str:
-    fields = {"route": cursor.route, "group": cursor.group, "state": cursor.state.value, "sequence": cursor.sequence}
-    return json.dumps(fields | {"path": str(cursor.path), "message": cursor.message})
+def _fields(cursor: Cursor) -> dict[str, object]:
+    return {
+        "route": cursor.route,
+        "group": cursor.group,
+        "state": cursor.state.value,
+        "sequence": cursor.sequence,
+        "path": str(cursor.path),
+        "message": cursor.message,
+    }

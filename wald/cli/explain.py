@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,17 +12,19 @@ import click
 
 import wald
 from wald.cli.options import json_option, root_option
-from wald.cli.output import aligned
-from wald.cli.positions import moment, warn_without_daemon
+from wald.cli.output import aligned, json_line, time_fields
+from wald.cli.positions import warn_without_daemon
 from wald.errors import command_line
 from wald.format.names import is_route
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
+from wald.store.files.disk import Disk
 from wald.store.files.fifos import troubles
 from wald.store.retention.backlog import LEAST_SECONDS, Backlog, GroupBacklog, Growth, SegmentStatus
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.pins import DIRECTORY_GONE, Pin
 from wald.store.segments.view import State
+from wald.store.writing.lives import no_daemon
 
 _NAMED = 3  # groups shown of one segment; --json shows all
 _HEADINGS = ("ROUTE", "GROUP", "CURSOR", "LAG", "OLDEST", "HOLDS BACK", "FREES", "GROWS A DAY")
@@ -42,13 +43,13 @@ def explain(root: Path, as_json: bool) -> None:
     applies them. With --json, one object per line: every FIFO in trouble, every segment, every group, then the log.
     """
     log = wald.open(root)
-    warn_without_daemon(log.root)
     backlog = Backlog(log.view())
     now_ns = time.time_ns()
     if as_json:
         for fields in _objects(log, backlog, now_ns):
-            click.echo(json.dumps(fields))
+            click.echo(json_line("explain", fields))
     else:
+        warn_without_daemon(log.root)
         for text in _text(log, backlog, now_ns):
             click.echo(text)
 
@@ -249,26 +250,32 @@ def _objects(log: Log, backlog: Backlog, now_ns: int) -> Iterator[dict[str, obje
         yield _group_object(group, growth, now_ns)
     yield {
         "kind": "log",
-        "segments": dict(counts),
-        "bytes": dict(sizes),
+        "segments": _by_key(counts),
+        "bytes": _by_key(sizes),
         "free_bytes": backlog.free_bytes,
         "bytes_per_second": growth.bytes_per_second if growth else None,
         "seconds_until_full": growth.seconds_until(backlog.free_bytes) if growth else None,
+        "no_daemon": no_daemon(log.root, Disk()),
     }
+
+
+def _by_key(counts: Counter[str]) -> dict[str, int]:
+    return {state.replace(" ", "_"): count for state, count in counts.items()}
 
 
 def _segment_object(status: SegmentStatus) -> dict[str, object]:
     return {
         "kind": "segment",
-        "segment": status.segment.path.name,
-        "form": status.state.value,
+        "segment": status.segment.base_sequence,
+        "file": status.segment.path.name,
+        "state": status.state.value,
         "first": status.segment.base_sequence,
         "last": status.last_sequence,
         "bytes": status.stored_bytes,
         "free": _state(status) == "free",
-        "problem": status.problem,
+        "message": status.problem,
         "pins": [
-            {"route": pin.route, "group": pin.group, "at": pin.at, "needs": pin.needs, "message": pin.message}
+            {"route": pin.route, "group": pin.group, "sequence": pin.at, "needs": pin.needs, "message": pin.message}
             for pin in status.pins
         ],
     }
@@ -286,7 +293,7 @@ def _group_object(group: GroupBacklog, growth: Growth | None, now_ns: int) -> di
         "sequence": group.cursor.sequence,
         "lag_records": group.lag.records,
         "lag_seconds": round(group.lag.seconds(now_ns), 3),
-        "oldest": None if group.lag.oldest_ns is None else moment(group.lag.oldest_ns),
+        **time_fields("oldest", group.lag.oldest_ns),
         "pinned_segments": group.pinned_segments,
         "pinned_bytes": group.pinned_bytes,
         "frees_bytes": group.exclusive_bytes,

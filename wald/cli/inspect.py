@@ -11,12 +11,13 @@ from pathlib import Path
 import click
 
 from wald.cli.options import json_option, root_option
+from wald.cli.output import json_line, time_fields
 from wald.errors import Damaged
 from wald.format.names import VERIFIED
 from wald.store.checking.dump import Item
 from wald.store.checking.dump import dump as items_of
 from wald.store.checking.finding import Level
-from wald.store.checking.verifier import verify as findings_of
+from wald.store.checking.verifier import Verification
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
@@ -34,7 +35,7 @@ def dump(path: Path, records: bool, as_json: bool) -> int:
     damaged = False
     for item in items_of(path, records=records):
         damaged = damaged or "damage" in item
-        click.echo(json.dumps(item, ensure_ascii=False) if as_json else _line(item))
+        click.echo(json_line("dump", _fields(item)) if as_json else _line(item))
     return Damaged.exit_code if damaged else 0
 
 
@@ -65,21 +66,45 @@ def _ledger(root: Root) -> closing[Ledger]:
 def _report(here: Root, root: Path, *, as_json: bool) -> Counter[Level]:
     """Print every finding; returns how many there are of each level."""
     counts: Counter[Level] = Counter()
-    for finding in findings_of(here):
+    began = time.monotonic()
+    verification = Verification(here)
+    for finding in verification.findings():
         counts[finding.level] += 1
         if as_json:
-            fields = {"level": finding.level.value, "path": str(finding.path), "offset": finding.offset}
-            click.echo(json.dumps(fields | {"message": finding.message}))
+            fields = {"kind": "finding", "level": finding.level.value, "path": str(finding.path)}
+            click.echo(json_line("verify", fields | {"offset": finding.offset, "message": finding.message}))
         else:
             place = finding.path.relative_to(root) if finding.path.is_relative_to(root) else finding.path
             at = f" offset {finding.offset}:" if finding.level is Level.ERROR else ""
             click.echo(f"{finding.level.value:5}  {place}:{at} {finding.message}")
     errors = counts[Level.ERROR]
-    if not as_json:
+    if as_json:
+        click.echo(json_line("verify", _summary(verification, counts, time.monotonic() - began)))
+    else:
         click.echo(
             f"{'good' if not errors else 'damaged'}: {counts[Level.OK]} ok, {counts[Level.INFO]} info, {errors} error"
         )
     return counts
+
+
+def _summary(verification: Verification, counts: Counter[Level], seconds: float) -> dict[str, object]:
+    return {
+        "kind": "summary",
+        "good": not counts[Level.ERROR],
+        "segments": verification.segments,
+        "records": verification.records,
+        "raw_bytes": verification.raw_bytes,
+        "findings": {level.value: counts[level] for level in Level},
+        "seconds": round(seconds, 3),
+    }
+
+
+def _fields(item: Item) -> Item:
+    """An item with its times in readable form, too."""
+    fields: Item = {}
+    for key, value in item.items():
+        fields |= time_fields(key[:-3], value) if key.endswith("_ns") else {key: value}
+    return fields
 
 
 def _line(item: Item) -> str:

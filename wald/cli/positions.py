@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 import wald
 from wald.cli.options import json_option, root_option
+from wald.cli.output import json_line, ledger_fields, segment_fields, time_fields
 from wald.errors import Damaged, NotFound, command_line
 from wald.format.times import utc
 from wald.store.files.directory import Root
@@ -37,18 +37,20 @@ def head(root: Path, as_json: bool) -> None:
             f"{log.root.head}: nothing has been durable yet",
             hint=f"{command_line(root, 'run')}, or send it a record if it runs",
         )
-    at = moment(found.at_ns)
     if as_json:
         fields = {
             "sequence": found.sequence,
             "segment": found.segment,
             "position": found.position,
             "epoch": found.epoch,
+            **time_fields("at", found.at_ns),
+            "no_daemon": no_daemon(log.root, Disk()),
         }
-        click.echo(json.dumps(fields | {"at_ns": found.at_ns, "at": at, "daemon": no_daemon(log.root, Disk())}))
+        click.echo(json_line("head", fields))
     else:
         click.echo(
-            f"seq={found.sequence} segment={found.segment} position={found.position} epoch={found.epoch} at={at}"
+            f"seq={found.sequence} segment={found.segment} position={found.position} epoch={found.epoch} "
+            f"at={moment(found.at_ns)}"
         )
         warn_without_daemon(log.root)
 
@@ -80,16 +82,16 @@ def where(root: Path, sequence: int, as_json: bool) -> int:
         "state": found.state.value,
         "message": found.message,
         "durable": found.durable,
-        "segment": found.segment,
         "route": found.route,
-        "append_time_ns": found.append_time_ns,
+        **time_fields("append_time", found.append_time_ns),
+        **segment_fields(found.segment),
         "position": found.position,
         "processed": found.processed,
         "bundle": found.bundle,
         "member": found.member,
-        "reclaimed": found.reclaimed,
+        "reclaimed": found.reclaimed and ledger_fields(found.reclaimed),
     }
-    click.echo(json.dumps(fields))
+    click.echo(json_line("where", fields))
     return EXITS.get(found.state, 0)
 
 

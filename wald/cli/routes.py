@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -11,17 +10,18 @@ import click
 import wald
 from wald.cli.connect import daemon_at, runs
 from wald.cli.options import json_option, root_option, route_argument, socket_option
-from wald.cli.output import aligned
+from wald.cli.output import aligned, json_line
 from wald.cli.positions import warn_without_daemon
 from wald.errors import InvalidInput, command_line
 from wald.format.times import utc
 from wald.setting_types import Group, Mode
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
-from wald.store.files.fifos import FIFO_MODE
+from wald.store.files.fifos import FIFO_MODE, has_fifo
 from wald.store.files.routes import add_route, retire_route
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.progress import Progress, progress
+from wald.store.writing.lives import no_daemon
 
 _COLUMNS = ("ROUTE", "LAST", "GROUP", "CURSOR", "LAG", "")
 
@@ -35,11 +35,12 @@ def routes(root: Path, as_json: bool) -> None:
     LAG is the number of records of the route that the group has not processed, as far as the log holds them.
     """
     log = wald.open(root)
-    warn_without_daemon(log.root)
     every = progress(log.view())
     if as_json:
-        click.echo(json.dumps([_fields(route) for route in every]))
+        fields = {"routes": [_fields(route) for route in every], "no_daemon": no_daemon(log.root, Disk())}
+        click.echo(json_line("routes", fields))
         return
+    warn_without_daemon(log.root)
     rows = [_COLUMNS, *(row for route in every for row in _rows(route))]
     click.echo("\n".join(aligned(rows, numeric=(1, 3, 4))))
 
@@ -60,7 +61,10 @@ def route() -> None:
     metavar="GROUP",
     help="Let the members of a group of users leave cursors; the root's own is 'group', none is ''.",
 )
-def add(root: Path, socket: Path | None, route: str, fifo: bool, mode: str | None, consumers: str | None) -> None:
+@json_option
+def add(
+    root: Path, socket: Path | None, route: str, fifo: bool, mode: str | None, consumers: str | None, as_json: bool
+) -> None:
     """Make a route, or reactivate a retired one; through the daemon if one runs."""
     bits = None if mode is None else _bits(mode)
     group = None if consumers is None else _group_id(consumers)
@@ -75,13 +79,16 @@ def add(root: Path, socket: Path | None, route: str, fifo: bool, mode: str | Non
         here = Root(root)
         read_identity(here)
         add_route(here, Disk(), route, fifo=fifo, mode=bits, consumers=group)
+    if as_json:
+        _print_state("route.add", Root(root), route)
 
 
 @route.command()
 @route_argument
 @root_option
 @socket_option
-def retire(root: Path, socket: Path | None, route: str) -> None:
+@json_option
+def retire(root: Path, socket: Path | None, route: str, as_json: bool) -> None:
     """Accept no more records for a route; it no longer holds back what RECLAIM may delete."""
     here = Root(root)
     read_identity(here)
@@ -91,6 +98,14 @@ def retire(root: Path, socket: Path | None, route: str) -> None:
             daemon.command("ROUTE", "RETIRE", route)
     else:
         retire_route(here, Disk(), route, now=utc(time.time_ns()))
+    if as_json:
+        _print_state("route.retire", here, route)
+
+
+def _print_state(command: str, root: Root, route: str) -> None:
+    """Print what the route is now."""
+    fields = {"route": route, "path": str(root.route(route)), "retired": root.retired(route).exists()}
+    click.echo(json_line(command, fields | {"fifo": has_fifo(root, route)}))
 
 
 def _bits(mode: str) -> int:
@@ -124,7 +139,7 @@ def _rows(route: Progress) -> list[tuple[str, ...]]:
 def _fields(route: Progress) -> dict[str, object]:
     return {
         "route": route.route,
-        "last_sequence": route.last_sequence,
+        "last": route.last_sequence,
         "fifo": route.fifo,
         "retired": route.retired,
         "consumers": route.consumers,

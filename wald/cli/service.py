@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wald.cli.options import root_option, socket_option
+from wald.cli.options import json_option, root_option, socket_option
+from wald.cli.output import json_line
 from wald.format.names import check_route
 
 if TYPE_CHECKING:
@@ -87,12 +88,16 @@ def init(root: Path) -> None:
 @click.command()
 @root_option
 @socket_option
-def cut(root: Path, socket: Path | None) -> None:
+@json_option
+def cut(root: Path, socket: Path | None, as_json: bool) -> None:
     """Cut the active segment now, so that it can be sealed. Needs the daemon."""
     from wald.cli.connect import daemon_at
 
     with daemon_at(root, socket) as daemon:
         what, base = daemon.command("CUT").split()
+    if as_json:
+        click.echo(json_line("cut", {"cut": what == "cut", "segment": int(base)}))
+    else:
         click.echo(f"{what.replace('-', ' ')}: the active segment begins with record {base}")
 
 

@@ -11,7 +11,7 @@ import click
 
 import wald
 from wald.cli.options import json_option, root_option
-from wald.cli.output import aligned, json_line, time_fields, write_stdout
+from wald.cli.output import aligned, json_line, segment_fields, time_fields, write_stdout
 from wald.cli.positions import EXITS
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.record import Record
@@ -119,7 +119,7 @@ def _fields(record: Record, found: Whereabouts) -> dict[str, object]:
         "terminated": record.terminated,
         "state": found.state.value,
         "message": found.message,
-        "segment": found.segment,
+        **segment_fields(found.segment),
         "position": found.position,
         "bundle": found.bundle,
         "member": found.member,

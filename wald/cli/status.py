@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +10,13 @@ import click
 
 import wald
 from wald.cli.options import duration_option, json_option, root_option, socket_option
-from wald.cli.output import aligned
+from wald.cli.output import aligned, json_line, time_fields
 from wald.cli.status_facts import Facts, Finding, Severity, findings, read_facts
 from wald.errors import Unavailable, command_line
 from wald.format.times import utc
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.retention.backlog import GroupBacklog
 
-_SCHEMA = "wald.status/1"
 _EXITS = {Severity.WARNING: 14, Severity.FAILING: 13, Severity.DOWN: Unavailable.exit_code}
 _WORDS = {Severity.WARNING: "warning", Severity.FAILING: "failing", Severity.DOWN: "down"}
 _GOOD = "good"
@@ -46,9 +44,9 @@ def status(
     facts = read_facts(wald.open(root), socket=socket, seconds=timeout, now_ns=now_ns)
     found = findings(facts, now_ns=now_ns, lag_max=lag_max)
     if with_settings:
-        lines = [json.dumps(_settings(facts))] if as_json else _settings_text(facts)
+        lines = [json_line("status.settings", _settings(facts))] if as_json else _settings_text(facts)
     else:
-        lines = [json.dumps(_object(facts, found, now_ns))] if as_json else _text(facts, found, now_ns)
+        lines = [json_line("status", _object(facts, found, now_ns))] if as_json else _text(facts, found, now_ns)
     click.echo("\n".join(lines))
     return 0 if with_settings or not found else _EXITS[found[0].severity]
 
@@ -125,13 +123,12 @@ def _settings_text(facts: Facts) -> Iterator[str]:
 
 
 def _settings(facts: Facts) -> dict[str, object]:
-    return {"schema": "wald.status-settings/1", "epoch": facts.report.get("epoch"), "settings": facts.settings}
+    return {"epoch": facts.report.get("epoch"), "settings": facts.settings}
 
 
 def _object(facts: Facts, found: list[Finding], now_ns: int) -> dict[str, object]:
     daemon, crash, head = facts.daemon, facts.crash, facts.head
     return {
-        "schema": _SCHEMA,
         "verdict": _verdict(found),
         "findings": [{"severity": _WORDS[each.severity], "message": each.message, "hint": each.hint} for each in found],
         "daemon": {
@@ -148,14 +145,11 @@ def _object(facts: Facts, found: list[Finding], now_ns: int) -> dict[str, object
         else {
             "epoch": crash.epoch,
             "how": crash.how,
-            "found_ns": crash.found_ns,
-            "found": None if crash.found_ns is None else utc(crash.found_ns, 9),
+            **time_fields("found", crash.found_ns),
             "lost": list(crash.lost),
             "cut_bytes": crash.cut_bytes,
         },
-        "head": None
-        if head is None
-        else {"sequence": head.sequence, "at_ns": head.at_ns, "at": utc(head.at_ns, 9) if head.at_ns else None},
+        "head": None if head is None else {"sequence": head.sequence, **time_fields("at", head.at_ns or None)},
         "waiting": [_waiting(group, now_ns) for group in facts.waiting],
         "unfinished_lines": daemon.answer.get("unfinished_lines") or {},
         "free_bytes": facts.free_bytes,
@@ -169,8 +163,7 @@ def _waiting(group: GroupBacklog, now_ns: int) -> dict[str, object]:
     return {
         "route": group.cursor.route,
         "group": group.cursor.group,
-        "records": lag.records,
-        "oldest_ns": lag.oldest_ns,
-        "oldest": None if lag.oldest_ns is None else utc(lag.oldest_ns, 9),
-        "seconds": round(lag.seconds(now_ns), 3),
+        "lag_records": lag.records,
+        **time_fields("oldest", lag.oldest_ns),
+        "lag_seconds": round(lag.seconds(now_ns), 3),
     }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from wald.cli.output import aligned
+from wald.cli.output import aligned, json_line
 from wald.setting_types import format_bytes
 from wald.store.checking.finding import Level
 
@@ -100,7 +99,7 @@ def _errors(found: Iterable[AuditFinding]) -> int:
 def audit_lines(audit: Audit, *, as_json: bool) -> Iterator[str]:
     """A row for each log and each archive, all errors, and the speed."""
     if as_json:
-        yield json.dumps(_as_json(audit))
+        yield json_line("audit", _as_json(audit))
         return
     for found in audit.found:
         if found.level is Level.ERROR:
@@ -140,7 +139,7 @@ def _as_json(audit: Audit) -> dict[str, Any]:  # Any: it is JSON
         "logs": [_log(log) for log in audit.logs],
         "archives": [_archive(archive) for archive in audit.archives],
         "found": [
-            {"level": found.level.value, "where": found.where, "offset": found.offset, "message": found.message}
+            {"level": found.level.value, "path": found.where, "offset": found.offset, "message": found.message}
             for found in audit.found
         ],
         "errors": audit.errors,
@@ -165,7 +164,7 @@ def _log(log: LogReport) -> dict[str, Any]:
 
 def _archive(archive: ArchiveReport) -> dict[str, Any]:
     return {
-        "place": archive.address,
+        "dest": archive.address,
         "bags": archive.bags,
         "bundles": archive.bundles,
         "bytes": archive.stored_bytes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from contextlib import closing
@@ -16,6 +15,7 @@ import click
 import wald
 from wald.cli.entry import run
 from wald.cli.options import json_option
+from wald.cli.output import json_line
 from wald.format.times import utc
 from wald.setting_types import format_bytes
 from wald.store.files.disk import Disk
@@ -88,7 +88,7 @@ def _print_json(compacted: Compacted, report: RunReport, _: Path) -> None:
         "passed_over": compacted.passed_over,
         "seconds": round(report.seconds, 3),
     }
-    click.echo(json.dumps(printed))
+    click.echo(json_line("compact", printed))
 
 
 def _print_lines(compacted: Compacted, report: RunReport, notes: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import click
 import wald
 from wald.cli.entry import run
 from wald.cli.options import json_option, size_option
+from wald.cli.output import json_line
 from wald.errors import InvalidInput
 from wald.format.times import utc
 from wald.setting_types import format_bytes
@@ -118,7 +118,7 @@ def _print_json(out: Path, results: Sequence[LogResult], report: RunReport, _: P
         "held_back": report.held_back,
         "seconds": round(report.seconds, 3),
     }
-    click.echo(json.dumps(printed))
+    click.echo(json_line("export", printed))
 
 
 def _print_lines(out: Path, results: Sequence[LogResult], report: RunReport, notes: Path) -> None:

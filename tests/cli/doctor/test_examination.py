@@ -41,7 +41,7 @@ def test_json_has_the_keys_that_are_documented(log: Path) -> None:
 
     assert found.printed.keys() == KEYS
     assert {key for check in found.printed["checks"] for key in check} == KEYS_OF_CHECK
-    assert (found.printed["schema"], found.printed["root"]) == (1, str(log))
+    assert (found.printed["schema"], found.printed["root"]) == ("wald.doctor/1", str(log))
     assert found.printed["exit_code"] == found.code
 
 

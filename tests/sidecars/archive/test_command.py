@@ -104,9 +104,9 @@ def test_with_json_it_prints_one_object(root: Path, dest: Path) -> None:
     reported = json.loads(output_of("a", "--root", root, "--dest", dest, "--json"))
 
     ((run,),) = (reported["runs"],)
-    assert (run["route"], run["first"], run["last"], run["count"], run["resumed"]) == ("a", 1, 17, 14, False)
+    assert (run["route"], run["first"], run["last"], run["records"], run["resumed"]) == ("a", 1, 17, 14, False)
     assert [bundle["bundle"] for bundle in run["bundles"]] == [f"a-{1:020d}.tar.zst"]
-    assert json.loads(output_of("a", "--root", root, "--dest", dest, "--json")) == {"runs": []}
+    assert json.loads(output_of("a", "--root", root, "--dest", dest, "--json"))["runs"] == []
 
 
 def test_options_stand_before_or_behind_the_route(root: Path, tmp_path: Path) -> None:
@@ -202,7 +202,8 @@ def test_damage_is_listed_and_the_exit_code_says_so(root: Path, dest: Path) -> N
         f"error  {path}: offset 1: not what manifest.json leads to",
         "damaged: 1 bundle proven, 0 info, 1 error",
     ]
-    found = [json.loads(line) for line in as_json.stdout.splitlines()]
+    *found, summary = [json.loads(line) for line in as_json.stdout.splitlines()]
+    assert (summary["good"], summary["findings"]) == (False, {"ok": 1, "info": 0, "error": 1})
     assert [(each["level"], each["file"], each["offset"]) for each in found] == [
         ("error", "bagit.txt", 1),
         ("ok", f"data/a-{1:020d}.tar.zst", None),

@@ -91,8 +91,8 @@ def test_json_is_an_object_a_line(daemon: Daemon, root: Path) -> None:
     done = [json.loads(line) for line in reclaim(root, "--json", "--grace", "0").stdout.splitlines()]
 
     assert [each["event"] for each in done] == ["reclaimed", "pass"]
-    assert (done[0]["base"], done[0]["rule"], done[0]["routes"][0]["cursors"]) == (1, "read", {"processed": 2})
-    assert (done[1]["reclaimed"], done[1]["unlinked"]) == (1, 1)
+    assert (done[0]["segment"], done[0]["rule"], done[0]["routes"][0]["cursors"]) == (1, "read", {"processed": 2})
+    assert (done[1]["segments"], done[1]["deleted_segments"]) == (1, 1)
 
 
 def test_a_cursor_that_cannot_be_trusted_is_reported(daemon: Daemon, root: Path) -> None:

@@ -136,7 +136,7 @@ def test_without_the_line_about_its_sealing_it_stays_and_what_to_type_is_said(
     for answer in (done.stderr.decode(), words):
         assert "no line of segments.jsonl says whose records they held" in answer
         assert f"mv {path} {built.root.quarantine}/ gives its records up" in answer
-    assert "whose records they held" in reported["problem"]
+    assert "whose records they held" in reported["message"]
 
 
 def lose_all(built: Built) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from archives import archive
 from damage import flipped
+from json_page import require_documented
 from logs import Built
 from reclaiming import reclaim
 
@@ -177,6 +178,7 @@ def test_the_command_reports_and_exits_with_4(cluster: str, tmp_path: Path) -> N
     done = subprocess.run(line, capture_output=True, timeout=300, check=False)
     assert done.stderr == b""
     content = json.loads(done.stdout)
+    require_documented("wald-audit", content)
     assert done.returncode == 4
     assert [(log["root"], log["errors"]) for log in content["logs"]] == [
         (str(bad.root.path), 1),

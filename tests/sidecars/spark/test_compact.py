@@ -15,6 +15,7 @@ from damage import flipped
 from faults import Died, DyingDisk, until_it_survives
 from hypothesis import given
 from hypothesis import strategies as st
+from json_page import require_documented
 from logs import Built, Unsynced
 from pyarrow import parquet
 from running import sidecar
@@ -219,5 +220,6 @@ def test_the_command_reports_what_there_is(cluster: str, tmp_path: Path) -> None
 
     assert (done.returncode, done.stderr) == (0, b"")
     content: dict[str, Any] = json.loads(done.stdout)
+    require_documented("wald-compact", content)
     assert (content["generation"]["keys"], content["generation"]["deleted"], content["read"]["records"]) == (2, 1, 3)
     assert {key: value for (_, key), (value, _, _) in table_of(out / "latest").items()} == {b"x": b"2", b"y": None}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from damage import flipped
+from json_page import require_documented
 from logs import Built, Unsynced
 from pyarrow import dataset
 from running import refused, run, sidecar
@@ -232,7 +233,9 @@ def test_the_command_reports_what_it_has_done(cluster: str, night: Built, tmp_pa
     done = run_job(sidecar("spark.export", *words), tmp_path)
 
     assert (done.returncode, done.stderr) == (0, b"")
-    content = json.loads(done.stdout)["logs"][0]
+    printed = json.loads(done.stdout)
+    require_documented("wald-export", printed)
+    content = printed["logs"][0]
     assert (content["first"], content["last"], content["records"], content["corrupt"]) == (1, 10, 6, 0)
     assert sorted(content["files"]) == sorted(str(path.relative_to(out)) for path in out.glob("route=*/*/*"))
 

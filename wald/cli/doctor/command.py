@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import textwrap
@@ -20,6 +19,7 @@ from wald.cli.doctor.canary import ROUTE, Step, send
 from wald.cli.doctor.checks import Finding, Outcome
 from wald.cli.doctor.examination import examine
 from wald.cli.options import duration_option, json_option, root_option, socket_option
+from wald.cli.output import json_line
 from wald.errors import InvalidInput, WaldError, command_line
 
 FAILED = 13
@@ -64,7 +64,7 @@ def doctor(
         findings = examine(root, config_path=config_path, socket=socket, within=within)
     code = _exit_code(findings)
     if as_json:
-        click.echo(json.dumps(_object(root, findings, code)))
+        click.echo(json_line("doctor", _object(root, findings, code)))
     else:
         click.echo("\n".join(_text(root, findings)))
     return code
@@ -135,7 +135,6 @@ def _promises(findings: list[Finding], outcomes: Collection[Outcome]) -> set[int
 def _object(root: Path, findings: list[Finding], code: int) -> dict[str, object]:
     worst = max((finding.outcome for finding in findings), key=lambda outcome: outcome.severity)
     return {
-        "schema": 1,
         "root": str(root),
         "outcome": worst,
         "exit_code": code,
@@ -163,10 +162,10 @@ def _canary(root: Path, socket: Path | None, timeout: float, as_json: bool) -> N
                 click.echo(f"{step.seconds * 1000:9.1f} ms  {step.name:12}  {step.message}")
     except WaldError as error:
         if as_json:
-            click.echo(json.dumps(_canary_object(root, steps, error)))
+            click.echo(json_line("doctor.canary", _canary_object(root, steps, error)))
         raise
     if as_json:
-        click.echo(json.dumps(_canary_object(root, steps, None)))
+        click.echo(json_line("doctor.canary", _canary_object(root, steps, None)))
     else:
         click.echo(f"{sum(step.seconds for step in steps) * 1000:9.1f} ms  in all; {_looking(root)}")
 
@@ -177,7 +176,6 @@ def _looking(root: Path) -> str:
 
 def _canary_object(root: Path, steps: list[Step], error: WaldError | None) -> dict[str, object]:
     return {
-        "schema": 1,
         "root": str(root),
         "outcome": Outcome.FAIL if error else Outcome.OK,
         "exit_code": error.exit_code if error else 0,

@@ -1,0 +1,118 @@
+"""What commands print as JSON is what docs/json.md says: every key, its type, and no key besides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from archives import archive
+from archives import command as archive_command
+from json_page import Table, require_documented, sections
+from logs import Built
+from running import Daemon, command, output_of, run, sidecar
+
+from wald.cli import cli
+from wald_archive.command import command as wald_archive
+from wald_reclaim.command import command as wald_reclaim
+from wald_spark.audit.command import command as wald_audit
+from wald_spark.compact.command import command as wald_compact
+from wald_spark.export.command import command as wald_export
+
+SPARK = {"wald-audit", "wald-compact", "wald-export"}  # their own tests look at what they print
+RARE = {("wald-reclaim", "taken-back")}  # only if a cursor is moved back while a segment waits out its grace period
+
+
+def with_json(program: click.Command, name: str) -> Iterator[str]:
+    """The commands of a program that take ``--json``."""
+    if isinstance(program, click.Group):
+        context = click.Context(program)
+        for each in program.list_commands(context):
+            inner = program.get_command(context, each)
+            assert inner is not None
+            yield from with_json(inner, f"{name} {each}")
+    elif any(parameter.name == "as_json" for parameter in program.params):
+        yield name
+
+
+def test_every_command_with_json_has_its_section() -> None:
+    programs = {
+        "wald": cli,
+        "wald-archive": wald_archive,
+        "wald-audit": wald_audit,
+        "wald-compact": wald_compact,
+        "wald-export": wald_export,
+        "wald-reclaim": wald_reclaim,
+    }
+    found = {each for name, program in programs.items() for each in with_json(program, name)}
+
+    assert found | {"wald doctor --canary", "wald status --settings"} == sections().keys()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A log with a daemon: two sealed segments, which one group has read in part, and one that was reclaimed."""
+    directory = tmp_path_factory.mktemp("json")
+    built = Built(directory / "log")
+    for _ in range(3):
+        built.lines("a", [b"one", b"two"])
+        built.lines("b", [b"three"])
+        built.cut()
+        built.seal()
+    built.lines("a", [b"four"])
+    archive(built, directory / "bags")
+    output_of("cursor", "set", "b", 3, "--root", built.root.path)
+    reclaimed = run(sidecar("reclaim", "--root", built.root.path, "--grace", 0))
+    assert reclaimed.returncode == 0, reclaimed.stderr
+    with Daemon(built.root.path):
+        yield built.root.path
+
+
+def words_of(root: Path) -> list[tuple[str, list[str]]]:
+    """Each section, and the command lines that print what is in it."""
+    at, bags = ["--root", str(root)], root.parent / "bags"
+    sealed, raw = (str(next((root / "segments").glob(f"*{end}"))) for end in (".wal.zst", ".wal"))
+    files = [sealed, raw, *(str(root / name) for name in ("head", "log.json", "ledger/segments.jsonl"))]
+    return [
+        ("wald head", command("head", *at)),
+        *(("wald where", command("where", number, *at)) for number in (1, 4, 99)),
+        *(("wald show", command("show", number, *at)) for number in (4, 6)),
+        ("wald status", command("status", *at)),
+        ("wald status --settings", command("status", "--settings", *at)),
+        ("wald routes", command("routes", *at)),
+        ("wald route add", command("route", "add", "c", "--fifo", *at)),
+        ("wald route retire", command("route", "retire", "c", *at)),
+        ("wald cursor set", command("cursor", "set", "b", 3, "--group", "other", *at)),
+        ("wald cursor get", command("cursor", "get", "a", *at)),
+        ("wald cursor list", command("cursor", "list", *at)),
+        ("wald cursor remove", command("cursor", "remove", "b", "--group", "other", *at)),
+        ("wald explain", command("explain", *at)),
+        ("wald cut", command("cut", *at)),
+        *(("wald dump", command("dump", "--records", path)) for path in files),
+        ("wald verify", command("verify", *at)),
+        ("wald doctor", command("doctor", *at)),
+        ("wald doctor --canary", command("doctor", "--canary", *at)),
+        ("wald-reclaim", sidecar("reclaim", "--dry-run", *at)),
+        ("wald-reclaim", sidecar("reclaim", "--once", *at)),
+        ("wald-archive pack", archive_command("pack", "b", *at, "--dest", root.parent / "other")),
+        ("wald-archive verify", archive_command("verify", bags)),
+    ]
+
+
+def test_each_command_prints_what_is_documented(root: Path) -> None:
+    """Every kind of object is printed by one of the command lines."""
+    (root / "routes/b/in").write_text("a file, where a FIFO is expected")
+    seen: dict[str, list[Table]] = {name: [] for name in sections()}
+    for name, words in words_of(root):
+        if name == "wald-reclaim":
+            output_of("cursor", "set", "b", 6, "--root", root)
+        done = run([*words, "--json"])
+        lines = done.stdout.splitlines()
+        assert lines, (words, done.stderr)
+        seen[name] += [require_documented(name, json.loads(line)) for line in lines]
+
+    for name in seen.keys() - SPARK:
+        unseen = [table.values for table in sections()[name] if table not in seen[name]]
+        assert [values for values in unseen if (name, values[0]) not in RARE] == [], name
