@@ -17,7 +17,7 @@ from wald.format.parsing import StoredBatch
 from wald.format.state import BadControl, LogState, decode_state
 from wald.store.files.directory import Segment
 from wald.store.segments.head import Bound
-from wald.store.segments.opened import OpenSegment, RawSegment, SkippedBatches
+from wald.store.segments.opened import Met, OpenSegment, RawSegment, SkippedBatches
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
 from wald.store.segments.view import SegmentGone, View
 
@@ -122,7 +122,7 @@ class LogEndTracker:
         self._state = LogState(segment.base_sequence, routes=state.routes, open_records=begun)
         self._all_routes = True
 
-    def _apply(self, found: StoredBatch | DamagedBytes | SkippedBatches) -> None:
+    def _apply(self, found: Met) -> None:
         state = self._state
         if isinstance(found, DamagedBytes):
             state.open_records.clear()  # a piece of any of them may be missing

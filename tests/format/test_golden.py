@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from golden.samples import FOLDER, SAMPLES, SEALED_SEGMENT, SEGMENT_PAYLOADS, Sample
+from golden.samples import FOLDER, RELIEVED_SEGMENT, SAMPLES, SEALED_SEGMENT, SEGMENT_PAYLOADS, Sample, keeps
+from relieving import relieve_file
 
 from wald.format.names import Kind, segment_name
+from wald.format.relieved import Relieved
+from wald.format.tables import RouteEntry
 from wald.store.files.disk import Disk
 from wald.store.segments.compression import SealedFile, compress_segment
 from wald.store.segments.raw import RawFile, ScannedBatch
+from wald.store.segments.relieving import check_relieved
 
 MAKE_GOLDEN = Path(__file__).parents[2] / "scripts" / "make-golden"
 
@@ -35,7 +40,10 @@ def test_a_compressed_value_comes_back(sample: Sample) -> None:
 
 
 def test_every_golden_file_has_a_sample() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {s.name for s in SAMPLES} | {SEALED_SEGMENT.name}
+    assert {path.name for path in FOLDER.iterdir()} == {s.name for s in SAMPLES} | {
+        SEALED_SEGMENT.name,
+        RELIEVED_SEGMENT.name,
+    }
 
 
 def test_the_golden_segment_holds_its_batches() -> None:
@@ -65,6 +73,17 @@ def test_the_golden_sealed_segment_gives_back_the_raw_one(tmp_path: Path) -> Non
         assert again.index.batch_table() == table
         assert (again.index.routes, again.index.sha256) == (index.routes, index.sha256)
         assert (again.index.base_sequence, again.index.next_sequence) == (index.base_sequence, index.next_sequence)
+
+
+def test_the_golden_relieved_segment_holds_what_was_kept(tmp_path: Path) -> None:
+    made = tmp_path / RELIEVED_SEGMENT.name
+    again = relieve_file(SEALED_SEGMENT, made, keeps)
+    with SealedFile(RELIEVED_SEGMENT) as golden, SealedFile(SEALED_SEGMENT) as sealed:
+        check_relieved(sealed, golden, replace(again, index=golden.index), keeps)
+        assert golden.index.relieved == Relieved(
+            sealed.index.sha256, SEALED_SEGMENT.stat().st_size, [(1, 3)], [RouteEntry("web", 3, 1, 3, 9)]
+        )
+        assert (golden.index.sha256, golden.index.routes) == (again.index.sha256, [RouteEntry("web", 20, 4, 23, 140)])
 
 
 def test_making_golden_files_does_not_overwrite_them(tmp_path: Path) -> None:

@@ -204,3 +204,9 @@ SAMPLES = [
     Sample("transfer.bin", (TAKE, False), lambda: encode_transfer(TAKE), decode_transfer),
 ]
 SEALED_SEGMENT = FOLDER / "segment.wal.zst"  # of segment.wal
+RELIEVED_SEGMENT = FOLDER / "relieved.wal.zst"  # of the sealed one
+
+
+def keeps(header: BatchHeader, _route: str) -> bool:
+    """What the relieved golden segment keeps of the sealed one: all but the first two batches."""
+    return header.last_sequence > 3

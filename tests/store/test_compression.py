@@ -27,7 +27,8 @@ from wald.format.sealed import BadSealed, SealedIndex, encode_index, encode_seek
 from wald.format.segment import BadHeader
 from wald.format.state import LogState
 from wald.store.files.disk import Disk
-from wald.store.segments.compression import FRAME_BYTES, Compressed, SealedFile, compress_segment
+from wald.store.segments.compression import Compressed, SealedFile, compress_segment
+from wald.store.segments.frames import FRAME_BYTES
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch
 
 LINE = b"2024-05-01T12:00:00Z web-3 GET /index.html 200\r\n"

@@ -17,7 +17,8 @@ from reading import moment, seen, three_forms, values
 from wald.errors import Damaged
 from wald.format.head import decode_head
 from wald.format.names import Kind
-from wald.store.segments.compression import FRAME_BYTES, SealedFile
+from wald.store.segments.compression import SealedFile
+from wald.store.segments.frames import FRAME_BYTES
 
 
 def spoil(path: Path, offset: int, length: int = 1) -> None:

@@ -16,7 +16,8 @@ from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
 from wald.store.files.directory import Segment
 from wald.store.retention.pins import sealed_index
-from wald.store.segments.compression import FRAME_BYTES, SealedFile
+from wald.store.segments.compression import SealedFile
+from wald.store.segments.frames import FRAME_BYTES
 from wald.store.segments.opened import open_segment
 from wald.store.segments.salvage import SalvagedSegment
 

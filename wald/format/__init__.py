@@ -9,4 +9,5 @@ Nothing here opens a file, reads a clock or logs. Integers are little-endian. Ch
     cursor    a consumer's position           ledger    chained JSON lines       transfers  what leaves a pipe
     parsing   batches in a buffer             protocol  the text protocol of the socket
     zframes   where each Zstandard frame ends    times   times as text               tables   those of sealed
+    relieved  what relief has dropped of a segment
 """

@@ -76,13 +76,18 @@ class Flag(IntFlag):
     UNTERMINATED = 4
     """The last record ends here without a newline (end of input)."""
     CONTROL = 8
-    """The payload is the state of the log (:mod:`wald.format.state`). It has no record and no sequence."""
+    """The payload is the state of the log (:mod:`wald.format.state`). It has no record and no sequence, but for one
+    that is DROPPED, too."""
     BARRIER = 16
     """Everything before this batch in the segment was synced before this batch was written."""
+    DROPPED = 32
+    """With CONTROL: in the place of batches that relief has dropped. As long as they were; its payload is zeros. Its
+    base sequence and count cover their records, its append time is that of the last of them."""
 
 
 # Plain numbers, because enums are slow and these are used for every batch.
 _CONTINUES, _CONTINUED, _CONTROL = int(Flag.CONTINUES), int(Flag.CONTINUED), int(Flag.CONTROL)
+_DROPPED = int(Flag.DROPPED)
 _COLUMNS = int(Encoding.COLUMNS)
 _HEADER_BYTES, _TRAILER_BYTES = HEADER.size, TRAILER.size
 OUTSIDE_BYTES = _HEADER_BYTES + _TRAILER_BYTES  # of a batch, around its body
@@ -146,6 +151,10 @@ class BatchHeader(NamedTuple):
     @property
     def is_control(self) -> bool:
         return self.flags & _CONTROL != 0
+
+    @property
+    def is_dropped(self) -> bool:
+        return self.flags & _DROPPED != 0
 
 
 Fields = tuple[int, int, int, int, int, int, int, int, int, int, int]

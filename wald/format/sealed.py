@@ -20,6 +20,7 @@ the index frame with decompressed size 0, because other readers of that format r
     routes        JSON list in the order of the ids: [route, count, first, last, payload bytes]
     sha256        of the raw segment, 32 bytes
     damage        JSON list of [position, length] of bytes that are no batch; absent if there are none
+    relieved      JSON object, see :mod:`wald.format.relieved`; absent if relief has dropped nothing
 
     seek table    u32 0x184D2A5E, u32 content length; for each frame u32 compressed bytes, u32 decompressed bytes;
                   u32 number of frames, u8 descriptor 0, u32 0x8F92EAB1
@@ -34,13 +35,15 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import zstandard
 from crc32c import crc32c
 
+from wald.format.relieved import Relieved
 from wald.format.tables import BatchTable, Frame, FrameTable, RouteEntry, RouteTable
 
 SKIPPABLE = struct.Struct("<II")
@@ -90,6 +93,7 @@ class SealedIndex:
     sha256: bytes
     damage: list[tuple[int, int]]
     stored_batches: StoredSection = field(repr=False, compare=False, default=(b"", 0, 0))
+    relieved: Relieved | None = None
 
     def is_damage(self, frame: Frame) -> bool:
         """Whether the frame holds bytes that were no batch when they were sealed, even if they look like batches."""
@@ -139,6 +143,8 @@ def _sections(index: SealedIndex, batches: BatchTable) -> dict[str, Sequence[byt
     }
     if index.damage:
         sections["damage"] = [json.dumps(index.damage).encode()]
+    if index.relieved is not None:
+        sections["relieved"] = [index.relieved.encoded()]
     return sections
 
 
@@ -186,7 +192,7 @@ def decode_index(frame: bytes) -> SealedIndex:
     sections: dict[str, StoredSection] = {}
     for name, offset, stored, raw, crc in _SECTION.iter_unpack(content[_HEADER.size : end]):
         sections[name.rstrip(b"\0").decode("ascii", "replace")] = (content[offset : offset + stored], raw, crc)
-    routes, damage = _decode_tables(sections)
+    routes, damage, relieved = _decode_tables(sections)
     frames = _decode_frames(_section(sections, "frames"), len(routes))
     sha256 = _section(sections, "sha256")
     batches, batches_bytes, batches_crc = _stored(sections, "batches")
@@ -194,21 +200,40 @@ def decode_index(frame: bytes) -> SealedIndex:
         raise BadSealed(f"a digest of {len(sha256)} bytes")
     stored_batches = (bytes(batches), batches_bytes, batches_crc)
     span = (log_id, base, following, raw_bytes, epoch, salt)
-    return SealedIndex(*span, frames, routes, sha256, damage, stored_batches)
+    return SealedIndex(*span, frames, routes, sha256, damage, stored_batches, relieved)
 
 
-def _decode_tables(sections: dict[str, StoredSection]) -> tuple[RouteTable, list[tuple[int, int]]]:
-    """The sections that are JSON: routes and damage."""
+def _decode_tables(
+    sections: dict[str, StoredSection],
+) -> tuple[RouteTable, list[tuple[int, int]], Relieved | None]:
+    """The sections that are JSON: routes, damage and relieved."""
     route_table = _section(sections, "routes")
     damage_table = _section(sections, "damage") if "damage" in sections else b"[]"
+    relief = _section(sections, "relieved") if "relieved" in sections else b"null"
     try:
-        names, *numbers = list(zip(*json.loads(route_table), strict=True)) or 5 * [()]
-        if set(map(type, names)) - {str} or any(set(map(type, column)) - {int} for column in numbers):
-            raise TypeError("not what a sealer writes")
-        routes = RouteTable(_shared(names), *numbers)
-        return routes, [(int(position), int(length)) for position, length in json.loads(damage_table)]
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise BadSealed(f"the table of routes or of damage does not decode: {error}") from error
+        routes = _routes(json.loads(route_table))
+        routes = replace(routes, names=_shared(routes.names))
+        return routes, _spans(json.loads(damage_table)), _relieved(json.loads(relief))
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise BadSealed(f"the table of routes, of damage or of relief does not decode: {error}") from error
+
+
+def _routes(table: list[list[Any]]) -> RouteTable:
+    names, *numbers = list(zip(*table, strict=True)) or 5 * [()]
+    if set(map(type, names)) - {str} or any(set(map(type, column)) - {int} for column in numbers):
+        raise TypeError("not what a sealer writes")
+    return RouteTable(names, *numbers)
+
+
+def _relieved(found: Any) -> Relieved | None:  # JSON
+    if found is None:
+        return None
+    dropped = _spans(found["dropped"])
+    return Relieved(bytes.fromhex(found["sha256"]), int(found["bytes"]), dropped, list(_routes(found["routes"])))
+
+
+def _spans(table: list[list[int]]) -> list[tuple[int, int]]:
+    return [(int(first), int(second)) for first, second in table]
 
 
 @lru_cache(maxsize=1)

@@ -35,7 +35,7 @@ from wald.format.batch import BatchHeader, Fields, Flag
 VERSION = 1
 PRODUCERS_MAX = 1024  # the least recently active is forgotten first; bounds the control batch to 400 KiB
 WINDOW = 16  # batches remembered per producer: a client may have so many in flight and retry all of them
-_CONTINUED, _CONTROL = int(Flag.CONTINUED), int(Flag.CONTROL)  # enums are slow
+_CONTINUED, _CONTROL, _DROPPED = int(Flag.CONTINUED), int(Flag.CONTROL), int(Flag.DROPPED)  # enums are slow
 _PAIR = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<QQII")
 _PRINTED = struct.Struct("<IBH")
@@ -123,10 +123,16 @@ class LogState:
     producers: Producers = field(default_factory=Producers)
 
     def apply(self, header: Fields, route: str) -> None:
-        """Add the next batch of the log. A control batch adds only its append time: its payload is a state."""
+        """Add the next batch of the log. A control batch adds only its append time: its payload is a state.
+
+        One in the place of dropped batches adds their sequences. Which records begin or end in them is not known.
+        """
         _, _, base, time_ns, producer_id, _, count, _, _, flags, _ = header
         if time_ns > self.append_time_ns:
             self.append_time_ns = time_ns
+        if flags & _DROPPED:
+            self.next_sequence = max(self.next_sequence, base + count)
+            self.open_records.clear()
         if flags & _CONTROL:
             return
         end = base + count

@@ -22,7 +22,8 @@ from wald.store.retention.backlog import Backlog, SegmentStatus
 from wald.store.retention.history import History
 from wald.store.retention.legality import judge
 from wald.store.retention.progress import lags
-from wald.store.segments.compression import FRAME_BYTES, SealedFile
+from wald.store.segments.compression import SealedFile
+from wald.store.segments.frames import FRAME_BYTES
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits
 

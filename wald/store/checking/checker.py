@@ -32,6 +32,7 @@ from wald.store.files.regular import open_file
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.contents import Contents
 from wald.store.segments.indexes import read_index
+from wald.store.segments.opened import SkippedBatches
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 from wald.store.segments.salvage import SalvagedSegment
 
@@ -47,7 +48,8 @@ class SegmentToCheck:
         log_id: of the log it must belong to; None if it is not known.
         durable: the position of the head, if it stands in this segment. What is behind is not checked.
         open_ended: whether it is not known where the segment must end: it is the newest, and there is no head.
-        sha256: of its raw bytes, by the ledger; None if the ledger does not have it.
+        sha256: of its raw bytes as they were sealed, by the ledger; None if the ledger does not have it.
+        relieved: of its raw bytes after each relief, by the ledger.
     """
 
     segment: Segment
@@ -55,6 +57,7 @@ class SegmentToCheck:
     durable: int | None = None
     open_ended: bool = False
     sha256: str | None = None
+    relieved: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,8 @@ class _Check:
                     elif isinstance(met, StoredBatch) and not met.header.is_control:
                         self._contents.add(met.position, met.header, met.route)
                         self._state.next_sequence = max(met.header.end_sequence, self._state.next_sequence)
+                    elif isinstance(met, SkippedBatches):
+                        self._state.next_sequence = max(met.next_sequence, self._state.next_sequence)
         except Damaged as other:
             if other is not error:
                 yield self._damaged(other)
@@ -283,7 +288,7 @@ class _Check:
             yield self._error(0, f"the sha256 is {digest.hex()}, the index says {index.sha256.hex()}")
         if sha256 is None:
             yield Finding(Level.INFO, self._path, 0, "the ledger does not have it")
-        elif sha256 != digest.hex():
+        elif digest.hex() not in {sha256, *self._target.relieved}:
             yield self._error(0, f"the sha256 is {digest.hex()}, the ledger says {sha256}")
         try:
             table = index.batch_table()
@@ -293,6 +298,8 @@ class _Check:
         held = self._contents.routes()
         if not _same(table, index.routes, self._contents.table, held):
             yield self._error(0, "the index's batch table is not that of the frames")
+        if (index.relieved.ranges if index.relieved else []) != self._contents.dropped:
+            yield self._error(0, "the index's dropped records are not those of the frames")
         counted = {entry.route: entry for entry in index.routes}
         if counted != {entry.route: entry for entry in held} or index.next_sequence != self._state.next_sequence:
             yield self._error(0, "the index's counts are not those of the frames")
@@ -307,7 +314,10 @@ class _Check:
         """Compare a good batch with its payload and with the batch before it."""
         wrong: list[str] = []
         self._opening.add(header, route)
-        if header.is_control:
+        if header.is_dropped:
+            wrong += self._order_wrong(header, route)
+            self._contents.add(offset, header, route)
+        elif header.is_control:
             wrong += self._control_wrong(header, payload)
         else:
             wrong += _payload_wrong(header, payload)
@@ -345,6 +355,8 @@ class _Check:
     def _held(self) -> Finding:
         """How much there is. If anything is wrong, readers may not get it: under a wrong name, for example."""
         message = f"{len(self._contents.table)} batches, {self._records} records"
+        if dropped := sum(last - first + 1 for first, last in self._contents.dropped):
+            message += f"; relieved of {dropped} records"
         if self._wrong:
             return Finding(Level.INFO, self._path, 0, f"{message} in it are whole")
         return Finding(Level.OK, self._path, 0, message)

@@ -21,6 +21,7 @@ from wald.format.index import ENTRY, decode_entries
 from wald.format.names import Kind, parse_cursor_name, parse_segment_name
 from wald.format.parsing import Batches
 from wald.format.record import split_lines, text_or_hex
+from wald.format.relieved import Relieved
 from wald.format.sealed import SealedIndex
 from wald.format.segment import HEADER as FILE_HEADER
 from wald.format.segment import INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header
@@ -122,6 +123,16 @@ def _sealed_index(index: SealedIndex) -> Item:
         "sha256": index.sha256.hex(),
         "routes": [entry._asdict() for entry in index.routes],
         "damaged": [list(span) for span in index.damage],
+        "relieved": None if index.relieved is None else _relieved(index.relieved),
+    }
+
+
+def _relieved(relieved: Relieved) -> Item:
+    return {
+        "sha256": relieved.sha256.hex(),
+        "bytes": relieved.stored_bytes,
+        "dropped": [list(span) for span in relieved.ranges],
+        "routes": [entry._asdict() for entry in relieved.routes],
     }
 
 
@@ -141,14 +152,16 @@ def _frame(data: bytes, raw_offset: int, salt: int, *, records: bool) -> Iterato
 def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, *, records: bool) -> Iterator[Item]:
     item = _header(offset, header, route)
     try:
-        state = decode_state(payload) if header.is_control else None
-        shown = list(_records(header, payload)) if records and state is None else []
+        state = decode_state(payload) if header.is_control and not header.is_dropped else None
+        shown = list(_records(header, payload)) if records and not header.is_control else []
     except (BadControl, columns.BadColumns) as error:
         yield item | {"damage": str(error)}
         return
     if state is not None:
         item |= {"kind": "control", "next_sequence": state.next_sequence, "routes": state.routes}
         item |= {"open_records": state.open_records, "producers": len(state.producers.table)}
+    if header.is_dropped:
+        item |= {"kind": "dropped"}
     yield item
     yield from shown
 

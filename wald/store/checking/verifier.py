@@ -223,10 +223,12 @@ class Verification:
         """The segment, and what the rest of the root says of it."""
         head, log_id = self._head, self._log_id
         if segment.kind.form is Kind.SEALED:
-            sealed = None
+            sealed, relieved, base = None, frozenset[str](), segment.base_sequence
             with contextlib.suppress(Damaged):  # the check of the ledgers reports it
-                sealed = self.history.sealed(segment.base_sequence)
-            return SegmentToCheck(segment, log_id, sha256=None if sealed is None else str(sealed.get("sha256")))
+                sealed = self.history.sealed(base)
+                relieved = frozenset(str(relief.get("sha256")) for relief in self.history.reliefs(base))
+            sha256 = None if sealed is None else str(sealed.get("sha256"))
+            return SegmentToCheck(segment, log_id, sha256=sha256, relieved=relieved)
         if head is None:
             return SegmentToCheck(
                 segment, log_id, open_ended=segment.base_sequence == self._view.segments[-1].base_sequence

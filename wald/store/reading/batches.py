@@ -7,7 +7,7 @@ order of their sequences.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from wald.format.columns import decode as decode_columns
 from wald.format.parsing import StoredBatch
 from wald.format.record import Record, split_lines
 from wald.store.reading.walk import DamagedRange
+from wald.store.retention.missing import RouteRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -176,6 +177,17 @@ class Joiner:
         sequences = [record.sequence for record in self._open.values()]
         self._open.clear()
         return sequences
+
+    def forget(self, routes: Iterable[RouteRange] | None) -> None:
+        """Pass over the records that have begun and of which relief has dropped a piece, by what it has dropped.
+
+        Args:
+            routes: None: it is not known whose records; any of them may lack a piece.
+        """
+        lasts = {held.route: held.last for held in routes or ()}
+        for route, record in list(self._open.items()):
+            if routes is None or record.sequence <= lasts.get(route, 0):
+                del self._open[route]
 
     def take(self, stored: StoredBatch, segment: int, first: int, last: int) -> Iterator[Batch | DamagedRange]:
         """What becomes complete with ``stored``, numbers ``first`` to ``last`` only."""

@@ -13,7 +13,7 @@ from wald.store.files.lines import Entry
 from wald.store.retention.cursors import cursors_of
 from wald.store.retention.history import History, member_of
 from wald.store.segments.head import lost_head
-from wald.store.segments.opened import Misplaced
+from wald.store.segments.opened import DroppedBatches, Misplaced
 from wald.store.segments.raw import DamagedBytes
 from wald.store.segments.view import SegmentGone, State, View, read_view
 
@@ -64,7 +64,7 @@ def where(view: View, sequence: int) -> Whereabouts:
     if found.state is State.NEVER_ISSUED:
         return found
     try:
-        bundled, reclaimed = history.archived(sequence), history.reclaimed(sequence)
+        bundled, reclaimed = history.archived(sequence), _removal(history, sequence)
     except Damaged as error:  # where it is, is known without them
         return replace(found, message=f"{found.message}; {error.message}")
     if found.durable and found.state is not State.RELEASED:
@@ -126,6 +126,8 @@ def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | st
                 gap = None
                 if sequence < met.header.end_sequence:
                     return _placed(view, sequence, segment, met)
+            elif isinstance(met, DroppedBatches) and met.first_sequence <= sequence < met.next_sequence:
+                return ""  # the ledger says why
             elif isinstance(met, StoredBatch) and met.header.base_sequence > sequence:
                 break
     finally:
@@ -174,7 +176,7 @@ def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
     """
     sealed = history.sealed(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
-    archived, reclaimed = history.archived(sequence), history.reclaimed(sequence)
+    archived, reclaimed = history.archived(sequence), _removal(history, sequence)
     if reason:
         return Whereabouts(sequence, State.QUARANTINED, reason, segment=segment)
     if archived is not None:
@@ -198,11 +200,16 @@ def _bundle(entry: Entry) -> str:
     return "/".join(str(part).rstrip("/") for part in (entry.get("dest"), entry.get("path", "unnamed")) if part)
 
 
+def _removal(history: History, sequence: int) -> Entry | None:
+    """The entry about the deletion of a record that is not there: of its segment, or of its batch."""
+    return history.reclaimed(sequence) or history.relief(sequence)
+
+
 def _reclaimed(entry: Entry, sequence: int) -> str:
     """When, by which rule, and where the cursors were."""
     message = f"reclaimed at {at_utc(entry.get('at'))} by the rule {str(entry.get('rule', 'unknown'))!r}"
     cursors = []
-    routes = entry.get("routes")
+    routes = entry.get("dropped", entry.get("routes"))
     for route in routes if isinstance(routes, list) else []:
         match route:
             case {"first": int(first), "last": int(last), "cursors": dict(at_of_group)} if first <= sequence <= last:

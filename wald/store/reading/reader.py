@@ -21,10 +21,10 @@ from wald.errors import Damaged, InvalidInput, command_line
 from wald.format.parsing import StoredBatch
 from wald.store.reading.batches import Batch, Joiner
 from wald.store.reading.selection import NO_SEQUENCE, Selection, Start, Stop, select
-from wald.store.reading.walk import DamagedRange, MissingRange, Walk
+from wald.store.reading.walk import DamagedRange, DroppedRange, MissingRange, Walk
 from wald.store.retention.cursors import read_cursor
 from wald.store.retention.history import History
-from wald.store.retention.missing import Missing, OnMissing, ReclaimedSegment, Wanted, count, policy
+from wald.store.retention.missing import Missing, OnMissing, ReclaimedSegment, RouteRange, Wanted, count, policy
 from wald.store.segments.head import lost_head, readable_head
 from wald.store.segments.opened import SkippedBatches
 from wald.store.segments.view import View, read_view
@@ -100,6 +100,7 @@ class _Reading:
         self._history = History(view.root)
         self._joiner = Joiner()
         self._complete = False
+        self._dropped_of = 0  # the segment whose dropped batches were reported last
 
     def batches(
         self,
@@ -147,6 +148,9 @@ class _Reading:
                 self._complete = met.next_sequence > self._selection.last and not self._joiner.waits
             elif isinstance(met, DamagedRange):
                 self._report_damaged(met)
+            elif isinstance(met, DroppedRange):
+                self._report_dropped(met)
+                self._complete = met.last >= self._selection.last and not self._joiner.waits
             elif self._report_missing(met, behind=walk.segment):
                 return met.first
             if self._complete:
@@ -223,6 +227,30 @@ class _Reading:
             if found is not None:
                 self._on_missing(found)
         return False
+
+    def _report_dropped(self, dropped: DroppedRange) -> None:
+        """Report records that relief has dropped: a range of all routes, or all of the wanted routes in a segment."""
+        self._joiner.forget(dropped.routes)
+        selection = self._selection
+        first, last = dropped.first, min(dropped.last, selection.last)
+        if first > last:
+            return
+        everything = selection.routes is None and not selection.floors
+        if everything:
+            held = [RouteRange("", last - first + 1, first, last)]
+        elif dropped.segment == self._dropped_of:
+            return
+        else:
+            self._dropped_of, last = dropped.segment, selection.last
+            routes = self._history.dropped(dropped.segment) if dropped.routes is None else dropped.routes
+            held = [each for each in routes if selection.routes is None or each.route in selection.routes]
+        if not held:
+            return
+        begin, end = min(entry.first for entry in held), max(entry.last for entry in held)
+        gone = ReclaimedSegment(begin, end, tuple(held), latest_ns=dropped.latest_ns if everything else None)
+        missing = self._missing([gone], first, last, "")
+        if missing is not None:
+            self._on_missing(missing)
 
     def _missing(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> Missing | None:
         """What of ``gone`` was wanted of the records ``first`` to ``last``; None if nothing was.

@@ -2,7 +2,8 @@
 
 The way goes on where it ended when it is given a later view. A raw segment is kept open until its end, so that it does
 not matter when it is sealed. Sequences have no gaps, so whatever is missing shows: as a :class:`DamagedRange` where
-bytes are damaged, as a :class:`MissingRange` where a whole segment is not there.
+bytes are damaged, as a :class:`MissingRange` where a whole segment is not there, as a :class:`DroppedRange` where
+relief has dropped batches of one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.parsing import StoredBatch
 from wald.store.files.directory import Segment
-from wald.store.segments.opened import Misplaced, OpenSegment, SkippedBatches
+from wald.store.retention.missing import RouteRange
+from wald.store.segments.opened import DroppedBatches, Misplaced, OpenSegment, SealedSegment, SkippedBatches
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
 from wald.store.segments.view import SecondListing, SegmentGone, View
 
@@ -40,6 +42,26 @@ class MissingRange:
 
     first: int
     last: int
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedRange:
+    """Relief has dropped the records ``first`` to ``last``; none if last < first: pieces of a record that began before.
+
+    Attributes:
+        segment: base sequence of the segment.
+        latest_ns: append time of the last of them.
+        routes: all that was dropped of the segment, by route; None: its index cannot be read.
+    """
+
+    first: int
+    last: int
+    segment: int
+    latest_ns: int
+    routes: tuple[RouteRange, ...] | None
+
+
+Found = StoredBatch | SkippedBatches | DamagedRange | MissingRange | DroppedRange
 
 
 class Walk:
@@ -76,7 +98,7 @@ class Walk:
             self._current.close()
             self._current = None
 
-    def advance(self, view: View) -> Iterator[StoredBatch | SkippedBatches | DamagedRange | MissingRange]:
+    def advance(self, view: View) -> Iterator[Found]:
         """Go on to where ``view`` ends, which is not before the end of an earlier one."""
         while True:
             if self._current is None:
@@ -131,7 +153,7 @@ class Walk:
             self._position = opened.position_of_sequence(self._wanted, limit)
         return view
 
-    def _through(self, segment: OpenSegment, view: View) -> Iterator[StoredBatch | SkippedBatches | DamagedRange]:
+    def _through(self, segment: OpenSegment, view: View) -> Iterator[Found]:
         """The rest of one segment, or as much of it as may be read."""
         limit = view.bound.limit(segment.base_sequence)
         if limit is not None and segment.replaced():
@@ -140,6 +162,8 @@ class Walk:
             if isinstance(found, DamagedBytes):
                 self._pending = self._pending or found
                 self._position = found.offset + found.length
+            elif isinstance(found, DroppedBatches):
+                yield from self._dropped(segment, found)
             elif isinstance(found, SkippedBatches):
                 if found.next_sequence > self._due:
                     yield from self._report_gap(segment, found.first_sequence, self._position)
@@ -155,6 +179,15 @@ class Walk:
                 if not header.is_control:
                     yield found
         yield from self._at_end(segment, view)
+
+    def _dropped(self, segment: OpenSegment, found: DroppedBatches) -> Iterator[DamagedRange | DroppedRange]:
+        yield from self._report_gap(segment, found.first_sequence, self._position)
+        relieved = segment.index.relieved if isinstance(segment, SealedSegment) else None
+        routes = None if relieved is None else tuple(RouteRange(*entry[:4]) for entry in relieved.routes)
+        first = max(self._due, found.first_sequence)
+        self._expected = max(found.next_sequence, self._expected or 0)
+        self._position = found.position
+        yield DroppedRange(first, found.next_sequence - 1, segment.base_sequence, found.latest_ns, routes)
 
     def _report_gap(self, segment: OpenSegment, resumed: int, position: int = 0) -> Iterator[DamagedRange]:
         """Report the damage that ends at record ``resumed``, or a jump to that record."""

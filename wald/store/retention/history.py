@@ -5,6 +5,7 @@
                      {"event": "lost", "base": 301, "last": 310, "why": …, …}          given up by wald repair
     reclaim.jsonl    {"event": "reclaimed", "base": 1, "last": 250, …}                 before each deletion
                      {"event": "kept", "base": 1}                                      that deletion was not carried out
+                     {"event": "relieved", "base": 1, "last": 250, "dropped": …}       before each relief
     archive.jsonl    {"event": "archived", "route": …, "first": 1, "last": 250, …}     for each bundle
 
 Ledgers can be lost, so every answer may be "unknown". A look-up reads the few lines that it needs, and what is new
@@ -74,7 +75,7 @@ class History:
         sealed: Entry = {}
         with suppress(Damaged):
             sealed = self.sealed(entry["base"]) or {}
-        routes = _held(entry.get("routes"))
+        routes = self._with_dropped(entry, _held(entry.get("routes")))
         earliest, latest = (entry.get(key, sealed.get(key)) for key in ("earliest", "latest"))
         return ReclaimedSegment(
             entry["base"],
@@ -83,6 +84,35 @@ class History:
             earliest if isinstance(earliest, int) else None,
             latest if isinstance(latest, int) else None,
         )
+
+    def _with_dropped(self, entry: Entry, left: tuple[RouteRange, ...] | None) -> tuple[RouteRange, ...] | None:
+        """What a deleted segment held before it was relieved, if it was, by what was ``left`` of it."""
+        made = {line.get("sha256"): line for line in self.reliefs(entry["base"])}
+        held = {each.route: each for each in left or ()}
+        digest = entry.get("sha256")
+        # A relief that was not carried out has made no file, so its digest is met nowhere.
+        while (line := made.pop(digest, None)) is not None:
+            for dropped in _held(line.get("dropped")) or ():
+                held[dropped.route] = _joined(dropped, held.get(dropped.route, dropped))
+            digest = line.get("was_sha256")
+        return left if left is None else tuple(held.values())
+
+    def reliefs(self, base: int) -> Iterator[Entry]:
+        """The entries of the reliefs of segment ``base``, also of those that were not carried out; the newest first."""
+        for line in _of(self._reclaim.about(base, base), "relieved"):
+            if line.low == base:
+                yield line.entry
+
+    def relief(self, sequence: int) -> Entry | None:
+        """The entry of the relief that may have dropped ``sequence``, which is in its segment no more."""
+        for line in _of(self._reclaim.about(sequence, sequence), "relieved"):
+            if any(held.first <= sequence <= held.last for held in _held(line.entry.get("dropped")) or ()):
+                return line.entry
+        return None
+
+    def dropped(self, base: int) -> tuple[RouteRange, ...]:
+        """What reliefs have dropped of segment ``base``, by the ledger alone; more than once if one was repeated."""
+        return tuple(held for entry in self.reliefs(base) for held in _held(entry.get("dropped")) or ())
 
     def skipped(self, sequence: int) -> Entry | None:
         """The entry of the start that passed over ``sequence``, which no record has had in this log."""
@@ -264,6 +294,13 @@ def _held(routes: object) -> tuple[RouteRange, ...] | None:
             case _:
                 return None
     return tuple(held)
+
+
+def _joined(one: RouteRange, other: RouteRange) -> RouteRange:
+    if one is other:
+        return one
+    records = one.records + other.records
+    return RouteRange(one.route, records, min(one.first, other.first), max(one.last, other.last))
 
 
 def _made(entry: Entry) -> int:

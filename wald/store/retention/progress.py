@@ -21,7 +21,7 @@ from wald.store.files.consumers import admitted
 from wald.store.files.directory import Segment
 from wald.store.files.fifos import has_fifo
 from wald.store.retention.cursors import Cursor, cursors_of
-from wald.store.segments.opened import SealedSegment, SkippedBatches
+from wald.store.segments.opened import Met, SealedSegment
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
 from wald.store.segments.seeking import end_of
 from wald.store.segments.view import View
@@ -126,7 +126,7 @@ class SealedLags:
             self._dated[number] = self._lags[number].oldest_ns is not None
 
 
-def add_raw(batches: Iterable[StoredBatch | DamagedBytes | SkippedBatches], lags_of: LagsOf) -> Iterator[StoredBatch]:
+def add_raw(batches: Iterable[Met], lags_of: LagsOf) -> Iterator[StoredBatch]:
     """Count the records of a raw segment, batch by batch; what comes out has been counted."""
     for met in batches:
         if isinstance(met, StoredBatch) and not met.header.is_control:

@@ -2,9 +2,11 @@
 
 compression the sealed form, written and read
 contents    what the batches of a segment hold
+frames      the frames of a sealed segment, written
 head        how far the log may be read
 indexes     the sparse index beside a raw segment
 raw         a raw segment, scanned whatever its bytes
+relieving   a sealed segment written again without what is not needed
 resync      the next batch behind damage
 salvage     a sealed segment with a damaged index
 opened      one open segment, whatever its form

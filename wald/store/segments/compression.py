@@ -29,18 +29,15 @@ from wald.format.sealed import (
     decode_index,
     decode_seek_table,
     encode_index,
-    encode_seek_table,
     seek_table_bytes,
 )
 from wald.format.tables import Frame
 from wald.store.files.disk import Disk
 from wald.store.files.regular import open_file, open_regular
-from wald.store.segments.contents import Contents, Span
+from wald.store.segments.contents import Contents
+from wald.store.segments.frames import FRAME_BYTES, LEVEL, FrameWriter
 from wald.store.segments.indexes import read_index
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
-
-FRAME_BYTES = (1 << 20) + (1 << 16)  # 1 MiB, and room for the headers of two half-MiB batches that fill it
-LEVEL = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ def compress_segment(
     raw = RawFile(source, index=sparse_index)
     header = raw.header()
     contents = Contents(header.base_sequence, header.salt)
-    frames = _Frames(target, disk, level)
+    frames = FrameWriter(target, disk, level)
     gaps: list[DamagedBytes] = []
     while True:
         offset = frames.raw_bytes
@@ -287,58 +284,6 @@ class SealedFile:
             f"{self.path}: offset {offset}: {reason}",
             hint=f"wald dump {self.path} shows what is left; restore the file from an archive or a backup",
         )
-
-
-class _Frames:
-    """The frames written so far."""
-
-    def __init__(self, target: int, disk: Disk, level: int) -> None:
-        self.entries: list[Frame] = []
-        self.raw_bytes = 0
-        self.sha256 = hashlib.sha256()
-        self._stored_bytes = 0
-        self._target = target
-        self._disk = disk
-        self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
-
-    def add(self, data: bytes | memoryview, span: Span) -> None:
-        stored = self._compressor.compress(data)
-        self.sha256.update(data)
-        self._disk.write(self._target, [stored], self._stored_bytes)
-        self._enter(len(stored), len(data), span)
-
-    def add_long(self, raw: RawFile, length: int, span: Span) -> None:
-        """Add the next ``length`` bytes of ``raw`` as one frame without holding them: a batch may be very long."""
-        stream = self._compressor.compressobj(size=length)
-        start, written = self.raw_bytes, 0
-        for offset in range(start, start + length, FRAME_BYTES):
-            part = raw.read(offset, min(FRAME_BYTES, start + length - offset))
-            self.sha256.update(part)
-            written += self._disk.write(self._target, [stream.compress(part)], self._stored_bytes + written)
-        written += self._disk.write(self._target, [stream.flush()], self._stored_bytes + written)
-        self._enter(written, length, span)
-
-    def _enter(self, stored_bytes: int, raw_bytes: int, span: Span) -> None:
-        frame = Frame(
-            offset=self._stored_bytes,
-            compressed_bytes=stored_bytes,
-            raw_offset=self.raw_bytes,
-            raw_bytes=raw_bytes,
-            first_sequence=span.first_sequence,
-            next_sequence=span.next_sequence,
-            earliest_ns=span.earliest_ns,
-            latest_ns=span.latest_ns,
-            routes=span.routes,
-        )
-        self.entries.append(frame)
-        self._stored_bytes += stored_bytes
-        self.raw_bytes += raw_bytes
-
-    def finish(self, index_frame: bytes) -> int:
-        """Write what ends the file; returns the file's length."""
-        sizes = [(frame.compressed_bytes, frame.raw_bytes) for frame in self.entries]
-        seek_table = encode_seek_table([*sizes, (len(index_frame), 0)])
-        return self._stored_bytes + self._disk.write(self._target, [index_frame, seek_table], self._stored_bytes)
 
 
 def _scanned_at(raw: RawFile, offset: int, contents: Contents) -> ScannedBatch | DamagedBytes | None:

@@ -1,20 +1,23 @@
 """What the batches of a segment hold, added up while they are met: its batch table, its routes, its next sequence.
 
-An index is made of this: of a segment that is sealed, of one that is not, or of what is left of one that is damaged.
+An index is made of this: of a segment that is sealed, of one that is not, of what is left of one that is damaged, or of
+what relief leaves of one.
 """
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from wald.format.batch import HEADER, BatchHeader, Flag
 from wald.format.parsing import whole_batches
+from wald.format.relieved import Relieved
 from wald.format.sealed import SealedIndex, store_batches
 from wald.format.tables import BatchTable, Frame, RouteEntry
 from wald.store.segments.raw import FIRST_BATCH
 
 _NO_TIME = ((1 << 63) - 1, -(1 << 63))  # earliest and latest of no batch: neutral under min and max
-_CONTINUES = int(Flag.CONTINUES)  # enums are slow
+_CONTINUES, _DROPPED = int(Flag.CONTINUES), int(Flag.DROPPED)  # enums are slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,21 @@ class _Tally:
 
 
 class Contents:
-    """What the batches met so far hold: the batch table, the routes, the next sequence."""
+    """What the batches met so far hold: the batch table, the routes, the next sequence.
+
+    Attributes:
+        dropped: the runs of records (first, last) in whose place there are DROPPED batches.
+    """
 
     def __init__(self, base_sequence: int, salt: int) -> None:
         self._base_sequence = self.next_sequence = base_sequence
         self._salt = salt
         self.last_position = 0  # of the last whole batch; 0: none yet
         self.table = BatchTable()
+        self.dropped: list[tuple[int, int]] = []
         self._taken = 0
+        self._begun_dropped = self.next_sequence
+        self._dropped_ns = array("q")
         self._tallies: dict[bytes, _Tally] = {}
 
     def walk(self, window: bytes, origin: int) -> int:
@@ -69,12 +79,16 @@ class Contents:
                 begin = at + HEADER.size
                 route = window[begin : begin + name]
                 self._add(origin + at, route, base, count, time_ns, flags, number, payload_bytes)
+            elif flags & _DROPPED:
+                self._drop(base, count, time_ns)
         return end
 
     def add(self, position: int, header: BatchHeader, route: str) -> None:
         """Add a batch that was found whole."""
         self.last_position = position
-        if not header.is_control:
+        if header.is_dropped:
+            self._drop(header.base_sequence, header.count, header.append_time_ns)
+        elif not header.is_control:
             self._add(
                 position,
                 route.encode(),
@@ -89,13 +103,17 @@ class Contents:
     def take(self) -> Span:
         """The span of the batches added since the last call."""
         start, self._taken = self._taken, len(self.table)
-        if start == self._taken:
-            return Span(self.next_sequence, self.next_sequence, *_NO_TIME, ())
+        dropped_ns, self._dropped_ns = self._dropped_ns, array("q")
         table = self.table
+        times = table.times_ns[start:] + dropped_ns
+        if not times:
+            return Span(self.next_sequence, self.next_sequence, *_NO_TIME, ())
         begun = (base for base, count in zip(table.bases[start:], table.counts[start:], strict=True) if count)
-        times = table.times_ns[start:]
+        first = next(begun, self.next_sequence)
         routes = tuple(sorted(set(table.routes[start:])))
-        return Span(next(begun, self.next_sequence), self.next_sequence, min(times), max(times), routes)
+        if dropped_ns:
+            first = min(first, self._begun_dropped)
+        return Span(first, self.next_sequence, min(times), max(times), routes)
 
     def routes(self) -> list[RouteEntry]:
         """The table of routes, in the order of their ids."""
@@ -126,7 +144,18 @@ class Contents:
             sha256=sha256,
             damage=damage,
             stored_batches=store_batches(self.table),
+            relieved=Relieved(b"", 0, self.dropped, []) if self.dropped else None,
         )
+
+    def _drop(self, base: int, count: int, time_ns: int) -> None:
+        if not self._dropped_ns:
+            self._begun_dropped = base
+        self._dropped_ns.append(time_ns)
+        self.next_sequence = max(self.next_sequence, base + count)
+        if count and self.dropped and self.dropped[-1][1] + 1 == base:
+            self.dropped[-1] = self.dropped[-1][0], base + count - 1
+        elif count:
+            self.dropped.append((base, base + count - 1))
 
     def _add(
         self,

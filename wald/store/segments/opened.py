@@ -15,12 +15,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Union
 
 from wald.errors import Damaged
-from wald.format.batch import HEADER, BatchHeader, decode_header, seed
+from wald.format.batch import HEADER, BatchHeader, Flag, decode_header, seed
 from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
 from wald.format.parsing import Batches, StoredBatch
 from wald.format.sealed import SealedIndex
 from wald.format.segment import BadHeader, SegmentHeader
+from wald.format.tables import Frame
 from wald.store.files.directory import Segment
 from wald.store.files.regular import open_regular
 from wald.store.segments.compression import SealedFile
@@ -40,6 +41,26 @@ class SkippedBatches:
     position: int
     first_sequence: int
     next_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedBatches(SkippedBatches):
+    """Batches that relief has dropped; the last of them was appended at ``latest_ns``."""
+
+    latest_ns: int
+
+
+Met = StoredBatch | DamagedBytes | SkippedBatches
+
+_DROPPED = int(Flag.DROPPED)  # enums are slow
+
+
+def as_met(batch: StoredBatch) -> StoredBatch | DroppedBatches:
+    """The batch itself, or what was dropped if it only stands in the place of that."""
+    header = batch.header
+    if header.flags & _DROPPED:
+        return DroppedBatches(batch.end, header.base_sequence, header.end_sequence, header.append_time_ns)
+    return batch
 
 
 class RawSegment:
@@ -103,9 +124,7 @@ class RawSegment:
         """Append time of the first batch; None if there is none."""
         return first_time_ns(self.batches(FIRST_BATCH, limit))
 
-    def batches(
-        self, position: int, limit: int | None, _routes: frozenset[str] | None = None
-    ) -> Iterator[StoredBatch | DamagedBytes | SkippedBatches]:
+    def batches(self, position: int, limit: int | None, _routes: frozenset[str] | None = None) -> Iterator[Met]:
         """Every batch from ``position`` to ``limit``; afterwards :attr:`tail` says where and how they ended.
 
         Args:
@@ -123,7 +142,7 @@ class RawSegment:
         while True:
             data = raw.read(position, asked)
             batches = Batches(data, position=position, salt=salt)
-            yield from batches
+            yield from map(as_met, batches)
             position += batches.end
             left, header = len(data) - batches.end, batches.rest.header
             wanted = header.total_bytes if header else HEADER.size
@@ -210,9 +229,7 @@ class SealedSegment:
     def first_time_ns(self, _limit: int | None) -> int | None:
         return next((frame.earliest_ns for frame in self.index.frames if frame.earliest_ns <= frame.latest_ns), None)
 
-    def batches(
-        self, position: int, limit: int | None, routes: frozenset[str] | None = None
-    ) -> Iterator[StoredBatch | DamagedBytes | SkippedBatches]:
+    def batches(self, position: int, limit: int | None, routes: frozenset[str] | None = None) -> Iterator[Met]:
         """As :meth:`RawSegment.batches`; frames that hold none of ``routes`` are not decompressed."""
         index = self.index
         wanted = None if routes is None else {i for i, entry in enumerate(index.routes) if entry.route in routes}
@@ -226,24 +243,33 @@ class SealedSegment:
         needed = [
             number
             for number in readable
-            if not index.is_damage(index.frames[number])
-            and (wanted is None or not wanted.isdisjoint(index.frames[number].routes))
+            if not index.is_damage(index.frames[number]) and self._is_needed(index.frames[number], wanted)
         ]
         following = dict(pairwise(needed))
         for number in readable:
             frame = index.frames[number]
             if index.is_damage(frame):
                 yield DamagedBytes(frame.raw_offset, frame.raw_bytes, "damaged before it was sealed")
-            elif wanted is not None and wanted.isdisjoint(frame.routes):
-                yield SkippedBatches(frame.raw_offset + frame.raw_bytes, frame.first_sequence, frame.next_sequence)
+            elif not self._is_needed(frame, wanted):
+                yield self._skipped(frame)
             else:
                 yield from self._frame(number, following.get(number), position, limit)
         if limit is None or limit >= index.raw_bytes:
             yield SkippedBatches(index.raw_bytes, index.next_sequence, index.next_sequence)
 
-    def _frame(
-        self, number: int, following: int | None, position: int, limit: int | None
-    ) -> Iterator[StoredBatch | DamagedBytes]:
+    def _is_needed(self, frame: Frame, wanted: set[int] | None) -> bool:
+        """Whether a frame must be decompressed for a reader of the routes ``wanted`` (None: all)."""
+        if self.index.relieved is None:
+            return wanted is None or not wanted.isdisjoint(frame.routes)
+        return bool(frame.routes) or frame.raw_offset == 0  # only its batches say what was dropped between them
+
+    def _skipped(self, frame: Frame) -> SkippedBatches:
+        span = frame.raw_offset + frame.raw_bytes, frame.first_sequence, frame.next_sequence
+        if frame.routes or frame.latest_ns < frame.earliest_ns:
+            return SkippedBatches(*span)
+        return DroppedBatches(*span, frame.latest_ns)
+
+    def _frame(self, number: int, following: int | None, position: int, limit: int | None) -> Iterator[Met]:
         frame = self.index.frames[number]
         end = frame.raw_offset + frame.raw_bytes
         try:
@@ -257,7 +283,7 @@ class SealedSegment:
         for batch in batches:
             if limit is not None and batch.position >= limit:
                 return
-            yield batch
+            yield as_met(batch)
         if (at := frame.raw_offset + batches.end) < (end if limit is None else min(end, limit)):
             yield DamagedBytes(at, end - at, "no valid batch header")
 
@@ -279,7 +305,7 @@ class SealedSegment:
         return loading.result()
 
 
-def first_time_ns(batches: Iterator[StoredBatch | DamagedBytes | SkippedBatches]) -> int | None:
+def first_time_ns(batches: Iterator[Met]) -> int | None:
     """Append time of the first of ``batches`` that holds records; None if none does."""
     for found in batches:
         if isinstance(found, StoredBatch) and not found.header.is_control:

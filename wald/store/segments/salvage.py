@@ -25,9 +25,9 @@ from wald.format.segment import decode_header as decode_segment_header
 from wald.format.zframes import BadFrame, FrameSpan, span_at
 from wald.store.files.directory import Segment
 from wald.store.files.regular import open_regular
-from wald.store.segments.compression import FRAME_BYTES
 from wald.store.segments.contents import Contents
-from wald.store.segments.opened import SkippedBatches, check_name, first_time_ns
+from wald.store.segments.frames import FRAME_BYTES
+from wald.store.segments.opened import Met, as_met, check_name, first_time_ns
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, SegmentEnd
 
 _STORED_MAX_BYTES = 2 * FRAME_BYTES  # of a frame that holds as much as a sealer puts together
@@ -85,10 +85,12 @@ class SalvagedSegment:
         """Append time of the first batch; None if there is none."""
         return first_time_ns(self.batches(FIRST_BATCH, limit))
 
-    def batches(
-        self, position: int, limit: int | None, _routes: frozenset[str] | None = None
-    ) -> Iterator[StoredBatch | DamagedBytes | SkippedBatches]:
+    def batches(self, position: int, limit: int | None, _routes: frozenset[str] | None = None) -> Iterator[Met]:
         """As :meth:`RawSegment.batches`; positions are those of the raw segment."""
+        return (as_met(met) if isinstance(met, StoredBatch) else met for met in self.stored(position, limit))
+
+    def stored(self, position: int, limit: int | None) -> Iterator[StoredBatch | DamagedBytes]:
+        """The same, with the batches that stand in the place of dropped ones as they are stored."""
         self.tail = None
         offset = begin = 0
         expected = self.base_sequence
@@ -225,10 +227,10 @@ def index_salvaged(segment: Segment, log_id: bytes, error: Damaged) -> SealedInd
     damage: list[tuple[int, int]] = []
     digest, frame, digested, end = hashlib.sha256(), b"", 0, 0
     with closing(SalvagedSegment(segment, log_id, error)) as salvaged:
-        for met in salvaged.batches(FIRST_BATCH, None):
+        for met in salvaged.stored(FIRST_BATCH, None):
             if isinstance(met, DamagedBytes):
                 damage.append((met.offset, met.length))
-            elif isinstance(met, StoredBatch):
+            else:
                 contents.add(met.position, met.header, met.route)
                 end = met.end
                 if met.data is not frame:

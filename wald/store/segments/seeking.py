@@ -10,7 +10,7 @@ from wald.errors import Damaged
 from wald.format.batch import BatchHeader
 from wald.store.files.directory import Root, Segment
 from wald.store.segments.head import readable_head
-from wald.store.segments.opened import SealedSegment, SkippedBatches
+from wald.store.segments.opened import DroppedBatches, SealedSegment, SkippedBatches
 from wald.store.segments.raw import DamagedBytes
 from wald.store.segments.salvage import SalvagedSegment
 from wald.store.segments.view import View, read_view
@@ -96,6 +96,8 @@ def _from(view: View, segments: list[Segment], time_ns: int) -> Iterator[BatchHe
                 if isinstance(met, DamagedBytes):
                     yield due
                 elif isinstance(met, SkippedBatches):
+                    if isinstance(met, DroppedBatches) and met.latest_ns >= time_ns:
+                        yield due
                     due = met.next_sequence
                 elif met.header.count:
                     yield met.header

@@ -30,7 +30,8 @@ from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.files.regular import open_file
 from wald.store.files.uptime import Moment
-from wald.store.segments.compression import LEVEL, Compressed, SealedFile, compress_segment
+from wald.store.segments.compression import Compressed, SealedFile, compress_segment
+from wald.store.segments.frames import LEVEL
 from wald.store.segments.raw import DamagedBytes
 from wald.store.writing.room import sealed_bytes_max
 

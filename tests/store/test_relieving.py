@@ -1,0 +1,263 @@
+"""A relieved segment: what is kept stays as it was, where it was; what was dropped is reported as reclaimed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from logs import START_NS, Built
+from relieving import behind, relieve, relieve_file
+
+from wald.errors import Damaged, NotFound
+from wald.format.names import Kind
+from wald.format.tables import RouteEntry
+from wald.store.checking.dump import dump
+from wald.store.checking.finding import Level
+from wald.store.checking.verifier import verify
+from wald.store.files.directory import Segment
+from wald.store.files.disk import Disk
+from wald.store.retention.missing import Missing
+from wald.store.segments.compression import SealedFile
+from wald.store.segments.relieving import check_relieved, relieve_segment
+from wald.store.segments.salvage import index_salvaged
+from wald.store.segments.seeking import sequence_at, sequence_since
+from wald.store.segments.view import State
+
+BIG = b"x" * 700
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Iterator[Built]:
+    """Records 1 to 40: web has 1, 2, 4, 5, 7, …; stuck has 3, 6, 9, …; a second segment begins at 41."""
+    made = Built(tmp_path / "log")
+    for number in range(1, 41):
+        made.lines("stuck" if number % 3 == 0 else "web", [b"%d" % number + BIG])
+    made.cut()
+    made.lines("web", [b"41"])
+    made.seal()
+    yield made
+    made.crash()
+
+
+def read(built: Built, route: str | None = None, start: int | str = 1, stop: int | None = None) -> list[int]:
+    batches = built.log.batches(route, start, stop, on_missing="skip")  # type: ignore[arg-type]  # a test's start
+    return [record.sequence for batch in batches for record in batch.records()]
+
+
+def missing(built: Built, route: str | None = None, start: int | str = 1, stop: int | None = None) -> list[Missing]:
+    found: list[Missing] = []
+    for _ in built.log.batches(route, start, stop, on_missing=found.append):  # type: ignore[arg-type]
+        pass
+    return found
+
+
+def wrong(built: Built) -> list[str]:
+    return [str(found) for found in verify(built.root) if found.level is Level.ERROR]
+
+
+STUCK = list(range(3, 40, 3))
+
+
+def test_the_stuck_route_is_read_without_a_gap(built: Built) -> None:
+    relieve(built, 1, web=40)
+
+    assert read(built, "stuck") == STUCK
+    assert missing(built, "stuck") == []
+    assert read(built) == [*STUCK, 41]
+
+
+def test_what_was_dropped_is_missing_like_what_was_reclaimed(built: Built) -> None:
+    relieve(built, 1, web=40)
+
+    (of_route,) = missing(built, "web")
+    assert (of_route.first, of_route.last, of_route.records, of_route.exact) == (1, 40, 27, True)
+    assert of_route.routes == {"web"}
+    assert [(each.first, each.last, each.records, each.exact) for each in missing(built)][:2] == [
+        (1, 2, 2, True),
+        (4, 5, 2, True),
+    ]
+    assert sum(each.records for each in missing(built)) == 27
+    with pytest.raises(NotFound, match="RECLAIM has removed records 1 to 2"):
+        list(built.log.batches(None, 1))
+    assert (
+        missing(built, "web", 30, 35)[0]
+        .message()
+        .endswith("RECLAIM has removed records 31 to 35: up to 6 records of route web are missing")
+    )
+    assert missing(built, "web", 41) == missing(built, None, 39, 39) == []
+
+
+def test_where_says_that_a_dropped_record_was_reclaimed(built: Built) -> None:
+    relieve(built, 1, web=40)
+
+    assert built.log.where(4).state is State.RECLAIMED
+    assert built.log.where(6).state is State.SEALED
+    assert built.log.where(40).state is State.RECLAIMED
+    assert {built.log.where(number).state for number in range(1, 42)} == {
+        State.RECLAIMED,
+        State.SEALED,
+        State.ACTIVE,
+    }
+
+
+def test_a_kept_batch_keeps_its_place(built: Built) -> None:
+    before = {number: built.log.where(number).position for number in STUCK}
+    relieve(built, 1, web=40)
+
+    assert {number: built.log.where(number).position for number in STUCK} == before
+
+
+def test_verify_finds_nothing_wrong_and_says_relieved(built: Built) -> None:
+    relieve(built, 1, web=40)
+    findings = list(verify(built.root))
+
+    assert wrong(built) == []
+    assert "13 records; relieved of 27 records" in "".join(found.message for found in findings)
+
+
+def test_a_segment_is_relieved_again(built: Built) -> None:
+    relieve(built, 1, web=20)
+    assert read(built, "web") == [number for number in range(21, 42) if number % 3]
+    relief = relieve(built, 1, web=40, stuck=20)
+
+    assert relief.index.relieved is not None
+    assert relief.index.relieved.ranges[0] == (1, 20)
+    assert relief.index.relieved.routes == [
+        RouteEntry("web", 27, 1, 40, 18975),
+        RouteEntry("stuck", 6, 3, 18, 4215),
+    ]
+    assert {entry.route: (entry.first, entry.last) for entry in relief.dropped} == {"web": (22, 40), "stuck": (3, 18)}
+    assert read(built) == [21, 24, 27, 30, 33, 36, 39, 41]
+    assert wrong(built) == []
+    with SealedFile(built.path(1, Kind.SEALED)) as sealed:
+        assert sealed.index.next_sequence == 41
+
+
+def test_the_frames_are_a_raw_segment(built: Built, tmp_path: Path) -> None:
+    path = built.path(1, Kind.SEALED)
+    with SealedFile(path) as sealed:
+        raw_bytes = sealed.index.raw_bytes
+    relieve(built, 1, web=40)
+    raw = tmp_path / path.with_suffix("").name
+    raw.write_bytes(subprocess.run(["zstd", "-dc", path], capture_output=True, check=True).stdout)
+
+    items = list(dump(raw, records=True))
+    assert raw.stat().st_size == raw_bytes
+    assert not [item for item in items if "damage" in item]
+    assert [item["sequence"] for item in items if item["kind"] == "record"] == STUCK
+    assert [item["base_sequence"] for item in items if item["kind"] == "dropped"][:3] == [1, 4, 7]
+    assert [item["kind"] for item in items[:3]] == ["header", "control", "dropped"]
+
+
+def test_without_its_index_the_frames_say_what_was_dropped(built: Built) -> None:
+    relief = relieve(built, 1, web=40)
+    path = built.path(1, Kind.SEALED)
+    data = path.read_bytes()
+    path.write_bytes(data[:-4] + bytes(4))
+
+    assert read(built, "stuck") == STUCK
+    (found,) = missing(built, "web")
+    assert (found.first, found.last, found.records) == (1, 40, 27)
+    index = index_salvaged(Segment(1, Kind.SEALED, path), built.log_id, Damaged("lost"))
+    assert index.relieved is not None
+    assert (index.relieved.ranges, index.damage, index.sha256) == (
+        relief.index.relieved and relief.index.relieved.ranges,
+        [],
+        relief.index.sha256,
+    )
+    assert index.routes == relief.index.routes
+    assert built.log.where(4).state is State.RECLAIMED
+
+
+def test_a_record_whose_pieces_were_dropped_later_is_not_put_together_wrongly(tmp_path: Path) -> None:
+    """Its beginning was kept when its segment was relieved, and its middle was not needed any more later."""
+    built = Built(tmp_path / "log")
+    built.lines("web", [BIG])
+    built.piece("long", b"begin", begins=True, ends=False)
+    built.cut()
+    built.piece("long", b"middle", begins=False, ends=False)
+    built.piece("long", b"end\nnext\n", begins=False, ends=True)
+    built.cut()
+    built.lines("web", [b"last"])
+    built.seal()
+    relieve(built, 1, web=1)
+    relieve(built, 3, long=2)
+
+    assert read(built, "long") == [3]
+    assert read(built) == [3, 4]
+    assert wrong(built) == []
+    built.crash()
+
+
+def test_times_find_what_is_there_and_what_may_be_missing(built: Built) -> None:
+    relieve(built, 1, web=40)
+    second = 10**9
+
+    assert sequence_at(built.view, START_NS + 10 * second) == 12
+    assert sequence_since(built.view, START_NS + 10 * second) == 10
+    assert sequence_at(built.view, START_NS + 12 * second) == sequence_since(built.view, START_NS + 12 * second) == 12
+
+
+def test_what_does_not_read_back_is_refused(built: Built, tmp_path: Path) -> None:
+    path, made = built.path(1, Kind.SEALED), tmp_path / "made"
+    relief = relieve_file(path, made, behind(web=40))
+    with SealedFile(path) as old, SealedFile(made) as new, pytest.raises(Damaged, match="not what has to be kept"):
+        check_relieved(old, new, relief, behind(web=30))
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(bytes(data))
+    disk = Disk()
+    target = disk.create(tmp_path / "other")
+    with SealedFile(path) as old, pytest.raises(Damaged):
+        relieve_segment(old, target, disk, behind(web=40))
+    disk.close(target)
+
+
+def test_a_relieved_segment_that_holds_nothing_more_has_no_routes(built: Built) -> None:
+    relieve(built, 1, web=40, stuck=40)
+
+    with closing(built.view.open(built.view.segments[0])):
+        assert read(built) == [41]
+    assert wrong(built) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.booleans()), min_size=1, max_size=25),
+    st.lists(st.fixed_dictionaries({route: st.integers(0, 60) for route in "abc"}), min_size=1, max_size=3),
+)
+def test_what_is_behind_the_cursors_reads_the_same(
+    tmp_path_factory: pytest.TempPathFactory,
+    appends: list[tuple[str, int, bool]],
+    moves: list[dict[str, int]],
+) -> None:
+    built = Built(tmp_path_factory.mktemp("log") / "log")
+    for route, count, cuts in appends:
+        built.lines(route, [b"%d" % number + BIG for number in range(count)])
+        if cuts:
+            built.cut()
+    if built.writer.advanced:
+        built.cut()
+    built.lines("a", [b"last"])
+    built.seal()
+    floors = dict.fromkeys("abc", 0)
+    before = {route: unread(built, route, 0) for route in "abc" if (built.root.routes / route).is_dir()}
+    for move in moves:
+        floors = {route: max(floors[route], move[route]) for route in floors}
+        for segment in built.view.segments[:-1]:
+            relieve(built, segment.base_sequence, **floors)
+        for route, records in before.items():
+            assert unread(built, route, floors[route]) == [each for each in records if each[0] > floors[route]]
+        assert wrong(built) == []
+    built.crash()
+
+
+def unread(built: Built, route: str, at: int) -> list[tuple[int, bytes]]:
+    """What a group with its cursor at ``at`` has still to read; nothing of it may be missing."""
+    batches = built.log.batches(route, at + 1, on_missing="error") if at < built.last else iter(())
+    return [(record.sequence, record.value) for batch in batches for record in batch.records()]

@@ -1,0 +1,63 @@
+"""One sealed segment relieved, without the program that decides about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from logs import Built
+
+from wald.format.batch import BatchHeader
+from wald.format.names import Kind
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger
+from wald.store.segments.compression import SealedFile
+from wald.store.segments.relieving import Keeps, Relief, check_relieved, relieve_segment
+
+
+def behind(**floors: int) -> Keeps:
+    """Keeps what is behind these cursors; of a route without one, everything."""
+
+    def keeps(header: BatchHeader, route: str) -> bool:
+        return header.last_sequence > floors.get(route, 0)
+
+    return keeps
+
+
+def relieve_file(source: Path, target: Path, keeps: Keeps) -> Relief:
+    """Write the relieved form of a sealed segment and read it back."""
+    disk = Disk()
+    descriptor = disk.create(target)
+    with SealedFile(source) as old:
+        relief = relieve_segment(old, descriptor, disk, keeps)
+        disk.close(descriptor)
+        with SealedFile(target) as made:
+            check_relieved(old, made, relief, keeps)
+    assert relief.stored_bytes == target.stat().st_size
+    return relief
+
+
+def relieve(built: Built, base: int, **floors: int) -> Relief:
+    """Relieve a segment of a log in place; the ledger gets the line that ``wald-reclaim`` writes, without cursors."""
+    path = built.path(base, Kind.SEALED)
+    made = path.with_suffix(".made")
+    with SealedFile(path) as sealed:
+        old = sealed.index
+    relief = relieve_file(path, made, behind(**floors))
+    ledger = Ledger(built.root.ledger / "reclaim.jsonl", built.disk)
+    ledger.append(
+        {
+            "event": "relieved",
+            "base": base,
+            "last": old.next_sequence - 1,
+            "at": built.now_ns,
+            "sha256": relief.index.sha256.hex(),
+            "was_sha256": old.sha256.hex(),
+            "dropped": [
+                {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last, "cursors": {}}
+                for entry in relief.dropped
+            ],
+        }
+    )
+    ledger.close()
+    made.rename(path)
+    return relief

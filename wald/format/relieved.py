@@ -1,0 +1,43 @@
+"""What relief has dropped from a sealed segment, as the section ``relieved`` of its index says it.
+
+{"sha256": …, "bytes": …,            of the raw segment, and of the file, as they were sealed
+ "dropped": [[first, last], …],      each run of dropped records
+ "routes": […]}                      of the dropped records, as the section ``routes`` has it of those that are left
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from wald.format.tables import RouteEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Relieved:
+    """
+    Attributes:
+        sha256: of the raw bytes as they were sealed; empty if not known.
+        stored_bytes: the length of the file as it was sealed; 0 if not known.
+        ranges: the dropped records as (first, last), in order, as long as possible.
+        routes: what was dropped of each route: always the first batches that the segment held of it.
+    """
+
+    sha256: bytes
+    stored_bytes: int
+    ranges: list[tuple[int, int]]
+    routes: list[RouteEntry]
+
+    @property
+    def records(self) -> int:
+        """How many records were dropped."""
+        return sum(last - first + 1 for first, last in self.ranges)
+
+    def encoded(self) -> bytes:
+        """The content of the section."""
+        sealed = {"sha256": self.sha256.hex(), "bytes": self.stored_bytes}
+        return json.dumps(sealed | {"dropped": self.ranges, "routes": self.routes}, separators=(",", ":")).encode()
+
+    def dropped_between(self, first: int, following: int) -> bool:
+        """Whether any record first ≤ s < following was dropped."""
+        return any(begin < following and first <= last for begin, last in self.ranges)

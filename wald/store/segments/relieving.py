@@ -1,0 +1,244 @@
+"""Relief: a sealed segment written again without the batches that are not needed any more.
+
+What is dropped is replaced by a batch of zeros of the same length, which has the flag DROPPED. So every batch that is
+kept keeps its position and its bytes, what ``zstd -dc`` makes of the file is a raw segment as before, and a reader of
+the frames alone learns which sequences were dropped. Zeros compress to next to nothing.
+
+Memory: a few MiB, or a few times the longest batch, and about 60 bytes per batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from wald.errors import Damaged
+from wald.format.batch import (
+    OUTSIDE_BYTES,
+    BatchHeader,
+    Buffer,
+    Encoding,
+    Flag,
+    checksum_body,
+    encode,
+    seed,
+)
+from wald.format.parsing import Batches, StoredBatch
+from wald.format.relieved import Relieved
+from wald.format.sealed import SealedIndex, encode_index
+from wald.format.tables import RouteEntry
+from wald.store.files.disk import Disk
+from wald.store.segments.compression import SealedFile
+from wald.store.segments.contents import Contents
+from wald.store.segments.frames import FRAME_BYTES, LEVEL, FrameWriter
+from wald.store.segments.raw import FIRST_BATCH
+
+Keeps = Callable[[BatchHeader, str], bool]
+"""Whether a batch of a route is still needed. A control batch is always kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """What :func:`relieve_segment` wrote.
+
+    Attributes:
+        dropped: what it has dropped of each route; ``index.relieved`` has in addition what was dropped before.
+        stored_bytes: the length of the new file.
+    """
+
+    index: SealedIndex
+    dropped: list[RouteEntry]
+    stored_bytes: int
+
+
+def relieve_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) -> Relief:
+    """Write what ``keeps`` lets stay of a sealed segment; the descriptor ``target`` is not synced or closed.
+
+    Args:
+        target: of an empty file.
+
+    Raises:
+        Damaged: the source is not all there. It must stay as it is.
+        OSError: reading or writing failed.
+    """
+    old = source.index
+    frames = FrameWriter(target, disk, LEVEL)
+    writer = _Writer(frames, Contents(old.base_sequence, old.salt), old.salt)
+    lost = Contents(old.base_sequence, old.salt)
+    writer.add_header(source.frame(0)[:FIRST_BATCH])
+    for batch in _batches(source):
+        if _is_kept(batch, keeps):
+            writer.keep(batch)
+        else:
+            writer.drop(batch)
+            if not batch.header.is_dropped:
+                lost.add(batch.position, batch.header, batch.route)
+    writer.finish()
+    if frames.raw_bytes != old.raw_bytes or writer.contents.next_sequence != old.next_sequence:
+        raise _damaged(source.path, "it does not hold what its index says")
+    index = replace(
+        old,
+        frames=frames.entries,
+        routes=writer.contents.routes(),
+        sha256=frames.sha256.digest(),
+        relieved=_relieved(source, writer.contents.dropped, lost.routes()),
+    )
+    return Relief(index, lost.routes(), frames.finish(encode_index(index, writer.contents.table)))
+
+
+def check_relieved(source: SealedFile, made: SealedFile, relief: Relief, keeps: Keeps) -> None:
+    """Read a relieved segment back, and compare every batch with the one that it was made of.
+
+    Raises:
+        Damaged: a batch that is needed is not in it as it was, or the source has changed.
+    """
+    if source.sha256() != source.index.sha256:
+        raise _damaged(source.path, "it does not hold what its index says")
+    if made.index != relief.index or made.sha256() != relief.index.sha256:
+        raise _damaged(made.path, "it does not read back as it was written")
+    batches = _batches(source)
+    for found in _batches(made):
+        replaced = list(_up_to(batches, found.end))
+        if not _may_replace(found, replaced, keeps):
+            raise _damaged(made.path, f"at {found.position} of the raw segment there is not what has to be kept")
+    if next(batches, None) is not None:
+        raise _damaged(made.path, "it ends before the segment that it was made of")
+
+
+def _may_replace(found: StoredBatch, replaced: list[StoredBatch], keeps: Keeps) -> bool:
+    """Whether a batch may stand in the place of others: it is the same one, or none of them is needed."""
+    if not replaced or (replaced[0].position, replaced[-1].end) != (found.position, found.end):
+        return False
+    if found.header.is_dropped:
+        return not any(_is_kept(batch, keeps) for batch in replaced)
+    return [_bytes_of(batch) for batch in replaced] == [_bytes_of(found)]
+
+
+class _Writer:
+    """Puts batches together to frames, and what is dropped between them to batches of zeros."""
+
+    def __init__(self, frames: FrameWriter, contents: Contents, salt: int) -> None:
+        self.contents = contents
+        self._frames = frames
+        self._salt = salt
+        self._frame: list[Buffer] = []
+        self._frame_bytes = 0
+        self._gap: tuple[StoredBatch, StoredBatch] | None = None  # the first and the last of those dropped last
+
+    def add_header(self, header: bytes) -> None:
+        """Begin the first frame with the header of the segment."""
+        self._frame, self._frame_bytes = [header], len(header)
+
+    def keep(self, batch: StoredBatch) -> None:
+        """Add a batch as it is."""
+        self._fill()
+        self._add(batch, _bytes_of(batch))
+
+    def drop(self, batch: StoredBatch) -> None:
+        """Leave a batch out."""
+        if self._gap is not None and batch.end - self._gap[0].position > FRAME_BYTES:
+            self._fill()
+        self._gap = self._gap[0] if self._gap else batch, batch
+
+    def finish(self) -> None:
+        """Write what is left."""
+        self._fill()
+        self._end_frame()
+
+    def _fill(self) -> None:
+        gap, self._gap = self._gap, None
+        if gap is not None:
+            filling = _in_place_of(*gap, self._salt)
+            self._add(filling, filling.data)
+
+    def _add(self, batch: StoredBatch, data: Buffer) -> None:
+        if self._frame_bytes + len(data) > FRAME_BYTES:
+            self._end_frame()
+        self._frame.append(data)
+        self._frame_bytes += len(data)
+        self.contents.add(batch.position, batch.header, batch.route)
+
+    def _end_frame(self) -> None:
+        if self._frame:
+            self._frames.add(b"".join(self._frame), self.contents.take())
+        self._frame, self._frame_bytes = [], 0
+
+
+def _in_place_of(first: StoredBatch, last: StoredBatch, salt: int) -> StoredBatch:
+    """The batch of zeros that takes the place of all batches from ``first`` to ``last``."""
+    payload = bytes(last.end - first.position - OUTSIDE_BYTES)
+    base, following = first.header.base_sequence, last.header.end_sequence
+    header = BatchHeader(
+        body_checksum=checksum_body(b"", [payload], len(payload)),
+        payload_bytes=len(payload),
+        base_sequence=base,
+        append_time_ns=last.header.append_time_ns,
+        producer_id=0,
+        producer_sequence=0,
+        count=following - base,
+        epoch=last.header.epoch,
+        encoding=int(Encoding.CONTROL),
+        flags=int(Flag.CONTROL | Flag.DROPPED),
+        route_bytes=0,
+    )
+    data = b"".join(encode(header, b"", [payload], seed(salt, first.position)))
+    return StoredBatch(data, 0, first.position, header, "")
+
+
+def _batches(file: SealedFile) -> Iterator[StoredBatch]:
+    """Every batch of a sealed segment.
+
+    Raises:
+        Damaged: something in it is no batch.
+    """
+    for number, frame in enumerate(file.index.frames):
+        data = file.frame(number)
+        batches = Batches(data, 0 if number else FIRST_BATCH, position=frame.raw_offset, salt=file.index.salt)
+        yield from batches
+        if batches.end < len(data):
+            raise _damaged(file.path, f"at {batches.end} of frame {number} there is no batch")
+
+
+def _up_to(batches: Iterator[StoredBatch], end: int) -> Iterator[StoredBatch]:
+    for batch in batches:
+        yield batch
+        if batch.end >= end:
+            return
+
+
+def _bytes_of(batch: StoredBatch) -> memoryview:
+    return memoryview(batch.data)[batch.at : batch.at + batch.header.total_bytes]
+
+
+def _is_kept(batch: StoredBatch, keeps: Keeps) -> bool:
+    header = batch.header
+    if header.is_control:
+        return not header.is_dropped
+    return keeps(header, batch.route)
+
+
+def _relieved(source: SealedFile, ranges: list[tuple[int, int]], dropped: list[RouteEntry]) -> Relieved:
+    """What is missing of the segment as it was sealed, once ``dropped`` is missing, too."""
+    before = source.index.relieved
+    if before is None:
+        return Relieved(source.index.sha256, source.stored_bytes, ranges, dropped)
+    routes = {entry.route: entry for entry in before.routes}
+    for entry in dropped:
+        old = routes.get(entry.route)
+        routes[entry.route] = (
+            entry
+            if old is None
+            else RouteEntry(
+                entry.route,
+                old.count + entry.count,
+                min(old.first, entry.first),
+                max(old.last, entry.last),
+                old.payload_bytes + entry.payload_bytes,
+            )
+        )
+    return replace(before, ranges=ranges, routes=list(routes.values()))
+
+
+def _damaged(path: Path, reason: str) -> Damaged:
+    return Damaged(f"{path}: offset 0: {reason}", hint=f"wald dump {path} shows what it holds")
