@@ -36,6 +36,7 @@ COMMAND_LINE = (
     "wald.setting_types",
 )
 SIDECARS = (*PURE, *READING, *COMMAND_LINE, "wald.log", "wald.client", "wald.loop", "wald.endpoint", "wald.exposition")
+SETTINGS = ("wald.config", "wald.limits")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald": (
         "wald.consumer",
@@ -81,6 +82,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "wald.cli": ("wald",),
     **dict.fromkeys(PROGRAMS, SIDECARS),
+    "wald_reclaim": (*SIDECARS, *SETTINGS),
     "wald_spark": (*SIDECARS, "wald.cli.cursors", "wald_archive.api", "wald.store.reading.arrow"),
     "pyspark_wald": ("wald_spark.source",),
 }

@@ -21,7 +21,8 @@ from wald.store.files.directory import Root, Segment
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.files.lines import Entry
-from wald_reclaim.plan import Decision, Planner
+from wald_reclaim.decision import Decision
+from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Verdict
 
 # Recorded with one sync of the ledger, and renamed with one of the directory:
@@ -86,7 +87,8 @@ class Reclaim:
             decisions = self.planner.confirm(there, now_ns=now_ns)
             decisions = self._take_back(decisions)
             going = [decision for decision in decisions if decision.verdict.goes]
-            if entries := [decision.entry for decision in going if decision.entry is not None]:
+            lines = [line for decision in going for line in (decision.withdrawal, decision.entry)]
+            if entries := [line for line in lines if line is not None]:
                 self.record(*entries)
             for decision in going:
                 if decision.segment.kind is decision.segment.kind.deleting:

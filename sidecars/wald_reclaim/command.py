@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -24,8 +26,8 @@ from wald.store.files.ledger import Ledger
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.counts import Counts, of_reclaim
 from wald_reclaim.plan import Planner
-from wald_reclaim.policy import Limits
 from wald_reclaim.report import Report
+from wald_reclaim.settings import Settings, settings
 
 PERIOD_SECONDS = 15.0  # between two passes without a change
 _RESERVE_BYTES = 64 << 10  # of the ledger: on a full disk, deleting must still be recorded first
@@ -34,6 +36,14 @@ _CENTURY = 36_600  # days
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @root_option
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    envvar="WALD_CONFIG",
+    show_envvar=True,
+    help="The daemon's file of settings: its [retention], and limits of routes. An option here goes before it.",
+)
 @click.option("--once", is_flag=True, help="Make one pass, then exit; the default.")
 @click.option("--watch", is_flag=True, help="Make a pass when a cursor moves or a segment is sealed, until SIGTERM.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
@@ -43,17 +53,16 @@ _CENTURY = 36_600  # days
 @duration_option(
     "--max-age",
     None,
-    "Delete older read segments, whatever --min-age and --keep-bytes say.",
+    "Delete older read segments, whatever --min-age and --keep-bytes say; log_max_age in the file.",
     days_max=_CENTURY,
 )
-@size_option("--max-bytes", None, "Delete read segments while the complete ones are more than this.")
-@click.option("--max-records", type=click.IntRange(min=0), metavar="N", help="The same, counted in records.")
+@size_option("--max-bytes", None, "Delete read segments while the complete ones are more than this; log_max_bytes.")
+@click.option("--max-records", type=click.IntRange(min=0), metavar="N", help="The same in records; log_max_records.")
 @click.option(
     "--unread",
     type=click.Choice(["keep", "expire"]),
-    default="keep",
-    show_default=True,
-    help="expire: delete what is beyond --max-age, --max-bytes or --max-records even if unread. LOSES DATA.",
+    help="expire: delete what is beyond a limit even if unread, but of routes that say keep. LOSES DATA.  "
+    "[default: keep]",
 )
 @click.option(
     "--verify",
@@ -61,12 +70,15 @@ _CENTURY = 36_600  # days
     help="Read every frame of a sealed segment before it is deleted; report damage and record it in the ledger. "
     "Without this option, damage after sealing is not noticed.",
 )
-@duration_option("--grace", "60s", "How long a released segment stays, for readers about to open it.", days_max=366)
+@duration_option(
+    "--grace", None, "How long a released segment stays, for readers about to open it.  [default: 60s]", days_max=366
+)
 @metrics_option
 @json_option
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
 def command(
     root: Path,
+    config_path: Path | None,
     once: bool,
     watch: bool,
     dry_run: bool,
@@ -76,9 +88,9 @@ def command(
     max_age: float | None,
     max_bytes: int | None,
     max_records: int | None,
-    unread: str,
+    unread: str | None,
     verify: bool,
-    grace: float,
+    grace: float | None,
     metrics: str | None,
     as_json: bool,
 ) -> None:
@@ -93,26 +105,31 @@ def command(
         raise InvalidInput("--watch excludes --once and --dry-run", hint="wald-reclaim --help")
     if metrics is not None and not watch:
         raise InvalidInput("--metrics needs --watch", hint=f"--watch --metrics {metrics}")
-    limits = Limits(
-        min_age_ns=None if min_age is None else _nanoseconds(min_age),
-        keep_bytes=keep_bytes,
-        require_archived=require_archived,
-        max_age_ns=None if max_age is None else _nanoseconds(max_age),
-        max_bytes=max_bytes,
-        max_records=max_records,
-        expire=unread == "expire",
-    )
-    if limits.expire and max_age is None and max_bytes is None and max_records is None:
-        raise InvalidInput("--unread expire needs a limit that says when", hint="--max-bytes 10GiB, or --max-age 30d")
+    options = {
+        "min_age": min_age,
+        "keep_bytes": keep_bytes,
+        "require_archived": require_archived or None,
+        "max_age": max_age,
+        "max_bytes": max_bytes,
+        "max_records": max_records,
+        "unread": unread,
+        "verify": verify or None,
+        "grace": grace,
+    }
+
+    def in_force() -> Settings:
+        return settings(config_path, options)
+
+    wanted = in_force()
     log = Log(root)
     report = Report(as_json, intended=dry_run, watching=watch, write=click.echo, warn=_warn)
     try:
         if dry_run:
-            _show(log, limits, report, _nanoseconds(grace), verify=verify)
+            _show(log, wanted, report)
         else:
             counts = Counts()
             with serving(metrics, lambda: of_reclaim(counts)):
-                _work(log, limits, report, counts, _nanoseconds(grace), watch=watch, verify=verify)
+                _work(log, wanted, report, counts, reload=in_force if watch else None)
     except PermissionError as error:
         raise NotPermitted.of(error, error.filename or log.root.path) from error
     except BrokenPipeError:  # the reader of stdout has exited
@@ -138,6 +155,11 @@ class Pass:
     stop: threading.Event
     counts: Counts = field(default_factory=Counts)
 
+    def with_settings(self, wanted: Settings) -> Pass:
+        """The same with other settings."""
+        self.reclaim.planner.take_over(wanted.limits, verify=wanted.verify)
+        return replace(self, grace_ns=wanted.grace_ns)
+
     def run(self, report: Report, *, now_ns: int) -> None:
         """Make one pass; when stopped, it ends where the next pass can go on."""
         planner = self.reclaim.planner
@@ -156,42 +178,46 @@ class Pass:
         report.end(planner.troubles)
 
 
-def _show(log: Log, limits: Limits, report: Report, grace_ns: int, *, verify: bool) -> None:
+def _show(log: Log, wanted: Settings, report: Report) -> None:
     """Report what a pass would do."""
-    planner = Planner(log.root, limits, log_id=log.identity.log_id, verify=verify)
+    planner = Planner(log.root, wanted.limits, log_id=log.identity.log_id, verify=wanted.verify)
     now_ns = time.time_ns()
     for decision in planner.decisions(now_ns=now_ns):
         report.decision(decision)
     released = planner.released()
-    due = {segment.base_sequence for segment in planner.due(released, grace_ns=grace_ns)}
+    due = {segment.base_sequence for segment in planner.due(released, grace_ns=wanted.grace_ns)}
     for decision in planner.confirm(released, now_ns=now_ns):
         report.released(decision, due=decision.segment.base_sequence in due)
     report.end(planner.troubles)
 
 
-def _work(
-    log: Log, limits: Limits, report: Report, counts: Counts, grace_ns: int, *, watch: bool, verify: bool
-) -> None:
-    """Make one pass, or passes until a signal arrives."""
+def _work(log: Log, wanted: Settings, report: Report, counts: Counts, *, reload: Callable[[], Settings] | None) -> None:
+    """Make one pass, or passes until a signal arrives.
+
+    Args:
+        reload: returns the settings anew, when SIGHUP asks for that; None: only one pass is made.
+    """
     disk = Disk()
     path = log.root.ledger / "reclaim.jsonl"
     ledger = Ledger(path, disk, owner="wald-reclaim", reserve_bytes=_RESERVE_BYTES)
     try:
         # After the lock of the ledger is taken: before that, another process may write what the planner reads.
-        planner = Planner(log.root, limits, log_id=log.identity.log_id, verify=verify)
+        planner = Planner(log.root, wanted.limits, log_id=log.identity.log_id, verify=wanted.verify)
         with stop_on_signals() as stop:
-            one_pass = Pass(Reclaim(log.root, disk, ledger, planner), grace_ns, stop, counts)
-            if watch:
-                _watch(one_pass, report)
-            else:
+            one_pass = Pass(Reclaim(log.root, disk, ledger, planner), wanted.grace_ns, stop, counts)
+            if reload is None:
                 one_pass.run(report, now_ns=time.time_ns())
+            else:
+                _watch(one_pass, report, reload)
     finally:
         ledger.close()
 
 
-def _watch(one_pass: Pass, report: Report) -> None:
+def _watch(one_pass: Pass, report: Report, reload: Callable[[], Settings]) -> None:
     """Make passes until a signal arrives; an error is reported, and the next pass tries again."""
     root = one_pass.reclaim.root
+    hangups: list[int] = []
+    signal.signal(signal.SIGHUP, lambda number, _frame: hangups.append(number))
 
     def directories() -> list[Path]:
         return [root.segments, root.ledger, root.routes, *root.cursor_directories()]
@@ -203,6 +229,10 @@ def _watch(one_pass: Pass, report: Report) -> None:
         began = time.monotonic()
         one_pass.counts.begin()
         try:
+            if hangups:
+                hangups.clear()
+                one_pass = one_pass.with_settings(reload())
+                report.warn("the settings were read again")
             one_pass.run(report, now_ns=time.time_ns())
         except BrokenPipeError:
             raise
@@ -222,7 +252,3 @@ def _matters(path: Path) -> bool:
 
 def _warn(message: str) -> None:
     click.echo(f"wald-reclaim: {message}", err=True)
-
-
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1e9)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from wald.exposition import Histogram, Metric, Samples, counter, histogram
-from wald_reclaim.plan import Decision
+from wald_reclaim.decision import Decision
 from wald_reclaim.policy import Verdict
 
 

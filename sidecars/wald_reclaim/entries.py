@@ -1,12 +1,14 @@
 """The lines that reclaim writes into ``ledger/reclaim.jsonl``, without the moment of the boot that each gets.
 
-{"event": "reclaimed", "base", "last", "at", "rule", "bytes", "sha256" or "form", "routes", "lost", "damaged"}
+{"event": "reclaimed", "base", "last", "at", "rule", "bytes", "sha256" or "form", "routes", "lost", "lost_bytes",
+ "damaged"}
 {"event": "kept", "base", "why", "at"}      an earlier line about the segment does not hold any more
 {"event": "seen", "through", "at"}          every complete segment up to this one existed (wald_reclaim.ages)
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from wald.errors import Damaged
@@ -17,13 +19,15 @@ from wald.store.files.lines import Entry
 from wald.store.retention.pins import Claims
 from wald.store.segments.compression import SealedFile
 from wald_reclaim.policy import Verdict
+from wald_reclaim.routes import share_of_bytes
 
 UNEXPLAINED = "found released, reason unknown"
+COUNTED_AGAIN = "a cursor has moved, so what is lost is counted again"
 
 
-def kept_entry(base: int, verdict: Verdict, now_ns: int) -> Entry:
+def kept_entry(base: int, why: str, now_ns: int) -> Entry:
     """The segment stays, whatever the ledger said before."""
-    return {"event": "kept", "base": base, "why": verdict.value, "at": now_ns}
+    return {"event": "kept", "base": base, "why": why, "at": now_ns}
 
 
 def unexplained_entry(base: int, last: int, now_ns: int) -> Entry:
@@ -32,12 +36,24 @@ def unexplained_entry(base: int, last: int, now_ns: int) -> Entry:
 
 
 def reclaimed_entry(
-    segment: Segment, index: SealedIndex, claims: Claims, verdict: Verdict, stored_bytes: int, now_ns: int
+    segment: Segment,
+    index: SealedIndex,
+    claims: Claims,
+    verdict: Verdict,
+    rules: Mapping[str, Verdict],
+    stored_bytes: int,
+    now_ns: int,
 ) -> Entry:
-    """The segment is deleted: by which rule, and where the cursors of its routes were."""
+    """The segment is deleted: by which rule, and where the cursors of its routes were.
+
+    Args:
+        rules: of each route, if the verdict is that each goes by its own.
+    """
     routes: list[Entry] = []
     for entry in index.routes:
         route: Entry = {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last}
+        if verdict is Verdict.EACH_ROUTE:
+            route["rule"] = rules[entry.route].value
         retired = entry.route in claims.retired
         routes.append(route | ({"retired": True} if retired else {"cursors": claims.vector(entry.route)}))
     line: Entry = {
@@ -50,8 +66,11 @@ def reclaimed_entry(
         **_form(segment, index),
         "routes": routes,
     }
-    if lost := _lost(index, claims):
+    if lost := unread_records(index, claims):
         line["lost"] = lost
+        line["lost_bytes"] = {
+            entry.route: share_of_bytes(entry, lost[entry.route]) for entry in index.routes if entry.route in lost
+        }
     if index.damage:
         line["damaged"] = True
         line["damaged_bytes"] = sum(length for _, length in index.damage)
@@ -83,7 +102,7 @@ def damaged_frames(segment: Segment, index: SealedIndex) -> tuple[SealedIndex, s
     return replace(index, damage=sorted([*index.damage, *changed])), message
 
 
-def _lost(index: SealedIndex, claims: Claims) -> dict[str, int]:
+def unread_records(index: SealedIndex, claims: Claims) -> dict[str, int]:
     """For each route the number of records that its slowest group has not read."""
     slowest: dict[int, int] = {}
     for pin in claims.pins(index.routes):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from wald.errors import Damaged
 from wald.format.names import Kind
@@ -20,40 +21,27 @@ from wald.store.files import uptime
 from wald.store.files.directory import Listing, Root, Segment, being_sealed, list_segments
 from wald.store.files.ledger import entries_of
 from wald.store.files.lines import Entry
-from wald.store.files.uptime import Moment, moment_of
-from wald.store.retention.cursors import CursorState
+from wald.store.files.uptime import Moment
 from wald.store.retention.history import History
 from wald.store.retention.pins import Claims, Pin, needs, read_claims, segment_index, ways_out, with_lost
-from wald.store.segments.head import Bound
 from wald.store.segments.view import read_view
 from wald_reclaim.ages import Ages
-from wald_reclaim.entries import damaged_frames, kept_entry, reclaimed_entry, unexplained_entry
-from wald_reclaim.policy import Facts, Limits, Verdict, judge
+from wald_reclaim.decision import Decision
+from wald_reclaim.entries import (
+    COUNTED_AGAIN,
+    damaged_frames,
+    kept_entry,
+    reclaimed_entry,
+    unexplained_entry,
+    unread_records,
+)
+from wald_reclaim.policy import Facts, Limits, Verdict, judge, over
+from wald_reclaim.recorded import OnRecord, Recorded
+from wald_reclaim.routes import Routes
+from wald_reclaim.waiting import WaitingRaw
 
 CLAIMS_SECONDS = 0.25  # claims older than this are read again; a thousand cursors take about a third of it
-_EXPIRING = {verdict.value: verdict for verdict in Verdict if verdict.expires}
-_RAW_SECONDS = 5.0  # a cut segment that the sealer has not taken for so long may be deleted raw
 _CLAIMS_SHARE = 4  # times the duration of the last reading, if that is more than the above
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The decision about one complete segment.
-
-    Attributes:
-        pin: one of the cursors that hold it back.
-        entry: the line to write into the ledger first; None: none, or it was written before.
-        recorded: whether the ledger says already that the segment is reclaimed.
-        message: what is wrong with the segment; "" if nothing is known to be.
-    """
-
-    segment: Segment
-    verdict: Verdict
-    stored_bytes: int
-    pin: Pin | None = None
-    entry: Entry | None = None
-    recorded: bool = False
-    message: str = ""
 
 
 @dataclass(slots=True)
@@ -101,20 +89,23 @@ class Planner:
         self._moment = moment
         self._ages = Ages(root, moment)
         self._history = History(root)
+        self._routes = Routes(limits)
         self._known: dict[int, _Known] = {}
-        self._raw_since: dict[int, float] | None = None
-        """When each raw segment was first seen; None before the first pass, which takes all of them for old."""
+        self._waiting = WaitingRaw(clock)
         self.troubles: list[str] = []
         self._successors: dict[int, int] = {}
         """The base of each segment's successor."""
-        self._recorded: dict[int, Entry] = {}
-        """For segments that are reclaimed by the ledger and still exist: the rule, and since when."""
+        self._recorded = OnRecord()
         self._passed: dict[int, Claims] = {}
         """For segments that go: the claims that let them go."""
         listing = self._list()
         there = {segment.base_sequence for segment in (*listing.segments, *listing.released)}
         for entry in entries_of(root.ledger / "reclaim.jsonl"):
             self.record(entry, there)
+
+    def take_over(self, limits: Limits, *, verify: bool) -> None:
+        """Go on with other limits."""
+        self._limits, self._verify, self._routes = limits, verify, Routes(limits)
 
     def record(self, entry: Entry, there: Container[int] | None = None) -> None:
         """Take in a line of the ledger.
@@ -123,16 +114,7 @@ class Planner:
             there: the segments to keep it of; None: of every one.
         """
         self._ages.record(entry)
-        base = entry.get("base")
-        if there is not None and base not in there:
-            return
-        if isinstance(base, int) and entry.get("event") == "reclaimed":
-            moment = {"boot": entry.get("boot"), "boottime": entry.get("boottime")}
-            self._recorded[base] = {
-                "rule": str(entry.get("rule"))
-            } | moment  # without the routes, of which there may be a thousand
-        elif isinstance(base, int):
-            self._recorded.pop(base, None)
+        self._recorded.take_in(entry, there)
 
     def witness(self, *, now_ns: int) -> Entry | None:
         """The line for the ledger that makes ages known later; None: none is due, or no limit asks for ages."""
@@ -143,7 +125,7 @@ class Planner:
 
     def forget(self, segment: Segment) -> None:
         """Take in that the file is deleted."""
-        self._recorded.pop(segment.base_sequence, None)
+        self._recorded.forget(segment.base_sequence)
         self._passed.pop(segment.base_sequence, None)
 
     def released(self) -> tuple[Segment, ...]:
@@ -152,16 +134,7 @@ class Planner:
 
     def due(self, released: Iterable[Segment], *, grace_ns: int) -> list[Segment]:
         """Those whose grace period is over: counted from their line, or ended by a new boot, which ends all readers."""
-        now = self._moment()
-        due = []
-        for segment in released:
-            since = moment_of(self._recorded.get(segment.base_sequence, {}))
-            over = grace_ns == 0 or (
-                since is not None and (now.boot != since.boot or now.boottime_ns - since.boottime_ns >= grace_ns)
-            )
-            if over or segment.kind is segment.kind.deleting:
-                due.append(segment)
-        return due
+        return self._recorded.due(released, self._moment(), grace_ns=grace_ns)
 
     def confirm(self, released: Iterable[Segment], *, now_ns: int) -> list[Decision]:
         """Decide again about segments that were released; the cursors are read after their names have changed.
@@ -196,7 +169,7 @@ class Planner:
         view = read_view(self._root, self._log_id)
         listing = view.listing
         self._successors = listing.successors()
-        left = self._left_raw(view.bound, listing)
+        left = self._waiting.left(view.bound, listing)
         complete = [s for s in listing.segments if s.kind is Kind.SEALED or s.base_sequence in left]
         bases = {segment.base_sequence for segment in complete}
         if self._limits.by_age:
@@ -213,6 +186,7 @@ class Planner:
             waiting.append((segment, known, newer_bytes, newer_records))
             newer_bytes += known.stored_bytes
             newer_records += known.records
+        self._routes.count([(segment, known.stored_bytes) for segment, known, _, _ in waiting], self._held)
         while waiting:
             if self._clock() >= due:
                 claims, due = self._read_claims()
@@ -223,7 +197,6 @@ class Planner:
                 records=known.records,
                 newer_bytes=newer_bytes,
                 newer_records=newer_records,
-                read=True,
                 archived=True,
                 newest=segment is listing.segments[-1],
                 sealing=self._in_both_forms(segment) or (segment.kind is Kind.RAW and segment.base_sequence in sealing),
@@ -231,20 +204,6 @@ class Planner:
             )
             with suppress(FileNotFoundError):  # deleted in between
                 yield self._decide(segment, known, facts, claims, now_ns)
-
-    def _left_raw(self, bound: Bound, listing: Listing) -> set[int]:
-        """The complete raw segments that the sealer has not taken for a while.
-
-        The segment of the head is not among them: a starting daemon reads it to learn which bytes of its pipes are in
-        the log, and moves the head only then.
-        """
-        raw = [segment.base_sequence for segment in listing.segments[:-1] if segment.kind is Kind.RAW]
-        cut = [base for base in raw if base < bound.segment]
-        now = self._clock()
-        if self._raw_since is None:
-            self._raw_since = dict.fromkeys(cut, now - _RAW_SECONDS)
-        self._raw_since = {base: self._raw_since.get(base, now) for base in cut}
-        return {base for base, since in self._raw_since.items() if now - since >= _RAW_SECONDS}
 
     def _in_both_forms(self, segment: Segment) -> bool:
         """Whether the raw form of a sealed segment still exists, because the sealer has not finished."""
@@ -254,15 +213,18 @@ class Planner:
         """The claims of the cursors now, and when to read them again."""
         began = self._clock()
         claims = read_claims(self._root, log_id=self._log_id)
-        self.troubles = [*_troubles(claims), *([self._ages.trouble] if self._ages.trouble else [])]
+        self.troubles = [*claims.troubles(), *([self._ages.trouble] if self._ages.trouble else [])]
         return claims, began + max(CLAIMS_SECONDS, _CLAIMS_SHARE * (self._clock() - began))
 
     def _decide(self, segment: Segment, known: _Known, facts: Facts, claims: Claims, now_ns: int) -> Decision:
-        recorded = segment.base_sequence in self._recorded
-        verdict = judge(facts, self._limits)
+        recorded = self._recorded.get(segment.base_sequence) is not None
+        log = over(facts, self._limits)
+        concerned = self._routes.concerns(segment.base_sequence, facts.age_ns, log)
+        # As far as is known without opening it:
+        verdict = judge(facts, self._limits, [Verdict.EACH_ROUTE if concerned else log or Verdict.READ])
         pin: Pin | None = None
         entry: Entry | None = None
-        if verdict.goes:  # as far as is known without opening it
+        if verdict.goes:
             try:
                 verdict, entry = self._judge_opened(segment, known, facts, claims, now_ns, recorded=recorded)
                 pin = known.pin
@@ -270,7 +232,7 @@ class Planner:
                 known.problem = str(error)
                 verdict = Verdict.UNREADABLE
         if recorded and not verdict.goes:
-            entry = self._stamped(kept_entry(segment.base_sequence, verdict, now_ns))
+            entry = self._stamped(kept_entry(segment.base_sequence, verdict.value, now_ns))
         message = known.problem or known.damage
         return Decision(segment, verdict, known.stored_bytes, pin, entry, recorded, message)
 
@@ -278,48 +240,82 @@ class Planner:
         """The decision about a released segment under ``claims``; None: no cursor holds it back."""
         base = segment.base_sequence
         stored_bytes, recorded = segment.path.stat().st_size, self._recorded.get(base)
-        pin, verdict, message = None, _EXPIRING.get(recorded["rule"] if recorded else "", Verdict.READ), ""
+        verdict = recorded.verdict if recorded is not None else Verdict.READ
+        pin, entry, message = None, None, ""
         if sealing:
             verdict = Verdict.SEALING
         elif claims is not None and not self._root.segment(base, Kind.SEALED).exists():
             try:
-                index = self._index(segment)
-                pin = next(claims.pins(self._needs(segment, index)), None)
+                verdict, pin, entry = self._confirm_opened(segment, verdict, recorded, claims, now_ns)
             except _Unreadable as error:
                 verdict, message = Verdict.UNREADABLE, str(error)
-            else:
-                if pin is not None and not (self._limits.expire and verdict.expires):
-                    verdict = Verdict.UNREAD
-                elif not self._archived(segment, index, claims):
-                    verdict = Verdict.NOT_ARCHIVED
-                elif pin is None:
-                    self._passed[base] = claims
-        entry: Entry | None = None
         if recorded is not None and not verdict.goes:
-            entry = self._stamped(kept_entry(base, verdict, now_ns))
+            entry = self._stamped(kept_entry(base, verdict.value, now_ns))
         elif recorded is None and verdict.goes:
             entry = self._stamped(unexplained_entry(base, self._last(segment), now_ns))
-        return Decision(segment, verdict, stored_bytes, pin, entry, recorded is not None, message)
+        withdrawal = None
+        if recorded is not None and verdict.goes and entry is not None:
+            withdrawal = self._stamped(kept_entry(base, COUNTED_AGAIN, now_ns))
+        return Decision(segment, verdict, stored_bytes, pin, entry, recorded is not None, message, withdrawal)
+
+    def _confirm_opened(
+        self, segment: Segment, verdict: Verdict, recorded: Recorded | None, claims: Claims, now_ns: int
+    ) -> tuple[Verdict, Pin | None, Entry | None]:
+        """The verdict by the segment's index; and a new line if it is deleted now, and what is lost has changed."""
+        index = self._index(segment)
+        pins = list(claims.pins(self._needs(segment, index)))
+        lost = recorded.lost if recorded is not None else {}
+        if pin := next((each for each in pins if each.route not in lost or not self._limits.loses(each.route)), None):
+            return Verdict.UNREAD, pin, None
+        if not self._archived(segment, index, claims):
+            return Verdict.NOT_ARCHIVED, None, None
+        if not pins:
+            self._passed[segment.base_sequence] = claims
+        entry = None
+        if recorded is not None and segment.kind is segment.kind.deleting and unread_records(index, claims) != lost:
+            rules = {entry.route: recorded.rules.get(entry.route, Verdict.READ) for entry in index.routes}
+            stored_bytes = segment.path.stat().st_size
+            entry = self._stamped(reclaimed_entry(segment, index, claims, verdict, rules, stored_bytes, now_ns))
+        return verdict, None, entry
 
     def _judge_opened(
         self, segment: Segment, known: _Known, facts: Facts, claims: Claims, now_ns: int, *, recorded: bool
     ) -> tuple[Verdict, Entry | None]:
         """The verdict by the segment's index; and the line for the ledger, if it goes and has none yet."""
-        index = None
-        if known.pin is None or not claims.still(known.pin):
-            index = self._index(segment)
-            known.pin = next(claims.pins(self._needs(segment, index)), None)
-        facts = replace(facts, read=known.pin is None, archived=self._archived(segment, index, claims))
-        verdict = judge(facts, self._limits)
-        if verdict.goes and known.pin is None:
-            self._passed[segment.base_sequence] = claims
+        base, log = segment.base_sequence, over(facts, self._limits)
+        pin = known.pin
+        if pin is not None and claims.still(pin) and not self._routes.may_let_go(pin.route, base, facts.age_ns, log):
+            return Verdict.UNREAD, None
+        index = self._index(segment)
+        pins, rules = self._judge_routes(segment, index, facts.age_ns, claims, log)
+        known.pin = next((each for each in pins if rules[each.route] is Verdict.UNREAD), None)
+        verdict = judge(replace(facts, archived=self._archived(segment, index, claims)), self._limits, rules.values())
+        if verdict.goes and not pins:
+            self._passed[base] = claims
         if not verdict.goes or recorded:
             return verdict, None
-        index = index or self._index(segment)
         if self._verify and segment.kind is Kind.SEALED:
             index, damage = damaged_frames(segment, index)
             known.damage = damage or known.damage
-        return verdict, self._stamped(reclaimed_entry(segment, index, claims, verdict, known.stored_bytes, now_ns))
+        entry = reclaimed_entry(segment, index, claims, verdict, rules, known.stored_bytes, now_ns)
+        return verdict, self._stamped(entry)
+
+    def _judge_routes(
+        self, segment: Segment, index: SealedIndex, age_ns: int, claims: Claims, log: Verdict | None
+    ) -> tuple[list[Pin], dict[str, Verdict]]:
+        """The groups that have not read the segment, and the verdict of each route in it.
+
+        Where no route has a limit that counts, one group and its route are enough.
+        """
+        needed = self._needs(segment, index)
+        if not self._routes.concerns(segment.base_sequence, age_ns, log):
+            pins = list(islice(claims.pins(needed), 1))
+            unread = log if log is not None and self._limits.others.expire else Verdict.UNREAD
+            return pins, {pin.route: unread for pin in pins} or {"": log or Verdict.READ}
+        pins = list(claims.pins(needed))
+        counted = unread_records(index, claims)
+        unread_by_route = {pin.route: counted.get(pin.route, 0) for pin in pins}
+        return pins, self._routes.verdicts(segment.base_sequence, age_ns, log, needed, unread_by_route)
 
     def _stamped(self, entry: Entry) -> Entry:
         """A line with the moment of this boot, by which the grace period is measured."""
@@ -354,6 +350,12 @@ class Planner:
         except BadSealed as error:
             raise _Unreadable(f"{segment.path}: it is damaged: {error}; {ways_out(segment)}") from error
 
+    def _held(self, segment: Segment) -> Sequence[RouteEntry]:
+        """What a complete segment holds; nothing if it cannot be read, or is deleted."""
+        with suppress(_Unreadable, FileNotFoundError):
+            return self._index(segment).routes
+        return ()
+
     def _index(self, segment: Segment, known: _Known | None = None) -> SealedIndex:
         damage: list[Damaged] = []
         try:
@@ -385,14 +387,3 @@ class Planner:
             return None
         self._known[segment.base_sequence] = known
         return known
-
-
-def _troubles(claims: Claims) -> list[str]:
-    """What is wrong with cursors that hold segments back; an absent cursor is no error."""
-    return [
-        cursor.message
-        for route, cursors in claims.cursors.items()
-        if route not in claims.retired
-        for cursor in cursors
-        if cursor.state not in (CursorState.VALID, CursorState.ABSENT)
-    ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from wald.cli.output import json_line, ledger_fields
 from wald.setting_types import format_bytes
-from wald_reclaim.plan import Decision
+from wald_reclaim.decision import Decision
 from wald_reclaim.policy import Verdict
 
 

@@ -50,6 +50,19 @@ def test_every_claim_by_every_rule(name: str, rule: str, lost: int | None) -> No
     assert ruling.lost == (lost if expired else 0)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_where_each_route_goes_by_its_own_rule_that_one_counts(rule: str) -> None:
+    unread = HELD | {"cursors": {"processed": 4}}
+    read = {"route": "b", "count": 10, "first": 11, "last": 20, "cursors": {"processed": 20}, "rule": "read"}
+    content = line(unread | {"rule": rule}, read, rule="each_route", lost={"a": 6})
+    ruling = judge(content, sealed(("a", 10, 1, 10), ("b", 10, 11, 20)))
+
+    assert (not ruling.errors) == (rule in EXPIRING)
+    assert ruling.lost == 6 * (rule in EXPIRING)
+    assert judge(line(unread, read, rule="each_route", lost={"a": 6}), None).errors
+    assert judge(line(unread | {"rule": rule}, read, lost={"a": 6}), None).errors
+
+
 def test_words_name_record_route_and_group() -> None:
     assert judge(line(HELD | {"cursors": {"processed": 10, "archive": 4}}), None).errors == (
         "record 10 of route a was deleted, and not read by archive at 4",

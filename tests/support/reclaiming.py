@@ -20,10 +20,11 @@ from wald.store.files.uptime import Moment
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.command import Pass
 from wald_reclaim.plan import Planner
-from wald_reclaim.policy import Limits
+from wald_reclaim.policy import Limits, RouteLimits
 from wald_reclaim.report import Report
 
 ANYTHING_READ = Limits()
+EXPIRE = RouteLimits(expire=True)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from damage import flipped
 from logs import SECOND_NS, Built, Unsynced
-from reclaiming import Reclaimer, bases, ledger, reclaim
+from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
 from wald_reclaim.policy import Limits
 
@@ -15,7 +15,7 @@ MINUTE_NS = 60 * SECOND_NS
 HOUR_NS = 60 * MINUTE_NS
 YEARS_NS = 10 * 365 * 24 * HOUR_NS
 AN_HOUR = Limits(min_age_ns=HOUR_NS)
-EXPIRED = Limits(max_age_ns=HOUR_NS, expire=True)
+EXPIRED = Limits(max_age_ns=HOUR_NS, others=EXPIRE)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_what_was_written_while_the_clock_was_wrong_goes_when_it_is_due(
     tmp_path: Path, ahead_ns: int, limits: Limits
 ) -> None:
     built = make(tmp_path, ahead_ns=ahead_ns)
-    if limits.expire:
+    if limits.others.expire:
         built.log.set_cursor("a", 0, rewind=True)
     built.now_ns, built.ahead_ns = built.now_ns - ahead_ns + HOUR_NS - 1, 0
     reclaim(built, limits)

@@ -85,6 +85,40 @@ def test_it_says_what_goes_and_why_the_rest_stays(daemon: Daemon, root: Path) ->
     assert errors(root) == []
 
 
+def test_it_reads_the_settings_of_the_daemon_and_an_option_goes_before_them(
+    daemon: Daemon, root: Path, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        grow(root, "a")
+    config = tmp_path / "wald.toml"
+    config.write_text('sync = "never"\n[retention]\ngrace = 0\n[routes.a]\nmax_records = 4\nunread = "expire"\n')
+    assert reclaim(root, "--config", config, "--grace", "1h").returncode == 0
+    assert sealed(root) == ["3", "5"]
+    assert len(list((root / "segments").glob("*.released"))) == 1
+
+    done = run(sidecar("reclaim", "--root", root), env={"WALD_CONFIG": str(config)})
+    assert "deleted: 1" in done.stdout.decode()
+    assert errors(root) == []
+
+
+def test_a_hangup_makes_it_read_the_settings_again(daemon: Daemon, root: Path, tmp_path: Path) -> None:
+    """Wrong ones are reported, and those before stay in force."""
+    config = tmp_path / "wald.toml"
+    config.write_text("[retention]\ngrace = 0\n")
+    grow(root, "a")
+    with watching(root, "--config", config) as process:
+        assert process.stderr is not None
+        config.write_text("[retention]\ngrace = true\n")
+        process.send_signal(signal.SIGHUP)
+        output_of("cursor", "set", "b", 1, "--root", root)  # a pass
+        assert "retention.grace must be a duration" in process.stderr.readline()
+
+        config.write_text('[retention]\ngrace = 0\n[routes.a]\nmax_records = 1\nunread = "expire"\n')
+        process.send_signal(signal.SIGHUP)
+        output_of("cursor", "set", "b", 2, "--root", root)
+        eventually(lambda: sealed(root) == [])
+
+
 def test_json_is_an_object_a_line(daemon: Daemon, root: Path) -> None:
     grow(root, "a")
     output_of("cursor", "set", "a", 2, "--root", root)

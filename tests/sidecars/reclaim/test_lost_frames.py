@@ -13,7 +13,7 @@ import pytest
 from contents import errors
 from damage import flipped
 from logs import Built
-from reclaiming import ANYTHING_READ, bases, ledger, reclaim
+from reclaiming import ANYTHING_READ, EXPIRE, bases, ledger, reclaim
 from running import output_of, run, sidecar
 
 from wald.format.names import Kind
@@ -247,7 +247,7 @@ def test_lag_counts_what_a_reader_would_still_get(built: Built, sealed_line: boo
 def test_of_what_expires_the_lost_records_count_as_unread(built: Built, a: int, b: int, lost: dict[str, int]) -> None:
     lose_rest(built, 2)
     put(built, a=a, b=b)
-    reclaim(built, Limits(max_records=1, expire=True))
+    reclaim(built, Limits(max_records=1, others=EXPIRE))
     reported: Sequence[dict[str, object]] = [line for line in ledger(built.root.path) if line["base"] == 1]
 
     assert [line["lost"] for line in reported] == [lost]

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 
-from wald_reclaim.policy import Facts, Limits, Verdict, judge
+from wald_reclaim.policy import Facts, Limits, RouteFacts, RouteLimits, Verdict, judge, judge_route, over
 
 AGE_NS, BYTES, RECORDS = 1000, 100, 10  # of the segment; 50 bytes and 5 records are newer
+EXPIRE = RouteLimits(expire=True)
 
 
 def facts(**changes: bool) -> Facts:
-    reported = {"read": True, "archived": True, "newest": False, "sealing": False, "readable": True} | changes
+    reported = {"archived": True, "newest": False, "sealing": False, "readable": True} | changes
     return Facts(age_ns=AGE_NS, stored_bytes=BYTES, records=RECORDS, newer_bytes=50, newer_records=5, **reported)
+
+
+def of_route(*, read: bool, unread_bytes: int = 0) -> RouteFacts:
+    """The facts of the only route in the segment."""
+    return RouteFacts(AGE_NS, BYTES, RECORDS, newer_bytes=50, newer_records=5, read=read, unread_bytes=unread_bytes)
+
+
+def verdict_of(limits: Limits, *, read: bool = True, **changes: bool) -> Verdict:
+    """Of a segment with one route that has no limits of its own."""
+    segment = facts(**changes)
+    return judge(segment, limits, [judge_route(of_route(read=read), limits.of("a"), over(segment, limits))])
 
 
 CASES = [
@@ -22,7 +34,12 @@ CASES = [
 ]
 LIMITS = [
     Limits(
-        min_age_ns=min_age, keep_bytes=keep, require_archived=archived, max_age_ns=age, max_bytes=size, expire=expire
+        min_age_ns=min_age,
+        keep_bytes=keep,
+        require_archived=archived,
+        max_age_ns=age,
+        max_bytes=size,
+        others=RouteLimits(expire=expire),
     )
     for min_age, keep, archived, age, size, expire in product(
         (None, AGE_NS, AGE_NS + 1),
@@ -39,34 +56,34 @@ LIMITS = [
 def test_every_combination_of_facts_and_limits_has_the_verdict_of_the_rule(case: dict[str, bool]) -> None:
     """Said as conditions under which a segment goes, where the code asks one question after the other."""
     for limits in LIMITS:
-        over = limits.max_age_ns == AGE_NS - 1 or limits.max_bytes == 149
+        beyond = limits.max_age_ns == AGE_NS - 1 or limits.max_bytes == 149
         untouchable = case["newest"] or case["sealing"] or not case["readable"]
-        needed = not case["read"] and not (limits.expire and over)
+        needed = not case["read"] and not (limits.others.expire and beyond)
         unarchived = limits.require_archived and not case["archived"]
         young = limits.min_age_ns == AGE_NS + 1
         among_newest = limits.keep_bytes == 51
-        goes = not untouchable and not needed and not unarchived and (over or not (young or among_newest))
+        goes = not untouchable and not needed and not unarchived and (beyond or not (young or among_newest))
 
-        verdict = judge(facts(**case), limits)
+        verdict = verdict_of(limits, **case)
 
         assert verdict.goes == goes, (case, limits, verdict)
-        assert not (verdict.goes and not case["read"]) or limits.expire
+        assert not (verdict.goes and not case["read"]) or limits.others.expire
 
 
 @pytest.mark.parametrize(
     ("changes", "limits", "verdict"),
     [
         ({}, Limits(), Verdict.READ),
-        ({"newest": True}, Limits(max_age_ns=1, expire=True), Verdict.NEWEST),
-        ({"sealing": True}, Limits(max_age_ns=1, expire=True), Verdict.SEALING),
-        ({"readable": False}, Limits(max_age_ns=1, expire=True), Verdict.UNREADABLE),
+        ({"newest": True}, Limits(max_age_ns=1, others=EXPIRE), Verdict.NEWEST),
+        ({"sealing": True}, Limits(max_age_ns=1, others=EXPIRE), Verdict.SEALING),
+        ({"readable": False}, Limits(max_age_ns=1, others=EXPIRE), Verdict.UNREADABLE),
         ({"read": False}, Limits(), Verdict.UNREAD),
         ({"read": False}, Limits(max_age_ns=1, max_bytes=1, max_records=1), Verdict.UNREAD),
-        ({"read": False}, Limits(expire=True, max_age_ns=AGE_NS), Verdict.UNREAD),
-        ({"read": False}, Limits(expire=True, max_age_ns=AGE_NS - 1), Verdict.MAX_AGE),
-        ({"read": False}, Limits(expire=True, max_records=14), Verdict.MAX_RECORDS),
-        ({"read": False}, Limits(expire=True, max_records=15), Verdict.UNREAD),
-        ({"archived": False}, Limits(require_archived=True, max_age_ns=1, expire=True), Verdict.NOT_ARCHIVED),
+        ({"read": False}, Limits(others=EXPIRE, max_age_ns=AGE_NS), Verdict.UNREAD),
+        ({"read": False}, Limits(others=EXPIRE, max_age_ns=AGE_NS - 1), Verdict.MAX_AGE),
+        ({"read": False}, Limits(others=EXPIRE, max_records=14), Verdict.MAX_RECORDS),
+        ({"read": False}, Limits(others=EXPIRE, max_records=15), Verdict.UNREAD),
+        ({"archived": False}, Limits(require_archived=True, max_age_ns=1, others=EXPIRE), Verdict.NOT_ARCHIVED),
         ({}, Limits(min_age_ns=AGE_NS), Verdict.READ),
         ({}, Limits(min_age_ns=AGE_NS + 1), Verdict.YOUNG),
         ({}, Limits(min_age_ns=AGE_NS + 1, max_bytes=149), Verdict.MAX_BYTES),
@@ -75,10 +92,70 @@ def test_every_combination_of_facts_and_limits_has_the_verdict_of_the_rule(case:
     ],
 )
 def test_the_verdict_names_the_rule(changes: dict[str, bool], limits: Limits, verdict: Verdict) -> None:
-    assert judge(facts(**changes), limits) is verdict
+    assert verdict_of(limits, **changes) is verdict
 
 
 def test_what_has_no_known_age_is_kept_and_does_not_expire() -> None:
-    before = Facts(0, BYTES, RECORDS, 0, 0, read=False, archived=True, newest=False, sealing=False, readable=True)
+    before = RouteFacts(0, BYTES, RECORDS, 0, 0, read=False, unread_bytes=BYTES)
 
-    assert judge(before, Limits(max_age_ns=1, expire=True)) is Verdict.UNREAD
+    assert judge_route(before, RouteLimits(max_age_ns=1, expire=True), None) is Verdict.UNREAD
+
+
+@pytest.mark.parametrize("expire", [False, True])
+@pytest.mark.parametrize("unread_bytes", [0, 1, 60, 100])
+def test_every_combination_of_facts_and_limits_of_a_route_has_the_verdict_of_the_rule(
+    unread_bytes: int, *, expire: bool
+) -> None:
+    """Each limit is none, exactly what there is, or one less."""
+    read = not unread_bytes
+    unread = 50 + unread_bytes
+    for age, size, records, pinned, log in product(
+        (None, AGE_NS, AGE_NS - 1),
+        (None, 150, 149),
+        (None, 15, 14),
+        (None, unread, unread - 1),
+        (None, Verdict.MAX_AGE),
+    ):
+        limits = RouteLimits(age, size, records, expire, pinned)
+        beyond = [Verdict.MAX_AGE] * (log is not None or age == AGE_NS - 1)
+        beyond += [Verdict.MAX_BYTES] * (size == 149) + [Verdict.MAX_RECORDS] * (records == 14)
+        allowed = beyond if read or expire else []
+        allowed = allowed or ([Verdict.READ] if read else [Verdict.PINNED_MAX_BYTES] * (pinned == unread - 1))
+
+        found = judge_route(of_route(read=read, unread_bytes=unread_bytes), limits, log)
+
+        assert found is (allowed or [Verdict.UNREAD])[0], limits
+
+
+RULES = [verdict for verdict in Verdict if verdict.goes and verdict is not Verdict.EACH_ROUTE]
+
+
+@pytest.mark.parametrize("young", [False, True])
+def test_a_segment_goes_when_every_route_in_it_agrees(*, young: bool) -> None:
+    """Those that have only read it agree once it is old enough; those that are beyond a limit, at once."""
+    limits = Limits(min_age_ns=AGE_NS + young)
+    for size in range(1, len(RULES) + 2):
+        for routes in combinations([*RULES, Verdict.UNREAD], size):
+            found = judge(facts(), limits, routes)
+
+            if Verdict.UNREAD in routes:
+                assert found is Verdict.UNREAD
+            elif Verdict.READ in routes and young:
+                assert found is Verdict.YOUNG
+            else:
+                assert found is (routes[0] if size == 1 else Verdict.EACH_ROUTE)
+
+
+def test_a_segment_without_records_goes_by_the_limits_of_the_log() -> None:
+    assert judge(facts(), Limits(min_age_ns=AGE_NS + 1), []) is Verdict.YOUNG
+    assert judge(facts(), Limits(min_age_ns=AGE_NS + 1, max_age_ns=AGE_NS - 1), []) is Verdict.MAX_AGE
+    assert judge(facts(), Limits(), []) is Verdict.READ
+
+
+def test_a_route_with_a_table_of_its_own_does_not_take_over_what_the_others_lose() -> None:
+    limits = Limits(of_routes={"own": RouteLimits(max_bytes=1)}, others=EXPIRE)
+
+    assert (limits.of("own").expire, limits.of("any").expire) == (False, True)
+    assert (limits.loses("own"), limits.loses("any")) == (False, True)
+    assert limits.by_route
+    assert not Limits(others=EXPIRE).by_route

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from contents import errors
 from logs import Built, Unsynced
-from reclaiming import Reclaimer, bases, ledger, reclaim
+from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
 from wald.format.names import Kind
 from wald.store.files.directory import TEMPORARY, list_segments
@@ -105,7 +105,7 @@ def test_a_raw_segment_that_is_sealed_before_it_is_renamed_is_judged_anew(built:
 def test_what_is_unread_and_expires_is_counted(built: Built) -> None:
     built.log.set_cursor("a", 1)
     built.log.set_cursor("b", 5)
-    reclaim(built, Limits(max_bytes=0, expire=True))
+    reclaim(built, Limits(max_bytes=0, others=EXPIRE))
 
     assert [line["lost"] for line in ledger(built.root.path)] == [{"a": 1}, {"a": 1}]
 

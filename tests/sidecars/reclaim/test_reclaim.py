@@ -12,7 +12,7 @@ from contents import errors, records
 from damage import flipped
 from faults import Died, DyingDisk, FailingDisk, TracingDisk, until_it_survives
 from logs import SECOND_NS, Built
-from reclaiming import Reclaimer, bases, ledger, reclaim
+from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
 from wald.errors import Damaged, Locked
 from wald.format.names import Kind
@@ -142,7 +142,7 @@ def test_a_segment_that_cannot_be_read_is_never_deleted(built: Built) -> None:
     read_all(built)
     path = built.path(3, Kind.SEALED)
     path.write_bytes(bytes(path.stat().st_size))
-    reclaim(built, Limits(max_age_ns=0, expire=True))
+    reclaim(built, Limits(max_age_ns=0, others=EXPIRE))
 
     assert bases(built.root) == [3]
 
@@ -289,7 +289,7 @@ def test_limits_never_free_what_was_not_read_unless_told_to(built: Built, limits
 def test_unread_data_that_expires_is_counted_and_recorded_as_loss(built: Built) -> None:
     read_all(built, a=4, b=8)
     built.log.set_cursor("b", 2, "slow")
-    reclaim(built, Limits(max_records=2, expire=True))
+    reclaim(built, Limits(max_records=2, others=EXPIRE))
 
     assert bases(built.root) == [7]
     assert [(entry["base"], entry["rule"], entry.get("lost")) for entry in ledger(built.root.path)] == [

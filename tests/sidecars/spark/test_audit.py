@@ -14,7 +14,7 @@ from archives import archive
 from damage import flipped
 from json_page import require_documented
 from logs import Built
-from reclaiming import reclaim
+from reclaiming import EXPIRE, reclaim
 
 from wald.errors import NotFound, Unavailable
 from wald.format.names import Kind
@@ -112,7 +112,7 @@ def test_one_log_of_three_is_damaged_in_every_way(spark: SparkSession, tmp_path:
 
 def test_what_expired_is_counted_and_no_error(spark: SparkSession, tmp_path: Path) -> None:
     built = filled(tmp_path / "root")
-    reclaim(built, Limits(max_records=1, expire=True))
+    reclaim(built, Limits(max_records=1, others=EXPIRE))
     done = audited(spark, built.root.path)
     assert errors(done) == []
     assert done.logs[0].reclaimed == 6

@@ -4,10 +4,11 @@ A segment may be deleted if one of these holds for each route in it, by the line
 
     it is retired                               {"route": …, "retired": true}
     every cursor has reached its last record    {"route": …, "last": 250, "cursors": {"processed": 250, …}}
-    it was to expire, read or unread            "rule": "max_age", "max_bytes" or "max_records", "lost": {"<route>": 12}
+    it was to expire, read or unread            "rule": "max_age", "lost": {"<route>": 12}
 
-The last one is legal, but records are lost, so they are counted. The line also has to agree on what the segment held
-with the ``sealed`` line, which the daemon wrote when it sealed the segment.
+The last one is legal, but records are lost, so they are counted. Its rule is one of ``EXPIRING``. If routes go by
+different rules, the line says "rule": "each_route", and each route in it has its own. The line also has to agree on
+what the segment held with the ``sealed`` line, which the daemon wrote when it sealed the segment.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from wald.store.files.lines import Entry
 from wald.store.retention.spans import Spans
 
-EXPIRING = ("max_age", "max_bytes", "max_records")
+EXPIRING = ("max_age", "max_bytes", "max_records", "pinned_max_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,12 @@ class _Claim:
 
     held: _Route
     cursors: dict[str, int] | None
+    rule: object
+
+    @property
+    def expiring(self) -> bool:
+        """Whether its rule lets unread records go."""
+        return self.rule in EXPIRING
 
     @property
     def slowest(self) -> int:
@@ -76,10 +83,9 @@ class _Judgement:
     def check_claims(self, line: Entry) -> None:
         """Check what the line itself gives as justification."""
         claims, lost = _claims(line), _lost(line)
-        expiring = line.get("rule") in EXPIRING
         for route, claim in claims.items():
             expired, last = lost.pop(route, None), claim.held.last
-            if expired is not None and expiring:
+            if expired is not None and claim.expiring:
                 self._check_expired(route, claim, expired)
             elif claim.cursors is not None and not claim.cursors:
                 self.errors.append(f"no cursor of route {route} is recorded, and record {last} of it was deleted")
@@ -93,7 +99,7 @@ class _Judgement:
         """Check the line against what the segment held when it was sealed."""
         held, claims = _sealed_routes(sealed), _claims(line)
         if line.get("damaged") and "sha256" not in line:
-            self._check_damaged(held, claims, expiring=line.get("rule") in EXPIRING)
+            self._check_damaged(held, claims)
             return
         for key in ("base", "last", "sha256"):
             if line.get(key) != sealed.get(key):
@@ -107,13 +113,13 @@ class _Judgement:
             elif claimed[route] != held[route]:
                 self.errors.append(f"of route {route} it records {claimed[route]}, and it held {held[route]}")
 
-    def _check_damaged(self, held: dict[str, _Route], claims: dict[str, _Claim], *, expiring: bool) -> None:
+    def _check_damaged(self, held: dict[str, _Route], claims: dict[str, _Claim]) -> None:
         """Check a segment whose index could not be read, so that the line has only what was left of it."""
         for route, sealed in sorted(held.items()):
             claim = claims.get(route)
             retired = claim is not None and claim.cursors is None
             read = claim is not None and claim.slowest >= sealed.last
-            if not (retired or read or (claim is not None and expiring)):
+            if not (retired or read or (claim is not None and claim.expiring)):
                 self.errors.append(
                     f"it was damaged, and nothing proves that record {sealed.last} of route {route} was read"
                 )
@@ -171,6 +177,7 @@ class Overlaps:
 
 def _claims(line: Entry) -> dict[str, _Claim]:
     claims: dict[str, _Claim] = {}
+    rule = line.get("rule")
     for entry in line["routes"]:
         try:
             route, held = str(entry["route"]), _route(entry["count"], entry["first"], entry["last"])
@@ -181,7 +188,7 @@ def _claims(line: Entry) -> dict[str, _Claim]:
             raise _Malformed("the line does not list routes as wald-reclaim does") from error
         if route in claims:
             raise _Malformed(f"the line lists route {route} twice")
-        claims[route] = _Claim(held, cursors)
+        claims[route] = _Claim(held, cursors, entry.get("rule") if rule == "each_route" else rule)
     return claims
 
 

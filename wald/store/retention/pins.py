@@ -109,6 +109,16 @@ class Claims:
         routes = self._floors.keys() | earlier._floors.keys()
         return all(self._floors.get(route, 0) >= earlier._floors.get(route, 0) for route in routes)
 
+    def troubles(self) -> list[str]:
+        """What is wrong with cursors that hold segments back; an absent cursor is no error."""
+        return [
+            cursor.message
+            for route, cursors in self.cursors.items()
+            if route not in self.retired
+            for cursor in cursors
+            if cursor.state not in (CursorState.VALID, CursorState.ABSENT)
+        ]
+
     def vector(self, route: str) -> dict[str, int]:
         """The cursor of each group of ``route``, as far as it counts."""
         return {group: at for group, at, _ in self._gating.get(route, [])}

@@ -1,0 +1,32 @@
+"""What is decided about one segment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wald.store.files.directory import Segment
+from wald.store.files.lines import Entry
+from wald.store.retention.pins import Pin
+from wald_reclaim.policy import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The decision about one complete segment.
+
+    Attributes:
+        pin: one of the cursors that hold it back.
+        entry: the line to write into the ledger first; None: none, or it was written before.
+        withdrawal: the line before that, which takes back an earlier one; None: there is none to take back.
+        recorded: whether the ledger says already that the segment is reclaimed.
+        message: what is wrong with the segment; "" if nothing is known to be.
+    """
+
+    segment: Segment
+    verdict: Verdict
+    stored_bytes: int
+    pin: Pin | None = None
+    entry: Entry | None = None
+    recorded: bool = False
+    message: str = ""
+    withdrawal: Entry | None = None

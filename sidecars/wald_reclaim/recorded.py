@@ -1,0 +1,82 @@
+"""The segments that are reclaimed by the ledger and still exist: by which rule, what was lost, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from wald.store.files.directory import Segment
+from wald.store.files.lines import Entry
+from wald.store.files.uptime import Moment, moment_of
+from wald_reclaim.policy import Verdict
+
+_RULES = {verdict.value: verdict for verdict in Verdict if verdict.expires}
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the line of a segment says; without its routes, of which there may be a thousand.
+
+    Attributes:
+        verdict: by which it goes; READ, too, for a rule that this version does not know.
+        lost: for each route the unread records that go with it.
+        rules: of the routes in ``lost``, if routes go by different ones.
+        since: when the line was written; None if it does not say.
+    """
+
+    verdict: Verdict
+    lost: Mapping[str, int]
+    rules: Mapping[str, Verdict]
+    since: Moment | None
+
+    @classmethod
+    def of(cls, entry: Entry) -> Recorded:
+        """What a line ``reclaimed`` says."""
+        lost = entry.get("lost", {})
+        verdict = _RULES.get(str(entry.get("rule")), Verdict.READ)
+        rules = {}
+        if verdict is Verdict.EACH_ROUTE:
+            rules = {each["route"]: _RULES[each["rule"]] for each in entry["routes"] if each["route"] in lost}
+        return cls(verdict, lost, rules, moment_of(entry))
+
+
+@dataclass(frozen=True, slots=True)
+class OnRecord:
+    """By the first sequence of each segment."""
+
+    _found: dict[int, Recorded] = field(default_factory=dict)
+
+    def take_in(self, entry: Entry, there: Container[int] | None = None) -> None:
+        """Take in a line of the ledger.
+
+        Args:
+            there: the segments to keep it of; None: of every one.
+        """
+        base = entry.get("base")
+        if not isinstance(base, int) or (there is not None and base not in there):
+            return
+        if entry.get("event") == "reclaimed":
+            self._found[base] = Recorded.of(entry)
+        else:
+            self._found.pop(base, None)
+
+    def forget(self, base: int) -> None:
+        """Take in that the file is deleted."""
+        self._found.pop(base, None)
+
+    def get(self, base: int) -> Recorded | None:
+        """What the ledger says of a segment; None if it is not reclaimed."""
+        return self._found.get(base)
+
+    def due(self, released: Iterable[Segment], now: Moment, *, grace_ns: int) -> list[Segment]:
+        """Those whose grace period is over: counted from their line, or ended by a new boot, which ends all readers."""
+        due = []
+        for segment in released:
+            recorded = self.get(segment.base_sequence)
+            since = recorded.since if recorded is not None else None
+            over = grace_ns == 0 or (
+                since is not None and (now.boot != since.boot or now.boottime_ns - since.boottime_ns >= grace_ns)
+            )
+            if over or segment.kind is segment.kind.deleting:
+                due.append(segment)
+        return due

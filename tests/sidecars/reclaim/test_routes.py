@@ -1,0 +1,242 @@
+"""Limits of routes: a segment goes when every route in it agrees, and what a route loses is on record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from contents import errors
+from hypothesis import given
+from hypothesis import strategies as st
+from logs import SECOND_NS, Built
+from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
+
+from wald.format.names import Kind
+from wald.format.tables import RouteEntry
+from wald.store.files.directory import Segment
+from wald.store.files.routes import retire_route
+from wald_reclaim.policy import Limits, RouteFacts, RouteLimits, Verdict, judge_route
+from wald_reclaim.routes import Routes
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Sealed segments 1, 4, 7 and 10, each of two records of a and one of b, of ten bytes; then an active one."""
+    built = Built(tmp_path / "root")
+    for _ in range(4):
+        built.lines("a", [b"x" * 9, b"x" * 9])
+        built.lines("b", [b"y" * 9])
+        built.cut()
+        built.seal()
+    built.log.set_cursor("a", 0, rewind=True)
+    built.log.set_cursor("b", 12)
+    return built
+
+
+def losses(built: Built) -> list[tuple[int, str, object]]:
+    return [(entry["base"], entry["rule"], entry.get("lost")) for entry in ledger(built.root.path)]
+
+
+@pytest.mark.parametrize(
+    ("own", "left"),
+    [
+        (RouteLimits(max_bytes=60, expire=True), [4, 7, 10]),
+        (RouteLimits(max_bytes=59, expire=True), [7, 10]),
+        (RouteLimits(max_records=4, expire=True), [7, 10]),
+        (RouteLimits(max_records=3, expire=True), [10]),
+        (RouteLimits(max_age_ns=6 * SECOND_NS, expire=True), [1, 4, 7, 10]),
+        (RouteLimits(max_age_ns=6 * SECOND_NS - 1, expire=True), [4, 7, 10]),
+        (RouteLimits(pinned_max_bytes=40), [7, 10]),
+        (RouteLimits(pinned_max_bytes=39), [10]),
+        (RouteLimits(max_bytes=10), [1, 4, 7, 10]),
+    ],
+)
+def test_unread_records_beyond_the_limits_of_their_route_go(built: Built, own: RouteLimits, left: list[int]) -> None:
+    reclaim(built, Limits(of_routes={"a": own}))
+    lines = [line for line in ledger(built.root.path) if line["event"] == "reclaimed"]
+
+    assert bases(built.root) == left
+    assert [(line["lost"], line["lost_bytes"]) for line in lines] == [({"a": 2}, {"a": 20})] * (4 - len(left))
+    assert errors(built.root.path) == []
+
+
+def test_the_line_has_the_rule_of_each_route(built: Built) -> None:
+    reclaim(built, Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)}))
+    (line,) = ledger(built.root.path)
+
+    assert line["rule"] == "each_route"
+    assert [(route["route"], route["rule"], route["cursors"]) for route in line["routes"]] == [
+        ("a", "max_records", {"processed": 0}),
+        ("b", "read", {"processed": 12}),
+    ]
+
+
+def test_a_segment_stays_while_one_route_does_not_agree(built: Built) -> None:
+    built.log.set_cursor("b", 0, rewind=True)
+    reclaim(built, Limits(of_routes={"a": RouteLimits(max_records=2, expire=True)}))
+    assert bases(built.root) == [1, 4, 7, 10]
+
+    built.log.set_cursor("b", 6)
+    reclaim(built, Limits(of_routes={"a": RouteLimits(max_records=2, expire=True)}))
+    assert bases(built.root) == [7, 10]
+
+
+def test_a_route_that_says_keep_loses_nothing_to_the_limits_of_the_log(built: Built) -> None:
+    limits = Limits(max_records=0, others=EXPIRE, of_routes={"a": RouteLimits()})
+    reclaim(built, limits)
+    assert bases(built.root) == [1, 4, 7, 10]
+
+    built.log.set_cursor("a", 2)
+    built.log.set_cursor("b", 0, rewind=True)
+    reclaim(built, limits)
+    assert bases(built.root) == [4, 7, 10]
+    assert losses(built) == [(1, "max_records", {"b": 1})]
+
+
+def test_what_is_read_and_beyond_the_limits_of_every_route_goes_however_young(built: Built) -> None:
+    built.log.set_cursor("a", 12)
+    young = Limits(min_age_ns=3600 * SECOND_NS)
+    limits = RouteLimits(max_records=2)
+    reclaim(built, replace(young, of_routes={"a": limits}))
+    assert bases(built.root) == [1, 4, 7, 10]
+
+    reclaim(built, replace(young, of_routes={"a": limits, "b": limits}))
+    assert bases(built.root) == [7, 10]
+
+
+def test_a_quota_counts_what_is_unread_only(built: Built) -> None:
+    """Of a segment that is read in part it counts the share of the records."""
+    limits = Limits(of_routes={"a": RouteLimits(pinned_max_bytes=70)})
+    built.log.set_cursor("a", 1)
+    reclaim(built, limits)
+    assert bases(built.root) == [1, 4, 7, 10]
+
+    built.log.set_cursor("a", 0, rewind=True)
+    reclaim(built, limits)
+    assert losses(built) == [(1, "each_route", {"a": 2})]
+
+
+def test_a_retired_route_has_nothing_to_lose(built: Built) -> None:
+    retire_route(built.root, built.disk, "a", now="")
+    reclaim(built, Limits(of_routes={"a": RouteLimits(max_records=2)}))
+
+    assert losses(built) == [
+        (1, "each_route", None),
+        (4, "each_route", None),
+        (7, "each_route", None),
+        (10, "read", None),
+    ]
+
+
+def test_what_is_lost_is_counted_again_before_it_is_deleted(built: Built) -> None:
+    """A cursor may move while the segment is released, within what is to be lost."""
+    limits = Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)})
+    reclaim(built, limits, grace_ns=60 * SECOND_NS)
+    built.log.set_cursor("a", 1)
+    reclaim(built, limits, grace_ns=60 * SECOND_NS)
+    assert losses(built) == [(1, "each_route", {"a": 2})]
+
+    built.now_ns += 61 * SECOND_NS
+    reclaim(built, limits, grace_ns=60 * SECOND_NS)
+    first, kept, again = ledger(built.root.path)
+    assert (first["lost"], kept["event"], again["lost"]) == ({"a": 2}, "kept", {"a": 1})
+    assert bases(built.root, Kind.RELEASED) == []
+
+
+def test_a_route_that_had_read_it_gets_it_back(built: Built) -> None:
+    limits = Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)})
+    reclaim(built, limits, grace_ns=60 * SECOND_NS)
+    assert bases(built.root) == [4, 7, 10]
+
+    built.log.set_cursor("b", 0, rewind=True)
+    reclaim(built, limits, grace_ns=60 * SECOND_NS)
+    assert bases(built.root) == [1, 4, 7, 10]
+    assert ledger(built.root.path)[-1]["event"] == "kept"
+
+
+def test_limits_that_are_gone_do_not_let_go_what_was_released_by_them(built: Built) -> None:
+    reclaim(built, Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)}), grace_ns=60 * SECOND_NS)
+    assert bases(built.root) == [4, 7, 10]
+
+    reclaim(built, Limits())
+    assert bases(built.root) == [1, 4, 7, 10]
+
+
+def test_the_limits_move_on_with_the_log(built: Built) -> None:
+    """One process: what is newer is counted again when there is a segment more, or one less."""
+    reclaimer = Reclaimer(built.root, built.disk, Limits(of_routes={"a": RouteLimits(max_records=6, expire=True)}))
+    reclaimer.look(now_ns=built.now_ns)
+    assert bases(built.root) == [4, 7, 10]
+
+    built.lines("a", [b"x"])
+    built.cut()
+    built.seal()
+    reclaimer.look(now_ns=built.now_ns)
+    assert bases(built.root) == [7, 10, 13]
+    reclaimer.ledger.close()
+
+
+LIMITS = st.builds(
+    RouteLimits,
+    max_age_ns=st.none() | st.integers(1, 20),
+    max_bytes=st.none() | st.integers(1, 60),
+    max_records=st.none() | st.integers(1, 30),
+    expire=st.booleans(),
+    pinned_max_bytes=st.none() | st.integers(1, 60),
+)
+HELD = st.dictionaries(st.sampled_from("abc"), st.tuples(st.integers(1, 5), st.integers(0, 20)))
+
+
+@given(
+    st.lists(HELD, min_size=1, max_size=12),
+    st.dictionaries(st.sampled_from("ab"), LIMITS),
+    LIMITS,
+    st.dictionaries(st.sampled_from("abc"), st.integers(1, 5)),
+    st.booleans(),
+)
+def test_marks_say_the_same_as_counting_everything_that_is_newer(
+    segments: list[dict[str, tuple[int, int]]],
+    of_routes: dict[str, RouteLimits],
+    others: RouteLimits,
+    unread: dict[str, int],
+    forgetful: bool,
+) -> None:
+    """The counts of all newer segments would need memory for each segment; the marks do not."""
+    limits = Limits(of_routes=of_routes, others=others)
+    listed = [(Segment(base, Kind.SEALED, Path(f"{base}")), 100) for base in range(1, len(segments) + 1)]
+    entries = {
+        base: [RouteEntry(route, count, 1, 2, size) for route, (count, size) in held.items()]
+        for base, held in enumerate(segments, start=1)
+    }
+    routes = Routes(limits, remembered_max=0 if forgetful else 1000)
+    routes.count(listed[:0:-1], lambda segment: entries[segment.base_sequence])  # without the first, as an earlier pass
+    routes.count(listed[::-1], lambda segment: entries[segment.base_sequence])
+    for base, held in entries.items():
+        age_ns = 20 - base
+        newer = [entry for other in entries if other > base for entry in entries[other]]
+        expected = {}
+        for entry in held:
+            facts = RouteFacts(
+                age_ns,
+                entry.payload_bytes,
+                entry.count,
+                sum(each.payload_bytes for each in newer if each.route == entry.route),
+                sum(each.count for each in newer if each.route == entry.route),
+                read=entry.route not in unread,
+                unread_bytes=entry.payload_bytes * min(entry.count, unread.get(entry.route, 0)) // entry.count,
+            )
+            expected[entry.route] = judge_route(facts, limits.of(entry.route), None)
+        pinned = {each.route: min(each.count, unread[each.route]) for each in held if each.route in unread}
+        found = routes.verdicts(base, age_ns, None, held, pinned)
+
+        # Beyond two limits, either may be named.
+        assert {route: verdict in (READ_OR_UNREAD) and verdict for route, verdict in found.items()} == {
+            route: verdict in READ_OR_UNREAD and verdict for route, verdict in expected.items()
+        }
+        if not routes.concerns(base, age_ns, None):
+            assert set(expected.values()) <= set(READ_OR_UNREAD)
+        assert all(routes.may_let_go(route, base, age_ns, None) for route in pinned if expected[route].expires)
+
+
+READ_OR_UNREAD = (Verdict.READ, Verdict.UNREAD)
