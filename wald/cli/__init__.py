@@ -38,6 +38,7 @@ _COMMANDS = {
     "hold": ("hold", "hold", "Keep FIFOs readable while the daemon restarts."),
     "cut": ("service", "cut", "Ask the daemon to cut the active segment."),
     "dump": ("inspect", "dump", "Print the content of a file of the log, and what is damaged in it."),
+    "file": ("file", "file", "Show what a file is, which version wrote it, and whether it may be deleted."),
     "verify": ("inspect", "verify", "Read everything, change nothing, report damage."),
 }
 

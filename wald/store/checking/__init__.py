@@ -3,6 +3,7 @@
 checker     checks one segment
 dump        what is in a file, and what does not fit
 finding     one thing that was found in a file
+kinds       what a file is, by its path
 opening     what a segment says of those before it
 verifier    reads everything, changes nothing
 """

@@ -1,0 +1,201 @@
+"""``wald file`` knows every file of a log, and what it calls deletable can be deleted."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from archives import archive
+from logs import Built, Unsynced
+from running import Daemon, output_of, refusal_of, wald
+
+from wald.cli.deletable import may_delete
+from wald.format.names import LEDGERS, Kind
+from wald.store.checking.kinds import FileKind, kind_of
+from wald.store.files.directory import Root, create_root
+
+N = "00000000000000000001"
+BAG = f"archive/a/{N}-{N}"
+# The first words of each row of docs/files.md, with examples of what it stands for.
+TABLE: dict[str, dict[str, FileKind]] = {
+    "`log.json`": {"log.json": FileKind.IDENTITY},
+    "`lock`": {"lock": FileKind.LOCK},
+    "`head`": {"head": FileKind.HEAD},
+    "`transfers`": {"transfers": FileKind.TRANSFERS},
+    "`wald.sock`": {"wald.sock": FileKind.SOCKET},
+    "`segments/N.wal`": {f"segments/{N}.wal": FileKind.RAW},
+    "`segments/N.wal.idx`": {f"segments/{N}.wal.idx": FileKind.SPARSE_INDEX},
+    "`segments/N.wal.zst`": {f"segments/{N}.wal.zst": FileKind.SEALED},
+    "`segments/N.wal.zst.released`": {
+        f"segments/{N}.wal.zst.released": FileKind.RELEASED,
+        f"segments/{N}.wal.released": FileKind.RELEASED,
+    },
+    "`segments/N.wal.zst.deleting`": {
+        f"segments/{N}.wal.zst.deleting": FileKind.DELETING,
+        f"segments/{N}.wal.deleting": FileKind.DELETING,
+    },
+    "`segments/*.tmp`": {
+        "segments/spare-1-00.tmp": FileKind.TEMPORARY,
+        f"segments/{N}.wal.zst.tmp": FileKind.TEMPORARY,
+    },
+    "`routes/R/`": {"routes/a": FileKind.ROUTE},
+    "`routes/R/in`": {"routes/a/in": FileKind.FIFO},
+    "`routes/R/in.found-N`": {"routes/a/in.found-1": FileKind.FOUND},
+    "`routes/R/G.cursor`": {"routes/a.b/processed.cursor": FileKind.CURSOR},
+    "`routes/R/consumers/`": {
+        "routes/a/consumers": FileKind.CONSUMERS,
+        "routes/a/consumers/g.cursor": FileKind.CURSOR,
+    },
+    "`routes/R/G.drain`": {"routes/a/g.drain": FileKind.HANDOVER},
+    "`routes/R/G.command`": {"routes/a/g.command": FileKind.COMMAND},
+    "`routes/R/retired`": {"routes/a/retired": FileKind.RETIRED},
+    **{f"`ledger/{name}`": {f"ledger/{name}": FileKind.LEDGER} for name in LEDGERS},
+    "`ledger/*.lock`": {"ledger/reclaim.lock": FileKind.LEDGER_LOCK},
+    "`archive/`": {
+        "archive": FileKind.DIRECTORY,
+        "archive/a": FileKind.ARCHIVED_ROUTE,
+        BAG: FileKind.BAG,
+        f"{BAG}/manifest.json": FileKind.BAG_PART,
+        f"{BAG}/data": FileKind.BAG_PART,
+        f"{BAG}/data/a-{N}.tar.zst": FileKind.BUNDLE,
+        f"{BAG}/data/a-{N}.tar": FileKind.BUNDLE,
+        f"{BAG}/data/a-{N}.tar.gz.sha256": FileKind.DIGEST,
+    },
+    "`quarantine/*`": {f"quarantine/{N}.wal.7": FileKind.QUARANTINE},
+    "`recovery/*.json`": {"recovery/0000000001.json": FileKind.RECOVERY},
+}
+EXAMPLES = [(path, kind) for row in TABLE.values() for path, kind in row.items()]
+STRANGE = ["notes.txt", "segments/notes", f"segments/{N}.wal.bak", "routes/a/other", "ledger/notes", "recovery/1.json"]
+
+
+def about(path: Path) -> dict[str, Any]:
+    found = json.loads(wald("file", path, "--json").stdout)
+    assert found["schema"] == "wald.file/1"
+    return dict(found)
+
+
+def test_every_file_that_the_documentation_lists_is_known() -> None:
+    """A new row of docs/files.md needs an example here, and so an answer."""
+    page = (Path(__file__).parents[2] / "docs/files.md").read_text().split("## ")[0]
+    rows = re.findall(r"^\| (`[^`]+`)", page, re.MULTILINE)
+
+    assert [row for row in rows if row not in TABLE and not row.startswith("`ledger/")] == []
+    assert [row for row in TABLE if row not in rows] == []
+    assert {kind for _, kind in EXAMPLES} == set(FileKind) - {
+        FileKind.ROOT,
+        FileKind.FOREIGN,
+        FileKind.LEDGER_PART,
+    }
+
+
+@pytest.mark.parametrize(("path", "kind"), EXAMPLES)
+def test_a_path_has_its_kind_and_a_verdict(path: str, kind: FileKind, tmp_path: Path) -> None:
+    create_root(tmp_path / "log", Unsynced(), now="2026-11-21T10:00:00Z")
+    at = tmp_path / "log" / path
+    at.parent.mkdir(parents=True, exist_ok=True)
+    if not at.exists():
+        at.touch()
+    named = kind_of(path, in_root=True)
+
+    assert named.kind is kind
+    assert may_delete(Root(tmp_path / "log"), at, named).why
+
+
+@pytest.mark.parametrize("path", STRANGE)
+def test_what_is_no_file_of_a_log_is_foreign(path: str) -> None:
+    assert kind_of(path, in_root=True).kind is FileKind.FOREIGN
+
+
+def test_a_bundle_is_known_wherever_the_archive_is(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root")
+    built.lines("a", [b"one"])
+    archive(built, tmp_path / "tape/box", "a")
+    (bundle,) = (tmp_path / "tape").rglob("*.tar")
+    found = about(bundle)
+
+    assert (found["kind"], found["whole"], found["may_delete"], found["root"]) == ("bundle", True, False, None)
+    assert found["written_by"] == "wald-archive, wald test"
+    data = bytearray(bundle.read_bytes())
+    data[600] ^= 1
+    bundle.write_bytes(data)
+    assert about(bundle)["whole"] is False
+    assert wald("file", bundle).returncode == 4
+
+
+def test_what_may_be_deleted_costs_nothing_and_what_may_not_is_everything_else(root: Path, daemon: Daemon) -> None:
+    """A whole life: every file has a verdict. Those that may go are deleted, and the log is as good as before."""
+    output_of("route", "add", "f", "--fifo", "--root", root)
+    output_of("append", "a", "--root", root, stdin=b"one\ntwo\n")
+    output_of("cut", "--root", root)
+    output_of("append", "a", "--root", root, stdin=b"three\n")
+    daemon.kill()
+    daemon.start_again()
+    (root / "notes.txt").write_text("mine\n")
+    before = output_of("read", "a", "--root", root)
+    daemon.stop()
+    files = [path for path in sorted(root.rglob("*")) if not path.is_dir()]
+    answers = {path: about(path) for path in files}
+
+    assert [path for path, found in answers.items() if found["kind"] == "foreign"] == [root / "notes.txt"]
+    assert [path for path, found in answers.items() if found["whole"] is False] == []
+    deletable = [path for path, found in answers.items() if found["may_delete"]]
+    assert {path.suffix for path in deletable} >= {".txt", ".json"}
+    for path in deletable:
+        path.unlink()
+    daemon.start_again()
+    assert output_of("read", "a", "--root", root) == before
+    assert wald("verify", "--root", root).returncode == 0
+
+
+def test_a_segment_says_who_needs_it_and_which_version_wrote_it(root: Path, daemon: Daemon) -> None:
+    output_of("append", "a", "--root", root, stdin=b"one\n")
+    output_of("cut", "--root", root)
+    output_of("append", "a", "--root", root, stdin=b"two\n")
+    output_of("cursor", "set", "a", 0, "--root", root)
+    daemon.stop()
+    (first,) = root.glob(f"segments/{N}.wal*")
+    found = about(first)
+    assert (found["may_delete"], found["why"]) == (False, "a/processed is at 0 and needs it up to 1")
+    assert found["written_by"].startswith("the daemon, epoch 1, wald ")
+
+    output_of("cursor", "set", "a", 2, "--root", root, "--group", "processed")
+    found = about(first)
+    assert (found["may_delete"], found["instead"]) == (False, f"wald-reclaim --root {root}")
+
+
+def test_damage_is_found_in_the_file_that_has_it(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root")
+    built.lines("a", [b"x" * 100])
+    built.cut()
+    built.lines("a", [b"y"])
+    path = built.path(1, Kind.RAW)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"xxx")] ^= 1
+    path.write_bytes(data)
+
+    assert (about(path)["whole"], wald("file", path).returncode) == (False, 4)
+    assert about(built.root.head)["whole"] is True
+    built.root.head.write_text("no head")
+    assert about(built.root.head)["whole"] is False
+
+
+def test_a_plain_file_in_the_place_of_a_fifo_has_to_be_sent_first(root: Path, daemon: Daemon) -> None:
+    daemon.stop()
+    (root / "routes/a/in").write_text("line\n")
+    found = about(root / "routes/a/in")
+
+    assert (found["whole"], found["may_delete"]) == (False, False)
+    assert found["instead"].startswith(f"wald --root {root} append a {root}/routes/a/in && rm ")
+
+
+def test_a_path_without_a_file(tmp_path: Path) -> None:
+    assert refusal_of("file", tmp_path / "nothing")[0] == 3
+
+
+def test_a_file_outside_every_log_is_foreign(tmp_path: Path) -> None:
+    (tmp_path / "x").touch()
+    found = about(tmp_path / "x")
+    assert (found["kind"], found["may_delete"]) == ("foreign", True)

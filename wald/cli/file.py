@@ -1,0 +1,177 @@
+"""``wald file``: what a file is, which version wrote it, whether it is whole, and whether it may be deleted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from wald.cli.deletable import Verdict, may_delete
+from wald.cli.options import json_option
+from wald.cli.output import aligned, json_line
+from wald.errors import Damaged, InvalidInput, NotFound
+from wald.store.checking.dump import Item, dump
+from wald.store.checking.kinds import FileKind, Named, kind_of
+from wald.store.files.directory import Root, read_identity
+from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
+from wald.store.segments.view import State, read_view
+from wald.store.writing.lives import read_life
+
+_DUMPED = {
+    FileKind.IDENTITY,
+    FileKind.HEAD,
+    FileKind.TRANSFERS,
+    FileKind.RAW,
+    FileKind.SPARSE_INDEX,
+    FileKind.SEALED,
+    FileKind.RELEASED,
+    FileKind.DELETING,
+    FileKind.CURSOR,
+    FileKind.LEDGER,
+    FileKind.RECOVERY,
+}
+_SEGMENTS = {FileKind.RAW, FileKind.SEALED, FileKind.RELEASED, FileKind.DELETING, FileKind.SPARSE_INDEX}
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path, readable=False))
+@json_option
+def file(path: Path, as_json: bool) -> int:
+    """Show what PATH is, by its place in a log or in an archive: what wrote it, whether it is whole, what may happen.
+
+    A segment is read to its end. Nothing is changed, and nothing is deleted. The exit code is 4 if the file is damaged.
+    """
+    path = Path(os.path.abspath(path))
+    if not os.path.lexists(path):
+        raise NotFound(f"{path}: no such file", hint=f"ls -la {path.parent}")
+    root = _root_of(path)
+    named = kind_of(str(path.relative_to(root.path)) if root else str(path), in_root=root is not None)
+    damage = _damage(root, path, named)
+    verdict = may_delete(root, path, named)
+    by = _written_by(root, path, named)
+    if as_json:
+        click.echo(json_line("file", _fields(root, path, named, by, damage, verdict)))
+    else:
+        click.echo("\n".join(_text(root, path, named, by, damage, verdict)))
+    return Damaged.exit_code if damage else 0
+
+
+def _root_of(path: Path) -> Root | None:
+    """The log that the file is in; None if it is in none."""
+    above = [path, *path.parents] if path.is_dir() else path.parents
+    return next((Root(each) for each in above if (each / "log.json").is_file()), None)
+
+
+def _damage(root: Root | None, path: Path, named: Named) -> str | None:
+    """What is wrong with the file, "" if nothing is; None if it has no content of its own to be checked by."""
+    if named.kind is FileKind.FIFO:
+        return "" if stat.S_ISFIFO(os.stat(path).st_mode) else "not a FIFO"
+    if named.kind in (FileKind.BUNDLE, FileKind.DIGEST):
+        return _bundle_damage(path.with_name(path.name.removesuffix(".sha256")))
+    if named.kind not in _DUMPED:
+        return None
+    try:
+        if root is not None and named.kind is FileKind.RAW:
+            return _raw_damage(root, path)
+        return next((str(item["damage"]) for item in dump(path) if "damage" in item), "")
+    except (Damaged, InvalidInput) as error:
+        return error.message.removeprefix(f"{path}: ")
+
+
+def _raw_damage(root: Root, path: Path) -> str:
+    """Of a raw segment, up to where it is durable: what follows may be half written."""
+    view = read_view(root, read_identity(root).log_id)
+    segment = next((each for each in view.segments if each.path == path), None)
+    if segment is None or view.state(segment) is not State.ACTIVE:
+        return next((str(item["damage"]) for item in dump(path) if "damage" in item), "")
+    opened = view.open(segment)
+    try:
+        for met in opened.batches(FIRST_BATCH, view.limit(segment)):
+            if isinstance(met, DamagedBytes):
+                return f"offset {met.offset}: {met.reason}"
+    finally:
+        opened.close()
+    return ""
+
+
+def _bundle_damage(bundle: Path) -> str:
+    """By the digest beside it, as ``sha256sum -c`` checks it."""
+    try:
+        expected = bundle.with_name(f"{bundle.name}.sha256").read_text().split()[0]
+        with bundle.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+    except (OSError, IndexError) as error:
+        return f"it cannot be compared: {error}"
+    return "" if found == expected else f"its sha256 is {found}, not {expected}"
+
+
+def _written_by(root: Root | None, path: Path, named: Named) -> str:
+    """The program and its version, as far as anything says; "" if nothing does."""
+    if root is not None and named.kind in _SEGMENTS:
+        epoch = _epoch(path)
+        return "" if epoch is None else _life(root, epoch)
+    if root is not None and named.kind is FileKind.RECOVERY:
+        return _life(root, int(path.stem))
+    if named.kind in (FileKind.BUNDLE, FileKind.DIGEST):
+        return _software(path.parent.parent / "manifest.json")
+    if named.kind in (FileKind.BAG, FileKind.BAG_PART):
+        return _software((path if named.kind is FileKind.BAG else path.parent) / "manifest.json")
+    return ""
+
+
+def _epoch(path: Path) -> int | None:
+    """The life of the daemon that made a segment; None if its header or index cannot be read."""
+    try:
+        item: Item = next((item for item in dump(path) if "epoch" in item), {})
+    except (Damaged, InvalidInput):
+        return None
+    return item.get("epoch")
+
+
+def _life(root: Root, epoch: int) -> str:
+    software = (read_life(root, epoch) or {}).get("software")
+    return f"the daemon, epoch {epoch}, {software or 'a version that no report in recovery/ has any more'}"
+
+
+def _software(manifest: Path) -> str:
+    try:
+        return f"wald-archive, {json.loads(manifest.read_text())['software']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _text(root: Root | None, path: Path, named: Named, by: str, damage: str | None, verdict: Verdict) -> Iterator[str]:
+    rows = [("file", str(path)), ("is", named.kind.value)]
+    rows += [("log", str(root.path))] if root else []
+    rows += [(name, value) for name, value in (("route", named.route), ("group", named.group)) if value]
+    rows.append(("written by", by or "not on record"))
+    if damage is not None:
+        rows.append(("whole", f"no: {damage}" if damage else "yes"))
+    rows.append(("delete it?", f"{'yes' if verdict.allowed else 'no'}: {verdict.why}"))
+    if verdict.instead:
+        rows.append(("first" if verdict.allowed else "instead", verdict.instead))
+    yield from aligned(rows, ())
+
+
+def _fields(
+    root: Root | None, path: Path, named: Named, by: str, damage: str | None, verdict: Verdict
+) -> dict[str, object]:
+    return {
+        "path": str(path),
+        "root": str(root.path) if root else None,
+        "kind": named.kind.name.lower().replace("_", "-"),
+        "meaning": named.kind.value,
+        "route": named.route or None,
+        "group": named.group or None,
+        "written_by": by or None,
+        "whole": None if damage is None else not damage,
+        "damage": damage or None,
+        "may_delete": verdict.allowed,
+        "why": verdict.why,
+        "instead": verdict.instead or None,
+    }
