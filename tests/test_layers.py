@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.store.reading": READING_ROOM,
     "wald.store.writing": (*SEGMENTS_ROOM, "wald.store.writing"),
     "wald.store.checking": READING,
+    "wald.store.repairing": (*READING, "wald.store.writing", "wald.store.repairing"),
     "wald.daemon": (
         *PURE,
         "wald.store",

@@ -82,7 +82,7 @@ LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
         ],
     ),
     "sealed index": (
-        "sealed-index-2.bin",
+        "sealed-index.bin",
         [
             ("#I", "frame magic", "a skippable frame of zstd"),
             ("I", "content length", "in bytes"),

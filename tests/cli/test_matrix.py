@@ -164,11 +164,13 @@ LINES = {
         command("cut"),
         command("route", "add", "a"),
     ],
-    "`wald run`, `cursor set`, `route retire`, `verify --record`; `wald-reclaim`, `wald-drain`, `wald-archive`": [
+    "`wald run`, `repair`, `cursor set`, `route retire`, `verify --record`; "
+    "`wald-reclaim`, `wald-drain`, `wald-archive`": [
         command("run"),
         command("cursor", "set", "a", 1, "--rewind"),
         command("route", "retire", "b"),
         command("verify", "--record"),
+        command("repair"),
         sidecar("reclaim"),
         sidecar("drain", "a", "--exit-at-end", "--", "true"),
         sidecar("archive", "pack", "a"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logs import Built
 from sample_segments import batch, joined
+from spoiling import DAMAGE, Damage
 
 import wald
 from wald.errors import Damaged
 from wald.format.batch import HEADER, padded
 from wald.format.record import Record
 
-SECTOR = 512
 FORGED = b"forged"
 
 
@@ -69,50 +68,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return Written(tmp_path_factory.mktemp("written") / "log")
 
 
-Damage = Callable[[bytes], bytes]
-
-
-def flip(bits: list[float]) -> Damage:
-    def change(data: bytes) -> bytes:
-        changed = bytearray(data)
-        for bit in bits:
-            at = int(bit * 8 * len(data))
-            changed[at >> 3] ^= 1 << (at & 7)
-        return bytes(changed)
-
-    return change
-
-
-def zero(where: float) -> Damage:
-    def change(data: bytes) -> bytes:
-        at = int(where * len(data)) // SECTOR * SECTOR
-        return data[:at] + bytes(len(data[at : at + SECTOR])) + data[at + SECTOR :]
-
-    return change
-
-
-def cut(where: float) -> Damage:
-    return lambda data: data[: int(where * len(data))]
-
-
-def swap(one: float, two: float) -> Damage:
-    def change(data: bytes) -> bytes:
-        sectors = [data[at : at + SECTOR] for at in range(0, len(data), SECTOR)]
-        whole = len(data) // SECTOR or 1
-        first, second = int(one * whole), int(two * whole)
-        sectors[first], sectors[second] = sectors[second], sectors[first]
-        return b"".join(sectors)
-
-    return change
-
-
-PLACES = st.floats(0, 1, exclude_max=True)
-DAMAGE = st.one_of(
-    st.builds(flip, st.lists(PLACES, min_size=1, max_size=3)),
-    st.builds(zero, PLACES),
-    st.builds(cut, PLACES),
-    st.builds(swap, PLACES, PLACES),
-)
 SPOILED = st.lists(st.tuples(st.integers(0, 2), DAMAGE), min_size=1, max_size=3)
 
 

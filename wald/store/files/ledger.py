@@ -59,7 +59,7 @@ class Ledger:
         self._prev = ""
         self._damage: list[dict[str, Any]] = []
         if owner:
-            self._take(owner)
+            self._lock = lock_ledger(path, disk, owner)
         try:
             with self._mutex:
                 self._open(known_bytes=None)
@@ -114,18 +114,6 @@ class Ledger:
                     self._disk.close(descriptor)
             self._descriptor = self._lock = None
 
-    def _take(self, owner: str) -> None:
-        """Lock a file beside it: the ledger itself may be opened, and so locked, by every user who may read it."""
-        path = self._path.with_suffix(".lock")
-        descriptor = self._disk.open_lock(path)
-        if not self._disk.lock(descriptor):
-            self._disk.close(descriptor)
-            raise Locked(
-                f"{path}: another {owner} is at work on this root",
-                hint=f"fuser -v {path} names it; if that is a service: systemctl stop {owner}",
-            )
-        self._lock = descriptor
-
     def _open(self, *, known_bytes: int | None) -> int:
         """Open at the end of the last whole line, or at ``known_bytes`` where what follows was never acknowledged."""
         descriptor = self._disk.open_append(self._path)
@@ -149,6 +137,25 @@ class Ledger:
         self._descriptor, self._end, self._prev = descriptor, end, digest(line) if line else GENESIS
         self._damage = [] if _is_whole(line) else [{"event": "after-damage"}]
         return descriptor
+
+
+def lock_ledger(path: Path, disk: Disk, owner: str) -> int:
+    """The lock of a ledger that has an owner; it ends when the descriptor is closed.
+
+    It is a file beside the ledger, which itself may be opened, and so locked, by every user who may read it.
+
+    Raises:
+        Locked: another of these owners has it.
+    """
+    path = path.with_suffix(".lock")
+    descriptor = disk.open_lock(path)
+    if not disk.lock(descriptor):
+        disk.close(descriptor)
+        raise Locked(
+            f"{path}: another {owner} is at work on this root",
+            hint=f"fuser -v {path} names it; if that is a service: systemctl stop {owner}",
+        )
+    return descriptor
 
 
 def _last_line(descriptor: int, end: int) -> tuple[bytes, int]:

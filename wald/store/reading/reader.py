@@ -213,13 +213,16 @@ class _Reading:
                     return True
                 lost = list(self._history.unexplained(first, last))  # they may have been deleted since it was read
             gone: list[tuple[Iterable[ReclaimedSegment], str]] = [(self._history.gone(first, last), "")]
-            gone += [([loss.held], loss.reason) for loss in self._history.losses(first, last)]
+            losses = self._history.losses(first, last)
+            gone += [([loss.held], loss.reason) for loss in losses]
             missing_records = [self._missing(held, first, last, why) for held, why in gone]
         except Damaged as error:  # of the ledger
             self._joiner.abandon()
             self._report(error)
             return False
-        self._joiner.abandon()
+        # The pieces of no record that is there were among what was given up.
+        if sum(min(loss.held.last, last) - max(loss.held.first, first) + 1 for loss in losses) <= last - first:
+            self._joiner.abandon()
         for begin, end in lost:
             message = f"{self._root.segments}: no segment holds {_range(begin, end)}, and no ledger says why"
             self._report_lost(message, end)

@@ -41,6 +41,7 @@ class SalvagedSegment:
 
     Attributes:
         tail: after :meth:`batches`, where its frames ended.
+        header: of the segment; None if it is lost.
 
     Raises:
         FileNotFoundError: it has been reclaimed.
@@ -59,7 +60,8 @@ class SalvagedSegment:
         try:
             self._file_bytes = os.fstat(self._descriptor).st_size
             self._table = self._seek_table()
-            check_name(segment, log_id, self._header())
+            self.header = self._header()
+            check_name(segment, log_id, self.header)
         except BaseException:
             self.close()
             raise

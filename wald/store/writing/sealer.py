@@ -209,11 +209,12 @@ def _entries(
     return [
         {"event": "cut"} | cut,
         *({"event": "damaged"} | entry for entry in damaged),
-        {"event": "sealed"} | _sealed_entry(index, sealed_bytes, moment, now_ns),
+        {"event": "sealed"} | sealed_entry(index, sealed_bytes, moment, now_ns),
     ]
 
 
-def _sealed_entry(index: SealedIndex, sealed_bytes: int, moment: Moment, now_ns: int) -> dict[str, Any]:
+def sealed_entry(index: SealedIndex, sealed_bytes: int, moment: Moment, now_ns: int) -> dict[str, Any]:
+    """What the line about the sealing of a segment says, but for its event."""
     entry = {
         "base": index.base_sequence,
         "last": index.next_sequence - 1,

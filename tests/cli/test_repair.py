@@ -1,0 +1,105 @@
+"""``wald repair``: says what it would do, refuses what it must not do, and leaves a log that verifies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from repairing import snapshot
+from running import Daemon, eventually, output_of, refusal_of, wald
+
+from wald.errors import Damaged, Locked, Refused
+
+
+@pytest.fixture
+def log(daemon: Daemon, root: Path) -> Path:
+    """Three sealed records, and three active ones; no daemon any more."""
+    output_of("append", "a", "--root", root, stdin=b"one\ntwo\nthree\n")
+    output_of("cut", "--root", root)
+    eventually(lambda: list((root / "segments").glob("*.wal.zst")))
+    output_of("append", "a", "--root", root, stdin=b"four\nfive\nsix\n")
+    daemon.stop()
+    return root
+
+
+@pytest.fixture
+def damaged(log: Path) -> Path:
+    """The same with nothing left of the first three records."""
+    (sealed,) = (log / "segments").glob("*.wal.zst")
+    sealed.write_bytes(bytes(sealed.stat().st_size))
+    return log
+
+
+def test_a_good_log_needs_no_repair(log: Path) -> None:
+    assert output_of("repair", "--root", log) == b"good: nothing to repair\n"
+
+
+def test_a_dry_run_says_what_would_be_done_and_changes_nothing(damaged: Path) -> None:
+    before = snapshot(damaged)
+    done = wald("repair", "--dry-run", "--root", damaged)
+    assert done.returncode == Refused.exit_code
+    assert b"set aside segments/00000000000000000001.wal.zst" in done.stdout
+    assert b"gives up 3 records: 1 to 3; needs --accept-loss" in done.stdout
+    done = wald("repair", "--dry-run", "--accept-loss", "--root", damaged)
+    assert done.returncode == Damaged.exit_code
+    assert snapshot(damaged) == before
+
+
+def test_without_accept_loss_nothing_is_given_up(damaged: Path) -> None:
+    done = wald("repair", "--root", damaged)
+    assert done.returncode == Refused.exit_code
+    assert b"repair --accept-loss gives them up" in done.stdout
+    assert (damaged / "segments/00000000000000000001.wal.zst").exists()
+
+
+def test_afterwards_the_log_verifies_with_the_loss_on_record(damaged: Path) -> None:
+    found = json.loads(output_of("repair", "--accept-loss", "--json", "--root", damaged))
+    assert (found["schema"], found["lost_records"], found["left"]) == ("wald.repair/1", 3, [])
+    assert [(act["act"], act["lost"], act["done"]) for act in found["acts"]] == [
+        ("set aside", [{"first": 1, "last": 3}], True)
+    ]
+    verified = output_of("verify", "--root", damaged).decode()
+    assert "3 records lost, on record: 1 to 3; given up by wald repair at" in verified
+    assert output_of("read", "a", "--root", damaged, "--from", 4) == b"four\nfive\nsix\n"
+    where = wald("where", 2, "--root", damaged)
+    assert where.returncode == Damaged.exit_code
+    assert b"2: lost: given up by wald repair" in where.stdout
+    assert b"quarantine/00000000000000000001.wal.zst." in where.stdout
+
+
+def test_the_daemon_goes_on_behind_what_was_given_up(log: Path) -> None:
+    for segment in (log / "segments").iterdir():
+        segment.unlink()
+    output_of("repair", "--accept-loss", "--root", log)
+    with Daemon(log):
+        assert output_of("append", "a", "--root", log, stdin=b"seven\n") == b"7 7\n"
+    assert b"good: " in output_of("verify", "--root", log)
+    assert output_of("read", "a", "--root", log, "--from", 7) == b"seven\n"
+
+
+def test_it_refuses_while_a_daemon_runs(daemon: Daemon, root: Path) -> None:
+    for options in ((), ("--dry-run",)):
+        code, message, _ = refusal_of("repair", *options, "--root", root)
+        assert code == Locked.exit_code
+        assert "another daemon writes to this root" in message
+
+
+def test_a_cursor_that_cannot_be_read_is_left_with_what_to_type(log: Path) -> None:
+    cursor = log / "routes/a/processed.cursor"
+    cursor.write_bytes(b"garbage\n")
+    done = wald("repair", "--root", log)
+    assert done.returncode == Damaged.exit_code
+    assert b"left: routes/a/processed.cursor" in done.stdout
+    hint = f"wald --root {log} cursor set a SEQUENCE --group processed --rewind"
+    assert hint.encode() in done.stdout
+    assert cursor.read_bytes() == b"garbage\n"
+
+
+def test_a_log_that_was_moved_is_repaired_where_it_is(damaged: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.move(damaged, moved)
+    output_of("repair", "--accept-loss", "--root", os.path.relpath(moved))
+    output_of("verify", "--root", moved)

@@ -1,0 +1,78 @@
+"""A small log with all that a segment can hold, and its repair as ``wald repair`` does it."""
+
+from __future__ import annotations
+
+import os
+import random
+from functools import partial
+from pathlib import Path
+
+import pytest
+from logs import START_NS, Built, Unsynced
+
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.files.uptime import Moment
+from wald.store.repairing import rewrite
+from wald.store.repairing.apply import Repair
+from wald.store.repairing.plan import Plan
+from wald.store.repairing.proposal import proposed
+from wald.store.segments.compression import compress_segment
+from wald.store.writing import sealer
+
+FRAME_BYTES = 1500  # so that a segment of a few kilobytes has many frames
+ROUTES = "abcpq"
+
+
+def small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (sealer, rewrite):
+        monkeypatch.setattr(module, "compress_segment", partial(compress_segment, frame_bytes=FRAME_BYTES))
+
+
+def build(path: Path) -> None:
+    """Five segments, three of them sealed, the last one active; long records in pieces across all of them."""
+    built, rng = Built(path), random.Random(5)
+    for part in range(5):
+        for number in range(30):
+            _append(built, rng, b"%d-%d" % (part, number))
+        if part < 4:
+            built.cut()
+        if part == 2:
+            built.seal()
+    built.crash()
+
+
+def _append(built: Built, rng: random.Random, name: bytes) -> None:
+    text = rng.randbytes(rng.randint(1, 300)).hex().encode()
+    match rng.choice("aaaabbcpppqqq"):
+        case "a":
+            built.lines("a", [name, text])
+        case "b":
+            built.columns("b", [b"one", b"\n", b""], keys=[b"k", None, b""])
+        case "c":
+            built.lines("c", [text] * 3)
+        case route if route not in built.writer.state.open_records:
+            built.piece(route, rng.choice([b"", b"w1\nw2\n"]) + text, begins=True, ends=False)
+        case route:
+            ends = rng.random() < 0.5
+            built.piece(route, rng.choice([b"end\n", b"end\nnext\n"]) if ends else text, begins=False, ends=ends)
+
+
+def repair(root: Path, *, accept_loss: bool = True, disk: Disk | None = None) -> Plan:
+    """What ``wald repair`` does between taking the locks and releasing them."""
+    repairing = Repair(Root(root), disk or Unsynced(), 7, lambda: START_NS, lambda: Moment("boot", 1))
+    with proposed(Root(root)) as (plan, facts):
+        for act in plan.acts:
+            if accept_loss or not act.loses:
+                repairing.carry_out(act, facts)
+        return plan
+
+
+def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file and directory, with its bytes and when it was changed."""
+    paths = [root, *root.rglob("*")]
+    return {
+        os.fspath(path): (path.read_bytes() if path.is_file() else b"", path.stat().st_mtime_ns)
+        for path in paths
+        if path.is_file() or path.is_dir()
+    }

@@ -1,0 +1,151 @@
+"""``wald repair``: makes a damaged log good again, and records what is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import click
+
+from wald.cli.options import json_option, root_option
+from wald.cli.output import json_line
+from wald.errors import Damaged, Refused, command_line
+from wald.format.names import CURSOR_SUFFIX
+from wald.format.times import utc
+from wald.store.checking.finding import Finding, Level
+from wald.store.checking.verifier import verify
+from wald.store.files import uptime
+from wald.store.files.directory import Root, read_identity
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import lock_ledger
+from wald.store.repairing.apply import Repair
+from wald.store.repairing.facts import Facts
+from wald.store.repairing.plan import Act, Plan
+from wald.store.repairing.proposal import proposed
+from wald.store.writing.lock import Lock, require_free
+
+_OWNERS = {"reclaim.jsonl": "wald-reclaim", "archive.jsonl": "wald-archive", "verify.jsonl": "verification"}
+
+
+@click.command()
+@root_option
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
+@click.option("--accept-loss", is_flag=True, help="Also give up what cannot be read any more.")
+@json_option
+def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
+    """Make a log good again that `wald verify` calls damaged. The daemon and wald-reclaim must be stopped.
+
+    What can be made again without a loss is made again. What is bad is cut out with --accept-loss only: the bytes stay
+    in quarantine/, and a line in ledger/segments.jsonl gives the records up. Every act is printed first.
+
+    Exit code 0: all of it is good. 9: records would be given up, and --accept-loss was not given. 4: with --dry-run,
+    there is something to repair; else something is left that this command does not repair.
+    """
+    here = Root(root)
+    read_identity(here)
+    if dry_run:
+        require_free(here, Disk())
+        with proposed(here) as (plan, _):
+            return _report(plan, plan.left, here, dry_run=True, accept_loss=accept_loss, as_json=as_json)
+    with _locked(here) as lock, proposed(here) as (plan, facts):
+        if not as_json:
+            _print(plan, here, accept_loss=accept_loss)
+        _carry_out(plan, facts, Repair(here, Disk(), lock.epoch, time.time_ns, uptime.now), accept_loss=accept_loss)
+        left = tuple(found for found in verify(here) if found.level is Level.ERROR)
+        return _report(plan, left, here, dry_run=False, accept_loss=accept_loss, as_json=as_json)
+
+
+@contextmanager
+def _locked(root: Root) -> Iterator[Lock]:
+    """The daemon's lock, and those of the programs that change what is repaired."""
+    disk = Disk()
+    with ExitStack() as stack:
+        lock = Lock(root, disk, now=utc(time.time_ns()))
+        stack.callback(lock.release)
+        for name, owner in _OWNERS.items():
+            if (root.ledger / name).exists():
+                stack.callback(disk.close, lock_ledger(root.ledger / name, disk, owner))
+        yield lock
+
+
+def _carry_out(plan: Plan, facts: Facts, repair: Repair, *, accept_loss: bool) -> None:
+    for act in plan.acts:
+        if accept_loss or not act.loses:
+            repair.carry_out(act, facts)
+
+
+def _report(
+    plan: Plan, left: tuple[Finding, ...], root: Root, *, dry_run: bool, accept_loss: bool, as_json: bool
+) -> int:
+    """Print what is left, or all of it as JSON; returns the exit code."""
+    refused = plan.loses and not accept_loss
+    code = Refused.exit_code if refused else Damaged.exit_code if left or (dry_run and plan.acts) else 0
+    if as_json:
+        acts = [_fields(act, root, done=not dry_run and (accept_loss or not act.loses)) for act in plan.acts]
+        lost = sum(act.lost_records for act in plan.acts)
+        remaining = [{"path": str(found.path), "message": found.message, "hint": _hint(found)} for found in left]
+        fields = {"dry_run": dry_run, "accept_loss": accept_loss, "acts": acts, "lost_records": lost, "left": remaining}
+        click.echo(json_line("repair", fields | {"exit_code": code}))
+        return code
+    if dry_run:
+        _print(plan, root, accept_loss=accept_loss)
+    if not refused:
+        for found in left:
+            hint = _hint(found)
+            click.echo(f"left: {_short(found.path, root)}: {found.message}" + (f"\n  hint: {hint}" if hint else ""))
+    click.echo(_summary(plan, left, root, dry_run=dry_run, refused=refused))
+    return code
+
+
+def _print(plan: Plan, root: Root, *, accept_loss: bool) -> None:
+    """What will be done, and what only with --accept-loss."""
+    for act in plan.acts:
+        ready = accept_loss or not act.loses
+        click.echo(
+            f"{'repair' if ready else 'refuse'}: {_line(act, root)}" + ("" if ready else "; needs --accept-loss")
+        )
+
+
+def _line(act: Act, root: Root) -> str:
+    lost = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in act.lost)
+    cost = f"; gives up {act.lost_records} records: {lost}" if lost else ""
+    return f"{act.deed.value} {_short(act.path, root)}: {act.reason}{cost}"
+
+
+def _summary(plan: Plan, left: tuple[Finding, ...], root: Root, *, dry_run: bool, refused: bool) -> str:
+    if not plan.acts and not left:
+        return "good: nothing to repair"
+    lost = sum(act.lost_records for act in plan.acts)
+    if refused:
+        again = command_line(root.path, "repair --accept-loss")
+        return f"damaged: {lost} records cannot be read any more; {again} gives them up"
+    if dry_run:
+        return (
+            f"damaged: {len(plan.acts)} acts would be done, {lost} records given up; {len(left)} errors would be left"
+        )
+    good = "good" if not left else "damaged"
+    return f"{good}: {len(plan.acts)} acts done, {lost} records lost, on record; {len(left)} errors left"
+
+
+def _fields(act: Act, root: Root, *, done: bool) -> dict[str, object]:
+    fields = {"act": act.deed.value, "path": _short(act.path, root), "reason": act.reason, "loses": act.loses}
+    return fields | {"lost": [{"first": first, "last": last} for first, last in act.lost], "done": done}
+
+
+def _hint(found: Finding) -> str:
+    """What an operator can type about what is not repaired."""
+    path = found.path
+    if path.name.endswith(CURSOR_SUFFIX):
+        group, route = path.name.removesuffix(CURSOR_SUFFIX), path.parent.name
+        of_consumer = ""
+        if route == "consumers":
+            route, of_consumer = path.parents[1].name, " --of-consumer"
+        root = path.parents[3 if of_consumer else 2]
+        return command_line(root, f"cursor set {route} SEQUENCE --group {group} --rewind{of_consumer}")
+    return ""
+
+
+def _short(path: Path, root: Root) -> str:
+    return str(path.relative_to(root.path)) if path.is_relative_to(root.path) else str(path)

@@ -1,0 +1,218 @@
+"""What is wrong with a log, and what of it is whole: all that a repair decides by. Nothing is changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from wald.errors import Damaged
+from wald.format.head import Head
+from wald.format.names import Kind
+from wald.format.segment import BadHeader
+from wald.store.checking.checker import Checked, SegmentToCheck, check
+from wald.store.checking.finding import Finding, Level
+from wald.store.checking.verifier import Verification
+from wald.store.files.directory import TEMPORARY, Listing, Root, Segment, list_segments, read_identity
+from wald.store.files.regular import open_file
+from wald.store.repairing.rescue import Span, Survey, survey
+from wald.store.retention.history import History
+from wald.store.segments.compression import SealedFile
+from wald.store.segments.head import readable_head
+from wald.store.segments.raw import RawFile
+from wald.store.segments.salvage import index_salvaged
+from wald.store.writing.replay import state_after
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """One segment.
+
+    Attributes:
+        segment: by what it is; its path may have the name of another one.
+        spans: of the records in it that are whole.
+        problem: what is wrong; "": nothing.
+        survey: of a damaged one.
+        changed: whether it is whole, and not what was sealed, by the ledger.
+        twin: the raw form beside a sealed one.
+        twin_spans: of the records in that, if it is whole.
+        foreign: whether it is another log's.
+        recorded: whether a line of the ledger says that it was sealed, and what it held.
+        durable: where the head stands in it.
+        open_records: those that have begun and not ended at its end; only of one in front of a hole.
+    """
+
+    segment: Segment
+    spans: tuple[Span, ...] = ()
+    problem: str = ""
+    survey: Survey | None = None
+    changed: bool = False
+    twin: Path | None = None
+    twin_spans: tuple[Span, ...] | None = None
+    foreign: bool = False
+    recorded: bool = True
+    durable: int | None = None
+    open_records: frozenset[int] = frozenset()
+
+    @property
+    def base(self) -> int:
+        return self.segment.base_sequence
+
+    def holds(self, sequence: int) -> bool:
+        """Whether a record that is whole begins in it."""
+        return any(first <= sequence <= last for first, last in self.spans)
+
+    @property
+    def misnamed(self) -> bool:
+        return not self.segment.path.name.startswith(f"{self.base:020d}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """
+    Attributes:
+        root: of the log; its ledgers may be those that a repair would make of damaged ones.
+        last: the last sequence that is known to have been given out.
+        leftovers: temporary files of programs that were killed.
+        findings: all errors that ``wald verify`` reports.
+    """
+
+    root: Root
+    log_id: bytes
+    segments: tuple[SegmentFacts, ...]
+    head: Head | None
+    history: History
+    last: int
+    leftovers: tuple[Path, ...]
+    findings: tuple[Finding, ...]
+
+
+def examine(root: Root) -> Facts:
+    """
+    Raises:
+        Damaged: the log's identity, or the directory of its segments, is lost.
+    """
+    return _Examination(root).facts()
+
+
+@dataclass
+class _Examination:
+    root: Root
+    checked: dict[int, Checked] = field(default_factory=dict)
+
+    def facts(self) -> Facts:
+        root = self.root
+        self.log_id = read_identity(root).log_id
+        self.listing = list_segments(root)
+        self.head = readable_head(root)
+        verification = Verification(root)
+        self.history = verification.history
+        findings = tuple(each for each in verification.findings(self._check) if each.level is Level.ERROR)
+        segments = [self._segment(number) for number in range(len(self.listing.segments))]
+        segments.sort(key=lambda each: each.base)
+        ends = [span[1] for each in segments for span in each.spans]
+        last = max([*ends, self.head.sequence if self.head else 0, self.history.last_sealed()], default=0)
+        segments = [self._before_a_hole(each, segments[number + 1 :], last) for number, each in enumerate(segments)]
+        return Facts(
+            root, self.log_id, tuple(segments), self.head, self.history, last, tuple(_leftovers(root)), findings
+        )
+
+    def _check(self, target: SegmentToCheck) -> Checked:
+        found = self.checked[target.segment.base_sequence] = check(target)
+        return found
+
+    def _segment(self, number: int) -> SegmentFacts:
+        listed = self.listing.segments[number]
+        twin = listed.path.with_suffix("") if listed.kind is Kind.SEALED else None
+        found = SegmentFacts(listed, twin=twin if twin is not None and twin.exists() else None)
+        claimed = _claimed(listed)
+        if claimed is not None and claimed[0] != self.log_id:
+            return replace(found, foreign=True, problem=f"it belongs to log {claimed[0].hex()}")
+        segment = Segment(claimed[1] if claimed else listed.base_sequence, listed.kind, listed.path)
+        if segment != listed:
+            problem = f"it is segment {segment.base_sequence}, not what its name says"
+            found = replace(found, segment=segment, problem=problem)
+        return self._content(found, number)
+
+    def _content(self, found: SegmentFacts, number: int) -> SegmentFacts:
+        segment, head = found.segment, self.head
+        durable = head.position if head is not None and head.segment == segment.base_sequence else None
+        durable = durable if segment.kind is Kind.RAW else None
+        sealed = self.history.sealed(segment.base_sequence)
+        recorded = sealed is not None and sealed["base"] == segment.base_sequence
+        sha256 = str(sealed["sha256"]) if sealed is not None and recorded else None
+        known = None if found.misnamed else self.checked.get(segment.base_sequence)
+        checked = known or check(SegmentToCheck(segment, self.log_id, durable=durable, open_ended=True, sha256=sha256))
+        found = replace(found, durable=durable, recorded=recorded or segment.kind is Kind.RAW)
+        wrong = [each.message for each in checked.findings if each.level is Level.ERROR]
+        if not wrong:
+            last = checked.after.next_sequence - 1
+            spans = ((segment.base_sequence, last),) if checked.records else ()
+            return replace(found, spans=spans, recorded=found.recorded or not spans)
+        return self._damaged(replace(found, problem=found.problem or wrong[0]), number, sha256)
+
+    def _damaged(self, found: SegmentFacts, number: int, sha256: str | None) -> SegmentFacts:
+        segment = found.segment
+        older = Listing(self.listing.segments[:number])
+        before = state_after(older, self.log_id, []).open_records
+        # Of one of which nothing can be read all records are broken that had begun in front of it.
+        met = Survey(broken=set(before.values()), reason=found.problem)
+        with suppress(Damaged, OSError):
+            met = survey(segment, self.log_id, before, durable=found.durable, end=self._end(number))
+        twin_spans = self._twin(found)
+        changed = not met.reason and sha256 is not None and self._digest(segment) != sha256
+        return replace(found, spans=tuple(met.spans), survey=met, changed=changed, twin_spans=twin_spans)
+
+    def _end(self, number: int) -> int:
+        """The base of the next segment that is whole: after a repair that was killed it may be a part of this one."""
+        for following in self.listing.segments[number + 1 :]:
+            checked = self.checked.get(following.base_sequence)
+            if checked is not None and not any(each.level is Level.ERROR for each in checked.findings):
+                return following.base_sequence
+        return 1 << 64
+
+    def _twin(self, found: SegmentFacts) -> tuple[Span, ...] | None:
+        if found.twin is None:
+            return None
+        checked = check(SegmentToCheck(Segment(found.base, Kind.RAW, found.twin), self.log_id))
+        if any(each.level is Level.ERROR for each in checked.findings):
+            return None
+        return ((found.base, checked.after.next_sequence - 1),)
+
+    def _digest(self, segment: Segment) -> str:
+        error = Damaged(str(segment.path))
+        return index_salvaged(segment, self.log_id, error).sha256.hex() if segment.kind is Kind.SEALED else ""
+
+    def _before_a_hole(self, found: SegmentFacts, behind: list[SegmentFacts], last: int) -> SegmentFacts:
+        """With the records that are open at its end, if what follows it is lost."""
+        behind = [each for each in behind if not each.foreign]
+        end = found.spans[-1][1] + 1 if found.spans else found.base
+        following = behind[0].base - 1 if behind else last
+        if found.foreign or end > following or not any(self.history.unexplained(end, following)):
+            return found
+        if found.survey is not None:
+            return replace(found, open_records=frozenset(found.survey.open_records.values()))
+        state = state_after(Listing((found.segment,)), self.log_id, [])
+        return replace(found, open_records=frozenset(state.open_records.values()))
+
+
+def _claimed(segment: Segment) -> tuple[bytes, int] | None:
+    """The log and the base sequence that a file names itself; None if it does not."""
+    try:
+        if segment.kind.form is Kind.SEALED:
+            with SealedFile(segment.path) as sealed:
+                return sealed.index.log_id, sealed.index.base_sequence
+        with open_file(segment.path) as file:
+            header = RawFile(file.fileno()).header()
+            return header.log_id, header.base_sequence
+    except (Damaged, BadHeader, OSError):
+        return None
+
+
+def _leftovers(root: Root) -> Iterator[Path]:
+    for directory in (root.segments, root.quarantine, root.recovery):
+        if directory.is_dir():
+            names = sorted(entry.name for entry in os.scandir(directory) if entry.name.endswith(TEMPORARY))
+            yield from (directory / name for name in names)

@@ -1,0 +1,215 @@
+"""What a repair does, from the facts about a log; nothing is read or changed here.
+
+Oldest first: the segment in which a broken record begins is treated before the one that has lost a piece of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+
+from wald.store.checking.finding import Finding
+from wald.store.files.directory import Segment
+from wald.store.repairing.facts import Facts, SegmentFacts
+from wald.store.repairing.rescue import Span
+
+
+class Deed(Enum):
+    """What is done to a file."""
+
+    LEDGER = "ledger"
+    """A ledger is begun again, with the lines of the old one that are whole."""
+    REMOVE = "remove"
+    """What a killed program was making is removed."""
+    RENAME = "rename"
+    """A segment gets its own name."""
+    SET_ASIDE = "set aside"
+    """A file is moved to ``quarantine/``."""
+    REMAKE = "remake"
+    """A segment is made again out of what is whole of it."""
+    GIVE_UP = "give up"
+    """A line of the ledger gives up records that are in no segment."""
+    RECORD = "record"
+    """The line about a sealed segment is written again."""
+    HEAD = "head"
+    """The head is written again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One step of a repair.
+
+    Attributes:
+        path: the file that it is about.
+        reason: what is wrong with that.
+        lost: the records that are given up with it.
+        loses: whether it gives up anything, which has to be accepted.
+        facts: about the segment.
+        broken: the records that are left out of it, because a piece of them is lost.
+    """
+
+    deed: Deed
+    path: Path
+    reason: str
+    lost: tuple[Span, ...] = ()
+    loses: bool = False
+    facts: SegmentFacts | None = None
+    broken: frozenset[int] = frozenset()
+
+    @property
+    def lost_records(self) -> int:
+        return sum(last - first + 1 for first, last in self.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """
+    Attributes:
+        acts: in the order in which they are done.
+        left: the errors that no act is about.
+    """
+
+    acts: tuple[Act, ...]
+    left: tuple[Finding, ...] = ()
+
+    @property
+    def loses(self) -> bool:
+        return any(act.loses for act in self.acts)
+
+
+def plan(facts: Facts) -> Plan:
+    """The acts that make the log good."""
+    return _Planning(facts).plan()
+
+
+@dataclass(slots=True)
+class _Planning:
+    facts: Facts
+    kept: list[SegmentFacts] = field(default_factory=list)
+    acts: list[Act] = field(default_factory=list)
+
+    def plan(self) -> Plan:
+        facts = self.facts
+        first = [Act(Deed.REMOVE, path, "a program was killed while it made this file") for path in facts.leftovers]
+        for segment in facts.segments:
+            first += self._placed(segment)
+        broken = self._broken()
+        lost = list(self._lost(broken))
+        acts = [act for segment in self.kept if (act := self._treated(segment, broken, lost)) is not None]
+        acts += [self._given_up(span) for span in self._ownerless(acts, lost)]
+        acts.sort(key=_place)
+        records = [
+            Act(Deed.RECORD, each.segment.path, "no line of the ledger says that it was sealed", facts=each)
+            for each in self.kept
+            if not each.problem and not each.recorded and each.twin is None
+        ]
+        return Plan((*first, *acts, *records, *self._head(acts)), self._left((*first, *acts)))
+
+    def _placed(self, found: SegmentFacts) -> Iterator[Act]:
+        """What is done to a file that is not where it belongs; any other is kept."""
+        due = max((span[1] + 1 for each in self.kept for span in each.spans), default=1)
+        path = found.segment.path
+        if found.foreign:
+            yield Act(Deed.SET_ASIDE, path, found.problem, facts=found)
+        elif found.misnamed and any(each.base == found.base for each in self.facts.segments if each is not found):
+            yield Act(Deed.SET_ASIDE, path, f"{found.problem}, and there is one of that name", facts=found)
+        elif found.base < due and not found.problem and all(last < due for _, last in found.spans):
+            yield Act(Deed.SET_ASIDE, path, f"its records, up to {due - 1}, are in older segments", facts=found)
+        else:
+            if found.misnamed:
+                target = path.with_name(f"{found.base:020d}{found.segment.kind.value}")
+                yield Act(Deed.RENAME, path, found.problem, facts=found)
+                problem = found.survey.reason if found.survey is not None else ""
+                found = replace(found, segment=Segment(found.base, found.segment.kind, target), problem=problem)
+            self.kept.append(found)
+
+    def _spans(self, found: SegmentFacts) -> tuple[Span, ...]:
+        """Of the records that the segment will give."""
+        return found.spans if found.twin_spans is None else found.twin_spans
+
+    def _broken(self) -> set[int]:
+        """The records that have lost a piece, and of which the beginning is there."""
+        broken: set[int] = set()
+        for each in self.kept:
+            if each.survey is not None and each.twin_spans is None:
+                broken |= each.survey.broken
+            broken |= each.open_records
+        return {sequence for sequence in broken if any(_holds(self._spans(each), sequence) for each in self.kept)}
+
+    def _lost(self, broken: set[int]) -> Iterator[Span]:
+        """The records that are in no segment, and of which no ledger says why; apart by the segments they were in."""
+        covered = sorted(span for each in self.kept for span in self._spans(each))
+        holes = [*_between(covered, self.facts.last), *((sequence, sequence) for sequence in broken)]
+        bases = sorted({each.base for each in self.kept})
+        for first, last in sorted(holes):
+            for begin, end in self.facts.history.unexplained(first, last):
+                inside = [base for base in bases if begin < base <= end]
+                for one, other in pairwise([begin, *inside, end + 1]):
+                    yield one, other - 1
+
+    def _treated(self, found: SegmentFacts, broken: set[int], lost: list[Span]) -> Act | None:
+        """What is done to a segment that is in its place; None: nothing."""
+        inside = frozenset(sequence for sequence in broken if _holds(self._spans(found), sequence))
+        if not found.problem and not inside:
+            return None
+        if found.twin_spans is not None and not inside:
+            return Act(Deed.SET_ASIDE, found.segment.path, f"{found.problem}; its raw form is whole", facts=found)
+        begin, end = self._extent(found)
+        ours = tuple(span for span in lost if begin <= span[0] < end)
+        reason = found.problem or f"a piece of record {min(inside, default=0)} is lost"
+        loses = bool(ours or found.changed or (found.survey is not None and found.survey.broken))
+        if found.survey is not None and not (found.survey.spans or found.survey.pieces):
+            return Act(Deed.SET_ASIDE, found.segment.path, reason, ours, loses, found)
+        return Act(Deed.REMAKE, found.segment.path, reason, ours, loses, found, frozenset(broken))
+
+    def _extent(self, found: SegmentFacts) -> Span:
+        """From its base to its end, which is not known of a damaged one: that of the next one."""
+        if not found.problem:
+            return found.base, max(last + 1 for _, last in found.spans)
+        following = [each.base for each in self.kept if each.base > found.base]
+        return found.base, min(following, default=1 << 64)
+
+    def _ownerless(self, acts: list[Act], lost: list[Span]) -> list[Span]:
+        taken = {span for act in acts for span in act.lost}
+        return [span for span in lost if span not in taken]
+
+    def _given_up(self, span: Span) -> Act:
+        return Act(Deed.GIVE_UP, self.facts.root.segments, "no segment holds them", (span,), loses=True)
+
+    def _head(self, acts: list[Act]) -> list[Act]:
+        """The head stands in a segment that is made again, or cannot be read."""
+        facts, head = self.facts, self.facts.head
+        treated = {act.facts.base for act in acts if act.facts is not None}
+        if head is None and self.kept:
+            return [Act(Deed.HEAD, facts.root.head, "it is lost, or damaged", loses=False)]
+        if head is not None and head.segment in treated:
+            loses = any(act.loses for act in acts if act.facts is not None and act.facts.base == head.segment)
+            return [Act(Deed.HEAD, facts.root.head, "it stands in a segment that is made again", loses=loses)]
+        return []
+
+    def _left(self, acts: tuple[Act, ...]) -> tuple[Finding, ...]:
+        paths = {act.path for act in acts} | {self.facts.root.head, self.facts.root.segments}
+        return tuple(found for found in self.facts.findings if found.path not in paths)
+
+
+def _place(act: Act) -> int:
+    """The sequence by which an act has its place in the order."""
+    return act.facts.base if act.facts is not None else act.lost[0][0]
+
+
+def _holds(spans: tuple[Span, ...], sequence: int) -> bool:
+    return any(first <= sequence <= last for first, last in spans)
+
+
+def _between(spans: list[Span], last: int) -> Iterator[Span]:
+    """What of 1 to ``last`` is in none of ``spans``, which are sorted."""
+    due = 1
+    for begin, end in spans:
+        if due < begin:
+            yield due, begin - 1
+        due = max(due, end + 1)
+    if due <= last:
+        yield due, last

@@ -1,0 +1,199 @@
+"""The whole batches of a damaged segment, and what of its records they give.
+
+A record in several pieces is given only if all its pieces are there. It is not known which pieces damaged bytes were.
+So every record that had begun and not ended in front of them is broken. The batch in which a broken record begins is
+kept without it; readers pass over its later pieces, as they do with those of a record that began before the log does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from wald.errors import Damaged
+from wald.format.batch import BatchHeader, Flag, checksum_body, route_prefix
+from wald.format.names import Kind
+from wald.format.parsing import StoredBatch
+from wald.format.state import BadControl, LogState, decode_state
+from wald.store.checking.checker import payload_wrong
+from wald.store.files.directory import Segment
+from wald.store.segments.compression import SealedFile
+from wald.store.segments.opened import RawSegment
+from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
+from wald.store.segments.salvage import SalvagedSegment
+
+Span = tuple[int, int]
+"""A first and a last sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A batch that is whole, its place in the raw segment, and the payload that is kept of it."""
+
+    header: BatchHeader
+    route: str
+    position: int
+    payload: memoryview
+
+
+@dataclass(slots=True)
+class Survey:
+    """
+    Attributes:
+        spans: of the records that begin in whole batches, in order.
+        broken: the records that have lost a piece, wherever they begin.
+        counts: of each route, the records in ``spans``.
+        open_records: at the end, by route.
+        reason: what is wrong, of the first damage; "": every batch is whole.
+        pieces: whether batches continue a record without beginning one.
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    broken: set[int] = field(default_factory=set)
+    counts: dict[str, int] = field(default_factory=dict)
+    open_records: dict[str, int] = field(default_factory=dict)
+    reason: str = ""
+    pieces: bool = False
+
+    @property
+    def records(self) -> int:
+        return sum(last - first + 1 for first, last in self.spans)
+
+    def add(self, header: BatchHeader, route: str) -> None:
+        begun = self.open_records.pop(route, 0)
+        if begun and header.continues_sequence != begun:
+            self.broken.add(begun)
+        if header.open_sequence:
+            self.open_records[route] = header.open_sequence
+        if not header.count:
+            self.pieces = True
+            return
+        self.counts[route] = self.counts.get(route, 0) + header.count
+        if self.spans and self.spans[-1][1] + 1 == header.base_sequence:
+            self.spans[-1] = self.spans[-1][0], header.end_sequence - 1
+        else:
+            self.spans.append((header.base_sequence, header.end_sequence - 1))
+
+    def gap(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.broken |= set(self.open_records.values())
+        self.open_records = {}
+
+
+def survey(segment: Segment, log_id: bytes, before: dict[str, int], *, durable: int | None, end: int) -> Survey:
+    """What is whole in a segment.
+
+    Args:
+        before: the records that had begun and not ended in front of it.
+        durable: as of :func:`batches`.
+        end: the sequence at which the next segment begins; what is behind that is not taken from this one.
+
+    Raises:
+        Damaged: nothing in it can be read.
+    """
+    found = Survey(open_records=dict(before))
+    for met in batches(segment, log_id, durable=durable, end=end):
+        if isinstance(met, str):
+            found.gap(met)
+        elif met.header.is_control:
+            found.open_records = found.open_records or _open_records(met)
+        else:
+            found.add(met.header, met.route)
+    return found
+
+
+def batches(segment: Segment, log_id: bytes, *, durable: int | None = None, end: int) -> Iterator[Whole | str]:
+    """Every whole batch in order, control batches included; and why there is damage, where there is.
+
+    Args:
+        durable: where the head stands in it; behind that are only the batches that follow each other.
+
+    Raises:
+        Damaged: nothing in it can be read.
+    """
+    expected = segment.base_sequence
+    for met in _stored(segment, log_id, durable):
+        if isinstance(met, DamagedBytes):
+            yield met.reason or "zeros between batches"
+            continue
+        header = met.header
+        if header.base_sequence < expected or header.end_sequence > end:
+            yield "its sequences were given out before"
+        elif not header.is_control and (wrong := next(payload_wrong(header, met.payload), "")):
+            yield wrong
+        else:
+            expected = header.end_sequence
+            yield Whole(header, met.route, met.position, met.payload)
+
+
+def without(whole: Whole, broken: set[int]) -> Whole | None:
+    """A batch without the broken record that begins in it; None if nothing is left of it."""
+    header = whole.header
+    if not header.count or header.open_sequence not in broken:
+        return whole
+    data = bytes(whole.payload)
+    kept = data[: data.rfind(b"\n") + 1]
+    if header.count == 1 and not header.continues_sequence:
+        return None
+    prefix = route_prefix(whole.route.encode())
+    header = header._replace(
+        body_checksum=checksum_body(prefix, [kept], len(kept)),
+        payload_bytes=len(kept),
+        count=header.count - 1,
+        flags=header.flags & ~int(Flag.CONTINUED),
+    )
+    return Whole(header, whole.route, whole.position, memoryview(kept))
+
+
+def _stored(segment: Segment, log_id: bytes, durable: int | None) -> Iterator[StoredBatch | DamagedBytes]:
+    """What stands in a segment, whatever its form."""
+    damage = _damaged_before(segment)
+    with closing(_opened(segment, log_id)) as opened:
+        for met in opened.batches(FIRST_BATCH, durable):
+            if isinstance(met, StoredBatch) and any(begin <= met.position < end for begin, end in damage):
+                yield DamagedBytes(met.position, met.end - met.position, "damaged before it was sealed")
+            elif isinstance(met, StoredBatch | DamagedBytes):
+                yield met
+        tail = opened.tail
+        if tail is not None and tail.garbage_bytes:
+            yield DamagedBytes(tail.offset, tail.garbage_bytes, tail.reason)
+        if durable is not None:  # what follows it is whole, or was never acknowledged
+            behind = opened.batches(durable, None)
+            yield from (met for met in takewhile(_is_batch, behind) if isinstance(met, StoredBatch))
+
+
+def _is_batch(met: object) -> bool:
+    return isinstance(met, StoredBatch)
+
+
+def _opened(segment: Segment, log_id: bytes) -> RawSegment | SalvagedSegment:
+    """Even where the index can be read, the frames are walked: of a damaged one that gives the batches in front."""
+    if segment.kind.form is Kind.RAW:
+        return RawSegment(segment, log_id)
+    return SalvagedSegment(segment, log_id, Damaged(f"{segment.path}: offset 0: none of its frames can be read"))
+
+
+def _damaged_before(segment: Segment) -> list[Span]:
+    """The bytes that the index says to be no batch, even if they look like some."""
+    if segment.kind.form is Kind.RAW:
+        return []
+    try:
+        with SealedFile(segment.path) as sealed:
+            return [(offset, offset + length) for offset, length in sealed.index.damage]
+    except Damaged:
+        return []
+
+
+def _open_records(control: Whole) -> dict[str, int]:
+    state = state_of(control)
+    return {} if state is None else state.open_records
+
+
+def state_of(control: Whole) -> LogState | None:
+    """The state in a control batch; None if this version cannot read it."""
+    try:
+        return decode_state(control.payload)
+    except BadControl:
+        return None

@@ -1,0 +1,263 @@
+"""New segments made of what is whole in a damaged one: one for each run of sequences; what is lost lies between them.
+
+Where every batch is whole, the new segment has the same raw bytes as the old one, and the same digest. Elsewhere the
+batches get new places, and each new segment opens with the state of the log in front of it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from wald.errors import Damaged
+from wald.format.batch import BatchHeader, Encoding, Flag, checksum_body, encode, route_prefix, seed
+from wald.format.names import Kind
+from wald.format.sealed import SealedIndex
+from wald.format.segment import BadHeader, SegmentHeader, encode_header
+from wald.format.state import LogState, encode_state
+from wald.store.checking.checker import SegmentToCheck, check
+from wald.store.checking.finding import Level
+from wald.store.files.directory import TEMPORARY, Root, Segment
+from wald.store.files.disk import Disk
+from wald.store.files.regular import open_file
+from wald.store.repairing.rescue import Whole, batches, state_of, without
+from wald.store.segments.compression import compress_segment
+from wald.store.segments.raw import FIRST_BATCH, RawFile
+from wald.store.segments.salvage import SalvagedSegment
+
+_U32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A segment to be made again.
+
+    Attributes:
+        durable, end: as of :func:`wald.store.repairing.rescue.batches`.
+        broken: the records that are left out, because a piece of them is lost.
+        whole: whether all of its batches are whole, and none is to be left out.
+    """
+
+    segment: Segment
+    log_id: bytes
+    durable: int | None
+    end: int
+    broken: frozenset[int]
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A new segment under its temporary name, synced and read back; ``index`` only of a sealed one."""
+
+    base_sequence: int
+    path: Path
+    index: SealedIndex | None
+
+
+def remake(root: Root, disk: Disk, source: Source, before: LogState) -> list[Made]:
+    """The new segments, oldest first. On any failure nothing is left of them.
+
+    Args:
+        before: the state of the log in front of the segment.
+
+    Raises:
+        Damaged: a new segment does not read back as it should.
+        OSError: a step failed.
+    """
+    made: list[Made] = []
+    try:
+        if source.whole:
+            for path, base in _same(root, disk, source):
+                made.append(_finished(root, disk, source, path, base))
+            if made and not _wrong(made[0], source):
+                return made
+            _discard(made)
+            made.clear()
+        for path, base in _moved(root, disk, source, before):
+            made.append(_finished(root, disk, source, path, base))
+        for each in made:
+            if wrong := _wrong(each, source):
+                raise Damaged(f"{each.path}: does not read back: {wrong}", hint="report it; nothing was changed")
+    except BaseException:
+        _discard(made)
+        raise
+    return made
+
+
+def header_of(source: Source) -> SegmentHeader:
+    """The header of the segment; where it is lost, what its batches say."""
+    found = _own_header(source.segment, source.log_id)
+    if found is not None:
+        return found
+    first = next(met for met in _batches(source) if isinstance(met, Whole))
+    epoch, time_ns = first.header.epoch, first.header.append_time_ns
+    return SegmentHeader(source.log_id, source.segment.base_sequence, epoch, time_ns, secrets.randbits(32))
+
+
+def _own_header(segment: Segment, log_id: bytes) -> SegmentHeader | None:
+    if segment.kind.form is Kind.SEALED:
+        with closing(SalvagedSegment(segment, log_id, Damaged(str(segment.path)))) as salvaged:
+            return salvaged.header
+    with open_file(segment.path) as file:
+        try:
+            return RawFile(file.fileno()).header()
+        except BadHeader:
+            return None
+
+
+def _batches(source: Source) -> Iterator[Whole | str]:
+    return batches(source.segment, source.log_id, durable=source.durable, end=source.end)
+
+
+def _same(root: Root, disk: Disk, source: Source) -> Iterator[tuple[Path, int]]:
+    """The raw bytes as they were, each batch in its place; nothing if the header, which has the salt, is lost."""
+    header = _own_header(source.segment, source.log_id)
+    if header is None:
+        return
+    with closing(_Output(root, disk, header)) as output:
+        for met in _batches(source):
+            assert isinstance(met, Whole), "all of them are whole"
+            if met.position != output.position:
+                return  # bytes between them are not theirs
+            output.add(met)
+        yield output.finish(), header.base_sequence
+
+
+def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator[tuple[Path, int]]:
+    """The batches in new places, a segment for each run of sequences."""
+    header, state, output = header_of(source), before, None
+    try:
+        for met in _batches(source):
+            if isinstance(met, str):
+                state.open_records.clear()
+                continue
+            if met.header.is_control:
+                state = _joined(state_of(met), state, source.broken)
+                continue
+            kept = without(met, set(source.broken))
+            if kept is None or _is_orphan(kept.header, state):
+                continue
+            base = kept.header.base_sequence
+            if output is None or base != state.next_sequence:
+                if output is not None:
+                    yield output.finish(), output.base_sequence
+                    output.close()
+                state.next_sequence = base
+                output = _Output(root, disk, replace(header, base_sequence=base, salt=secrets.randbits(32)))
+                output.add(_control(state, header.epoch))
+            time_ns = max(kept.header.append_time_ns, state.append_time_ns)
+            kept = replace(kept, header=kept.header._replace(append_time_ns=time_ns))
+            output.add(kept)
+            state.apply(kept.header, kept.route)
+        if output is not None:
+            yield output.finish(), output.base_sequence
+    finally:
+        if output is not None:
+            output.close()
+
+
+def _joined(found: LogState | None, before: LogState, broken: frozenset[int]) -> LogState:
+    """The state that a control batch gives, without broken records; of what it cannot know, the one before it."""
+    if found is None:
+        return before
+    found.open_records = {route: at for route, at in found.open_records.items() if at not in broken}
+    found.append_time_ns = max(found.append_time_ns, before.append_time_ns)
+    return found
+
+
+def _is_orphan(header: BatchHeader, state: LogState) -> bool:
+    """Whether a batch is only a piece of a record whose beginning is not there, or lost."""
+    return not header.count and header.continues_sequence not in state.open_records.values()
+
+
+def _control(state: LogState, epoch: int) -> Whole:
+    payload = encode_state(state)
+    header = BatchHeader(
+        body_checksum=checksum_body(b"", [payload], len(payload)),
+        payload_bytes=len(payload),
+        base_sequence=state.next_sequence,
+        append_time_ns=state.append_time_ns,
+        producer_id=0,
+        producer_sequence=0,
+        count=0,
+        epoch=epoch & _U32,
+        encoding=Encoding.CONTROL,
+        flags=Flag.CONTROL,
+        route_bytes=0,
+    )
+    return Whole(header, "", FIRST_BATCH, memoryview(payload))
+
+
+class _Output:
+    """A raw segment being written under a temporary name."""
+
+    def __init__(self, root: Root, disk: Disk, header: SegmentHeader) -> None:
+        self.base_sequence = header.base_sequence
+        self.path = _temporary(root, header.base_sequence, Kind.RAW)
+        self._disk = disk
+        self._salt = header.salt
+        self._descriptor = disk.create(self.path)
+        self.position = disk.write(self._descriptor, [encode_header(header)], 0)
+        self._finished = False
+
+    def add(self, whole: Whole) -> None:
+        prefix = route_prefix(whole.route.encode())
+        buffers = encode(whole.header, prefix, [whole.payload], seed(self._salt, self.position))
+        self.position += self._disk.write(self._descriptor, buffers, self.position)
+
+    def finish(self) -> Path:
+        """Sync it; returns its path."""
+        self._disk.sync(self._descriptor)
+        self._finished = True
+        return self.path
+
+    def close(self) -> None:
+        """Close it, and remove it unless it is finished."""
+        if self._descriptor >= 0:
+            self._disk.close(self._descriptor)
+            self._descriptor = -1
+            if not self._finished:
+                self.path.unlink(missing_ok=True)
+
+
+def _temporary(root: Root, base: int, kind: Kind) -> Path:
+    path = root.segment(base, kind)
+    return path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
+
+
+def _finished(root: Root, disk: Disk, source: Source, raw: Path, base: int) -> Made:
+    """The new segment in the form of the old one."""
+    if source.segment.kind.form is Kind.RAW:
+        return Made(base, raw, None)
+    path = _temporary(root, base, Kind.SEALED)
+    target = disk.create(path)
+    try:
+        with open_file(raw) as file:
+            compressed = compress_segment(file.fileno(), target, disk)
+        disk.sync(target)
+        os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)  # it is to be read back from the disk
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        disk.close(target)
+        raw.unlink(missing_ok=True)
+    return Made(base, path, compressed.index)
+
+
+def _wrong(made: Made, source: Source) -> str:
+    """What the check of a new segment finds; "": nothing."""
+    sha256 = None if made.index is None else made.index.sha256.hex()
+    kind = source.segment.kind.form
+    target = SegmentToCheck(Segment(made.base_sequence, kind, made.path), source.log_id, sha256=sha256)
+    return next((found.message for found in check(target).findings if found.level is Level.ERROR), "")
+
+
+def _discard(made: list[Made]) -> None:
+    for each in made:
+        each.path.unlink(missing_ok=True)
