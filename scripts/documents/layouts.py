@@ -82,7 +82,7 @@ LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
         ],
     ),
     "sealed index": (
-        "sealed-index.bin",
+        "sealed-index-2.bin",
         [
             ("#I", "frame magic", "a skippable frame of zstd"),
             ("I", "content length", "in bytes"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import struct
 from array import array
@@ -29,7 +28,7 @@ from wald.format.sealed import (
     encode_seek_table,
     seek_table_bytes,
 )
-from wald.format.tables import BatchTable, Frame, RouteEntry
+from wald.format.tables import BatchTable, Frame, RouteEntry, RouteTable
 
 ENCODED = encode_index(INDEX, BATCHES)
 U32, U64, I64 = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1), st.integers(-(1 << 63), (1 << 63) - 1)
@@ -63,7 +62,7 @@ def crafted(sections: dict[str, Any], **header: int) -> bytes:
         )
         directory += struct.pack("<16sIIII", name.encode(), offset + len(bodies), len(stored), raw_bytes, checksum)
         bodies += stored
-    version, count = header.get("version", 1), header.get("count", len(sections))
+    version, count = header.get("version", 2), header.get("count", len(sections))
     fields = struct.pack("<HH16sQQQQII", version, count, bytes(16), 250, 260, header.get("raw_bytes", 1500), 3, 7, 0)
     content = b"WALDSIX1" + struct.pack("<I", crc32c(fields + directory)) + fields + directory + bodies
     return struct.pack("<II", INDEX_FRAME_MAGIC, len(content)) + content
@@ -183,12 +182,14 @@ def frames_section(ends: list[int], ids: list[int]) -> bytes:
         ("frames", frames_section([1, 1], [0, 0])),
         ("frames", frames_section([1], [2])),
         ("sha256", b"short"),
-        ("routes", b"["),
-        ("routes", b"[" * 100_000),
-        ("routes", b"[[1]]"),
-        ("routes", b'[["web",1,2,3,Infinity]]'),
-        ("routes", b"null"),
-        ("routes", b"\xff"),
+        ("route names", b"["),
+        ("route names", b"[" * 100_000),
+        ("route names", b"[1]"),
+        ("route names", b"null"),
+        ("route names", b'["web"]'),
+        ("route names", b'["web","db","no"]'),
+        ("route names", b"\xff"),
+        ("route columns", bytes(63)),
         ("damage", b"[1]"),
         ("damage", b"{}x"),
         ("batches", (ZEROS, 1 << 28, crc32c(bytes(1 << 28)))),
@@ -214,7 +215,7 @@ def test_a_batch_table_that_lies_is_refused_when_asked_for(table: bytes) -> None
         index.batch_table()
 
 
-@pytest.mark.parametrize("name", ["frames", "batches", "routes", "sha256"])
+@pytest.mark.parametrize("name", ["frames", "batches", "route names", "route columns", "sha256"])
 def test_a_missing_section_is_named(name: str) -> None:
     sections = {key: section for key, section in GOOD.items() if key != name}
     with pytest.raises(BadSealed, match=name):
@@ -228,17 +229,17 @@ def test_more_sections_than_there_are_bytes_are_refused() -> None:
 
 
 def test_a_newer_index_is_refused_by_its_version() -> None:
-    with pytest.raises(BadSealed, match="version 2"):
-        decode_index(crafted(GOOD, version=2))
+    with pytest.raises(BadSealed, match="version 3"):
+        decode_index(crafted(GOOD, version=3))
 
 
 def test_sections_that_overlap_are_not_copied_each() -> None:
     """64 entries of the directory may all point at the same megabyte."""
     noise = bytes(i * 7919 % 251 for i in range(1 << 20))
     sections: dict[str, Any] = dict(GOOD)
-    frame = crafted(sections | {"noise": (noise, 0, 0)} | {f"n{i}": (b"", 0, 0) for i in range(58)})
+    frame = crafted(sections | {"noise": (noise, 0, 0)} | {f"n{i}": (b"", 0, 0) for i in range(57)})
     content = bytearray(frame[8:])
-    for number in range(5, 64):
+    for number in range(6, 64):
         struct.pack_into("<II", content, HEADER_BYTES + number * SECTION_BYTES + 16, 0, len(content))
     checked = bytes(content[12 : HEADER_BYTES + 64 * SECTION_BYTES])
     struct.pack_into("<I", content, 8, crc32c(checked))
@@ -291,5 +292,25 @@ def test_a_lying_frame_count_is_only_a_number() -> None:
         decode_seek_table(bytes(8) + footer, file_bytes=1 << 40)
 
 
-def test_the_routes_section_is_json_for_strangers() -> None:
-    assert json.loads(GOOD["routes"]) == [["web", 8, 250, 259, 700], ["db", 2, 256, 257, 40]]
+OLD = {name: section for name, section in GOOD.items() if not name.startswith("route ")}
+
+
+def test_a_table_of_routes_of_the_first_version_is_read() -> None:
+    routes = b'[["web",8,250,259,700],["db",2,256,257,40]]'
+
+    assert decode_index(crafted(OLD | {"routes": routes}, version=1)).routes == INDEX.routes
+    with pytest.raises(BadSealed, match="route columns"):
+        decode_index(crafted(OLD | {"routes": routes}))
+
+
+@pytest.mark.parametrize("routes", [b"[", b"[" * 100_000, b"[[1]]", b'[["web",1,2,3,Infinity]]', b"null", b"\xff"])
+def test_a_table_of_routes_of_the_first_version_that_lies_is_refused(routes: bytes) -> None:
+    with pytest.raises(BadSealed):
+        decode_index(crafted(OLD | {"routes": routes}, version=1))
+
+
+def test_segments_with_the_same_routes_share_their_names() -> None:
+    """What was made of the names of the segment before is used again."""
+    one, other = decode_index(ENCODED), decode_index(ENCODED)
+
+    assert RouteTable.of(one.routes).names is RouteTable.of(other.routes).names

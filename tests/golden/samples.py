@@ -182,8 +182,9 @@ SAMPLES = [
         lambda data: decode_state(_batch_value(data)[2]),
     ),
     Sample("sparse-index.bin", ENTRIES, _sparse_index, _sparse_index_value),
-    Sample(
-        "sealed-index.bin", (INDEX, BATCHES), lambda: sealed.encode_index(INDEX, BATCHES), _sealed_value, exact=False
+    *(  # of version 1, and of version 2
+        Sample(name, (INDEX, BATCHES), lambda: sealed.encode_index(INDEX, BATCHES), _sealed_value, exact=False)
+        for name in ("sealed-index.bin", "sealed-index-2.bin")
     ),
     Sample(
         "seek-table.bin",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
 import pytest
+from effort import steps
 from logs import SECOND_NS, START_NS, Built
 
 from wald.format.names import Kind
-from wald.store.files.routes import retire_route
+from wald.store.files.disk import Disk
+from wald.store.files.routes import add_route, retire_route
 from wald.store.retention.backlog import RECENT_SEGMENTS, Backlog, GroupBacklog, GrowthMeter
 
 
@@ -134,13 +137,30 @@ def test_growth_is_that_of_many_segments_where_each_is_of_a_short_time(apart_sec
     """Of ten minutes at least, of no more than there are, and never of all of a long log."""
     gauge, count = GrowthMeter(), 5000
     for number in range(count):
-        gauge.add(START_NS + number * apart_seconds * SECOND_NS, 100, {"a": 3, "b": 1})
+        gauge.add(START_NS + number * apart_seconds * SECOND_NS, 100, ("a", "b"), (3, 1))
     growth = gauge.growth(now_ns=START_NS + count * apart_seconds * SECOND_NS)
 
     assert growth is not None
     assert growth.bytes_per_second == pytest.approx(100 / apart_seconds)
     assert growth.routes["b"] == pytest.approx(25 / apart_seconds)
     assert len(gauge) <= 2 * RECENT_SEGMENTS
+
+
+def test_a_segment_costs_as_many_steps_with_a_hundred_routes_as_with_ten(tmp_path: Path) -> None:
+    """What is added up for the segments before it is passed on at the end, once for each route."""
+    costs = {}
+    for routes, segments in itertools.product((10, 100), (4, 8)):
+        log = Built(tmp_path / f"{routes}-{segments}")
+        for route in range(routes):
+            add_route(log.root, Disk(), f"r{route}")
+        for number in range(segments):
+            for route in range(routes):
+                log.lines(f"r{(number + route) % routes}", [b"one"])
+            log.cut()
+        log.seal()
+        costs[routes, segments] = steps(lambda log=log: list(Backlog(log.view).segments()))  # type: ignore[misc]
+
+    assert costs[100, 8] - costs[100, 4] < 1.1 * (costs[10, 8] - costs[10, 4])
 
 
 def test_growth_is_not_known_of_an_empty_log_or_with_a_clock_that_was_set_back(built: Built, tmp_path: Path) -> None:

@@ -192,17 +192,17 @@ def test_a_held_piece_counts_for_the_last_sequence_of_its_route(tmp_path: Path) 
     ]
     path, _ = compress(tmp_path, raw_segment(*pieces, base=5), frame_bytes=230)
     index, _ = everything(path)
-    assert [(r.route, r.count, r.first, r.last) for r in index.routes] == [("web", 2, 6, 7), ("db", 1, 5, 5)]
+    assert [(r.route, r.count, r.first, r.last) for r in index.routes] == [("db", 1, 5, 5), ("web", 2, 6, 7)]
     assert [(frame.first_sequence, frame.next_sequence, frame.routes) for frame in index.frames][1:] == [
-        (5, 5, (0,)),
+        (5, 5, (1,)),
         (5, 7, (0, 1)),
-        (7, 8, (0,)),
-        (8, 8, (0,)),
+        (7, 8, (1,)),
+        (8, 8, (1,)),
     ]
 
     only_pieces = raw_segment(pieces[0], pieces[1], base=5)
     index, _ = everything(compress(tmp_path, only_pieces)[0])
-    assert [(r.route, r.count, r.first, r.last) for r in index.routes] == [("web", 0, 4, 4), ("db", 1, 5, 5)]
+    assert [(r.route, r.count, r.first, r.last) for r in index.routes] == [("db", 1, 5, 5), ("web", 0, 4, 4)]
 
 
 def test_preallocated_zeros_are_no_part_of_the_segment(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 {"sha256": …, "bytes": …,            of the raw segment, and of the file, as they were sealed
  "dropped": [[first, last], …],      each run of dropped records
- "routes": […]}                      of the dropped records, as the section ``routes`` has it of those that are left
+ "routes": […]}                      of the dropped records: [route, count, first, last, payload bytes]
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ the index frame with decompressed size 0, because other readers of that format r
     frames        u32 n, then columns: offset u64[n], compressed u32[n], raw u32[n], first u64[n], next u64[n],
                   earliest i64[n], latest i64[n], ends of the route ids of each frame u32[n], route ids u32[]
     batches       columns: position u64[n], base u64[n], count u32[n], route id u32[n], append time i64[n]
-    routes        JSON list in the order of the ids: [route, count, first, last, payload bytes]
+    route names   JSON list, in the order of the ids
+    route columns count u64[n], first u64[n], last u64[n], payload bytes u64[n]
     sha256        of the raw segment, 32 bytes
     damage        JSON list of [position, length] of bytes that are no batch; absent if there are none
     relieved      JSON object, see :mod:`wald.format.relieved`; absent if relief has dropped nothing
@@ -25,7 +26,8 @@ the index frame with decompressed size 0, because other readers of that format r
     seek table    u32 0x184D2A5E, u32 content length; for each frame u32 compressed bytes, u32 decompressed bytes;
                   u32 number of frames, u8 descriptor 0, u32 0x8F92EAB1
 
-A reader ignores sections that it does not know, so sections can be added without a new version.
+In version 1 there is "routes" instead of the two, a JSON list of [route, count, first, last, payload bytes]. A reader
+ignores sections that it does not know, so sections can be added without a new version.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ SEEK_FOOTER = struct.Struct("<IBI")
 assert SEEK_FOOTER.size == 9
 
 INDEX_MAGIC = b"WALDSIX1"
-VERSION = 1
+VERSION = 2
 _HEADER = struct.Struct("<8sIHH16sQQQQII")
 assert _HEADER.size == 72
 _SECTION = struct.Struct("<16sIIII")
@@ -136,9 +138,9 @@ def encode_index(index: SealedIndex, batches: BatchTable) -> bytes:
 
 def _sections(index: SealedIndex, batches: BatchTable) -> dict[str, Sequence[bytes | array[int]]]:
     sections: dict[str, Sequence[bytes | array[int]]] = {
-        "frames": _frame_columns(index.frames),
+        "frames": _frame_columns(FrameTable.of(index.frames)),
         "batches": _columns_of(batches),
-        "routes": [json.dumps(list(index.routes), separators=(",", ":")).encode()],
+        **_route_sections(RouteTable.of(index.routes)),
         "sha256": [index.sha256],
     }
     if index.damage:
@@ -148,22 +150,26 @@ def _sections(index: SealedIndex, batches: BatchTable) -> dict[str, Sequence[byt
     return sections
 
 
-def _frame_columns(frames: Sequence[Frame]) -> list[bytes | array[int]]:
-    ends, ids = array("I"), array("I")
-    for frame in frames:
-        ids.extend(frame.routes)
-        ends.append(len(ids))
+def _route_sections(routes: RouteTable) -> dict[str, Sequence[bytes | array[int]]]:
+    columns = (routes.counts, routes.firsts, routes.lasts, routes.payload_bytes)
+    return {
+        "route names": [json.dumps(routes.names, separators=(",", ":")).encode()],
+        "route columns": [array("Q", column) for column in columns],
+    }
+
+
+def _frame_columns(frames: FrameTable) -> list[bytes | array[int]]:
     return [
         struct.pack("<I", len(frames)),
-        array("Q", [frame.offset for frame in frames]),
-        array("I", [frame.compressed_bytes for frame in frames]),
-        array("I", [frame.raw_bytes for frame in frames]),
-        array("Q", [frame.first_sequence for frame in frames]),
-        array("Q", [frame.next_sequence for frame in frames]),
-        array("q", [frame.earliest_ns for frame in frames]),
-        array("q", [frame.latest_ns for frame in frames]),
-        ends,
-        ids,
+        array("Q", frames.offsets),
+        array("I", frames.compressed_bytes),
+        array("I", frames.raw_bytes),
+        array("Q", frames.first_sequences),
+        array("Q", frames.next_sequences),
+        array("q", frames.earliest_ns),
+        array("q", frames.latest_ns),
+        array("I", frames.ends),
+        array("I", frames.routes),
     ]
 
 
@@ -192,7 +198,8 @@ def decode_index(frame: bytes) -> SealedIndex:
     sections: dict[str, StoredSection] = {}
     for name, offset, stored, raw, crc in _SECTION.iter_unpack(content[_HEADER.size : end]):
         sections[name.rstrip(b"\0").decode("ascii", "replace")] = (content[offset : offset + stored], raw, crc)
-    routes, damage, relieved = _decode_tables(sections)
+    routes = _decode_old_routes(sections) if version == 1 else _decode_routes(sections)
+    damage, relieved = _decode_losses(sections)
     frames = _decode_frames(_section(sections, "frames"), len(routes))
     sha256 = _section(sections, "sha256")
     batches, batches_bytes, batches_crc = _stored(sections, "batches")
@@ -203,19 +210,37 @@ def decode_index(frame: bytes) -> SealedIndex:
     return SealedIndex(*span, frames, routes, sha256, damage, stored_batches, relieved)
 
 
-def _decode_tables(
-    sections: dict[str, StoredSection],
-) -> tuple[RouteTable, list[tuple[int, int]], Relieved | None]:
-    """The sections that are JSON: routes, damage and relieved."""
-    route_table = _section(sections, "routes")
-    damage_table = _section(sections, "damage") if "damage" in sections else b"[]"
-    relief = _section(sections, "relieved") if "relieved" in sections else b"null"
+def _decode_routes(sections: dict[str, StoredSection]) -> RouteTable:
+    data = _section(sections, "route columns")
     try:
-        routes = _routes(json.loads(route_table))
-        routes = replace(routes, names=_shared(routes.names))
-        return routes, _spans(json.loads(damage_table)), _relieved(json.loads(relief))
-    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise BadSealed(f"the table of routes, of damage or of relief does not decode: {error}") from error
+        names = _decode_names(_section(sections, "route names"))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadSealed(f"the names of the routes do not decode: {error}") from error
+    columns, taken = _Columns(data), [array("Q") for _ in range(4)]
+    for column in taken:
+        columns.take(column, len(names))
+    if columns.position != len(data):
+        raise BadSealed("the route columns have a broken length")
+    return RouteTable(names, *taken)
+
+
+@lru_cache(maxsize=1)
+def _decode_names(data: bytes) -> tuple[str, ...]:
+    """The same object as for the segment before, if that had the same routes."""
+    names = json.loads(data)
+    if not isinstance(names, list) or set(map(type, names)) - {str}:
+        raise TypeError("not what a sealer writes")
+    return tuple(names)
+
+
+def _decode_old_routes(sections: dict[str, StoredSection]) -> RouteTable:
+    """Those of version 1."""
+    data = _section(sections, "routes")
+    try:
+        routes = _routes(json.loads(data))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadSealed(f"the table of routes does not decode: {error}") from error
+    return replace(routes, names=_shared(routes.names))
 
 
 def _routes(table: list[list[Any]]) -> RouteTable:
@@ -223,6 +248,22 @@ def _routes(table: list[list[Any]]) -> RouteTable:
     if set(map(type, names)) - {str} or any(set(map(type, column)) - {int} for column in numbers):
         raise TypeError("not what a sealer writes")
     return RouteTable(names, *numbers)
+
+
+@lru_cache(maxsize=1)
+def _shared(names: tuple[str, ...]) -> tuple[str, ...]:
+    """As :func:`_decode_names`."""
+    return names
+
+
+def _decode_losses(sections: dict[str, StoredSection]) -> tuple[list[tuple[int, int]], Relieved | None]:
+    """The sections that few segments have: damage and relieved."""
+    damage_table = _section(sections, "damage") if "damage" in sections else b"[]"
+    relief = _section(sections, "relieved") if "relieved" in sections else b"null"
+    try:
+        return _spans(json.loads(damage_table)), _relieved(json.loads(relief))
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise BadSealed(f"the table of damage or of relief does not decode: {error}") from error
 
 
 def _relieved(found: Any) -> Relieved | None:  # JSON
@@ -234,12 +275,6 @@ def _relieved(found: Any) -> Relieved | None:  # JSON
 
 def _spans(table: list[list[int]]) -> list[tuple[int, int]]:
     return [(int(first), int(second)) for first, second in table]
-
-
-@lru_cache(maxsize=1)
-def _shared(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The same object as for the segment before, if that had the same routes."""
-    return names
 
 
 def encode_seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
@@ -302,13 +337,13 @@ def _decode_frames(data: bytes, routes: int) -> FrameTable:
     taken = [array(code) for code in "QIIQQqqI"]
     for column in taken:
         columns.take(column, count)
-    offsets, compressed, raw, *spans, ends = taken
+    offsets, compressed, raw, first, following, earliest, latest, ends = taken
     ids = array("I")
     columns.take(ids, ends[-1] if ends else 0)
     if sorted(ends) != list(ends) or columns.position != len(columns.data) or max(ids, default=-1) >= routes:
         raise BadSealed("the frames section's routes do not fit")
     raw_offsets = list(accumulate(raw[:-1], initial=0))
-    return FrameTable((offsets, compressed, raw_offsets, raw, *spans), ends, ids)
+    return FrameTable(offsets, compressed, raw_offsets, raw, first, following, earliest, latest, ends, ids)
 
 
 def _columns_of(batches: BatchTable) -> list[array[int]]:

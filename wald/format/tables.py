@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import accumulate, chain, repeat
 from typing import NamedTuple, Self, overload
 
 
@@ -110,16 +110,41 @@ class BatchTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameTable(Sequence[Frame]):
-    """The frames of a segment, in order; equal to any sequence of the same frames.
+    """The frames of a segment, in order, with the fields of :class:`Frame` as columns; equal to any sequence of them.
 
     Attributes:
-        columns: offset, compressed bytes, raw offset, raw bytes, first and next sequence, earliest and latest time.
         ends: where the routes of each frame end in ``routes``.
     """
 
-    columns: tuple[Sequence[int], ...]
+    offsets: Sequence[int]
+    compressed_bytes: Sequence[int]
+    raw_offsets: Sequence[int]
+    raw_bytes: Sequence[int]
+    first_sequences: Sequence[int]
+    next_sequences: Sequence[int]
+    earliest_ns: Sequence[int]
+    latest_ns: Sequence[int]
     ends: Sequence[int]
     routes: Sequence[int]
+
+    @classmethod
+    def of(cls, frames: Sequence[Frame]) -> Self:
+        """The table of ``frames``, which may be one already."""
+        if isinstance(frames, cls):
+            return frames
+        routes = [frame.routes for frame in frames]
+        return cls(
+            [frame.offset for frame in frames],
+            [frame.compressed_bytes for frame in frames],
+            [frame.raw_offset for frame in frames],
+            [frame.raw_bytes for frame in frames],
+            [frame.first_sequence for frame in frames],
+            [frame.next_sequence for frame in frames],
+            [frame.earliest_ns for frame in frames],
+            [frame.latest_ns for frame in frames],
+            list(accumulate(map(len, routes))),
+            list(chain.from_iterable(routes)),
+        )
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -131,13 +156,19 @@ class FrameTable(Sequence[Frame]):
     def __getitem__(self, number: int | slice) -> Frame | list[Frame]:
         if isinstance(number, slice):
             return [self[each] for each in range(*number.indices(len(self)))]
-        end = self.ends[number]
-        number %= len(self)
+        number = range(len(self))[number]
         begin = self.ends[number - 1] if number else 0
-        offset, stored, raw_offset, raw, first, following, *times_ns = (column[number] for column in self.columns)
-        earliest_ns, latest_ns = times_ns
-        routes = tuple(self.routes[begin:end])
-        return Frame(offset, stored, raw_offset, raw, first, following, earliest_ns, latest_ns, routes)
+        return Frame(
+            self.offsets[number],
+            self.compressed_bytes[number],
+            self.raw_offsets[number],
+            self.raw_bytes[number],
+            self.first_sequences[number],
+            self.next_sequences[number],
+            self.earliest_ns[number],
+            self.latest_ns[number],
+            tuple(self.routes[begin : self.ends[number]]),
+        )
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented

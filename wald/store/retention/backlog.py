@@ -7,17 +7,17 @@ group.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from itertools import repeat
-from operator import add, mul, truediv
+from itertools import chain
+from operator import add
 
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.sealed import BadSealed, SealedIndex
-from wald.format.tables import RouteTable
+from wald.format.tables import FrameTable, RouteTable
 from wald.store.files.directory import Segment
 from wald.store.files.disk import free_bytes
 from wald.store.retention.cursors import Cursor
@@ -216,11 +216,10 @@ class Backlog:
 
     def _add(self, index: SealedIndex, found: SegmentStatus) -> None:
         """Add what a complete segment holds to the lags and the growth."""
-        earliest_ns = min((frame.earliest_ns for frame in index.frames), default=0)
+        earliest_ns = min(FrameTable.of(index.frames).earliest_ns, default=0)
         routes = RouteTable.of(index.routes)
-        payload_bytes = dict(zip(routes.names, routes.payload_bytes, strict=True))
-        grown = found.stored_bytes if found.state is State.SEALED else sum(payload_bytes.values())
-        self._gauge.add(earliest_ns, grown, payload_bytes)
+        grown = found.stored_bytes if found.state is State.SEALED else sum(routes.payload_bytes)
+        self._gauge.add(earliest_ns, grown, routes.names, routes.payload_bytes)
         self._sealed.add(index)
 
     def _counting(self, route: str) -> list[Lag]:
@@ -250,7 +249,7 @@ class Backlog:
         finally:
             opened.close()
         if earliest_ns is not None:
-            self._gauge.add(earliest_ns, sum(payload_bytes.values()), payload_bytes)
+            self._gauge.add(earliest_ns, sum(payload_bytes.values()), tuple(payload_bytes), [*payload_bytes.values()])
         return last
 
 
@@ -278,17 +277,27 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class _Recent:
-    """A segment, or several; the bytes on disk of each route in it."""
+    """A segment, or several; the payload of each route in it."""
 
     earliest_ns: int
     stored_bytes: int
-    routes: dict[str, float]
+    names: tuple[str, ...]
+    payload_bytes: Sequence[int]
 
     def with_next(self, following: _Recent) -> _Recent:
-        before = map(self.routes.get, following.routes, repeat(0.0))
-        sums = map(add, before, following.routes.values())
-        routes = self.routes | dict(zip(following.routes, sums, strict=True))
-        return _Recent(self.earliest_ns, self.stored_bytes + following.stored_bytes, routes)
+        stored_bytes = self.stored_bytes + following.stored_bytes
+        if self.names is following.names:
+            payload_bytes = list(map(add, self.payload_bytes, following.payload_bytes))
+            return _Recent(self.earliest_ns, stored_bytes, self.names, payload_bytes)
+        sums = Counter(dict(zip(self.names, self.payload_bytes, strict=True)))
+        sums.update(dict(zip(following.names, following.payload_bytes, strict=True)))
+        return _Recent(self.earliest_ns, stored_bytes, tuple(sums), list(sums.values()))
+
+    def shares(self) -> Iterator[tuple[str, float]]:
+        """The bytes on disk of each route."""
+        total = sum(self.payload_bytes) or 1
+        for name, each in zip(self.names, self.payload_bytes, strict=True):
+            yield name, self.stored_bytes * each / total
 
 
 class GrowthMeter:
@@ -300,17 +309,14 @@ class GrowthMeter:
     def __len__(self) -> int:
         return len(self._recent)
 
-    def add(self, earliest_ns: int, stored_bytes: int, payload_bytes: dict[str, int]) -> None:
+    def add(self, earliest_ns: int, stored_bytes: int, names: tuple[str, ...], payload_bytes: Sequence[int]) -> None:
         """Add a segment, newer than all before it; older ones that are not needed are left off.
 
         Args:
             earliest_ns: append time of its first record.
-            payload_bytes: of each route.
+            names, payload_bytes: of each route.
         """
-        total = sum(payload_bytes.values())
-        parts = map(truediv, map(mul, payload_bytes.values(), repeat(stored_bytes)), repeat(total))
-        shares = dict(zip(payload_bytes, parts, strict=True)) if total else {}
-        newest = _Recent(earliest_ns, stored_bytes, shares)
+        newest = _Recent(earliest_ns, stored_bytes, names, payload_bytes)
         recent = self._recent
         recent.append(newest)
         while len(recent) > RECENT_SEGMENTS and recent[1].earliest_ns <= earliest_ns - LEAST_SECONDS * _SECOND_NS:
@@ -324,5 +330,7 @@ class GrowthMeter:
         if not self._recent or now_ns < self._recent[0].earliest_ns + LEAST_SECONDS * _SECOND_NS:
             return None
         seconds = (now_ns - self._recent[0].earliest_ns) / _SECOND_NS
-        total = reduce(_Recent.with_next, self._recent)
-        return Growth(total.stored_bytes / seconds, {route: each / seconds for route, each in total.routes.items()})
+        routes: dict[str, float] = {}
+        for name, stored_bytes in chain.from_iterable(recent.shares() for recent in self._recent):
+            routes[name] = routes.get(name, 0.0) + stored_bytes / seconds
+        return Growth(sum(recent.stored_bytes for recent in self._recent) / seconds, routes)

@@ -69,8 +69,11 @@ class SealedLags:
         self._names: tuple[str, ...] = ()
         self._numbers: list[int] = []
         """The number of each lag's route; the lists below are likewise aligned with the lags."""
+        self._once = True
+        """Whether each route has one lag."""
         self._lags: list[Lag] = []
         self._ats: list[int] = []
+        self._highest = 0
         self._dated: list[bool] = []
         """Whether the oldest unread record is known."""
         self._sums: list[int] = []
@@ -84,6 +87,9 @@ class SealedLags:
         routes = RouteTable.of(index.routes)
         if routes.names is not self._names:
             self._align(routes.names)
+        if self._highest < index.base_sequence and False not in self._dated:  # nearly always
+            self._sums = list(map(add, self._sums, self._of_each(routes.counts)))
+            return
         unread = list(map(lt, self._ats, self._of_each(routes.lasts)))
         if True not in unread:
             return
@@ -103,14 +109,16 @@ class SealedLags:
         found = [(number, lag) for number, name in enumerate(names) for lag in self._lags_of(name)]
         self._names = names
         self._numbers = [number for number, _ in found]
+        self._once = self._numbers == list(range(len(names)))
         self._lags = [lag for _, lag in found]
         self._ats = [lag.at for lag in self._lags]
+        self._highest = max(self._ats, default=0)
         self._dated = [lag.oldest_ns is not None for lag in self._lags]
         self._sums = [0] * len(found)
 
-    def _of_each(self, column: Sequence[int]) -> Iterator[int]:
+    def _of_each(self, column: Sequence[int]) -> Iterable[int]:
         """The value of its route for each lag."""
-        return map(column.__getitem__, self._numbers)
+        return column if self._once else map(column.__getitem__, self._numbers)
 
     def _add_batches(self, index: SealedIndex, some: Sequence[int]) -> None:
         """Count batch by batch, for some of the lags."""

@@ -31,7 +31,7 @@ from wald.format.sealed import (
     encode_index,
     seek_table_bytes,
 )
-from wald.format.tables import Frame
+from wald.format.tables import Frame, FrameTable
 from wald.store.files.disk import Disk
 from wald.store.files.regular import open_file, open_regular
 from wald.store.segments.contents import Contents
@@ -106,7 +106,7 @@ def compress_segment(
         raw_bytes=frames.raw_bytes,
         epoch=header.epoch,
         salt=header.salt,
-        frames=frames.entries,
+        frames=contents.in_order(frames.entries),
         routes=contents.routes(),
         sha256=frames.sha256.digest(),
         damage=[(gap.offset, gap.length) for gap in gaps],
@@ -269,10 +269,10 @@ class SealedFile:
             index = decode_index(self._read(offset, index_bytes))
         except BadSealed as error:
             raise self._damaged(offset, str(error)) from error
-        if listed != [(frame.compressed_bytes, frame.raw_bytes) for frame in index.frames]:
+        frames = FrameTable.of(index.frames)
+        if listed != list(zip(frames.compressed_bytes, frames.raw_bytes, strict=True)):
             raise self._damaged(size - table_bytes, "the seek table and the index disagree about the frames")
-        places = [frame.offset for frame in index.frames] + [offset]
-        if places != list(accumulate((frame.compressed_bytes for frame in index.frames), initial=0)):
+        if [*frames.offsets, offset] != list(accumulate(frames.compressed_bytes, initial=0)):
             raise self._damaged(offset, "the index is wrong about where the frames are")
         return index
 

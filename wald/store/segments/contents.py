@@ -7,7 +7,7 @@ what relief leaves of one.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wald.format.batch import HEADER, BatchHeader, Flag
 from wald.format.parsing import whole_batches
@@ -114,6 +114,22 @@ class Contents:
         if dropped_ns:
             first = min(first, self._begun_dropped)
         return Span(first, self.next_sequence, min(times), max(times), routes)
+
+    def in_order(self, frames: list[Frame]) -> list[Frame]:
+        """Number the routes by name, and return ``frames`` with the new numbers.
+
+        So the tables of segments with the same routes name them in the same order.
+        """
+        ordered = dict(sorted(self._tallies.items()))
+        if list(ordered) == list(self._tallies):
+            return frames
+        numbers = [0] * len(ordered)
+        for number, tally in enumerate(ordered.values()):
+            numbers[tally.id], tally.id = number, number
+        self._tallies = ordered
+        new = numbers.__getitem__
+        self.table.routes = array("I", map(new, self.table.routes))
+        return [replace(frame, routes=tuple(sorted(map(new, frame.routes)))) for frame in frames]
 
     def routes(self) -> list[RouteEntry]:
         """The table of routes, in the order of their ids."""
