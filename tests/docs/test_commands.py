@@ -72,6 +72,7 @@ PREPARED: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
     "docs/getting-started.md": nothing,
     "docs/protocol.md": with_lines,
     "docs/python.md": with_orders,
+    "docs/reading.md": with_lines,
     "docs/retention.md": with_backlog,
     "docs/troubleshooting.md": with_lines,
 }

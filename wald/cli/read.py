@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, get_args
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 import wald
 from wald.cli.options import GROUP_HELP, root_option
-from wald.cli.output import write_stdout
-from wald.cli.times import position
-from wald.errors import Damaged, InvalidInput, Partial, WaldError, command_line
+from wald.cli.read_output import Output
+from wald.cli.read_range import Asked, Range, of_latest
+from wald.errors import Damaged, Partial, WaldError
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
-from wald.format.times import nanoseconds
-from wald.store.reading.selection import Named, Start
 from wald.store.retention.cursors import CursorState, newcomer
 from wald.store.retention.missing import POLICIES
 
@@ -30,8 +26,6 @@ if TYPE_CHECKING:
     from wald.store.retention.missing import Missing
 
 COMMIT_SECONDS = 0.2  # between two moves of the cursor, because each is two syncs
-_JSON_BYTES = 256 << 10  # written at once
-_NAMED: dict[str, Named] = {name: name for name in get_args(Named)}
 
 
 @click.command()
@@ -39,8 +33,12 @@ _NAMED: dict[str, Named] = {name: name for name in get_args(Named)}
 @root_option
 @click.option("--from", "start", metavar="POSITION", help="earliest, end, cursor, a sequence, or a time.")
 @click.option("--to", "stop", metavar="POSITION", help="The last sequence, or a time, which ends before it.")
-@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most so many records.")
-@click.option("--follow", is_flag=True, help="At the end, wait for more records.")
+@click.option("--since", metavar="TIME", help="Records appended then or later: 5m, 14:00, yesterday, 2026-11-21.")
+@click.option("--until", metavar="TIME", help="Records appended before then.")
+@click.option("-n", "--last", "count", type=click.IntRange(min=0), metavar="N", help="Only the last N of them.")
+@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Only the first N of them.")
+@click.option("--grep", metavar="REGEX", help="Only records in which the regular expression is found.")
+@click.option("-f", "--follow", is_flag=True, help="At the end, wait for more records.")
 @click.option("--group", help=GROUP_HELP)
 @click.option("--commit", is_flag=True, help="Move the group's cursor after the records were written to stdout.")
 @click.option(
@@ -48,6 +46,7 @@ _NAMED: dict[str, Named] = {name: name for name in get_args(Named)}
     type=click.Choice(POLICIES),
     help="What to do about reclaimed records; without it: an error if --from names a sequence or a time.",
 )
+@click.option("--times", is_flag=True, help="Put the time before each record when the daemon took it.")
 @click.option(
     "--format",
     "form",
@@ -56,62 +55,64 @@ _NAMED: dict[str, Named] = {name: name for name in get_args(Named)}
     show_default=True,
     help="json: one object per line.",
 )
-def read(
-    root: Path,
-    route: str | None,
-    start: str | None,
-    stop: str | None,
-    limit: int | None,
-    follow: bool,
-    group: str | None,
-    commit: bool,
-    on_missing: str | None,
-    form: str,
-) -> int:
+def read(root: Path, route: str | None, on_missing: str | None, **options: Any) -> int:  # Any: those of Asked
     """Write the records of ROUTE, or of every route, to stdout; raw: each record as it came, and a newline.
 
     Without --from, reading starts at the earliest record; with --group or --commit, after the group's cursor. A time
-    (2026-11-21T10:00:00Z, 14:00, yesterday, 5m) is compared with the append time of records.
+    (2026-11-21T10:00:00Z, 14:00, yesterday, 5m) is compared with the append time of records. `wald read R -n 20 -f`
+    shows the last 20 records and then those that come.
 
     Damaged records are reported, reading goes on, and the exit code is 4; with --commit, reading ends there, with the
     cursor before them. If records were reclaimed, and --from names a sequence or a time, or the cursor is before them,
     reading ends with exit code 3; otherwise it goes on, and the exit code is 12. --on-missing error always ends it;
     --on-missing skip passes over missing records with exit code 0.
     """
-    if route is not None:
-        check_route(route)
-    if commit and route is None:
-        raise InvalidInput(
-            "--commit needs a ROUTE: a cursor belongs to one", hint=f"{command_line(root, 'routes')} lists them"
-        )
+    asked = Asked(root, route if route is None else check_route(route), **options)
+    asked.check()
     log = wald.open(root)
-    if start is None:
-        start = "cursor" if group or commit else "earliest"
-    begin, end = _range(start, stop)
-    damage = _Damage()
-    missing = _MissingRecords(on_missing, stop, _again(group, limit=limit, follow=follow, commit=commit), form)
-    if group and start == "cursor" and not commit and route is not None:
-        _report_absent(log, route, group)
-    group = check_group(group or DEFAULT_GROUP)
+    wanted = Range(*asked.range())
+    matcher = None
+    if asked.grep is not None:
+        from wald.store.reading.matching import Matcher
+
+        matcher = Matcher(asked.grep.encode(errors="surrogateescape"))
+    if asked.count is not None:
+        latest = of_latest(log, wanted, route, asked.count, matcher=matcher)
+        if latest is None:
+            return 0
+        wanted = latest
+    damage, missing = _Damage(), _MissingRecords(on_missing, asked)
+    if asked.group and wanted.start == "cursor" and not asked.commit and route is not None:
+        _report_absent(log, route, asked.group)
+    group = check_group(asked.group or DEFAULT_GROUP)
     batches = log.batches(
         route,
-        begin,
-        end,
+        wanted.start,
+        wanted.stop,
         group=group,
-        limit=limit,
-        follow=follow,
-        on_damage=None if commit else damage.report,  # a cursor after damage lets RECLAIM delete it
+        limit=None if matcher else asked.limit,
+        follow=asked.follow,
+        on_damage=None if asked.commit else damage.report,  # a cursor after damage lets RECLAIM delete it
         on_missing=missing.handle,
     )
-    write = _write_raw if form == "raw" else _write_json
-    if commit and route is not None:
-        _write_and_commit(log, route, group, batches, write)
+    output = Output(
+        as_json=asked.form == "json", times=asked.times, matcher=matcher, limit=asked.limit if matcher else None
+    )
+    if asked.commit and route is not None:
+        _write_and_commit(log, route, group, batches, output)
     else:
-        for batch in batches:
-            write(batch)
+        _write(batches, output)
     if damage.found:
         return Damaged.exit_code
     return Partial.exit_code if missing.partial else 0
+
+
+def _write(batches: Iterable[Batch], output: Output, commits: _Commits | None = None) -> None:
+    remaining = iter(batches)
+    while not output.full and (batch := next(remaining, None)):
+        done = output.write(batch)
+        if commits is not None:
+            commits.processed = done
 
 
 def _report_absent(log: Log, route: str, group: str) -> None:
@@ -120,15 +121,11 @@ def _report_absent(log: Log, route: str, group: str) -> None:
         click.echo(f"wald: group {group} has no cursor on route {route}: reading begins at the oldest record", err=True)
 
 
-def _write_and_commit(
-    log: Log, route: str, group: str, batches: Iterable[Batch], write: Callable[[Batch], None]
-) -> None:
+def _write_and_commit(log: Log, route: str, group: str, batches: Iterable[Batch], output: Output) -> None:
     if news := newcomer(log.root, route, group):
         click.echo(f"wald: {news}", err=True)
     with _Commits(log, route, group) as commits:
-        for batch in batches:
-            write(batch)
-            commits.processed = batch.last_sequence
+        _write(batches, output, commits)
 
 
 @dataclass(slots=True)
@@ -147,29 +144,22 @@ class _MissingRecords:
     """What to do about records that were reclaimed: an error, or a message on stderr.
 
     Attributes:
-        stop, options: of the command, for the hint.
+        asked: the options of the command, for the hint. With -n, no start was named.
         partial: whether records were passed over although --on-missing was not given.
     """
 
     on_missing: str | None
-    stop: str | None
-    options: str
-    form: str
+    asked: Asked
     partial: bool = False
 
     def handle(self, missing: Missing) -> None:
-        form = "" if self.form == "raw" else f" --format {self.form}"
-        hint = missing.hint(stop=self.stop, options=self.options, form=form)
-        if self.on_missing == "error" or (self.on_missing is None and missing.asked):
+        form = "" if self.asked.form == "raw" else f" --format {self.asked.form}"
+        hint = missing.hint(stop=self.asked.until or self.asked.stop, options=self.asked.again(), form=form)
+        named = missing.asked and self.asked.count is None
+        if self.on_missing == "error" or (self.on_missing is None and named):
             raise missing.error(hint)
         self.partial = self.partial or self.on_missing is None
         click.echo(f"wald: {missing.message()}\n  hint: {hint}", err=True)
-
-
-def _again(group: str | None, *, limit: int | None, follow: bool, commit: bool) -> str:
-    """The options, to type again; --commit moves the same group's cursor."""
-    values = [f" --limit {limit}" if limit is not None else "", f" --group {shlex.quote(group)}" if group else ""]
-    return "".join([*values, " --follow" * follow, " --commit" * commit])
 
 
 class _Commits:
@@ -210,42 +200,3 @@ class _Commits:
         if processed > self._committed:
             self._log.set_cursor(self._route, processed, self._group)
             self._committed = processed
-
-
-def _write_raw(batch: Batch) -> None:
-    write_stdout(batch.raw())
-
-
-def _write_json(batch: Batch) -> None:
-    lines: list[str] = []
-    size = 0
-    for record in batch.records():
-        lines.append(record.to_json())
-        size += len(lines[-1])
-        if size > _JSON_BYTES:
-            write_stdout(("\n".join(lines) + "\n").encode())
-            lines, size = [], 0
-    if lines:
-        write_stdout(("\n".join(lines) + "\n").encode())
-
-
-def _range(start: str, stop: str | None) -> tuple[Start, int | datetime | None]:
-    """The positions of --from and --to.
-
-    Raises:
-        InvalidInput: one of them is none, or no record can lie between them.
-    """
-    begin: Start = _NAMED[start] if start in _NAMED else position("--from", start, _NAMED)
-    end = None if stop is None else position("--to", stop)
-    match begin, end:
-        case (int(), int()):
-            empty = begin > end
-        case (datetime(), datetime()):
-            empty = nanoseconds(begin) > nanoseconds(end)
-        case _:
-            empty = False
-    if empty:
-        raise InvalidInput(
-            f"--from {start} --to {stop}: the end is before the start", hint=f"--from {stop} --to {start}"
-        )
-    return begin, end

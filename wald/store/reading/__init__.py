@@ -2,6 +2,7 @@
 
 arrow       batches as Arrow, without a loop
 batches     stored batches as records, pieces joined
+latest      where the last records of a route begin
 lookup      where is record N?
 matching    which records a pattern is found in
 reader      from a place on; follows

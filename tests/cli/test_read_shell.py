@@ -1,0 +1,173 @@
+"""``wald read`` as people type it: the last records, those of a time, those that match; and what goes together."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import Daemon, command, eventually, output_of, refusal_of
+
+from wald.errors import InvalidInput
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Route a has records 1 to 30 and 34 to 40, of which the first 30 are sealed; route b has 31 to 33."""
+    with Daemon(tmp_path_factory.mktemp("shell") / "log") as daemon:
+        root = daemon.root
+        for route in ("a", "b", "empty"):
+            output_of("route", "add", route, "--root", root)
+        append(root, "a", range(1, 31))
+        output_of("cut", "--root", root)
+        eventually(lambda: list((root / "segments").glob("*.wal.zst")))
+        append(root, "b", range(31, 34))
+        append(root, "a", range(34, 41))
+        output_of("cursor", "set", "a", 35, "--root", root)
+        yield root
+
+
+def append(root: Path, route: str, numbers: range) -> None:
+    output_of("append", route, "--root", root, stdin=b"".join(b"%d\n" % number for number in numbers))
+
+
+def numbers(root: Path, *options: object) -> list[int]:
+    return [int(line) for line in output_of("read", *options, "--root", root).split()]
+
+
+def time_of(root: Path, sequence: int) -> str:
+    return str(json.loads(output_of("where", sequence, "--json", "--root", root))["append_time"])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("a -n 3", [38, 39, 40]),
+        ("a --last 3", [38, 39, 40]),
+        ("-n 9", [*range(32, 41)]),
+        ("b -n 2", [32, 33]),
+        ("b -n 20", [31, 32, 33]),
+        ("a -n 9", [29, 30, *range(34, 41)]),
+        ("a -n 0", []),
+        ("empty -n 3", []),
+        ("a -n 3 --to 30", [28, 29, 30]),
+        ("a -n 3 --from 39", [39, 40]),
+        ("a -n 3 --from 10 --to 11", [10, 11]),
+        ("a -n 2 --from earliest", [39, 40]),
+        ("a -n 2 --since 1h", [39, 40]),
+        ("a -n 2 --until 1h", []),
+        ("a -n 2 --since {34} --until {34}", []),
+        ("a -n 2 --until {34}", [29, 30]),
+        ("a -n 20 --since {34}", [*range(34, 41)]),
+        ("a --since {34}", [*range(34, 41)]),
+        ("a --since {34} --limit 2", [34, 35]),
+        ("a --until {34}", [*range(1, 31)]),
+        ("a --since yesterday --until now", [*range(1, 31), *range(34, 41)]),
+        ("a --since 5m --to 3", [1, 2, 3]),
+        ("a --from 3 --until {34} --limit 1", [3]),
+        ("a --grep 7", [7, 17, 27, 37]),
+        ("a --grep 7$ --limit 2", [7, 17]),
+        ("a --grep 7 --limit 0", []),
+        ("a --grep ^1 --from 5 --to 12", [10, 11, 12]),
+        ("a --grep 7 -n 2", [27, 37]),
+        ("a --grep 7 -n 2 --to 36", [17, 27]),
+        ("a --grep 7 -n 9 --since {34}", [37]),
+        ("--grep 3.", [*range(30, 40)]),
+        ("a --grep none", []),
+        ("a --group processed", [*range(36, 41)]),
+        ("a --group processed --since {34}", [*range(34, 41)]),
+        ("a --from cursor --grep [02468]$", [36, 38, 40]),
+    ],
+)
+def test_options_that_say_which_records_go_together(root: Path, options: str, expected: list[int]) -> None:
+    """``{34}`` is the time of record 34."""
+    words = [re.sub(r"\{(\d+)\}", lambda found: time_of(root, int(found[1])), word) for word in options.split()]
+
+    assert numbers(root, *words) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "hint"),
+    [
+        ("--since 1h --from 3", "--since and --from exclude each other", "read a --from 3"),
+        ("--until 1h --to 3", "--until and --to exclude each other", "read a --to 3"),
+        ("-n 5 --limit 5", "-n and --limit exclude each other", "read a -n 5"),
+        ("-n 5 --commit", "-n would pass over records that the group has not read", "--limit 5"),
+        ("-n 5 --group g", "-n would pass over records that the group has not read", "--limit 5"),
+        ("-n 5 --from cursor", "-n and --from cursor exclude each other", "read a -n 5 --follow"),
+        ("-n 5 --from end", "-n and --from end exclude each other", "read a -n 5 --follow"),
+        ("--since 250", "--since 250: a number alone is a sequence, not a time", "--since 5m"),
+        ("--since end", "--since end: not a time", "--since yesterday"),
+        ("--until noon", "--until noon: not a time", "--until 14:00"),
+        ("--since 1h --until 2h", "--since 1h --until 2h: the end is before the start", "--from 2h --to 1h"),
+        ("--grep (", "no regular expression", ""),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(root: Path, options: str, words: str, hint: str) -> None:
+    code, message, advice = refusal_of("read", "a", *options.split(), "--root", root)
+
+    assert code == InvalidInput.exit_code
+    assert words in message
+    assert hint in advice
+
+
+def test_a_number_of_records_below_zero_is_refused(root: Path) -> None:
+    assert refusal_of("read", "a", "-n", "-1", "--root", root)[0] == InvalidInput.exit_code
+
+
+def test_times_stand_before_each_record_and_can_be_typed_back(root: Path) -> None:
+    lines = output_of("read", "a", "--times", "-n", "8", "--root", root).decode().splitlines()
+    at, value = lines[1].split(" ")
+
+    assert (at, value) == (time_of(root, 34), "34")
+    assert [line.split(" ")[1] for line in lines] == [str(number) for number in (30, *range(34, 41))]
+    assert numbers(root, "a", "--since", at) == [*range(34, 41)]
+
+
+def test_times_in_json_are_keys_which_append_takes_back(root: Path) -> None:
+    line = output_of("read", "a", "--times", "--format", "json", "-n", "1", "--root", root)
+    record = json.loads(line)
+
+    assert record["append_time"] == time_of(root, 40)
+    assert list(record)[:3] == ["append_time", "sequence", "route"]
+    assert output_of("append", "empty", "--jsonl", "--root", root, stdin=line) == b"41 41\n"
+
+
+def test_times_of_values_with_newlines_stand_once(tmp_path: Path) -> None:
+    with Daemon(tmp_path / "log") as daemon:
+        output_of("route", "add", "a", "--root", daemon.root)
+        output_of("append", "a", "--jsonl", "--root", daemon.root, stdin=b'{"value": "one\\ntwo"}\n')
+        lines = output_of("read", "a", "--times", "--root", daemon.root).decode().splitlines()
+
+    assert len(lines) == 2
+    assert lines[0].endswith("Z one")
+    assert lines[1] == "two"
+
+
+def test_the_last_records_and_then_those_that_come(tmp_path: Path) -> None:
+    """``-n 2 -f`` is like that of tail(1); with --grep only what matches."""
+    with Daemon(tmp_path / "log") as daemon:
+        root = daemon.root
+        output_of("route", "add", "a", "--root", root)
+        append(root, "a", range(1, 10))
+        line = command("read", "a", "-n", "2", "-f", "--grep", "[1-8]", "--root", root)
+        with subprocess.Popen(line, stdout=subprocess.PIPE) as reading:
+            assert reading.stdout is not None
+            assert [reading.stdout.readline() for _ in range(2)] == [b"7\n", b"8\n"]
+            append(root, "a", range(9, 12))
+            assert [reading.stdout.readline() for _ in range(2)] == [b"10\n", b"11\n"]
+            reading.terminate()
+
+
+def test_a_commit_behind_a_limit_of_matches_leaves_the_rest_unread(tmp_path: Path) -> None:
+    with Daemon(tmp_path / "log") as daemon:
+        root = daemon.root
+        output_of("route", "add", "a", "--root", root)
+        append(root, "a", range(1, 31))
+        assert numbers(root, "a", "--grep", "7", "--limit", "2", "--commit") == [7, 17]
+        assert output_of("cursor", "get", "a", "--root", root) == b"17\n"
+        assert numbers(root, "a", "--grep", "7", "--commit") == [27]
+        assert output_of("cursor", "get", "a", "--root", root) == b"30\n"
