@@ -90,6 +90,7 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
         ("wald cursor remove", command("cursor", "remove", "b", "--group", "other", *at)),
         ("wald explain", command("explain", *at)),
         ("wald cut", command("cut", *at)),
+        *(("wald file", command("file", path)) for path in files),
         *(("wald dump", command("dump", "--records", path)) for path in files),
         ("wald verify", command("verify", *at)),
         ("wald doctor", command("doctor", *at)),
