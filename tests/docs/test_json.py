@@ -21,7 +21,7 @@ from wald_spark.audit.command import command as wald_audit
 from wald_spark.compact.command import command as wald_compact
 from wald_spark.export.command import command as wald_export
 
-SPARK = {"wald-audit", "wald-compact", "wald-export"}  # their own tests look at what they print
+APART = {"wald-audit", "wald-compact", "wald-export", "wald repair"}  # tests of their own look at what they print
 RARE = {("wald-reclaim", "taken-back")}  # only if a cursor is moved back while a segment waits out its grace period
 
 
@@ -49,6 +49,17 @@ def test_every_command_with_json_has_its_section() -> None:
     found = {each for name, program in programs.items() for each in with_json(program, name)}
 
     assert found | {"wald doctor --canary", "wald status --settings"} == sections().keys()
+
+
+def test_repair_prints_what_is_documented(tmp_path: Path) -> None:
+    built = Built(tmp_path / "log")
+    built.lines("a", [b"one"])
+    built.cut()
+    built.seal()
+    (built.root.segments / f"{1:020d}.wal.zst").write_bytes(b"damaged")
+    done = run(command("repair", "--dry-run", "--json", "--root", built.root.path))
+
+    require_documented("wald repair", json.loads(done.stdout))
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +125,6 @@ def test_each_command_prints_what_is_documented(root: Path) -> None:
         assert lines, (words, done.stderr)
         seen[name] += [require_documented(name, json.loads(line)) for line in lines]
 
-    for name in seen.keys() - SPARK:
+    for name in seen.keys() - APART:
         unseen = [table.values for table in sections()[name] if table not in seen[name]]
         assert [values for values in unseen if (name, values[0]) not in RARE] == [], name
