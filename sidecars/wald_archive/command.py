@@ -31,7 +31,8 @@ from wald.setting_types import MIB
 from wald.store.checking.finding import Level
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import Ledger, entries_of, read_ledger
+from wald.store.files.ledger import Ledger, read_files, reported_entries
+from wald.store.files.lines import entries_of
 from wald_archive.codecs import Codec
 from wald_archive.destination import Destination
 from wald_archive.engine_choice import AUTO, LOCAL, SPARK, choose_engine
@@ -168,10 +169,10 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     if root is not None:
         read_identity(Root(root))
         path = Root(root).ledger / "archive.jsonl"
-        ledger = read_ledger(path)
-        for number, reason in ledger.broken:
-            report.finding(Finding(Level.ERROR, str(path), "", "", f"line {number}: {reason}"))
-        recorded = [recorded_at(ledger.entries, archive.address) for archive in archives]
+        for file, decoded in read_files(path):
+            for number, reason in decoded.broken:
+                report.finding(Finding(Level.ERROR, str(file), "", "", f"line {number}: {reason}"))
+        recorded = [recorded_at(reported_entries(path), archive.address) for archive in archives]
     with progress("verify", sum(map(bundle_bytes, archives))) as advance:
         for finding in findings_of(archives, recorded, on_bytes=advance):
             report.finding(finding)

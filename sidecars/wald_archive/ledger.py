@@ -123,35 +123,44 @@ class Past:
 def past(entries: Iterable[Entry], *, log: str, route: str, group: str, dest: str) -> Past:
     """The last run that was begun, and neither finished nor abandoned.
 
+    Args:
+        entries: of the ledger, newest first.
+
     Raises:
         Damaged: its line does not say what it should.
     """
-    begun: Entry | None = None
-    archived: list[Entry] = []
+    archived: dict[str, list[Entry]] = {}
+    ended: set[str] = set()
     for entry in entries:
         if (entry.get("route"), entry.get("group"), entry.get("dest")) != (route, group, dest):
             continue
-        if entry.get("event") == "begun":
-            begun, archived = entry, []
-        elif begun is not None and entry.get("bag") == begun.get("bag"):
-            if entry.get("event") in ("finished", "abandoned"):
-                begun, archived = None, []
-            elif entry.get("event") == "archived":
-                archived.append(entry)
-    if begun is None:
-        return Past()
-    run = _parse(begun, log)
+        bag = str(entry.get("bag"))
+        match entry.get("event"):
+            case "archived":
+                archived.setdefault(bag, []).append(entry)
+            case "finished" | "abandoned":
+                ended.add(bag)
+            case "begun":
+                return Past() if bag in ended else _unfinished(_parse(entry, log), archived.get(bag, []))
+    return Past()
+
+
+def _unfinished(run: Run, archived: list[Entry]) -> Past:
     names = frozenset(str(entry.get("bundle")) for entry in archived)
     return Past(run, names, complete=any(entry.get("last") == run.last for entry in archived))
 
 
 def last_recorded(entries: Iterable[Entry], *, route: str, group: str, after: int) -> Previous | None:
-    """The bundle that a run after ``after`` follows, at whatever destination; None if the ledger has none."""
+    """The bundle that a run after ``after`` follows, at whatever destination; None if the ledger has none.
+
+    Args:
+        entries: of the ledger, newest first.
+    """
     found: Entry | None = None
     for entry in entries:
         last = entry.get("last")
         ours = (entry.get("event"), entry.get("route"), entry.get("group")) == ("archived", route, group)
-        if ours and isinstance(last, int) and last <= after and (found is None or last >= found["last"]):
+        if ours and isinstance(last, int) and last <= after and (found is None or last > found["last"]):
             found = entry
     return None if found is None else Previous(str(found.get("bundle")), str(found.get("sha256")))
 

@@ -17,6 +17,7 @@ from wald.errors import Damaged, NotFound, Refused, command_line
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
+from wald.store.files.lines import Entry, Lines
 from wald.store.reading.batches import Batch
 from wald.store.reading.selection import Start
 from wald.store.retention.beginning import beginning
@@ -104,8 +105,9 @@ class Packer:
             OSError: the destination or the log's disk fails.
         """
         log_id = self.log.identity.log_id.hex()
+        self.ledger.cut()
         before = past(
-            self.ledger.entries(), log=log_id, route=request.route, group=request.group, dest=self.destination.address
+            self._newest_entries(), log=log_id, route=request.route, group=request.group, dest=self.destination.address
         )
         if (run := before.unfinished) is not None:
             if not before.complete and self.log.cursor(request.route, request.group).effective > run.after:
@@ -121,6 +123,11 @@ class Packer:
             self.on_begin(begun, False)
             yield self._carry_out(begun, recorded=frozenset(), complete=False, resumed=False)
 
+    def _newest_entries(self) -> Iterator[Entry]:
+        """The lines of the ledger, newest first; one whose append failed is not among them."""
+        self.ledger.settle()
+        return (line.entry for line in Lines(self.ledger.path).newest_first())
+
     def _next(self, request: Request, log_id: str) -> Run | None:
         """The run from the cursor to the route's last complete record; None if there is no record between them."""
         after, first = self._begin(request)
@@ -132,7 +139,7 @@ class Packer:
             return None
         manifests = list(self._manifests(request.route, after, request.group))
         check_lineage(manifests, log=log_id, root=self.log.root.path, group=request.group, first=first, last=last)
-        previous = last_recorded(self.ledger.entries(), route=request.route, group=request.group, after=after)
+        previous = last_recorded(self._newest_entries(), route=request.route, group=request.group, after=after)
         if previous is None:  # the ledger may be lost; the bags say it too
             earlier = (m for _, m in manifests if m.origin.group == request.group and m.last <= after)
             previous = next((manifest.entries[-1].as_previous() for manifest in earlier), None)

@@ -16,8 +16,7 @@ from operator import itemgetter
 
 from wald.errors import Damaged
 from wald.store.files.directory import Root
-from wald.store.files.ledger import entries_of
-from wald.store.files.lines import Entry
+from wald.store.files.lines import Entry, Lines
 from wald.store.files.uptime import Elapsed, Moment, moment_of
 
 _WITNESS_NS = 3600 * 10**9  # between two lines "seen" of one boot: at most so much of it is lost when it ends
@@ -34,7 +33,7 @@ class Ages:
     """
 
     def __init__(self, root: Root, moment: Callable[[], Moment]) -> None:
-        self._path = root.ledger / "segments.jsonl"
+        self._lines = Lines(root.ledger / "segments.jsonl")
         self._moment = moment
         self._own = Elapsed()
         self._seen: list[tuple[int, int]] = []
@@ -43,11 +42,22 @@ class Ages:
         self._sealing = Elapsed()
         self._sealed: dict[int, int] = {}
         """The time elapsed when each segment was sealed, from the ledger of the segments."""
-        self._read_bytes = -1
+        self._generation = 0
         self.trouble = ""
+        self._begin(Lines(root.ledger / "reclaim.jsonl"))
+
+    def _begin(self, own: Lines) -> None:
+        """Take in what reclaim's own ledger says."""
+        read = 0
+        for index in own.sealed():
+            for through, elapsed_ns in index.seen:
+                self._see(through, elapsed_ns)
+            self._own, read = Elapsed(index.clock), index.line + index.lines - 1
+        for line in own.oldest_first(behind=read):
+            self.record(line.entry)
 
     def record(self, entry: Entry) -> None:
-        """Take in the next line of reclaim's own ledger."""
+        """Take in the next line of that ledger."""
         moment = moment_of(entry)
         if moment is None:
             return
@@ -55,8 +65,12 @@ class Ages:
         if entry.get("event") == "seen":
             self._witnessed = moment
             through = entry.get("through")
-            if isinstance(through, int) and (not self._seen or through > self._seen[-1][0]):
-                self._seen.append((through, elapsed_ns))
+            if isinstance(through, int):
+                self._see(through, elapsed_ns)
+
+    def _see(self, through: int, elapsed_ns: int) -> None:
+        if not self._seen or through > self._seen[-1][0]:
+            self._seen.append((through, elapsed_ns))
 
     def witness(self, through: int, *, now_ns: int) -> Entry | None:
         """The line "seen" that is due now; None if none is.
@@ -71,22 +85,15 @@ class Ages:
         return {"event": "seen", "through": through, "at": now_ns} | now.as_entry()
 
     def learn(self, bases: Collection[int]) -> None:
-        """Read the ledger of the segments, if it has grown and the age of some of ``bases`` is not known from it."""
+        """Look up in the ledger of the segments when those of ``bases`` were sealed that are not known yet."""
         try:
-            size = self._path.stat().st_size
-        except FileNotFoundError:
-            return
-        if size == self._read_bytes or self._sealed.keys() >= set(bases):
-            return
-        self._read_bytes = size
-        self._sealing, self._sealed, self.trouble = Elapsed(), {}, ""
-        wanted = set(bases)
-        try:
-            for entry in entries_of(self._path):
-                if (moment := moment_of(entry)) is not None:
-                    elapsed_ns = self._sealing.advance(moment)
-                    if entry.get("event") == "sealed" and entry.get("base") in wanted:
-                        self._sealed.setdefault(entry["base"], elapsed_ns)
+            self._sealing, self.trouble = self._lines.elapsed(), ""
+            if self._lines.generation != self._generation:
+                self._generation, self._sealed = self._lines.generation, {}
+            for base in sorted(set(bases) - self._sealed.keys()):
+                for line in self._lines.about(base, base):
+                    if line.low == base and line.is_range("sealed") and moment_of(line.entry) is not None:
+                        self._sealed[base] = self._lines.elapsed_ns(line)  # of several the first one counts
         except Damaged as error:
             self._sealing, self._sealed = Elapsed(), {}
             self.trouble = f"{error.message}; ages are counted from when wald-reclaim first saw a segment"

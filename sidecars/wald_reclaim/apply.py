@@ -47,6 +47,7 @@ class Reclaim:
     def record(self, *entries: Entry) -> None:
         """Write lines into the ledger; they are on disk when this returns."""
         self.ledger.append(*entries)
+        self.ledger.cut()
         for entry in entries:
             self.planner.record(entry)
 

@@ -8,7 +8,7 @@ many takes a while; the cursors are read again on the way, so that no decision r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -19,7 +19,6 @@ from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.tables import RouteEntry
 from wald.store.files import uptime
 from wald.store.files.directory import Listing, Root, Segment, being_sealed, list_segments
-from wald.store.files.ledger import entries_of
 from wald.store.files.lines import Entry
 from wald.store.files.uptime import Moment
 from wald.store.retention.history import History
@@ -100,21 +99,17 @@ class Planner:
         """For segments that go: the claims that let them go."""
         listing = self._list()
         there = {segment.base_sequence for segment in (*listing.segments, *listing.released)}
-        for entry in entries_of(root.ledger / "reclaim.jsonl"):
-            self.record(entry, there)
+        for entry in self._history.deletions_of(there):
+            self._recorded.take_in(entry)
 
     def take_over(self, limits: Limits, *, verify: bool) -> None:
         """Go on with other limits."""
         self._limits, self._verify, self._routes = limits, verify, Routes(limits)
 
-    def record(self, entry: Entry, there: Container[int] | None = None) -> None:
-        """Take in a line of the ledger.
-
-        Args:
-            there: the segments to keep it of; None: of every one.
-        """
+    def record(self, entry: Entry) -> None:
+        """Take in a line that was appended to the ledger."""
         self._ages.record(entry)
-        self._recorded.take_in(entry, there)
+        self._recorded.take_in(entry)
 
     def witness(self, *, now_ns: int) -> Entry | None:
         """The line for the ledger that makes ages known later; None: none is due, or no limit asks for ages."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from wald.store.files.directory import Segment
@@ -46,14 +46,10 @@ class OnRecord:
 
     _found: dict[int, Recorded] = field(default_factory=dict)
 
-    def take_in(self, entry: Entry, there: Container[int] | None = None) -> None:
-        """Take in a line of the ledger.
-
-        Args:
-            there: the segments to keep it of; None: of every one.
-        """
+    def take_in(self, entry: Entry) -> None:
+        """Take in a line of the ledger."""
         base = entry.get("base")
-        if not isinstance(base, int) or (there is not None and base not in there):
+        if not isinstance(base, int):
             return
         if entry.get("event") == "reclaimed":
             self._found[base] = Recorded.of(entry)

@@ -54,6 +54,7 @@ def verify(root: Path, record: bool, as_json: bool) -> int:
         counts = _report(here, root, as_json=as_json)
         if ledger is not None:
             errors = counts[Level.ERROR]
+            ledger.cut()
             ledger.append({"event": "verified", "ok": counts[Level.OK], "errors": errors, "at": time.time_ns()})
     return Damaged.exit_code if counts[Level.ERROR] else 0
 

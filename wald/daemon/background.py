@@ -103,6 +103,7 @@ class Background:
 
     def _work(self) -> bool:
         """Do what there is to do; False if something failed. It raises nothing."""
+        self._ledger.cut()  # one from before this daemon may be long
         self._metrics.seal_waits_since = self._metrics.seal_waits_since or time.monotonic()
         try:
             self._prepared = self._writer.prepare_spare()
@@ -132,6 +133,7 @@ class Background:
                     self._metrics.sealed += 1
                     self._metrics.sealed_bytes += sealed.sealed_bytes
                     self._metrics.seal_waits_since = time.monotonic()
+                    self._ledger.cut()
                     self._send(sealed)
             if not self._stopping:
                 self._writer.prepare_spare()

@@ -18,6 +18,7 @@ from typing import Any
 from crc32c import crc32c
 
 GENESIS = "0" * 64
+NO_SPAN = (1 << 64, -1)
 _END = re.compile(rb',"crc":"([0-9a-f]{8})"}')
 _END_BYTES = len(b',"crc":"00000000"}')
 
@@ -61,12 +62,15 @@ def digest(line: bytes) -> str:
     return hashlib.sha256(line.rstrip(b"\n")).hexdigest()
 
 
-def decode_ledger(data: bytes) -> Decoded:
-    """Every line of a ledger, the chain checked. Never raises: damage is part of the answer."""
+def decode_ledger(data: bytes, tip: str | None = GENESIS) -> Decoded:
+    """Every line of a file of a ledger, the chain checked. Never raises: damage is part of the answer.
+
+    Args:
+        tip: the digest of the line before it; None: it is not known.
+    """
     whole = data.rfind(b"\n") + 1
     entries: list[dict[str, Any]] = []
     broken: list[tuple[int, str]] = []
-    tip = GENESIS
     number = 0
     for number, line in enumerate(data[:whole].split(b"\n")[:-1], start=1):
         try:
@@ -75,13 +79,23 @@ def decode_ledger(data: bytes) -> Decoded:
             broken.append((number, str(error)))
         else:
             entry.pop("append", None)
-            if entry.pop("prev") != tip:
+            prev = entry.pop("prev")
+            if prev != tip and tip is not None:
                 broken.append((number, "does not follow the line before it"))
             entries.append(entry)
         tip = digest(line)
     if ends_wrongly(data[whole:]):
         broken.append((number + 1, "its newline is damaged"))
-    return Decoded(entries, whole, broken, tip)
+    return Decoded(entries, whole, broken, tip or GENESIS)
+
+
+def span_of(entry: dict[str, Any]) -> tuple[int, int]:
+    """The sequences that a line is about: from ``base`` or ``first`` to ``last``, or ``base`` alone; else NO_SPAN."""
+    low = entry.get("base", entry.get("first"))
+    high = entry.get("last", low)
+    if isinstance(low, int) and isinstance(high, int) and low <= high:
+        return low, high
+    return NO_SPAN
 
 
 def decode_line(line: bytes) -> dict[str, Any]:

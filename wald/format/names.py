@@ -28,6 +28,8 @@ FOUND = "in.found-"  # and a number: what stood where the FIFO of a route belong
 
 VERIFIED = "verify.jsonl"
 LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl", VERIFIED)
+PART_SUFFIX = ".zst"
+_LEDGER_PART = re.compile(r"([a-z]+)-([0-9]{20})(\.jsonl)\.zst")
 
 
 class Kind(Enum):
@@ -90,6 +92,21 @@ def parse_segment_name(name: str) -> SegmentName | None:
     if match is None or int(match[1]) > SEQUENCE_MAX:
         return None
     return SegmentName(int(match[1]), Kind(".wal" + match[2]))
+
+
+def ledger_part_name(ledger: str, line: int) -> str:
+    """The file name of the sealed part of ``ledger`` whose first line is number ``line``.
+
+    >>> ledger_part_name("reclaim.jsonl", 1)
+    'reclaim-00000000000000000001.jsonl.zst'
+    """
+    return f"{ledger.removesuffix('.jsonl')}-{line:0{DIGITS}d}.jsonl.zst"
+
+
+def parse_ledger_part_name(name: str) -> tuple[str, int] | None:
+    """The inverse of :func:`ledger_part_name`; None for anything that is not ours."""
+    match = _LEDGER_PART.fullmatch(name)
+    return (match[1] + match[3], int(match[2])) if match else None
 
 
 def check_route(name: str) -> str:

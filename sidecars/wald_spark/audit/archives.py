@@ -10,7 +10,7 @@ from wald.errors import WaldError
 from wald.store.checking.finding import Level
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import read_ledger
+from wald.store.files.ledger import reported_entries
 from wald_archive.api import (
     BagName,
     Bags,
@@ -103,7 +103,7 @@ def _recorded(place: str, roots: Iterable[Root]) -> Recorded:
     """What all ledgers record of one destination; a destination that is in no ledger is proven by itself."""
     recorded = Recorded()
     for root in roots:
-        of_one = recorded_at(read_ledger(root.ledger / "archive.jsonl").entries, place)
+        of_one = recorded_at(reported_entries(root.ledger / "archive.jsonl"), place)
         recorded.bundles |= of_one.bundles
         recorded.whole |= of_one.whole
         recorded.unfinished |= of_one.unfinished

@@ -10,7 +10,7 @@ from wald.store.checking.checker import SegmentToCheck
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import Verification
 from wald.store.files.directory import Root, list_segments
-from wald.store.files.ledger import read_ledger
+from wald.store.files.ledger import reported_entries
 from wald.store.retention.legality import Overlaps, Ruling, judge
 from wald_spark.audit.report import AuditFinding, LogReport
 from wald_spark.audit.work import Outcomes, SegmentWork
@@ -31,7 +31,7 @@ class LogAudit:
         self._verification = Verification(root)
         self._bundles = {
             (str(line.get("dest")), str(line.get("bag")), str(line.get("bundle")))
-            for line in read_ledger(root.ledger / "archive.jsonl").entries
+            for line in reported_entries(root.ledger / "archive.jsonl")
             if line.get("event") == "archived"
         }
         self.work = [SegmentWork(target, _stored_bytes(target)) for target in self._verification.segments_to_check()]

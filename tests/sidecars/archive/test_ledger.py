@@ -29,7 +29,7 @@ def archived(run: Run, last: int, **changed: object) -> dict[str, Any]:
 
 
 def judged(*entries: dict[str, Any]) -> Past:
-    return past(entries, log=LOG, route="a", group="processed", dest="/dest")
+    return past(reversed(entries), log=LOG, route="a", group="processed", dest="/dest")
 
 
 @pytest.mark.parametrize("run", [RUN, LATER])
@@ -88,9 +88,9 @@ def test_a_run_follows_the_latest_bundle_behind_which_it_begins() -> None:
         archived(RUN, 245, route="b"),
     ]
 
-    assert last_recorded(entries, route="a", group="processed", after=260) == Previous("a-250", "2" * 64)
-    assert last_recorded(entries, route="a", group="processed", after=99) is None
-    assert last_recorded(entries, route="a", group="other", after=250) == Previous("a-240", "e" * 64)
+    assert last_recorded(entries[::-1], route="a", group="processed", after=260) == Previous("a-250", "2" * 64)
+    assert last_recorded(entries[::-1], route="a", group="processed", after=99) is None
+    assert last_recorded(entries[::-1], route="a", group="other", after=250) == Previous("a-240", "e" * 64)
 
 
 def test_the_line_about_a_run_says_all_that_decides_its_bytes() -> None:

@@ -18,7 +18,9 @@ from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.cursor import BadCursor, decode_cursor
 from wald.format.head import decode_head
 from wald.format.index import ENTRY, decode_entries
-from wald.format.names import Kind, parse_cursor_name, parse_segment_name
+from wald.format.ledger import Decoded
+from wald.format.ledger_part import BadPart
+from wald.format.names import Kind, parse_cursor_name, parse_ledger_part_name, parse_segment_name
 from wald.format.parsing import Batches
 from wald.format.record import split_lines, text_or_hex
 from wald.format.relieved import Relieved
@@ -28,6 +30,7 @@ from wald.format.segment import INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_he
 from wald.format.state import BadControl, decode_state
 from wald.format.transfers import SLOT_BYTES, decode_transfer
 from wald.store.files.ledger import read_ledger
+from wald.store.files.ledger_parts import PartName, decode_part, stored_index
 from wald.store.files.regular import open_file, read_regular
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
@@ -60,6 +63,8 @@ def dump(path: Path, *, records: bool = False) -> Iterator[Item]:
         return _cursor(path)
     if path.suffix == ".jsonl":
         return _ledger(path)
+    if (part := parse_ledger_part_name(path.name)) is not None:
+        return _ledger_part(PartName(part[1], path))
     if path.name in ("head", "transfers", "log.json"):
         return {"head": _head, "transfers": _transfers, "log.json": _identity}[path.name](path)
     if path.suffix == ".json" and path.stem.isdecimal():
@@ -291,11 +296,23 @@ def _recovery(path: Path) -> Iterator[Item]:
         yield {"kind": "recovery", "damage": "not a report"}
 
 
-def _ledger(path: Path) -> Iterator[Item]:
-    decoded = read_ledger(path)
+def _ledger_part(part: PartName) -> Iterator[Item]:
+    yield from _lines(decode_part(part, None))
+    try:
+        yield {"kind": "index"} | asdict(stored_index(part))
+    except BadPart as error:
+        yield {"kind": "index", "damage": str(error)}
+
+
+def _lines(decoded: Decoded) -> Iterator[Item]:
     for entry in decoded.entries:
         yield {"kind": "line"} | entry
     for number, reason in decoded.broken:
         yield {"kind": "broken", "line": number, "damage": reason}
+
+
+def _ledger(path: Path) -> Iterator[Item]:
+    decoded = read_ledger(path)
+    yield from _lines(decoded)
     if decoded.whole_bytes < path.stat().st_size:
         yield {"kind": "end", "offset": decoded.whole_bytes, "damage": "an unfinished line"}

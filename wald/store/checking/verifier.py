@@ -17,13 +17,14 @@ from pathlib import Path
 
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.head import Head
-from wald.format.names import LEDGERS, Kind, parse_segment_name
+from wald.format.ledger import Decoded
+from wald.format.names import LEDGERS, PART_SUFFIX, Kind, parse_segment_name
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.opening import NOTHING
 from wald.store.files.directory import Listing, Root, Segment, read_identity
 from wald.store.files.fifos import troubles
-from wald.store.files.ledger import read_ledger
+from wald.store.files.ledger import read_files
 from wald.store.retention.cursors import CursorState, cursors_of
 from wald.store.retention.history import History, Loss
 from wald.store.segments.head import EVERYTHING, read_head
@@ -253,19 +254,12 @@ class Verification:
 
     def _ledger(self, path: Path) -> Iterator[Finding]:
         try:
-            decoded = read_ledger(path)
+            for file, decoded in read_files(path):
+                yield from _ledger_file(file, decoded)
         except Damaged as error:
             yield Finding.of(Level.ERROR, path, error.message)
-            return
         except OSError as error:
             yield Finding(Level.ERROR, path, 0, f"cannot be read ({error.strerror})")
-            return
-        for number, reason in decoded.broken:
-            yield Finding(Level.ERROR, path, 0, f"line {number}: {reason}")
-        if path.exists() and not decoded.broken:
-            yield Finding(Level.OK, path, 0, f"{len(decoded.entries)} lines")
-        if path.exists() and path.stat().st_size > decoded.whole_bytes:
-            yield Finding(Level.INFO, path, decoded.whole_bytes, "an unfinished line; its owner cuts it")
 
     def _cursors(self) -> Iterator[Finding]:
         for route in self._root.route_names():
@@ -285,6 +279,15 @@ class Verification:
         with contextlib.suppress(Damaged):  # it was reported at the beginning
             head = read_head(self._root) or head
         return head.sequence if head is not None else max(self._state.next_sequence - 1, 0)
+
+
+def _ledger_file(path: Path, decoded: Decoded) -> Iterator[Finding]:
+    for number, reason in decoded.broken:
+        yield Finding(Level.ERROR, path, 0, f"line {number}: {reason}")
+    if path.exists() and not decoded.broken:
+        yield Finding(Level.OK, path, 0, f"{len(decoded.entries)} lines")
+    if path.suffix != PART_SUFFIX and path.exists() and path.stat().st_size > decoded.whole_bytes:
+        yield Finding(Level.INFO, path, decoded.whole_bytes, "an unfinished line; its owner cuts it")
 
 
 def _between(runs: list[tuple[int, int]], first: int, last: int) -> Iterator[tuple[int, int]]:

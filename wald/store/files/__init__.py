@@ -1,16 +1,22 @@
 """The system calls, the small files, and where each file of a root lies.
 
-consumers   the directory of a route in which other users leave cursors
-directory   where each file lies, and one listing
-disk        the system calls that make bytes durable
-fifos       made, checked, put back
-inodes      which file it is, asked without its times
-inplace     the head and transfers files, never waited for
-known       which names the directories of a log may hold
-ledger      chained JSON lines, appended
-lines       the lines of a ledger, looked up block by block
-making      files, directories, FIFOs: their mode, and whose they are
-regular     opens a regular file and nothing else
-routes      routes as directories
-uptime      time that cannot be set
+chain         lines of a ledger that must follow one another
+consumers     the directory of a route in which other users leave cursors
+cutting       seals the lines of an active ledger into parts
+directory     where each file lies, and one listing
+disk          the system calls that make bytes durable
+fifos         made, checked, put back
+inodes        which file it is, asked without its times
+inplace       the head and transfers files, never waited for
+known         which names the directories of a log may hold
+ledger        chained JSON lines, appended
+ledger_parts  the sealed parts of a ledger: found and read
+ledger_tail   the end of an active ledger: what was synced
+lines         the lines of a ledger, looked up block by block
+making        files, directories, FIFOs: their mode, and whose they are
+part_index    makes the index of a sealed part
+regular       opens a regular file and nothing else
+routes        routes as directories
+runs          sets of sequences as runs
+uptime        time that cannot be set
 """

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from wald.format.names import CURSOR_SUFFIX, FOUND, GROUP_SUFFIXES, LEDGERS, is_route, parse_segment_name
+from wald.format.names import (
+    CURSOR_SUFFIX,
+    FOUND,
+    GROUP_SUFFIXES,
+    LEDGERS,
+    is_route,
+    parse_ledger_part_name,
+    parse_segment_name,
+)
 from wald.store.files.directory import TEMPORARY, Root
 
 _ANY = Root(Path())
@@ -25,7 +33,7 @@ def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:
     """
     yield root.path, lambda name: name in _OF_ROOT or _is_anywhere(name)
     yield root.segments, lambda name: parse_segment_name(name) is not None or _is_anywhere(name)
-    yield root.ledger, lambda name: name in _OF_LEDGER or _is_anywhere(name)
+    yield root.ledger, lambda name: name in _OF_LEDGER or _is_part(name) or _is_anywhere(name)
     yield root.routes, lambda name: is_route(name) or _is_anywhere(name)
     for route in _routes(root):
         yield root.route(route), _is_of_route
@@ -42,6 +50,11 @@ def _routes(root: Root) -> list[str]:
 def _is_anywhere(name: str) -> bool:
     """A temporary file; and a cursor, because a group that loses it loses what it has not read."""
     return name.endswith((TEMPORARY, CURSOR_SUFFIX))
+
+
+def _is_part(name: str) -> bool:
+    part = parse_ledger_part_name(name)
+    return part is not None and part[0] in LEDGERS
 
 
 def _is_of_route(name: str) -> bool:

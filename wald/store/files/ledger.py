@@ -1,8 +1,8 @@
-"""A ledger file: chained JSON lines, appended and synced by their one owner.
+"""A ledger file: chained JSON lines, appended, synced and cut into parts by their one owner.
 
-A program that decides something by a ledger reads it with :func:`entries_of`, which requires the chain to be whole. A
-program that reports reads it with :func:`read_ledger`, which reports damage and goes on. What a power cut has left of
-the last append was never acknowledged: its owner cuts it away, and until then both leave it off.
+What a power cut has left of the last append was never acknowledged: its owner cuts it away, and until then readers
+leave it off. Programs that decide by a ledger read it with :mod:`wald.store.files.lines`, which requires that the chain
+is whole. Programs that report read it with :func:`read_files`, which reports damage and goes on.
 """
 
 from __future__ import annotations
@@ -11,30 +11,31 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
-
-from crc32c import crc32c
+from stat import S_IMODE
+from typing import Any
 
 from wald.errors import Damaged, Locked
-from wald.format.ledger import (
-    GENESIS,
-    BadLine,
-    Decoded,
-    decode_ledger,
-    decode_line,
-    digest,
-    encode_line,
-    ends_wrongly,
-)
+from wald.format.ledger import GENESIS, BadLine, Decoded, decode_ledger, decode_line, digest, encode_line
+from wald.format.ledger_part import BadPart, PartIndex
+from wald.store.files.cutting import Cutting
 from wald.store.files.disk import Disk
+from wald.store.files.ledger_parts import (
+    PartName,
+    decode_part,
+    first_prev,
+    frames_of,
+    parts_of,
+    read_index,
+    without_copies,
+)
+from wald.store.files.ledger_tail import is_whole, last_line, newline_is_damaged, synced
+from wald.store.files.part_index import CLOCK_UNKNOWN
 from wald.store.files.regular import open_file
 
-_SECTOR_BYTES = 512  # what a disk writes at once, at least
-_PART_BYTES = 1 << 20  # of what is read again
+PART_BYTES = 4 << 20  # of lines in a sealed part, at least
+_RETRY_SHARE = 4  # what could not be cut is tried again when it has grown by such a part of PART_BYTES
 _NEWEST_BYTES = 4 << 20  # of what is read to find the newest entries
-_TAIL_BYTES = 64 << 10  # more than any line but that of a segment with a thousand routes
 
 
 class Ledger:
@@ -43,13 +44,19 @@ class Ledger:
     Args:
         owner: the program whose ledger it is, where several may be started; one at a time gets it, until it is closed.
         reserve_bytes: kept allocated for later lines, for an owner that has to write them on a full disk.
+        part_bytes: how long the active file is when :meth:`cut` seals its lines.
+
+    Attributes:
+        path: of the active file.
 
     Raises:
         Locked: another of these owners has it.
     """
 
-    def __init__(self, path: Path, disk: Disk, *, owner: str = "", reserve_bytes: int = 0) -> None:
-        self._path = path
+    def __init__(
+        self, path: Path, disk: Disk, *, owner: str = "", reserve_bytes: int = 0, part_bytes: int = PART_BYTES
+    ) -> None:
+        self.path = path
         self._disk = disk
         self._reserve_bytes = reserve_bytes
         self._mutex = threading.Lock()
@@ -58,6 +65,7 @@ class Ledger:
         self._end = 0
         self._prev = ""
         self._damage: list[dict[str, Any]] = []
+        self._part_bytes = self._cut_bytes = part_bytes
         if owner:
             self._lock = lock_ledger(path, disk, owner)
         try:
@@ -76,7 +84,7 @@ class Ledger:
                 what this one may have left.
         """
         with self._mutex:
-            descriptor = self._open(known_bytes=self._end) if self._descriptor is None else self._descriptor
+            descriptor = self._reopened() if self._descriptor is None else self._descriptor
             lines, prev = [], self._prev
             appended = (*self._damage, *entries)
             for entry in appended:
@@ -95,17 +103,44 @@ class Ledger:
             if self._reserve_bytes:
                 self._disk.reserve(descriptor, self._end, self._reserve_bytes)
 
-    def entries(self) -> list[dict[str, Any]]:
-        """What the ledger says; a line whose append failed is not among it, whatever the file holds.
+    def settle(self) -> None:
+        """Cut away what a failed append may have left, so that readers find the lines that were acknowledged."""
+        with self._mutex:
+            if self._descriptor is None:
+                self._reopened()
 
-        Raises:
-            Damaged: a line is damaged, or missing.
+    def cut(self) -> None:
+        """Seal the lines of a long active file into parts, and begin a new one; a short one stays as it is.
+
+        Nothing is lost if that fails: the lines stay where they are, and it is tried again when there are more.
         """
         with self._mutex:
-            decoded = decode_ledger(self._path.read_bytes()[: self._end])
-        for number, reason in decoded.broken:
-            raise damaged(self._path, number, reason)
-        return decoded.entries
+            if self._descriptor is None or self._end < self._cut_bytes:
+                return
+            self._cut_bytes = self._end + self._part_bytes // _RETRY_SHARE
+            try:
+                cutting = Cutting(self.path, self._descriptor, self._end, self._disk, part_bytes=self._part_bytes)
+                self._begin_file(cutting.seal())
+            except (OSError, Damaged):  # verify reports a damaged line, which is not sealed
+                return
+            self._cut_bytes = self._part_bytes
+
+    def _begin_file(self, sealed: PartIndex) -> None:
+        """Put a new active file in the place of the one whose lines were sealed."""
+        assert self._descriptor is not None
+        status = os.fstat(self._descriptor)
+        line = encode_line({"event": "continues", "line": sealed.line + sealed.lines}, sealed.tip)
+        descriptor, self._descriptor = self._descriptor, None  # whichever file has the name, it is opened again
+        self._disk.close(descriptor)
+        owner = status.st_uid if os.geteuid() == 0 else -1
+        self._disk.replace(self.path, line, mode=S_IMODE(status.st_mode), owner=owner)
+        self._reopened()
+
+    def _reopened(self) -> int:
+        """Open the file again after a failure, and make its name durable, which the failure may have prevented."""
+        descriptor = self._open(known_bytes=self._end)
+        self._disk.sync_directory(self.path.parent)
+        return descriptor
 
     def close(self) -> None:
         with self._mutex:
@@ -116,16 +151,16 @@ class Ledger:
 
     def _open(self, *, known_bytes: int | None) -> int:
         """Open at the end of the last whole line, or at ``known_bytes`` where what follows was never acknowledged."""
-        descriptor = self._disk.open_append(self._path)
+        descriptor = self._disk.open_append(self.path)
         try:
             length = os.fstat(descriptor).st_size
             if known_bytes is None:
-                line, end = _synced(descriptor, length)
+                line, end = synced(descriptor, length)
                 rest = os.pread(descriptor, length - end, end)
             else:
-                line, end = _last_line(descriptor, min(known_bytes, length))
+                line, end = last_line(descriptor, min(known_bytes, length))
                 rest = b""
-            if _newline_is_damaged(rest, end):
+            if newline_is_damaged(rest, end):
                 line, end = rest, length + self._disk.write(descriptor, [b"\n"], length)
             elif length > end:
                 self._disk.truncate(descriptor, end)
@@ -134,8 +169,9 @@ class Ledger:
         except OSError:
             self._disk.close(descriptor)
             raise
-        self._descriptor, self._end, self._prev = descriptor, end, digest(line) if line else GENESIS
-        self._damage = [] if _is_whole(line) else [{"event": "after-damage"}]
+        self._descriptor, self._end = descriptor, end
+        self._prev = digest(line) if line else _tip(parts_of(self.path)) or GENESIS
+        self._damage = [] if is_whole(line) else [{"event": "after-damage"}]
         return descriptor
 
 
@@ -158,78 +194,51 @@ def lock_ledger(path: Path, disk: Disk, owner: str) -> int:
     return descriptor
 
 
-def _last_line(descriptor: int, end: int) -> tuple[bytes, int]:
-    """The last whole line before ``end``, and where it ends; read from the back, for a ledger only grows."""
-    want = _TAIL_BYTES
-    while True:
-        start = max(0, end - want)
-        tail = os.pread(descriptor, end - start, start)
-        whole = tail.rfind(b"\n") + 1
-        begin = tail.rfind(b"\n", 0, max(0, whole - 1)) + 1
-        if start == 0 or (whole and begin):
-            return tail[begin:whole], start + whole
-        want *= 2
-
-
-def _synced(descriptor: int, length: int) -> tuple[bytes, int]:
-    """As :func:`_last_line`, without what shows that it was never synced: a lost sector in the last append."""
-    line, end = _last_line(descriptor, length)
-    while _lost_a_sector(line, end - len(line)):
-        line, end = _last_line(descriptor, end - len(line))
-    begin = _append(line)
-    if begin is not None and 0 <= begin < end:
-        offset = begin
-        for each in os.pread(descriptor, end - begin, begin).splitlines(keepends=True):
-            if _lost_a_sector(each, offset):
-                return _last_line(descriptor, offset)
-            offset += len(each)
-    return line, end
-
-
-def _append(line: bytes) -> int | None:
-    """The offset of the first line that was written with this one; None if it was written alone, or is damaged."""
-    try:
-        begin = decode_line(line.removesuffix(b"\n")).get("append")
-    except BadLine:
-        return None
-    return begin if isinstance(begin, int) else None
-
-
-def _lost_a_sector(line: bytes, offset: int) -> bool:
-    """Whether a sector of the last line never reached the disk, which leaves zeros up to its end: it was not synced."""
-    end, start = offset + len(line), offset
-    while start < end:
-        stop = min(end, (start // _SECTOR_BYTES + 1) * _SECTOR_BYTES)
-        if not any(line[start - offset : stop - offset]):
-            return True
-        start = stop
-    return False
-
-
-def _newline_is_damaged(rest: bytes, offset: int) -> bool:
-    """Whether ``rest``, which follows what was synced, was a line once; else it is torn."""
-    return ends_wrongly(rest) and not _lost_a_sector(rest, offset)
-
-
-def _is_whole(line: bytes) -> bool:
-    """Whether the last line is as it was written; where there is none, nothing is wrong with it."""
-    try:
-        return not line or bool(decode_line(line.removesuffix(b"\n")))
-    except BadLine:
-        return False
+def _tip(parts: list[PartName]) -> str | None:
+    """The digest of the last line of the last part; None if it is not known, or there is no part."""
+    with suppress(BadPart, Damaged, OSError):
+        return read_index(parts[-1], CLOCK_UNKNOWN).tip if parts else None
+    return None
 
 
 def read_ledger(path: Path) -> Decoded:
-    """What the ledger at ``path`` says; an absent one is empty."""
+    """What the active file of the ledger at ``path`` says; an absent one is empty."""
+    data = _active(path)
+    parts = without_copies(parts_of(path), first_prev(data))
+    return decode_ledger(data, _tip(parts) if parts else GENESIS)
+
+
+def read_files(path: Path) -> Iterator[tuple[Path, Decoded]]:
+    """What each file of the ledger at ``path`` says, oldest first, one at a time; the active one is the last.
+
+    Parts that are missing before the first one there is are not reported: what they said is not known.
+    """
+    data = _active(path)  # first: what is cut meanwhile is in it
+    tip: str | None = GENESIS
+    for number, part in enumerate(without_copies(parts_of(path), first_prev(data))):
+        decoded = decode_part(part, None if number == 0 and part.line > 1 else tip)
+        tip = decoded.tip
+        yield part.path, decoded
+    yield path, decode_ledger(data, tip)
+
+
+def reported_entries(path: Path) -> Iterator[dict[str, Any]]:
+    """The entries of the ledger at ``path``, oldest first, for programs that report: what is damaged is left out."""
+    for _, decoded in read_files(path):
+        yield from decoded.entries
+
+
+def _active(path: Path) -> bytes:
+    """The bytes of an active file, without what was never synced."""
     try:
         file = open_file(path)
     except FileNotFoundError:
-        return decode_ledger(b"")
+        return b""
     with file:
         length = os.fstat(file.fileno()).st_size
-        _, end = _synced(file.fileno(), length)
+        _, end = synced(file.fileno(), length)
         data = file.read(length)
-    return decode_ledger(data if _newline_is_damaged(data[end:], end) else data[:end])
+    return data if newline_is_damaged(data[end:], end) else data[:end]
 
 
 def newest_entries(path: Path, *events: str) -> Iterator[dict[str, Any]]:
@@ -237,79 +246,26 @@ def newest_entries(path: Path, *events: str) -> Iterator[dict[str, Any]]:
 
     For programs that report: the chain is not checked, and a damaged line is passed over.
     """
-    try:
-        file = open_file(path)
-    except FileNotFoundError:
-        return
-    with file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _NEWEST_BYTES))
-        lines = file.read().split(b"\n")
     kinds = tuple(b'"event":"%s"' % event.encode() for event in events)
-    for line in reversed(lines):
+    for line in _newest_lines(path):
         if any(kind in line for kind in kinds):  # before it is decoded: lines may be long
             with suppress(BadLine):
                 if (entry := decode_line(line))["event"] in events:
                     yield entry
 
 
-@dataclass(slots=True)
-class Bookmark:
-    """How far a ledger was read: the last line, counted from 1, where it ends, its digest, and a checksum."""
-
-    number: int = 0
-    offset: int = 0
-    tip: str = GENESIS
-    checksum: int = 0
-
-    def holds(self, file: BinaryIO) -> bool:
-        """Whether all that was read is still there as it was: nothing was damaged, replaced or taken back since."""
-        checksum, left = 0, self.offset
-        file.seek(0)
-        while left and (part := file.read(min(left, _PART_BYTES))):
-            checksum = crc32c(part, checksum)
-            left -= len(part)
-        return not left and checksum == self.checksum
-
-
-def entries_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of the ledger at ``path``, one at a time, for programs that decide by them; an absent one is empty.
-
-    Raises:
-        Damaged: at the first line that is damaged, or that does not follow the one before it.
-    """
+def _newest_lines(path: Path) -> Iterator[bytes]:
+    """The lines at the end of the active file, newest first, and those of the last part if there are few."""
     try:
         file = open_file(path)
     except FileNotFoundError:
         return
     with file:
-        yield from entries_behind(Bookmark(), file, path)
-
-
-def entries_behind(bookmark: Bookmark, file: BinaryIO, path: Path) -> Iterator[dict[str, Any]]:
-    """The lines behind ``bookmark``, which holds, of the ledger ``file``; it is moved on. Errors as above."""
-    _, end = _synced(file.fileno(), os.fstat(file.fileno()).st_size)
-    file.seek(bookmark.offset)
-    for number, line in enumerate(file, start=bookmark.number + 1):
-        offset = bookmark.offset + len(line)
-        if offset > end:
-            if not line.endswith(b"\n") and _newline_is_damaged(line, bookmark.offset):
-                raise damaged(path, number, "its newline is damaged")
-            return  # torn, and its owner cuts it; or newer than this reading
-        try:
-            entry = decode_line(line[:-1])
-        except BadLine as error:
-            raise damaged(path, number, str(error)) from error
-        entry.pop("append", None)
-        if entry.pop("prev") != bookmark.tip:
-            raise damaged(path, number, "does not follow the line before it")
-        bookmark.number, bookmark.offset, bookmark.tip = number, offset, digest(line)
-        bookmark.checksum = crc32c(line, bookmark.checksum)
-        yield entry
-
-
-def damaged(path: Path, number: int, reason: str) -> Damaged:
-    """The error where a decision needs a ledger of which one line cannot be believed."""
-    return Damaged(
-        f"{path}: line {number}: {reason}; nothing is decided by this ledger",
-        hint=f"restore it from a backup, or stop its owner and give up what it says: mv {path} {path}.damaged",
-    )
+        length = os.fstat(file.fileno()).st_size
+        file.seek(max(0, length - _NEWEST_BYTES))
+        data = file.read()
+    yield from reversed(data.split(b"\n"))
+    parts = without_copies(parts_of(path), first_prev(data)) if length < _NEWEST_BYTES else []
+    with suppress(Damaged, OSError):
+        for _, lines in reversed(list(frames_of(parts[-1].path))) if parts else []:
+            yield from reversed(lines.split(b"\n"))

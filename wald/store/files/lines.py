@@ -1,30 +1,50 @@
 """The lines of a ledger, looked up by the sequences that they are about; memory does not grow with the ledger.
 
-Lines that stand together form a block. Of each block it is kept which sequences its lines are about and when they were
-written; its lines are read when they are asked for, and those of a few blocks are kept. So a look-up reads a block or
-two, however long the ledger is. Lines that are new since the last look-up are read on.
+Lines that stand together form a block: a frame of a sealed part, or some lines of the active file. Of each block it is
+kept which sequences its lines are about and when they were written; its lines are read when they are asked for, and
+those of a few blocks are kept. So a look-up reads a block or two, however long the ledger is. The active file is read
+whole, and then only what is new in it; of a sealed part only the index is, unless that is damaged.
+
+What is believed: that each file follows the one before it, that every line of the active file is whole, and every line
+of each block that is read. A damaged frame of a part concerns the look-ups that need it, and no others.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from wald.format.ledger import BadLine, decode_line, digest
-from wald.store.files.ledger import Bookmark, damaged, entries_behind
+from crc32c import crc32c
+
+from wald.format.ledger import GENESIS, NO_SPAN, BadLine, decode_line, digest, span_of
+from wald.format.ledger_part import CLOCK_ZERO, Clock, PartIndex
+from wald.store.files.chain import chained, damaged
+from wald.store.files.ledger_parts import (
+    FRAME_BYTES,
+    PartName,
+    first_prev,
+    parts_of,
+    read_frame,
+    read_index,
+    without_copies,
+)
+from wald.store.files.ledger_tail import newline_is_damaged, synced
+from wald.store.files.part_index import CLOCK_UNKNOWN, NO_TIMES, times_of_all
 from wald.store.files.regular import open_regular
+from wald.store.files.uptime import Elapsed, moment_of
 
 Entry = dict[str, Any]
 """A line of a ledger; ``Any``: it is JSON."""
 
-BLOCK_BYTES = 128 << 10
-_KEPT_BLOCKS = 8
+_KEPT_BLOCKS = 6
+_READ_BYTES = 1 << 20
 NO_SEQUENCE = 1 << 64
 
 
@@ -46,8 +66,13 @@ class Line(NamedTuple):
         return self.entry.get("event") == event and self.low <= self.high and "last" in self.entry
 
 
+def entries_of(path: Path) -> Iterator[Entry]:
+    """The entries of the ledger at ``path``, oldest first, for programs that decide by them; errors as of Lines."""
+    return (line.entry for line in Lines(path).oldest_first())
+
+
 class _File:
-    """A ledger that is open for as long as there are blocks of it: its name may be given to another file."""
+    """An active file that is open for as long as there are blocks of it: its name may be given to another."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = open_regular(path)
@@ -59,21 +84,80 @@ class _Block:
     """Lines that stand together.
 
     Attributes:
-        line: the number of the first one.
-        prev: the digest of the line before it.
-        low, high: the sequences that any of them is about.
+        path: the file that they are in; active: the same, if it is the active one.
+        line: the number of the first one in the ledger; line_of_file: in its file.
+        length, raw_bytes: as it is stored, and of its lines.
+        prev: the digest of the line before it; clock: there.
     """
 
-    file: _File
+    path: Path
+    active: _File | None
     line: int
+    line_of_file: int
     offset: int
+    length: int
+    raw_bytes: int
+    low: int
+    high: int
+    earliest_ns: int
+    latest_ns: int
     prev: str
-    length: int = 0
-    low: int = NO_SEQUENCE
-    high: int = -1
+    clock: Clock
 
     def is_about(self, first: int, last: int) -> bool:
         return self.low <= last and first <= self.high
+
+    def lines(self) -> list[Line]:
+        if self.active is not None:
+            data = os.pread(self.active.descriptor, self.length, self.offset)
+        else:
+            data = read_frame(self.path, self.offset, self.length, self.raw_bytes, self.line_of_file)
+        entries, _ = chained(self.path, data, line=self.line_of_file, prev=self.prev)
+        return [Line(number, *span_of(entry), entry) for number, entry in enumerate(entries, start=self.line)]
+
+
+@dataclass(slots=True)
+class _Bookmark:
+    """How far the active file was read: the last line, where it ends, its digest, and a checksum of all of it."""
+
+    number: int = 0
+    offset: int = 0
+    tip: str = GENESIS
+    checksum: int = 0
+
+    def holds(self, file: BinaryIO) -> bool:
+        """Whether all that was read is still there as it was: nothing was damaged, replaced or taken back since."""
+        checksum, left = 0, self.offset
+        file.seek(0)
+        while left and (part := file.read(min(left, _READ_BYTES))):
+            checksum = crc32c(part, checksum)
+            left -= len(part)
+        return not left and checksum == self.checksum
+
+    def entries(self, file: BinaryIO, path: Path) -> Iterator[Entry]:
+        """The lines behind it, one at a time; it is moved on.
+
+        Raises:
+            Damaged: at the first line that is damaged, or that does not follow the one before it.
+        """
+        _, end = synced(file.fileno(), os.fstat(file.fileno()).st_size)
+        file.seek(self.offset)
+        for number, line in enumerate(file, start=self.number + 1):
+            offset = self.offset + len(line)
+            if offset > end:
+                if not line.endswith(b"\n") and newline_is_damaged(line, self.offset):
+                    raise damaged(path, number, "its newline is damaged")
+                return  # torn, and its owner cuts it; or newer than this reading
+            try:
+                entry = decode_line(line[:-1])
+            except BadLine as error:
+                raise damaged(path, number, str(error)) from error
+            entry.pop("append", None)
+            if entry.pop("prev") != self.tip:
+                raise damaged(path, number, "does not follow the line before it")
+            self.number, self.offset, self.tip = number, offset, digest(line)
+            self.checksum = crc32c(line, self.checksum)
+            yield entry
 
 
 class Lines:
@@ -82,121 +166,235 @@ class Lines:
     Every method reads what is new first.
 
     Raises:
-        Damaged: by every method: a line that has been read is damaged, or does not follow the one before it.
+        Damaged: by every method: something that had to be read is damaged, or does not follow what is before it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, ...] = ()
-        self._bookmark = Bookmark()
+        self._sealed = _Sealed(path)
+        self._bookmark = _Bookmark()
+        self._elapsed = Elapsed()
         self._blocks: list[_Block] = []
+        """Of the active file."""
         self._tail: list[Line] = []
         """The lines of the last block, which grows."""
         self._kept: OrderedDict[int, list[Line]] = OrderedDict()
+        self._totals: list[int] = []
+        """The time elapsed at each line of the block that begins and is so long as in ``_totals_of``."""
+        self._totals_of = 0, 0
         self.generation = 0
         """Changes when lines that were read are not there any more."""
 
     def oldest_first(self, behind: int = 0) -> Iterator[Line]:
         """Every line, those with a number up to ``behind`` left off."""
         self._refresh()
-        begin = bisect_right(self._blocks, behind + 1, key=lambda block: block.line)
-        for block in self._blocks[max(0, begin - 1) :]:
+        for block in _from(self._sealed.blocks, behind + 1) + _from(self._blocks, behind + 1):
             yield from (line for line in self._read(block) if line.number > behind)
 
     def newest_first(self) -> Iterator[Line]:
         """Every line."""
         self._refresh()
-        for block in self._blocks[::-1]:
-            yield from self._read(block)[::-1]
+        for block in [*reversed(self._blocks), *reversed(self._sealed.blocks)]:
+            yield from reversed(self._read(block))
 
     def about(self, first: int, last: int) -> Iterator[Line]:
         """The lines about any of the sequences ``first`` to ``last``, newest first."""
         self._refresh()
-        for block in [block for block in reversed(self._blocks) if block.is_about(first, last)]:
+        for block in self._about(first, last):
             yield from (line for line in reversed(self._read(block)) if line.low <= last and first <= line.high)
+
+    def written(self, from_ns: int, until_ns: int) -> Iterator[Line]:
+        """The lines with a time from ≤ t < until, oldest first."""
+        self._refresh()
+        for block in [*self._sealed.blocks, *self._blocks]:
+            if block.earliest_ns < until_ns and from_ns <= block.latest_ns:
+                for line in self._read(block):
+                    at = line.entry.get("at")
+                    if isinstance(at, int) and from_ns <= at < until_ns:
+                        yield line
 
     def highest(self, event: str) -> int:
         """The highest sequence that a line of one kind is about; 0: there is none."""
         self._refresh()
         found = 0
-        for block in sorted(self._blocks, key=lambda block: -block.high):
+        for block in sorted([*self._sealed.blocks, *self._blocks], key=lambda block: -block.high):
             if block.high > found:
-                found = max([found, *(line.high for line in self._read(block) if line.entry.get("event") == event)])
+                found = max([found, *(line.high for line in self._read(block) if line.is_range(event))])
         return found
 
-    def _read(self, block: _Block) -> list[Line]:
+    def sealed(self) -> Iterator[PartIndex]:
+        """The indexes of the sealed parts, oldest first; behind their last line the active file goes on."""
+        self._refresh()
+        return self._sealed.indexes()
+
+    def elapsed_ns(self, line: Line) -> int:
+        """How much time had certainly passed since the ledger began when a line with a moment was written."""
+        block = _from(self._sealed.blocks if line.number <= self._sealed.lines else self._blocks, line.number)[0]
+        if (block.line, block.length) != self._totals_of:
+            elapsed, self._totals_of, self._totals = Elapsed(block.clock), (block.line, block.length), []
+            for each in self._read(block):
+                moment = moment_of(each.entry)
+                self._totals.append(elapsed.advance(moment) if moment else 0)
+        return self._totals[line.number - block.line]
+
+    def elapsed(self) -> Elapsed:
+        """The same at the end of the ledger, to go on from."""
+        self._refresh()
+        return Elapsed(self._elapsed.clock)
+
+    def _about(self, first: int, last: int) -> list[_Block]:
+        active = [block for block in reversed(self._blocks) if block.is_about(first, last)]
+        return active + self._sealed.about(first, last)
+
+    def _read(self, block: _Block) -> Sequence[Line]:
         if self._blocks and block is self._blocks[-1]:
             return self._tail[:]
         kept = self._kept.pop(block.line, None)
         if kept is None:
-            kept = self._decoded(block)
+            kept = block.lines()
             if len(self._kept) == _KEPT_BLOCKS:
                 self._kept.popitem(last=False)
         self._kept[block.line] = kept
         return kept
 
-    def _decoded(self, block: _Block) -> list[Line]:
-        data = os.pread(block.file.descriptor, block.length, block.offset)
-        lines, tip = [], block.prev
-        for number, line in enumerate(data.split(b"\n")[:-1], start=block.line):
-            try:
-                entry = decode_line(line)
-            except BadLine as error:
-                raise damaged(self._path, number, str(error)) from error
-            entry.pop("append", None)
-            if entry.pop("prev") != tip:
-                raise damaged(self._path, number, "does not follow the line before it")
-            tip = digest(line)
-            lines.append(_line(number, entry))
-        return lines
-
     def _refresh(self) -> None:
         try:
             seen = _identity(self._path.stat())
-        except FileNotFoundError:
-            self._forget()
-            return
-        if seen == self._seen:
-            return
-        try:
+            if seen == self._seen:
+                return
             opened = _File(self._path)
         except FileNotFoundError:
-            self._forget()
+            self._take_parts(None)
+            self._begin()
             return
         with open(opened.descriptor, "rb", closefd=False) as file:
-            if not self._bookmark.holds(file):
-                self._forget()
+            # Opened before the parts are listed: what is cut meanwhile is in it.
+            began = self._take_parts(first_prev(_first_line(opened.descriptor)))
+            if began or not self._bookmark.holds(file):
+                self._begin(keep=began)
             before = self._bookmark.offset, self._bookmark.tip
-            for entry in entries_behind(self._bookmark, file, self._path):
+            for entry in self._bookmark.entries(file, self._path):
                 self._take(entry, opened, *before)
                 before = self._bookmark.offset, self._bookmark.tip
         self._seen = seen
 
+    def _take_parts(self, prev: str | None) -> bool:
+        """Take in the parts that are new; whether there are any."""
+        parts = parts_of(self._path)
+        if not self._sealed.precede(parts):
+            self._sealed = _Sealed(self._path)
+            self._begin()
+        known = len(self._sealed.parts)
+        return self._sealed.add(without_copies(parts, prev)[known:])
+
+    def _begin(self, *, keep: bool = False) -> None:
+        """Begin with the first line of the active file.
+
+        Args:
+            keep: whether the lines that were read are in parts now.
+        """
+        self.generation += not keep
+        self._blocks, self._tail, self._seen = [], [], ()
+        self._kept.clear()
+        self._bookmark = _Bookmark(tip=self._sealed.tip)
+        self._elapsed = Elapsed(self._sealed.clock)
+
     def _take(self, entry: Entry, file: _File, offset: int, prev: str) -> None:
-        if not self._blocks or self._blocks[-1].length >= BLOCK_BYTES:
-            self._blocks.append(_Block(file, self._bookmark.number, offset, prev))
+        number = self._bookmark.number
+        line = Line(self._sealed.lines + number, *span_of(entry), entry)
+        if not self._blocks or self._blocks[-1].length >= FRAME_BYTES:
+            clock = self._elapsed.clock
+            block = _Block(self._path, file, line.number, number, offset, 0, 0, *NO_SPAN, *NO_TIMES, prev, clock)
+            self._blocks.append(block)
             self._tail = []
-        block, line = self._blocks[-1], _line(self._bookmark.number, entry)
+        block = self._blocks[-1]
         self._tail.append(line)
         block.length = self._bookmark.offset - block.offset
-        if line.low <= line.high:
-            block.low, block.high = min(block.low, line.low), max(block.high, line.high)
+        block.low, block.high = min(block.low, line.low), max(block.high, line.high)
+        earliest_ns, latest_ns = times_of_all([entry])
+        block.earliest_ns, block.latest_ns = min(block.earliest_ns, earliest_ns), max(block.latest_ns, latest_ns)
+        if (moment := moment_of(entry)) is not None:
+            self._elapsed.advance(moment)
 
-    def _forget(self) -> None:
-        self.generation += bool(self._blocks)
-        self._blocks, self._tail = [], []
-        self._kept.clear()
-        self._seen, self._bookmark = (), Bookmark()
+
+class _Sealed:
+    """The sealed parts of the ledger ``path``, as far as they were taken in.
+
+    Attributes:
+        parts: their names; blocks: their frames; lines: how many lines they have.
+        tip: the digest of the last line; clock: there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.parts: list[PartName] = []
+        self.blocks: list[_Block] = []
+        self.lines = 0
+        self.tip = GENESIS
+        self.clock = CLOCK_ZERO
+        self._highs: list[int] = []
+        self._lows: list[int] = []
+
+    def precede(self, parts: list[PartName]) -> bool:
+        """Whether they are the first of ``parts``."""
+        return parts[: len(self.parts)] == self.parts
+
+    def add(self, parts: list[PartName]) -> bool:
+        """Take in parts; whether there are any.
+
+        Raises:
+            Damaged: one cannot be read, or does not follow the one before it.
+        """
+        for part in parts:
+            if not self.parts and part.line > 1:  # what was before it is not there any more
+                self.lines, self.clock = part.line - 1, CLOCK_UNKNOWN
+                self.tip = read_index(part, self.clock).prev
+            index = read_index(part, self.clock)
+            if index.prev != self.tip or part.line != self.lines + 1:
+                raise damaged(part.path, 1, "does not follow the line before it")
+            self._take(part, index)
+        if parts:  # no block up to the n-th is about more than highs[n], and none from it on about less than lows[n]
+            self._highs = list(accumulate((block.high for block in self.blocks), max))
+            self._lows = list(accumulate((block.low for block in reversed(self.blocks)), min))[::-1]
+        return bool(parts)
+
+    def about(self, first: int, last: int) -> list[_Block]:
+        """The blocks about any of ``first`` to ``last``, newest first."""
+        begin, end = bisect_left(self._highs, first), bisect_right(self._lows, last)
+        return [block for block in reversed(self.blocks[begin:end]) if block.is_about(first, last)]
+
+    def indexes(self) -> Iterator[PartIndex]:
+        clock = CLOCK_ZERO if self.parts and self.parts[0].line == 1 else CLOCK_UNKNOWN
+        for part in self.parts[:]:
+            index = read_index(part, clock)
+            clock = index.clock
+            yield index
+
+    def _take(self, part: PartName, index: PartIndex) -> None:
+        offset, line = 0, 1
+        for frame in index.frames:
+            about = frame.low, frame.high, frame.earliest_ns, frame.latest_ns
+            place = self.lines + line, line, offset, frame.stored_bytes, frame.raw_bytes
+            self.blocks.append(_Block(part.path, None, *place, *about, frame.prev, frame.clock))
+            offset, line = offset + frame.stored_bytes, line + frame.lines
+        self.parts.append(part)
+        self.lines += index.lines
+        self.tip, self.clock = index.tip, index.clock
+
+
+def _from(blocks: list[_Block], line: int) -> list[_Block]:
+    """The blocks from the one with this line on."""
+    return blocks[max(0, bisect_right(blocks, line, key=lambda block: block.line) - 1) :]
+
+
+def _first_line(descriptor: int) -> bytes:
+    """The first line of the file, and what may follow it."""
+    length = 1 << 16
+    while b"\n" not in (data := os.pread(descriptor, length, 0)) and len(data) == length:
+        length *= 2
+    return data
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _line(number: int, entry: Entry) -> Line:
-    """A line, and what it is about: from ``base`` or ``first`` to ``last``, or ``base`` alone."""
-    low = entry.get("base", entry.get("first"))
-    high = entry.get("last", low)
-    if isinstance(low, int) and isinstance(high, int) and low <= high:
-        return Line(number, low, high, entry)
-    return Line(number, NO_SEQUENCE, -1, entry)

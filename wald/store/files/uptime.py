@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from wald.format.ledger_part import CLOCK_ZERO, Clock
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # random(4)
 
 
@@ -50,9 +52,14 @@ def moment_of(entry: Mapping[str, Any]) -> Moment | None:
 class Elapsed:
     """The time that has certainly passed, added up over moments that come one after the other."""
 
-    def __init__(self) -> None:
-        self._total_ns = 0
-        self._last: Moment | None = None
+    def __init__(self, clock: Clock = CLOCK_ZERO) -> None:
+        self._total_ns = clock[0]
+        self._last = Moment(*clock[1:]) if clock[1] else None
+
+    @property
+    def clock(self) -> Clock:
+        """To go on from, later."""
+        return (self._total_ns, self._last.boot, self._last.boottime_ns) if self._last else (self._total_ns, "", 0)
 
     def until(self, moment: Moment) -> int:
         """Nanoseconds from the first moment to this one, at least."""

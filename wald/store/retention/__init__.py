@@ -10,7 +10,6 @@ legality   whether a deletion was legal, by its line
 missing    records asked for that are reclaimed
 pins       which group holds back which segment
 progress   what routes got, how far groups are
-spans      sets of sequences as runs
 taken      moving a cursor; what it needs and is gone
 
 Nothing is deleted here: that is done in ``sidecars/wald_reclaim`` (``plan`` finds what may go, ``policy`` decides,

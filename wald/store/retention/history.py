@@ -15,7 +15,7 @@ question to it raises Damaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -24,8 +24,9 @@ from wald.format.tables import RouteEntry
 from wald.format.times import at_utc
 from wald.store.files.directory import Root
 from wald.store.files.lines import NO_SEQUENCE, Entry, Line, Lines
+from wald.store.files.part_index import archived_run
+from wald.store.files.runs import Spans
 from wald.store.retention.missing import ReclaimedSegment, RouteRange
-from wald.store.retention.spans import Spans
 
 
 class Loss(NamedTuple):
@@ -147,6 +148,24 @@ class History:
         newest = next((line for line in about if line.entry.get("base") == deletion.low), deletion)
         return newest.entry.get("event") == "reclaimed"
 
+    def deletions_of(self, bases: Collection[int]) -> Iterator[Entry]:
+        """The deletions of these segments that were not taken back."""
+        read, deleted, newest = 0, Spans(), dict[int, Entry]()
+        for index in self._reclaim.sealed():
+            read = index.line + index.lines - 1
+            for run in index.reclaimed:
+                deleted.add(*run)
+        for line in self._reclaim.oldest_first(behind=read):
+            if line.low in bases and line.entry.get("event") in ("reclaimed", "kept"):
+                newest[line.low] = line.entry
+        for base in bases:
+            if base in newest:
+                found: Entry | None = newest[base]
+            else:  # a segment that no part has among its deletions is not looked for in any
+                found = self.reclaimed(base) if deleted.meets(base, base) else None
+            if found is not None and found["event"] == "reclaimed" and found["base"] == base:
+                yield found
+
     def archived(self, sequence: int) -> Entry | None:
         """The entry of the bundle that holds ``sequence``; of several, the last one made."""
         lines = _of(self._archive.about(sequence, sequence), "archived")
@@ -237,10 +256,7 @@ def member_of(entry: Entry, sequence: int) -> str | None:
 
 
 class _Bundled:
-    """Per route the sequences between which no record is missing in the bundles.
-
-    A bundle holds every record of its route behind ``after``, so it joins the one that ends there.
-    """
+    """Per route the sequences between which no record is missing in the bundles."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
@@ -249,6 +265,8 @@ class _Bundled:
 
     def covers(self, route: str, first: int, last: int) -> bool:
         """Whether none of ``first`` to ``last`` is missing."""
+        if not self._read:
+            self._take_parts()
         for line in self._lines.oldest_first(behind=self._read):
             if self._lines.generation != self._generation:  # other lines stand there now
                 self._generation, self._read, self._routes = self._lines.generation, 0, {}
@@ -256,12 +274,17 @@ class _Bundled:
             self._take(line)
         return route in self._routes and self._routes[route].covers(first, last)
 
+    def _take_parts(self) -> None:
+        for index in self._lines.sealed():
+            self._read, self._generation = index.line + index.lines - 1, self._lines.generation
+            for route, runs in index.archived.items():
+                for run in runs:
+                    self._routes.setdefault(route, Spans()).add(*run)
+
     def _take(self, line: Line) -> None:
         self._read = line.number
-        if line.is_range("archived"):
-            after = line.entry.get("after")
-            begin = after + 1 if isinstance(after, int) else line.low
-            self._routes.setdefault(str(line.entry.get("route")), Spans()).add(begin, line.high)
+        if line.is_range("archived") and (run := archived_run(line.entry)) is not None:
+            self._routes.setdefault(str(line.entry.get("route")), Spans()).add(*run)
 
 
 def _of(lines: Iterator[Line], event: str) -> Iterator[Line]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from wald.store.files.lines import Entry
-from wald.store.retention.spans import Spans
+from wald.store.files.runs import Spans
 
 EXPIRING = ("max_age", "max_bytes", "max_records", "pinned_max_bytes")
 

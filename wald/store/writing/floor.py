@@ -23,6 +23,7 @@ from wald.errors import Damaged
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, decode_cursor
 from wald.format.ledger import BadLine, decode_line
 from wald.store.files.directory import Root
+from wald.store.files.ledger_parts import highest_in_parts
 from wald.store.files.regular import open_file, read_start
 
 _BARE_MAX = 1 << 20  # records beyond the end, for a cursor without a log id
@@ -86,14 +87,15 @@ def _cursors(root: Root, log_id: bytes) -> Iterator[tuple[Path, int, bool]]:
 
 def last_sealed(root: Root, *, next_sequence: int) -> int:
     """The last sequence that was sealed, or lost, by the ledger; 0 if there is none or it is not believed."""
-    found = _highest(root.ledger / "segments.jsonl", _SEALED)
+    path = root.ledger / "segments.jsonl"
+    found = max(_highest(path, _SEALED), highest_in_parts(path, "sealed", "lost"))
     return found if found < next_sequence + _OURS_MAX else 0
 
 
 def _ledgers(root: Root) -> Iterator[tuple[Path, int, bool]]:
     for name in ("reclaim.jsonl", "archive.jsonl"):
         path = root.ledger / name
-        yield path, _highest(path, _LAST), True
+        yield path, max(_highest(path, _LAST), highest_in_parts(path)), True
 
 
 def _highest(path: Path, number: re.Pattern[bytes]) -> int:

@@ -28,6 +28,7 @@ from wald.store.files import uptime
 from wald.store.files.directory import TEMPORARY, Root, Segment
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
+from wald.store.files.lines import Lines
 from wald.store.files.regular import open_file
 from wald.store.files.uptime import Moment
 from wald.store.segments.compression import Compressed, SealedFile, compress_segment
@@ -98,8 +99,10 @@ def seal(
     sealed_bytes = target.stat().st_size
     known: list[dict[str, Any]] = []
     if both:
+        ledger.settle()
         with contextlib.suppress(Damaged):  # at worst a line is written twice
-            known = ledger.entries()
+            base = segment.base_sequence
+            known = [line.entry for line in Lines(ledger.path).about(base, base)]
     for entry in _entries(compressed, sealed_bytes, moment(), cut_ns=cut_ns, now_ns=now()):
         if not any(_is_about(line, entry) for line in known):
             ledger.append(entry)

@@ -13,6 +13,9 @@ class Spans:
         self._firsts: list[int] = []
         self._lasts: list[int] = []
 
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._firsts, self._lasts, strict=True)
+
     def add(self, first: int, last: int) -> None:
         """Add ``first`` to ``last``; runs that meet become one."""
         begin = bisect_left(self._lasts, first - 1)

@@ -1,0 +1,293 @@
+"""A ledger that is cut: its lines are in sealed parts and an active file, and readers do not see the difference."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from damage import flipped
+from faults import Died, DyingDisk, FailingDisk, SteppingDisk, until_it_survives
+from logs import Unsynced
+
+from wald.errors import Damaged
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger, newest_entries, read_files, read_ledger
+from wald.store.files.ledger_parts import parts_of, rebuilt_index, stored_index
+from wald.store.files.lines import Lines, entries_of
+from wald.store.retention.history import History
+
+PART_BYTES = 3000
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    (tmp_path / "ledger").mkdir()
+    return Root(tmp_path)
+
+
+@pytest.fixture
+def path(root: Root) -> Path:
+    return root.ledger / "reclaim.jsonl"
+
+
+def reclaimed(base: int, last: int) -> dict[str, Any]:
+    return {"event": "reclaimed", "base": base, "last": last, "at": base}
+
+
+def opened(path: Path, disk: Disk | None = None) -> Ledger:
+    return Ledger(path, disk or Unsynced(), part_bytes=PART_BYTES)
+
+
+def filled(path: Path, count: int, *, begin: int = 0) -> None:
+    """Deletions of ten records each, cut whenever the owner may."""
+    ledger = opened(path)
+    for number in range(begin, begin + count):
+        ledger.append(reclaimed(10 * number + 1, 10 * number + 10))
+        ledger.cut()
+    ledger.close()
+
+
+def bases(path: Path) -> list[int]:
+    return [entry["base"] for entry in entries_of(path) if "base" in entry]
+
+
+def assert_whole(path: Path, count: int) -> None:
+    """Every line once and in order, and the chain goes through all files."""
+    assert bases(path) == [10 * number + 1 for number in range(count)]
+    files = list(read_files(path))
+    assert [decoded.broken for _, decoded in files] == [[] for _ in files]
+    assert sum(entry["event"] == "reclaimed" for _, decoded in files for entry in decoded.entries) == count
+
+
+def test_a_long_ledger_is_cut_and_goes_on_as_one(path: Path) -> None:
+    filled(path, 100)
+
+    assert len(parts_of(path)) > 3
+    assert path.stat().st_size < 2 * PART_BYTES
+    assert_whole(path, 100)
+    assert [line.number for line in Lines(path).oldest_first()] == list(range(1, 101 + len(parts_of(path))))
+    assert [line.number for line in Lines(path).newest_first()] == list(range(100 + len(parts_of(path)), 0, -1))
+
+
+def test_a_part_is_standard_zstd_of_the_lines_as_they_were(path: Path) -> None:
+    ledger = opened(path)
+    ledger.append(*(reclaimed(number, number) for number in range(1, 25)))
+    before = path.read_bytes()
+    ledger.cut()
+    ledger.close()
+
+    (part,) = parts_of(path)
+    assert part.path.name == "reclaim-00000000000000000001.jsonl.zst"
+    shown = subprocess.run(["zstd", "-dc", part.path], capture_output=True, check=True).stdout
+    assert shown == before
+    (line,) = path.read_bytes().splitlines()
+    assert json.loads(line)["event"] == "continues"
+
+
+def test_look_ups_find_the_same_before_and_after_a_cut(root: Root, path: Path) -> None:
+    ledger = Ledger(path, Unsynced(), part_bytes=PART_BYTES)
+    history = History(root)
+    for number in range(60):
+        ledger.append(reclaimed(10 * number + 1, 10 * number + 10))
+        if number % 7 == 3:
+            ledger.append({"event": "kept", "base": 10 * number + 1})
+    before = [history.reclaimed(sequence) for sequence in range(700)]
+    gaps = list(history.unexplained(1, 650))
+    deletions = list(history.deletions())
+    there = list(History(root).deletions_of(range(700)))
+    for again in (history, History(root)):
+        ledger.cut()
+        assert parts_of(path)
+        assert [again.reclaimed(sequence) for sequence in range(700)] == before
+        assert list(again.unexplained(1, 650)) == gaps
+        assert list(again.deletions()) == deletions
+        assert list(again.deletions_of(range(700))) == there
+    ledger.append({"event": "kept", "base": 1}, reclaimed(31, 40))
+    ledger.close()
+    assert history.reclaimed(5) is None
+    assert history.reclaimed(35) is not None
+    assert {entry["base"] for entry in history.deletions_of({1, 31, 41})} == {31, 41}
+
+
+def test_archived_records_are_known_from_the_parts(root: Root) -> None:
+    path = root.ledger / "archive.jsonl"
+    ledger = opened(path)
+    history = History(root)
+    for number in range(60):
+        route = "ab"[number % 2]
+        ledger.append(
+            {"event": "archived", "route": route, "first": number + 1, "last": number + 1, "after": number - 1}
+        )
+        ledger.cut()
+        for known in (history, History(root)):
+            assert known.all_archived(route, number % 2 + 1, number + 1)
+            assert not known.all_archived(route, 1, number + 2)
+    ledger.close()
+    assert len(parts_of(path)) > 1
+
+
+def test_a_ledger_from_before_is_cut_into_parts_at_once(path: Path) -> None:
+    ledger = Ledger(path, Unsynced())
+    for number in range(200):
+        ledger.append(reclaimed(10 * number + 1, 10 * number + 10))
+    ledger.close()
+    ledger = opened(path)
+    ledger.cut()
+    ledger.append(reclaimed(2001, 2010))
+    ledger.close()
+
+    sizes = [stored_index(part).lines for part in parts_of(path)]
+    assert len(sizes) > 3
+    assert sum(sizes) == 200
+    assert_whole(path, 201)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5])
+@pytest.mark.parametrize("make", [DyingDisk, FailingDisk])
+def test_a_cut_that_ends_at_any_step_loses_nothing(
+    tmp_path: Path, make: Callable[..., SteppingDisk], part: float
+) -> None:
+    """The owner dies or its disk fails; the next one goes on, and readers see every line once in between."""
+    for number, disk in enumerate(until_it_survives(lambda step: make(step, part=part))):
+        assert isinstance(disk, SteppingDisk)
+        path = tmp_path / str(number) / "reclaim.jsonl"
+        path.parent.mkdir()
+        ledger = Ledger(path, Unsynced())
+        ledger.append(*(reclaimed(10 * each + 1, 10 * each + 10) for each in range(60)))
+        ledger.close()
+        survived = False
+        try:
+            ledger = opened(path, disk)
+            ledger.cut()
+            ledger.append(reclaimed(601, 610))
+            ledger.close()
+            survived = True
+        except (Died, OSError):
+            disk.abandon()
+        count = len(bases(path))
+        assert count == 61 if survived else count in (60, 61)
+        assert_whole(path, count)
+        ledger = opened(path)
+        ledger.cut()
+        for each in range(count, 70):
+            ledger.append(reclaimed(10 * each + 1, 10 * each + 10))
+        ledger.close()
+        assert_whole(path, 70)
+        assert len(parts_of(path)) > 1
+        assert sorted(each.name for each in path.parent.iterdir()) == sorted(
+            [path.name, *(each.path.name for each in parts_of(path))]
+        )
+        if survived and len(parts_of(path)) > 1 and getattr(disk, "left", 0) > 0:
+            break
+
+
+def test_a_part_has_the_mode_of_the_active_file_which_keeps_its_own(path: Path) -> None:
+    filled(path, 1)
+    path.chmod(0o600)
+    filled(path, 40, begin=1)
+
+    modes = {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
+    assert modes == {0o600}
+    assert len(list(path.parent.iterdir())) > 1
+
+
+def test_readers_beside_an_owner_that_cuts_see_no_gap_and_nothing_twice(root: Root, path: Path) -> None:
+    stop, wrong = threading.Event(), list[str]()
+
+    def read() -> None:
+        history, highest = History(root), 0
+        while not stop.is_set():
+            for found in (bases(path), [line["base"] for line in history.deletions()][::-1]):
+                if found != [10 * number + 1 for number in range(len(found))] or len(found) < highest:
+                    wrong.append(f"{len(found)} of {highest}: {found[-3:]}")
+                highest = max(highest, len(found))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    filled(path, 400)
+    stop.set()
+    reader.join()
+
+    assert wrong == []
+    assert_whole(path, 400)
+
+
+def test_damage_in_a_part_is_reported_with_its_line_and_concerns_who_needs_it(root: Root, path: Path) -> None:
+    filled(path, 100)
+    parts = parts_of(path)
+    data = parts[1].path.read_bytes()
+    parts[1].path.write_bytes(flipped(data, 8 * 60))
+    base = stored_index(parts[1]).frames[0].low
+
+    history = History(root)
+    assert history.reclaimed(1) is not None
+    assert history.reclaimed(995) is not None
+    with pytest.raises(Damaged, match=rf"{parts[1].path.name}: line 1: its frame at offset 0 is damaged"):
+        history.reclaimed(base)
+    with pytest.raises(Damaged):
+        list(history.unexplained(1, 1000))
+    broken = {file.name: decoded.broken for file, decoded in read_files(path) if decoded.broken}
+    assert broken == {parts[1].path.name: [(1, "its frame at offset 0 is damaged; nothing is decided by this ledger")]}
+
+
+def test_a_damaged_index_is_made_again_from_the_lines(root: Root, path: Path) -> None:
+    filled(path, 100)
+    for part in parts_of(path):
+        index, data = stored_index(part), part.path.read_bytes()
+        assert rebuilt_index(part, index.frames[0].clock) == index
+        part.path.write_bytes(flipped(data, 8 * (len(data) - 40)))
+
+    assert [History(root).reclaimed(sequence) is not None for sequence in (1, 500, 1000, 1001)] == [True] * 3 + [False]
+    ledger = opened(path)
+    ledger.append(reclaimed(1001, 1010))
+    ledger.close()
+    assert History(root).reclaimed(1001) is not None
+    broken = [decoded.broken for _, decoded in read_files(path)]
+    assert [line for each in broken for line, _ in each] == [0] * len(parts_of(path))
+
+
+def test_a_part_that_is_missing_in_between_is_damage_and_one_at_the_beginning_is_not_known(
+    root: Root, path: Path
+) -> None:
+    filled(path, 100)
+    parts = parts_of(path)
+    parts[0].path.unlink()
+    assert History(root).reclaimed(1) is None
+    assert History(root).reclaimed(1000) is not None
+    assert [decoded.broken for _, decoded in read_files(path)] == [[]] * len(parts)
+    parts[2].path.unlink()
+    with pytest.raises(Damaged, match=rf"{parts[3].path.name}: line 1: does not follow the line before it"):
+        History(root).reclaimed(1000)
+    assert [decoded.broken for _, decoded in read_files(path) if decoded.broken] == [
+        [(1, "does not follow the line before it")]
+    ]
+
+
+def test_a_damaged_line_is_not_sealed(path: Path) -> None:
+    ledger = Ledger(path, Unsynced())
+    ledger.append(*(reclaimed(number, number) for number in range(1, 60)))
+    ledger.close()
+    path.write_bytes(path.read_bytes().replace(b'"base":7,', b'"base":8,', 1))
+    ledger = opened(path)
+    ledger.cut()
+    ledger.close()
+
+    assert os.listdir(path.parent) == ["reclaim.jsonl"]
+    assert read_ledger(path).broken[0] == (7, "its checksum is wrong")
+
+
+def test_the_newest_entries_are_found_behind_a_cut(path: Path) -> None:
+    ledger = opened(path)
+    ledger.append(*(reclaimed(number, number) for number in range(1, 60)))
+    ledger.cut()
+    ledger.close()
+
+    assert next(newest_entries(path, "reclaimed"))["base"] == 59

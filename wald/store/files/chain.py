@@ -1,0 +1,40 @@
+"""Lines of a ledger that must follow one another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from wald.errors import Damaged
+from wald.format.ledger import BadLine, decode_line, digest
+
+
+def chained(path: Path, data: bytes, *, line: int, prev: str) -> tuple[list[dict[str, Any]], str]:
+    """The entries of whole lines that follow the line with digest ``prev``, and the digest of the last one.
+
+    Args:
+        line: the number of the first one in the file ``path``.
+
+    Raises:
+        Damaged: a line is damaged or does not follow the one before it.
+    """
+    entries = []
+    for number, text in enumerate(data.split(b"\n")[:-1], start=line):
+        try:
+            entry = decode_line(text)
+        except BadLine as error:
+            raise damaged(path, number, str(error)) from error
+        entry.pop("append", None)
+        if entry.pop("prev") != prev:
+            raise damaged(path, number, "does not follow the line before it")
+        prev = digest(text)
+        entries.append(entry)
+    return entries, prev
+
+
+def damaged(path: Path, number: int, reason: str) -> Damaged:
+    """The error where a decision needs a ledger of which one line cannot be believed."""
+    return Damaged(
+        f"{path}: line {number}: {reason}; nothing is decided by this ledger",
+        hint=f"restore it from a backup, or stop its owner and give up what it says: mv {path} {path}.damaged",
+    )
