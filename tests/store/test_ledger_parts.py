@@ -22,6 +22,7 @@ from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger, newest_entries, read_files, read_ledger
 from wald.store.files.ledger_parts import parts_of, rebuilt_index, stored_index
 from wald.store.files.lines import Lines, entries_of
+from wald.store.repairing.ledgers import begin_again
 from wald.store.retention.history import History
 
 PART_BYTES = 3000
@@ -291,3 +292,15 @@ def test_the_newest_entries_are_found_behind_a_cut(path: Path) -> None:
     ledger.close()
 
     assert next(newest_entries(path, "reclaimed"))["base"] == 59
+
+
+def test_an_active_file_that_repair_begins_again_follows_the_parts(root: Root, path: Path) -> None:
+    filled(path, 60)
+    root.quarantine.mkdir()
+    ledger = opened(path)
+    ledger.append(*(reclaimed(10 * number + 1, 10 * number + 10) for number in range(60, 65)))
+    ledger.close()
+    path.write_bytes(path.read_bytes().replace(b'"base":611,', b'"base":612,', 1))
+    begin_again(root, Unsynced(), path, now_ns=1)
+
+    assert bases(path) == [10 * number + 1 for number in range(65) if number != 61]

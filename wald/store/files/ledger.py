@@ -201,11 +201,16 @@ def _tip(parts: list[PartName]) -> str | None:
     return None
 
 
+def tip_before(path: Path, data: bytes) -> str | None:
+    """What the first line of the active file ``path`` with ``data`` in it should carry as ``prev``; None: not known."""
+    parts = without_copies(parts_of(path), first_prev(data))
+    return _tip(parts) if parts else GENESIS
+
+
 def read_ledger(path: Path) -> Decoded:
     """What the active file of the ledger at ``path`` says; an absent one is empty."""
-    data = _active(path)
-    parts = without_copies(parts_of(path), first_prev(data))
-    return decode_ledger(data, _tip(parts) if parts else GENESIS)
+    data = _active(path)  # first: what is cut meanwhile is in it
+    return decode_ledger(data, tip_before(path, data))
 
 
 def read_files(path: Path) -> Iterator[tuple[Path, Decoded]]:

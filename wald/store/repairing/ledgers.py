@@ -16,7 +16,7 @@ from pathlib import Path
 from wald.format.ledger import GENESIS, digest, encode_line
 from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
-from wald.store.files.ledger import read_ledger
+from wald.store.files.ledger import read_ledger, tip_before
 from wald.store.files.regular import read_regular
 
 
@@ -37,7 +37,8 @@ def whole_lines(path: Path, *, kept: str, sha256: str, now_ns: int) -> bytes:
     """What the new ledger holds."""
     decoded = read_ledger(path)
     opening = {"event": "begun-again", "kept": kept, "sha256": sha256, "whole": len(decoded.entries)}
-    lines = [encode_line(opening | {"damaged": len(decoded.broken), "at": now_ns}, GENESIS)]
+    prev = tip_before(path, read_regular(path)) or GENESIS  # it goes on from the sealed parts, if there are any
+    lines = [encode_line(opening | {"damaged": len(decoded.broken), "at": now_ns}, prev)]
     for number, entry in enumerate(decoded.entries, start=1):
         entry.pop("prev", None)
         lines.append(encode_line(entry | {"carried": number}, digest(lines[-1])))
