@@ -16,6 +16,7 @@ from faults import SteppingDisk
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from logs import Built
+from relieving import relieve
 from repairing import build, repair, small_frames, snapshot
 from spoiling import DAMAGE, Damage, flip
 
@@ -314,3 +315,25 @@ def test_after_a_repair_all_is_good_and_what_could_be_read_still_can(
 @given(spoiled=SPOILED)
 def test_after_a_repair_all_is_good_at_length(written: Written, spoiled: list[tuple[int, Damage | None]]) -> None:
     check_repair(written, spoiled)
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_what_relief_has_dropped_is_not_lost(tmp_path: Path, loses: bool) -> None:
+    built = Built(tmp_path / "log")
+    for number in range(40):
+        built.lines("web" if number % 2 else "stuck", [b"%d" % number * 50] * 5)
+    built.cut()
+    built.seal()
+    path = built.root.path / "segments/00000000000000000001.wal.zst"
+    relief = relieve(built, 1, web=100, stuck=20)
+    built.crash()
+    before, _ = readable(built.root.path)
+    change(path, (lambda data: data[: relief.index.frames[-1].offset + 200]) if loses else (lambda data: data[:-40]))
+    repair(built.root.path, accept_loss=loses)
+    assert errors(built.root.path) == []
+    after, reported = readable(built.root.path)
+    assert reported == []
+    assert (after == before) != loses
+    dropped = set(range(1, 201)) - before.keys()
+    states = {built.log.where(each).state for each in dropped}
+    assert states <= {State.RECLAIMED}

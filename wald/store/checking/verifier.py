@@ -65,7 +65,7 @@ class Verification:
 
     def segments_to_check(self) -> list[SegmentToCheck]:
         """Every segment that has to be checked, oldest first."""
-        return [self._target(segment) for segment in self._view.segments if not self._behind_head(segment)]
+        return [self.target(segment) for segment in self._view.segments if not self._behind_head(segment)]
 
     def findings(self, ahead: Callable[[SegmentToCheck], Checked | None] = lambda _: None) -> Iterator[Finding]:
         """Every finding. To be iterated once.
@@ -164,7 +164,7 @@ class Verification:
         before = self._state
         if segment.base_sequence > (before.next_sequence or 1):
             before = replace(before, open_records={})  # they may have ended in what is missing
-        target = self._target(segment)
+        target = self.target(segment)
         done = ahead(target)
         checked = (done and done.following(before)) or check(target, before)
         self._state = checked.after
@@ -220,7 +220,7 @@ class Verification:
     def _behind_head(self, segment: Segment) -> bool:
         return self._head is not None and segment.base_sequence > self._head.segment
 
-    def _target(self, segment: Segment) -> SegmentToCheck:
+    def target(self, segment: Segment) -> SegmentToCheck:
         """The segment, and what the rest of the root says of it."""
         head, log_id = self._head, self._log_id
         if segment.kind.form is Kind.SEALED:

@@ -183,7 +183,11 @@ class Walk:
     def _dropped(self, segment: OpenSegment, found: DroppedBatches) -> Iterator[DamagedRange | DroppedRange]:
         yield from self._report_gap(segment, found.first_sequence, self._position)
         relieved = segment.index.relieved if isinstance(segment, SealedSegment) else None
-        routes = None if relieved is None else tuple(RouteRange(*entry[:4]) for entry in relieved.routes)
+        routes = (
+            None
+            if relieved is None or not relieved.routes
+            else tuple(RouteRange(*entry[:4]) for entry in relieved.routes)
+        )
         first = max(self._due, found.first_sequence)
         self._expected = max(found.next_sequence, self._expected or 0)
         self._position = found.position

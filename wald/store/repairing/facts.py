@@ -107,7 +107,7 @@ class _Examination:
         self.log_id = read_identity(root).log_id
         self.listing = list_segments(root)
         self.head = readable_head(root)
-        verification = Verification(root)
+        verification = self.verification = Verification(root)
         self.history = verification.history
         findings = tuple(each for each in verification.findings(self._check) if each.level is Level.ERROR)
         segments = [self._segment(number) for number in range(len(self.listing.segments))]
@@ -142,18 +142,19 @@ class _Examination:
         durable = durable if segment.kind is Kind.RAW else None
         sealed = self.history.sealed(segment.base_sequence)
         recorded = sealed is not None and sealed["base"] == segment.base_sequence
-        sha256 = str(sealed["sha256"]) if sealed is not None and recorded else None
+        target = replace(self.verification.target(segment), durable=durable, open_ended=True)
         known = None if found.misnamed else self.checked.get(segment.base_sequence)
-        checked = known or check(SegmentToCheck(segment, self.log_id, durable=durable, open_ended=True, sha256=sha256))
+        checked = known or check(target)
         found = replace(found, durable=durable, recorded=recorded or segment.kind is Kind.RAW)
         wrong = [each.message for each in checked.findings if each.level is Level.ERROR]
         if not wrong:
             last = checked.after.next_sequence - 1
             spans = ((segment.base_sequence, last),) if checked.records else ()
             return replace(found, spans=spans, recorded=found.recorded or not spans)
-        return self._damaged(replace(found, problem=found.problem or wrong[0]), number, sha256)
+        digests = frozenset[str]() if target.sha256 is None else frozenset({target.sha256, *target.relieved})
+        return self._damaged(replace(found, problem=found.problem or wrong[0]), number, digests)
 
-    def _damaged(self, found: SegmentFacts, number: int, sha256: str | None) -> SegmentFacts:
+    def _damaged(self, found: SegmentFacts, number: int, digests: frozenset[str]) -> SegmentFacts:
         segment = found.segment
         older = Listing(self.listing.segments[:number])
         before = state_after(older, self.log_id, []).open_records
@@ -162,7 +163,7 @@ class _Examination:
         with suppress(Damaged, OSError):
             met = survey(segment, self.log_id, before, durable=found.durable, end=self._end(number))
         twin_spans = self._twin(found)
-        changed = not met.reason and sha256 is not None and self._digest(segment) != sha256
+        changed = not met.reason and bool(digests) and self._digest(segment) not in digests
         return replace(found, spans=tuple(met.spans), survey=met, changed=changed, twin_spans=twin_spans)
 
     def _end(self, number: int) -> int:

@@ -42,9 +42,8 @@ class Whole:
 class Survey:
     """
     Attributes:
-        spans: of the records that begin in whole batches, in order.
+        spans: of the records that begin in whole batches, or that relief has dropped, in order.
         broken: the records that have lost a piece, wherever they begin.
-        counts: of each route, the records in ``spans``.
         open_records: at the end, by route.
         reason: what is wrong, of the first damage; "": every batch is whole.
         pieces: whether batches continue a record without beginning one.
@@ -52,14 +51,9 @@ class Survey:
 
     spans: list[Span] = field(default_factory=list)
     broken: set[int] = field(default_factory=set)
-    counts: dict[str, int] = field(default_factory=dict)
     open_records: dict[str, int] = field(default_factory=dict)
     reason: str = ""
     pieces: bool = False
-
-    @property
-    def records(self) -> int:
-        return sum(last - first + 1 for first, last in self.spans)
 
     def add(self, header: BatchHeader, route: str) -> None:
         begun = self.open_records.pop(route, 0)
@@ -67,10 +61,18 @@ class Survey:
             self.broken.add(begun)
         if header.open_sequence:
             self.open_records[route] = header.open_sequence
-        if not header.count:
+        if header.count:
+            self._cover(header)
+        else:
             self.pieces = True
-            return
-        self.counts[route] = self.counts.get(route, 0) + header.count
+
+    def drop(self, header: BatchHeader) -> None:
+        """Add a batch in the place of those that relief has dropped; which records end in them is not known."""
+        self.open_records = {}
+        if header.count:
+            self._cover(header)
+
+    def _cover(self, header: BatchHeader) -> None:
         if self.spans and self.spans[-1][1] + 1 == header.base_sequence:
             self.spans[-1] = self.spans[-1][0], header.end_sequence - 1
         else:
@@ -97,6 +99,8 @@ def survey(segment: Segment, log_id: bytes, before: dict[str, int], *, durable: 
     for met in batches(segment, log_id, durable=durable, end=end):
         if isinstance(met, str):
             found.gap(met)
+        elif met.header.is_dropped:
+            found.drop(met.header)
         elif met.header.is_control:
             found.open_records = found.open_records or _open_records(met)
         else:
@@ -151,7 +155,8 @@ def _stored(segment: Segment, log_id: bytes, durable: int | None) -> Iterator[St
     """What stands in a segment, whatever its form."""
     damage = _damaged_before(segment)
     with closing(_opened(segment, log_id)) as opened:
-        for met in opened.batches(FIRST_BATCH, durable):
+        whole = opened.batches if isinstance(opened, RawSegment) else opened.stored
+        for met in whole(FIRST_BATCH, durable):
             if isinstance(met, StoredBatch) and any(begin <= met.position < end for begin, end in damage):
                 yield DamagedBytes(met.position, met.end - met.position, "damaged before it was sealed")
             elif isinstance(met, StoredBatch | DamagedBytes):

@@ -136,7 +136,7 @@ def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator
             if isinstance(met, str):
                 state.open_records.clear()
                 continue
-            if met.header.is_control:
+            if met.header.is_control and not met.header.is_dropped:
                 state = _joined(state_of(met), state, source.broken)
                 continue
             kept = without(met, set(source.broken))

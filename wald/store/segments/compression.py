@@ -110,6 +110,7 @@ def compress_segment(
         routes=contents.routes(),
         sha256=frames.sha256.digest(),
         damage=[(gap.offset, gap.length) for gap in gaps],
+        relieved=contents.relieved(),
     )
     return Compressed(index, frames.finish(encode_index(index, contents.table)), gaps)
 

@@ -138,6 +138,10 @@ class Contents:
             for name, tally in self._tallies.items()
         ]
 
+    def relieved(self) -> Relieved | None:
+        """What relief has dropped; whose the records were, only the ledger says. None: nothing."""
+        return Relieved(b"", 0, self.dropped, []) if self.dropped else None
+
     def index(
         self, *, log_id: bytes, epoch: int, raw_bytes: int, damage: list[tuple[int, int]], sha256: bytes
     ) -> SealedIndex:
@@ -160,7 +164,7 @@ class Contents:
             sha256=sha256,
             damage=damage,
             stored_batches=store_batches(self.table),
-            relieved=Relieved(b"", 0, self.dropped, []) if self.dropped else None,
+            relieved=self.relieved(),
         )
 
     def _drop(self, base: int, count: int, time_ns: int) -> None:
