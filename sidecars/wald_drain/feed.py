@@ -117,10 +117,14 @@ class Drain:
             consumer.enter(self._report)
             while True:
                 for portion in portions(consumer.unprocessed(), records_max=job.records_max):
-                    if not self._process(portion, attempts, handovers):
+                    step = self._process(portion, attempts, handovers)
+                    if step is NextStep.LEAVE:
                         return
-                if job.exit_at_end or not consumer.more_come(self._stop):
-                    return
+                    if step is NextStep.SKIPPED:
+                        break
+                else:
+                    if job.exit_at_end or not consumer.more_come(self._stop):
+                        return
 
     def _finish_run(self, attempts: Attempts) -> None:
         """Move the cursor past what the command of an earlier drain processed after that drain was killed."""
@@ -130,17 +134,21 @@ class Drain:
             named = self._consumer.named(ended.first, ended.last)
             self._report(f"{named}: processed by a command that has outlived its wald-drain")
 
-    def _process(self, portion: Portion, attempts: Attempts, handovers: Handovers) -> bool:
-        """Have the command process a portion, or give up what fails in it; False if drain stopped before the end."""
+    def _process(self, portion: Portion, attempts: Attempts, handovers: Handovers) -> NextStep:
+        """Have the command process a portion, or give up what fails in it.
+
+        Returns:
+            COMMIT; LEAVE if drain stopped before the end; SKIPPED if records are to be read again, after the cursor.
+        """
         parts = [portion]
         while parts:
             part = parts.pop()
             match self._try(part, attempts, handovers, halved=part is not portion):
-                case NextStep.LEAVE:
-                    return False
+                case NextStep.LEAVE | NextStep.SKIPPED as step:
+                    return step
                 case NextStep.HALVE:
                     parts.extend(reversed(part.halves()))
-        return True
+        return NextStep.COMMIT
 
     def _try(self, part: Portion, attempts: Attempts, handovers: Handovers, *, halved: bool) -> NextStep:
         """Have the command process a part; return what follows, which for COMMIT and GIVE_UP is done already."""
@@ -151,6 +159,9 @@ class Drain:
         for runs in count(1):
             if self._stop.is_set() or not attempts.wait(self._stop, self._report_of_route):
                 return NextStep.LEAVE
+            if runs > 1 and self._consumer.cursor.sequence >= part.first:
+                self._report_of_route(f"the cursor was moved past record {part.first}; going on behind it")
+                return NextStep.SKIPPED
             variables = self._variables(part, number)
             exit_code = self._run_command(attempts, part, stdin, variables)
             step = next_step(exit_code, number=number, tries=tries, count=part.count, stopping=self._stop.is_set())

@@ -23,6 +23,7 @@ class NextStep(Enum):
     LATER = "the command gets them again after a pause, and this was no try"
     HALVE = "the command gets the first half of them after a pause, then the second"
     GIVE_UP = "they go to the dead-letter route"
+    SKIPPED = "an operator has moved the cursor past the first of them"
     LEAVE = "they wait for the next start"
 
 

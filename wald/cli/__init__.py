@@ -30,7 +30,7 @@ _COMMANDS = {
     "show": ("show", "show", "Show a record, wherever it is: in the log or in an archive."),
     "routes": ("routes", "routes", "List routes, their cursors and their lag."),
     "route": ("routes", "route", "Add or retire a route."),
-    "cursor": ("cursors", "cursor", "Show or move a consumer group's cursor."),
+    "cursor": ("unprocessed", "cursor", "Show or move a consumer group's cursor."),
     "explain": ("explain", "explain", "Show which groups hold back which segments, and when the disk is full."),
     "top": ("top", "top", "Watch the log live: segments, routes, rates, lag, disk."),
     "metrics": ("metrics", "metrics", "Print what the directory shows, as metrics of Prometheus."),

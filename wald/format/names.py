@@ -27,7 +27,8 @@ CONSUMERS = "consumers"  # the directory of a route in which other users leave c
 FOUND = "in.found-"  # and a number: what stood where the FIFO of a route belongs
 
 VERIFIED = "verify.jsonl"
-LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl", VERIFIED)
+SKIPS = "skips.jsonl"  # records that `wald cursor skip` has passed over for a group
+LEDGERS = ("segments.jsonl", "reclaim.jsonl", "archive.jsonl", VERIFIED, SKIPS)
 PART_SUFFIX = ".zst"
 _LEDGER_PART = re.compile(r"([a-z]+)-([0-9]{20})(\.jsonl)\.zst")
 

@@ -77,7 +77,7 @@ _BY_PATH = tuple(
         (rf"{_ROUTE}/retired", FileKind.RETIRED),
         (_ROUTE, FileKind.ROUTE),
         (r"ledger/[a-z]+\.jsonl", FileKind.LEDGER),
-        (r"ledger/[a-z]+\.[0-9.]+\.jsonl\.zst", FileKind.LEDGER_PART),
+        (r"ledger/[a-z]+-[0-9]{20}\.jsonl\.zst", FileKind.LEDGER_PART),
         (r"ledger/[a-z.]+\.lock", FileKind.LEDGER_LOCK),
         (r"quarantine/.+", FileKind.QUARANTINE),
         (r"recovery/[0-9]{10}\.json", FileKind.RECOVERY),

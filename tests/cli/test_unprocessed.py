@@ -1,0 +1,100 @@
+"""What a group has not processed, and skipping a record that it cannot process, on record and never another one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import Daemon, eventually, output_of, refusal_of, sidecar, wald
+
+from wald.store.files.lines import entries_of
+
+
+def shown(root: Path, *arguments: object) -> dict[str, Any]:
+    return dict(json.loads(output_of("cursor", "show", "a", "--root", root, "--json", *arguments)))
+
+
+def skips(root: Path) -> list[dict[str, Any]]:
+    return list(entries_of(root / "ledger/skips.jsonl"))
+
+
+@pytest.fixture
+def filled(root: Path, daemon: Daemon) -> Path:
+    """Records 1 to 3 and 5 of route a, 4 of b; the group has processed 1."""
+    output_of("route", "add", "b", "--root", root)
+    for route, lines in (("a", b"1\n2\n3\n"), ("b", b"4\n"), ("a", b"5\n")):
+        output_of("append", route, "--root", root, stdin=lines)
+    output_of("cursor", "set", "a", 1, "--root", root)
+    return root
+
+
+def test_what_a_group_has_not_processed_is_counted_with_its_ends_and_times(filled: Path) -> None:
+    found = shown(filled)
+
+    assert (found["sequence"], found["lag_records"], found["first"], found["last"]) == (1, 3, 2, 5)
+    assert found["first_append_time_ns"] < found["last_append_time_ns"]
+    assert found["missing_records"] == 0
+    assert "3 records, 2 to 5" in output_of("cursor", "show", "a", "--root", filled).decode()
+
+
+def test_a_group_that_has_processed_everything_has_nothing_left(filled: Path) -> None:
+    output_of("cursor", "set", "a", 5, "--root", filled)
+    found = shown(filled)
+    assert (found["lag_records"], found["first"], found["last"]) == (0, None, None)
+
+
+def test_records_that_were_removed_unread_are_counted_apart(filled: Path) -> None:
+    """The group goes back to records that RECLAIM has deleted meanwhile."""
+    output_of("cursor", "set", "a", 5, "--root", filled)
+    output_of("cursor", "set", "b", 4, "--root", filled)
+    output_of("cut", "--root", filled)
+    output_of("append", "a", "--root", filled, stdin=b"6\n")
+    subprocess.run(sidecar("reclaim", "--root", filled, "--grace", 0), check=True, capture_output=True)
+    wald("cursor", "set", "a", 1, "--rewind", "--root", filled)
+    found = shown(filled)
+
+    assert (found["lag_records"], found["first"]) == (1, 6)
+    assert found["missing_records"] == 4, "the segment held 1 too, and its line has only the count"
+
+
+def test_the_next_record_is_skipped_and_that_is_on_record(filled: Path) -> None:
+    output_of("cursor", "skip", "a", 2, "--why", "not UTF-8", "--root", filled)
+    (entry,) = skips(filled)
+
+    assert shown(filled)["first"] == 3
+    assert (entry["event"], entry["sequence"]) == ("skipped-record", 2)
+    assert (entry["route"], entry["group"]) == ("a", "processed")
+    assert (entry["after"], entry["records"], entry["why"]) == (1, 1, "not UTF-8")
+    assert wald("verify", "--root", filled).returncode == 0
+
+
+def test_no_other_record_is_skipped_unless_all_up_to_it_are_meant(filled: Path) -> None:
+    code, message, hint = refusal_of("cursor", "skip", "a", 5, "--root", filled)
+    assert (code, message) == (9, "record 5 is not the next of route a for group processed: 2 is")
+    assert "--through skips all 3 records" in hint
+    assert refusal_of("cursor", "skip", "a", 4, "--root", filled)[0] == 3, "a record of another route"
+    assert refusal_of("cursor", "skip", "a", 1, "--root", filled)[0] == 3, "it is processed"
+    assert (skips(filled), shown(filled)["sequence"]) == ([], 1)
+
+    output_of("cursor", "skip", "a", 5, "--through", "--root", filled)
+    assert [(entry["sequence"], entry["records"]) for entry in skips(filled)] == [(5, 3)]
+
+
+def test_a_drain_that_fails_at_the_record_goes_on_behind_it(filled: Path, tmp_path: Path) -> None:
+    """The command refuses 2 for ever. After the skip the drain gives it 3 and 5 without a restart."""
+    seen = tmp_path / "seen"
+    script = f'read line; if [ "$line" = 2 ]; then exit 1; fi; echo "$line" >> {seen}'
+    line = sidecar("drain", "a", "--root", filled, "--batch-records", 1, "--exit-at-end", "--", "sh", "-c", script)
+    with subprocess.Popen(line, stderr=subprocess.PIPE) as drain:
+        assert drain.stderr is not None
+        assert b"a 2: exit 1" in drain.stderr.readline()
+        output_of("cursor", "skip", "a", 2, "--root", filled)
+        assert drain.wait(60) == 0
+        assert b"the cursor was moved past record 2" in drain.stderr.read()
+    eventually(seen.exists)
+
+    assert seen.read_text() == "3\n5\n"
+    assert shown(filled)["lag_records"] == 0

@@ -1,0 +1,161 @@
+"""``wald cursor show`` and ``wald cursor skip``: what a group has not processed, and passing over a poison record."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+import wald
+from wald.cli.cursors import cursor
+from wald.cli.options import group_option, json_option, root_option, route_argument
+from wald.cli.output import aligned, json_line, time_fields
+from wald.errors import Damaged, NotFound, Refused, command_line, user_name
+from wald.format.names import SKIPS
+from wald.format.record import Record
+from wald.format.times import utc
+from wald.log import Log
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import Ledger
+from wald.store.files.uptime import now as uptime_now
+from wald.store.retention.cursors import Cursor, CursorState
+from wald.store.retention.missing import Missing
+from wald.store.retention.progress import lags, last_sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Unprocessed:
+    """What a group has still to process.
+
+    Attributes:
+        records: that the log holds; ``missing``: that it does not hold any more, at most.
+        first, last: of those that it holds; None if there is none, or the last is not known.
+    """
+
+    cursor: Cursor
+    records: int
+    missing: int
+    first: Record | None
+    last: int | None
+    last_ns: int | None
+
+
+def unprocessed(log: Log, route: str, group: str) -> Unprocessed:
+    """
+    Raises:
+        NotFound: no such route.
+        Damaged: the next record cannot be read.
+    """
+    found, view = log.cursor(route, group), log.view()
+    lag = lags(view, [found])[route, group]
+    gone: list[Missing] = []
+    following = log.records(route, found.effective + 1, limit=1, on_missing=gone.append)
+    first = next(following, None) if lag.records else None
+    last = last_sequences(view).get(route) if first is not None else None
+    last_ns = log.where(last).append_time_ns if last else None
+    return Unprocessed(found, lag.records, sum(each.records for each in gone), first, last, last_ns)
+
+
+@cursor.command("show")
+@route_argument
+@root_option
+@group_option
+@json_option
+def show(root: Path, route: str, group: str, as_json: bool) -> None:
+    """Show what the group has not processed of ROUTE: how many records, from where to where, since when."""
+    log = wald.open(root)
+    found = unprocessed(log, route, group)
+    if as_json:
+        click.echo(json_line("cursor.show", _fields(found)))
+    else:
+        click.echo("\n".join(_text(log, found)))
+
+
+def _fields(found: Unprocessed) -> dict[str, object]:
+    at, first = found.cursor, found.first
+    fields: dict[str, object] = {"route": at.route, "group": at.group}
+    fields |= {"state": at.state.value, "sequence": at.sequence}
+    fields |= {"message": at.message, "lag_records": found.records, "missing_records": found.missing}
+    fields |= {"first": first.sequence if first else None, "last": found.last}
+    fields |= time_fields("first_append_time", first.append_time_ns if first else None)
+    return fields | time_fields("last_append_time", found.last_ns)
+
+
+def _text(log: Log, found: Unprocessed) -> Iterator[str]:
+    at, first = found.cursor, found.first
+    stands = f"at {at.sequence}" if at.state is CursorState.VALID else f"{at.state.value}: {at.message}"
+    rows = [("route", at.route), ("group", at.group), ("cursor", stands)]
+    if first is None:
+        rows.append(
+            ("left", "nothing: every record was processed" if not found.records else f"{found.records} records")
+        )
+    else:
+        last = "?" if found.last is None else str(found.last)
+        rows.append(("left", f"{found.records} records, {first.sequence} to {last}"))
+        rows.append(("appended", f"{utc(first.append_time_ns)} to {utc(found.last_ns) if found.last_ns else '?'}"))
+        reading = f"read {at.route} --from cursor --group {at.group}"
+        rows.append(("to read", command_line(log.root.path, reading)))
+    if found.missing:
+        rows.append(("missing", f"up to {found.missing} records in front were removed before it processed them"))
+    yield from aligned(rows, ())
+
+
+@cursor.command("skip")
+@route_argument
+@click.argument("sequence", type=int)
+@root_option
+@group_option
+@click.option("--through", is_flag=True, help="Also skip the records before SEQUENCE that it has not processed.")
+@click.option("--why", default="", metavar="TEXT", help="The reason, for the ledger.")
+@json_option
+def skip(root: Path, route: str, sequence: int, group: str, through: bool, why: str, as_json: bool) -> None:
+    """Move the group past record SEQUENCE of ROUTE, which it cannot process, and record that in ledger/skips.jsonl.
+
+    SEQUENCE must be the next record that the group would process, so that nothing else is skipped. A wald-drain that
+    tries the record again follows at its next try. The record stays in the log as long as others need it.
+    """
+    log = wald.open(root)
+    log.root.require_route(route)
+    with closing(Ledger(log.root.ledger / SKIPS, Disk(), owner="wald cursor skip")) as ledger:
+        before, records = _skippable(log, route, group, sequence, through=through)
+        entry = {"event": "skipped-record", "route": route, "group": group, "after": before.effective}
+        entry |= {"sequence": sequence, "records": records, "by": user_name(os.geteuid()), "why": why}
+        ledger.append(entry | {"at": time.time_ns()} | uptime_now().as_entry())
+        moved = log.set_cursor(route, sequence, group)
+    if as_json:
+        fields = {"route": route, "group": group, "sequence": moved.sequence, "after": before.effective}
+        click.echo(json_line("cursor.skip", fields | {"records": records, "why": why}))
+    else:
+        click.echo(f"{route}/{group} is at {moved.sequence}; skipped: {records} record{'s' * (records != 1)}")
+
+
+def _skippable(log: Log, route: str, group: str, sequence: int, *, through: bool) -> tuple[Cursor, int]:
+    """The cursor, and how many records a skip to ``sequence`` passes over.
+
+    Raises:
+        Refused: another record is the next one.
+        NotFound: it is no record of the route that the group has not processed.
+        Damaged: the cursor cannot be trusted.
+    """
+    found = log.cursor(route, group)
+    if found.state not in (CursorState.VALID, CursorState.ABSENT):
+        raise Damaged(found.message, hint=command_line(log.root.path, f"cursor set {route} SEQUENCE --rewind"))
+    showing = command_line(log.root.path, f"cursor show {route} --group {group}")
+    records = 0
+    next_record = None
+    for batch in log.batches(route, found.effective + 1, sequence, on_missing="skip", on_damage=lambda _: None):
+        next_record = next_record or batch.first_sequence
+        records += batch.count
+        last = batch.last_sequence
+    if next_record is None or last != sequence:
+        message = f"record {sequence} is no record of route {route} that group {group} has still to process"
+        raise NotFound(message, hint=showing)
+    if next_record != sequence and not through:
+        message = f"record {sequence} is not the next of route {route} for group {group}: {next_record} is"
+        raise Refused(message, hint=f"{showing}; --through skips all {records} records up to {sequence}")
+    return found, records
