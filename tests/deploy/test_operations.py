@@ -180,6 +180,16 @@ def damaged_in(site: Site) -> None:
     site.until("systemctl show -P ExecMainStatus wald-drain@orders | grep -x 4")
 
 
+@trouble("wald verify reports damage")
+def repaired(site: Site) -> Iterator[None]:
+    site.start()
+    damaged_in(site)
+    yield
+    site.until(f"test $(wc -l < {FED}) = 10")
+    assert site.text(FED).split() == [str(number) for number in range(10, 20)]
+    assert "10 records lost, on record: 1 to 10" in site.sh("wald verify --root " + LOG)
+
+
 @trouble("A second writer")
 def second_writer(site: Site) -> Iterator[None]:
     """A daemon was started by hand, on a machine that calls itself otherwise."""

@@ -173,7 +173,8 @@ class Repair:
         for first, last in act.lost:
             if not any(history.unexplained(first, last)):
                 continue
-            entry: Entry = {"event": "lost", "base": first, "last": last, "why": act.reason}
+            reason = "a piece of it is lost" if first == last and first in act.broken else act.reason
+            entry: Entry = {"event": "lost", "base": first, "last": last, "why": reason}
             if kept:
                 entry["kept"] = kept
             routes = routes_lost((first, last), act.facts.segment if act.facts is not None else None, history)

@@ -23,7 +23,7 @@ from itertools import compress, repeat
 from operator import lt
 from typing import NamedTuple
 
-from wald.errors import Damaged, NotFound
+from wald.errors import Damaged, NotFound, command_line
 from wald.format.names import DEFAULT_GROUP, Kind
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.segment import BadHeader
@@ -251,8 +251,8 @@ def _joined(left: RouteEntry, held: RouteEntry) -> RouteEntry:
 
 def ways_out(segment: Segment) -> str:
     """What can be done about a segment that stays because the routes of its records are not known."""
-    quarantine = Root(segment.path.parents[1]).quarantine
-    return f"put a whole copy in its place; or mv {segment.path} {quarantine}/ gives its records up"
+    giving_up = command_line(segment.path.parents[1], "repair --accept-loss")
+    return f"put a whole copy in its place; or, without a daemon, {giving_up} gives up what is lost of it"
 
 
 def needs(index: SealedIndex, end: int, history: History) -> Sequence[RouteEntry]:

@@ -62,7 +62,7 @@ def read_head(root: Root) -> Head | None:
         os.close(descriptor)
     raise Damaged(
         f"{root.head}: offset 0: not a head line",
-        hint=f"rm {root.head}: the next start of the daemon makes a new one from the segments",
+        hint=f"{command_line(root.path, 'repair')}, or the next start of the daemon, makes a new one from the segments",
     )
 
 
