@@ -149,8 +149,9 @@ def acts(daemon: Daemon, what: str) -> list[Callable[[], object]]:
 
 
 LINES = {
-    "`wald read`, `head`, `where`, `routes`, `explain`, `metrics`, `verify`, `cursor get`": [
+    "`wald read`, `grep`, `head`, `where`, `routes`, `explain`, `metrics`, `verify`, `cursor get`": [
         command("read", "a"),
+        command("grep", "", "a"),
         command("head"),
         command("where", 1),
         command("routes"),

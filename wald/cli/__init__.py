@@ -24,6 +24,7 @@ _COMMANDS = {
     "init": ("service", "init", "Make a log, for a daemon that must not make one."),
     "append": ("append", "append", "Send lines from stdin or files; print FIRST LAST once they are durable."),
     "read": ("read", "read", "Write records to stdout, from a position on."),
+    "grep": ("grep", "grep", "Print the records in which a pattern is found."),
     "status": ("status", "status", "Report whether the daemon is alive and what is wrong; for monitoring too."),
     "head": ("positions", "head", "Show how far the log is durable."),
     "where": ("positions", "where", "Show where a sequence is, or what became of it."),
@@ -39,7 +40,6 @@ _COMMANDS = {
     "cut": ("service", "cut", "Ask the daemon to cut the active segment."),
     "dump": ("inspect", "dump", "Print the content of a file of the log, and what is damaged in it."),
     "file": ("file", "file", "Show what a file is, which version wrote it, and whether it may be deleted."),
-    "history": ("history", "history", "Show what happened to the log, and whether every deletion was legal."),
     "repair": ("repair", "repair", "Make a damaged log good again, and record what is lost."),
     "verify": ("inspect", "verify", "Read everything, change nothing, report damage."),
 }

@@ -75,14 +75,14 @@ class Output:
 
     def _objects(self, records: Iterable[Record]) -> Iterator[bytes]:
         for record in records:
-            yield (_with_times(record) if self._times else record.to_json()).encode() + b"\n"
+            yield (with_times(record) if self._times else record.to_json()).encode() + b"\n"
 
 
 def _before(time_ns: int) -> bytes:
     return f"{utc(time_ns, 9)} ".encode()
 
 
-def _with_times(record: Record) -> str:
+def with_times(record: Record) -> str:
     """Its object, with readable times as the first keys."""
     happened = "" if record.event_time_ns is None else f'"event_time": "{utc(record.event_time_ns, 9)}", '
     return f'{{"append_time": "{utc(record.append_time_ns, 9)}", {happened}{record.to_json()[1:]}'

@@ -5,7 +5,9 @@ batches     stored batches as records, pieces joined
 latest      where the last records of a route begin
 lookup      where is record N?
 matching    which records a pattern is found in
+portions    what can be read at the same time
 reader      from a place on; follows
+search      by several processes
 selection   which records are wanted: start and stop
 walk        across segments, up to a bound
 """

@@ -14,6 +14,7 @@ from re import _constants, _parser  # type: ignore[attr-defined]  # nothing publ
 from typing import Any
 
 from wald.errors import InvalidInput
+from wald.format.columns import decode
 from wald.format.record import Record
 from wald.store.reading.batches import Batch
 
@@ -41,24 +42,41 @@ class Matcher:
         self._folds = bool(compiled.flags & re.IGNORECASE)
         literal = b"" if invert else _literal(source, compiled.flags)
         self._literal = literal.lower() if self._folds else literal
+        self._find = re.compile(re.escape(self._literal)).search
 
     def matches(self, value: bytes) -> bool:
         """Whether a record with this value is one to find."""
         return (self._search(value) is None) == self._invert
 
-    def records(self, batch: Batch) -> Iterator[Record]:
-        """The records of ``batch`` to find, in order."""
-        payload = bytes(batch.payload)
-        text = payload.lower() if self._folds and self._literal else payload
-        if self._literal not in text:
+    def found(self, batch: Batch) -> Iterator[tuple[int, bytes]]:
+        """Sequence and value of the records of ``batch`` to find, in order."""
+        if self._absent(batch.payload):
             return
         if batch.is_columns:
-            yield from (record for record in batch.records() if self.matches(record.value))
+            values = decode(batch.payload).values.to_list()[batch.skipped : batch.skipped + batch.count]
+            for sequence, value in enumerate(values, batch.first_sequence):
+                if self.matches(value or b""):
+                    yield sequence, value or b""
             return
-        last, time_ns = batch.count - 1, batch.append_time_ns
+        payload = bytes(batch.payload)
+        text = payload.lower() if self._folds and self._literal else payload
         for number, value in self._lines(payload, text, batch.count):
-            ended = batch.terminated or number < last
-            yield Record(batch.route, batch.first_sequence + number, value, time_ns, terminated=ended)
+            yield batch.first_sequence + number, value
+
+    def records(self, batch: Batch) -> Iterator[Record]:
+        """The records of ``batch`` to find, in order."""
+        if not batch.is_columns:
+            for sequence, value in self.found(batch):
+                ended = batch.terminated or sequence < batch.last_sequence
+                yield Record(batch.route, sequence, value, batch.append_time_ns, terminated=ended)
+        elif not self._absent(batch.payload):
+            yield from (record for record in batch.records() if self.matches(record.value))
+
+    def _absent(self, payload: memoryview) -> bool:
+        """Whether the literal is not in ``payload``, which is not copied if it need not be."""
+        if self._folds:
+            return self._literal not in bytes(payload).lower()
+        return self._find(payload) is None
 
     def _lines(self, payload: bytes, text: bytes, count: int) -> Iterator[tuple[int, bytes]]:
         """Number and value of each line to find.

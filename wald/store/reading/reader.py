@@ -81,6 +81,21 @@ def read_span(
     return reading.batches(follow=False, cancel=threading.Event(), renewed=False)
 
 
+def read_portion(
+    view: View,
+    selection: Selection,
+    first: int,
+    last: int,
+    *,
+    on_damage: Callable[[Damaged], None],
+    on_missing: Callable[[Missing], None],
+) -> Iterator[Batch]:
+    """Batches with those of the selected records that are numbered ``first`` to ``last``."""
+    portion = replace(selection, first=max(first, selection.first), last=min(last, selection.last))
+    reading = _Reading(view, portion, on_damage, on_missing)
+    return reading.batches(follow=False, cancel=threading.Event(), renewed=False)
+
+
 class _Reading:
     """One way through the log for one consumer."""
 

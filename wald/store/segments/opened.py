@@ -21,7 +21,7 @@ from wald.format.names import Kind, segment_name
 from wald.format.parsing import Batches, StoredBatch
 from wald.format.sealed import SealedIndex
 from wald.format.segment import BadHeader, SegmentHeader
-from wald.format.tables import Frame
+from wald.format.tables import Frame, RouteTable
 from wald.store.files.directory import Segment
 from wald.store.files.regular import open_regular
 from wald.store.segments.compression import SealedFile
@@ -232,22 +232,21 @@ class SealedSegment:
     def batches(self, position: int, limit: int | None, routes: frozenset[str] | None = None) -> Iterator[Met]:
         """As :meth:`RawSegment.batches`; frames that hold none of ``routes`` are not decompressed."""
         index = self.index
-        wanted = None if routes is None else {i for i, entry in enumerate(index.routes) if entry.route in routes}
+        names = RouteTable.of(index.routes).names
+        wanted = None if routes is None else {i for i, route in enumerate(names) if route in routes}
         first = max(0, bisect_right(index.frames, position, key=lambda frame: frame.raw_offset) - 1)
-        readable = [
-            number
-            for number in range(first, len(index.frames))
-            if index.frames[number].raw_offset + index.frames[number].raw_bytes > position
-            and (limit is None or index.frames[number].raw_offset < limit)
-        ]
+        readable = {
+            number: frame
+            for number, frame in enumerate(index.frames[first:], first)
+            if frame.raw_offset + frame.raw_bytes > position and (limit is None or frame.raw_offset < limit)
+        }
         needed = [
             number
-            for number in readable
-            if not index.is_damage(index.frames[number]) and self._is_needed(index.frames[number], wanted)
+            for number, frame in readable.items()
+            if not index.is_damage(frame) and self._is_needed(frame, wanted)
         ]
         following = dict(pairwise(needed))
-        for number in readable:
-            frame = index.frames[number]
+        for number, frame in readable.items():
             if index.is_damage(frame):
                 yield DamagedBytes(frame.raw_offset, frame.raw_bytes, "damaged before it was sealed")
             elif not self._is_needed(frame, wanted):

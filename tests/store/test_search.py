@@ -1,0 +1,138 @@
+"""A search by several processes gives what a look at every record gives, in the same order."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from logs import Built
+
+from wald.errors import Damaged
+from wald.format.names import Kind
+from wald.store.reading import portions
+from wald.store.reading.batches import Batch
+from wald.store.reading.matching import Matcher
+from wald.store.reading.search import Event, Found, search
+from wald.store.reading.selection import Start, Stop, select
+from wald.store.retention.missing import Missing
+
+END = b"\x1e"
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
+    """Sealed segments of which records go on in the next one, a cut one, the active one; each frame is a portion."""
+    monkeypatch.setattr(portions, "PORTION_BYTES", 1)
+    log = Built(tmp_path / "log")
+    log.lines("a", [b"first error", b"", b"second \xff\x00"])
+    log.columns("b", [b"an error\nin two lines", b"nothing"], keys=[b"error", None])
+    log.piece("a", b"one er", begins=True, ends=False)
+    log.lines("b", [b"between"])
+    log.cut()
+    log.piece("a", b"ror in three ", begins=False, ends=False)
+    log.lines("b", [b"meanwhile"])
+    log.cut()
+    log.piece("a", b"pieces\n", begins=False, ends=True)
+    log.lines("b", [b"Error"] * 3)
+    log.cut()
+    log.seal()
+    log.lines("a", [b"error of a cut segment"])
+    log.cut()
+    log.lines("a", [b"error of the active one", b"the end"])
+    return log
+
+
+def searched(
+    log: Built,
+    pattern: bytes,
+    *,
+    jobs: int,
+    route: str | None = None,
+    start: Start = "earliest",
+    stop: Stop | None = None,
+) -> list[Event]:
+    matcher = Matcher(pattern)
+
+    def show(batch: Batch) -> Found:
+        lines = [
+            b"%d %b %b%b" % (sequence, batch.route.encode(), value, END) for sequence, value in matcher.found(batch)
+        ]
+        return Found(len(lines), b"".join(lines))
+
+    selection = select(log.view, route, start, stop, "processed")
+    return list(search(log.view, selection, show, jobs=jobs))
+
+
+def lines_of(events: list[Event], route: str | None = None) -> list[bytes]:
+    """What was found, in the order of each route."""
+    lines = b"".join(event.output for event in events if isinstance(event, Found)).split(END)[:-1]
+    assert sum(event.records for event in events if isinstance(event, Found)) == len(lines)
+    return [line for line in lines if route is None or line.split()[1] == route.encode()]
+
+
+def expected(log: Built, pattern: bytes, route: str, first: int = 1, last: int = 1000) -> list[bytes]:
+    records = [each for each in log.log.records(route) if first <= each.sequence <= last]
+    found = [record for record in records if re.search(pattern, record.value)]
+    return [b"%d %b %b" % (each.sequence, each.route.encode(), each.value) for each in found]
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5])
+@pytest.mark.parametrize("pattern", [b"error", b"^$", b"er+or", b"\\d|n$", b"", b"one error in three pieces"])
+def test_it_finds_what_a_look_at_every_record_finds(built: Built, pattern: bytes, jobs: int) -> None:
+    found = searched(built, pattern, jobs=jobs)
+
+    assert lines_of(found, "a") == expected(built, pattern, "a")
+    assert lines_of(found, "b") == expected(built, pattern, "b")
+    assert lines_of(found)
+    assert all(isinstance(event, Found) for event in found)
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize(("first", "last"), [(2, 5), (6, 6), (7, 11), (12, 99)])
+def test_only_the_records_that_were_asked_for_are_found(built: Built, first: int, last: int, jobs: int) -> None:
+    found = searched(built, b"", jobs=jobs, route="a", start=first, stop=last)
+
+    assert lines_of(found) == expected(built, b"", "a", first, last)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_damage_is_reported_where_it_is_and_the_rest_is_found(built: Built, jobs: int) -> None:
+    whole = expected(built, b"error|Error", "b") + expected(built, b"error|Error", "a")
+    path = built.path(1, Kind.SEALED)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 10] ^= 1
+    path.write_bytes(data)
+
+    events = searched(built, b"error|Error", jobs=jobs)
+    damage = [event for event in events if isinstance(event, Damaged)]
+
+    assert damage[0].message.startswith(str(path))
+    assert damage[0].hint
+    assert isinstance(events[-1], Found)
+    assert lines_of(events) == [line for line in whole if int(line.split()[0]) > 7]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_reclaimed_records_are_reported_once(built: Built, jobs: int) -> None:
+    built.reclaim(1)
+    events = searched(built, b"error", jobs=jobs)
+
+    (missing,) = [event for event in events if isinstance(event, Missing)]
+    assert (missing.first, missing.asked) == (1, False)
+    assert b"13 a error of the active one" in lines_of(events)
+
+
+def test_a_process_that_is_killed_ends_the_search_with_an_error(built: Built) -> None:
+    parent = os.getpid()
+
+    def show(_: Batch) -> Found:
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Found(0, b"")
+
+    selection = select(built.view, None, "earliest", None, "processed")
+    with pytest.raises(OSError, match="a process of the search was killed"):
+        list(search(built.view, selection, show, jobs=2))

@@ -1,0 +1,151 @@
+"""``wald grep``: the records in which a pattern is found, with their sequence and route."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+import wald
+from wald.cli.options import json_option, root_option
+from wald.cli.output import json_line, write_stdout
+from wald.cli.read_output import with_times
+from wald.cli.times import position, time_of
+from wald.errors import Damaged, InvalidInput, Partial
+from wald.format.names import DEFAULT_GROUP, check_route
+from wald.format.record import Record
+from wald.format.times import utc
+from wald.store.reading.batches import Batch
+from wald.store.reading.matching import Matcher
+from wald.store.reading.search import Found, search
+from wald.store.reading.selection import Start, Stop, select
+from wald.store.retention.missing import Missing
+
+NOTHING_FOUND = 1
+_JOBS_MAX = 64
+
+
+@click.command()
+@click.argument("pattern")
+@click.argument("route", required=False)
+@root_option
+@click.option("--from", "start", metavar="POSITION", help="The first record: a sequence, or a time.")
+@click.option("--to", "stop", metavar="POSITION", help="The last sequence, or a time, which ends before it.")
+@click.option("--since", metavar="TIME", help="Records appended then or later: 5m, 14:00, yesterday, 2026-11-21.")
+@click.option("--until", metavar="TIME", help="Records appended before then.")
+@click.option("-i", "--ignore-case", is_flag=True, help="Ignore the case of the letters of ASCII.")
+@click.option("-F", "--fixed-strings", "fixed", is_flag=True, help="PATTERN is a string, and no regular expression.")
+@click.option("-v", "--invert-match", "invert", is_flag=True, help="Find the records that do not match.")
+@click.option("-c", "--count", "only_count", is_flag=True, help="Print only how many records there are.")
+@click.option("--times", is_flag=True, help="Print the time, too, when the daemon took the record.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, _JOBS_MAX),
+    metavar="N",
+    help="Search with so many processes; without it: as many as there are processors.",
+)
+@json_option
+def grep(
+    root: Path,
+    pattern: str,
+    route: str | None,
+    start: str | None,
+    stop: str | None,
+    since: str | None,
+    until: str | None,
+    ignore_case: bool,
+    fixed: bool,
+    invert: bool,
+    only_count: bool,
+    times: bool,
+    jobs: int | None,
+    as_json: bool,
+) -> int:
+    """Print the records of ROUTE, or of every route, in which PATTERN is found: sequence, route, and the record.
+
+    PATTERN is a regular expression of Python, for bytes. It is looked for in the value of each record, so ^ and $ are
+    its ends; of keyed records, in the value alone. Records come in the order of the log, byte for byte.
+
+    The exit code is 0 if a record was found and 1 if none was. Damaged records are reported, the search goes on, and
+    the exit code is 4. If records of the range were reclaimed, it is 12, or 3, before all else, if --from or --since
+    names a place before them.
+    """
+    log = wald.open(root)
+    matcher = Matcher(os.fsencode(pattern), fixed=fixed, ignore_case=ignore_case, invert=invert)
+    view = log.view()
+    begin, end = _range(start, stop, since, until)
+    selection = select(view, route if route is None else check_route(route), begin, end, DEFAULT_GROUP)
+    show = _counter(matcher) if only_count else _objects(matcher) if as_json else _texts(matcher, times=times)
+    records, code = 0, 0
+    for event in search(view, selection, show, jobs=jobs or len(os.sched_getaffinity(0))):
+        match event:
+            case Found():
+                records += event.records
+                write_stdout(event.output)
+            case Damaged():
+                click.echo(f"wald: {event.message}\n  hint: {event.hint}", err=True)
+                code = Damaged.exit_code
+            case Missing():
+                _report(event)
+                code = code or Partial.exit_code
+    if only_count:
+        click.echo(json_line("grep", {"kind": "count", "records": records}) if as_json else str(records))
+    return code or (0 if records else NOTHING_FOUND)
+
+
+def _range(start: str | None, stop: str | None, since: str | None, until: str | None) -> tuple[Start, Stop | None]:
+    """The positions that were asked for.
+
+    Raises:
+        InvalidInput: two of them are for the same end.
+    """
+    for one, other, names in ((start, since, "--from and --since"), (stop, until, "--to and --until")):
+        if one is not None and other is not None:
+            raise InvalidInput(f"{names} exclude each other", hint="wald grep --help")
+    begin: Start = "earliest"
+    if start is not None or since is not None:
+        begin = position("--from", start) if start is not None else time_of("--since", since or "")
+    if stop is not None:
+        return begin, position("--to", stop)
+    return begin, None if until is None else time_of("--until", until)
+
+
+def _report(missing: Missing) -> None:
+    """Report records that were reclaimed.
+
+    Raises:
+        NotFound: a place was named at which they would begin.
+    """
+    if missing.asked:
+        raise missing.error()
+    click.echo(f"wald: {missing.message()}\n  hint: {missing.hint()}", err=True)
+
+
+def _counter(matcher: Matcher) -> Callable[[Batch], Found]:
+    return lambda batch: Found(sum(1 for _ in matcher.found(batch)), b"")
+
+
+def _texts(matcher: Matcher, *, times: bool) -> Callable[[Batch], Found]:
+    """Sequence and route before the bytes of each record, and its time."""
+
+    def show(batch: Batch) -> Found:
+        time = f"{utc(batch.append_time_ns, 9)} " if times else ""
+        before = f"{batch.route} {time}".encode()
+        lines = [b"%d %b%b\n" % (sequence, before, value) for sequence, value in matcher.found(batch)]
+        return Found(len(lines), b"".join(lines))
+
+    return show
+
+
+def _objects(matcher: Matcher) -> Callable[[Batch], Found]:
+    def show(batch: Batch) -> Found:
+        lines = [_object(record) for record in matcher.records(batch)]
+        return Found(len(lines), "".join(lines).encode())
+
+    return show
+
+
+def _object(record: Record) -> str:
+    return f'{{"schema": "wald.grep/1", "kind": "record", {with_times(record)[1:]}\n'
