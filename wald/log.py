@@ -20,6 +20,7 @@ from wald.store.reading.batches import Batch
 from wald.store.reading.lookup import Whereabouts, where
 from wald.store.reading.reader import read_batches
 from wald.store.reading.selection import Start, Stop
+from wald.store.reading.senders import Sender, Senders
 from wald.store.retention.cursors import Cursor, read_cursor
 from wald.store.retention.missing import OnMissing
 from wald.store.retention.taken import move_cursor
@@ -223,6 +224,23 @@ class Log:
             Damaged: it is in no segment, and the ledger that should report it is damaged.
         """
         return where(self.view(), sequence)
+
+    def sender(self, batch: Batch) -> Sender:
+        """Who sent a batch.
+
+        Args:
+            batch: as :meth:`batches` yields it.
+
+        Returns:
+            the way it came, and of what came over the socket the user and the process.
+
+        Example::
+
+            for batch in log.batches("orders"):
+                print(batch.first_sequence, log.sender(batch))
+        """
+        with Senders(self.view) as senders:
+            return senders.of(batch.segment, batch.header)
 
     def cursor(self, route: str, group: str = DEFAULT_GROUP, *, of_consumer: bool = False) -> Cursor:
         """How far ``group`` has processed ``route``.

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from documents.tables import table
 
-GOLDEN = Path(__file__).resolve().parents[2] / "tests/golden/v1"
+GOLDEN = Path(__file__).resolve().parents[2] / "tests/golden"
+VERSIONS = ("v2", "v1")  # what did not change in the newest is that of the one before
 
 # name of a part → the golden file, and its fields from the first byte on: how struct reads each, its name, its meaning
 LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
@@ -23,7 +24,7 @@ LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("Q", "epoch", "the life of the daemon that made the file"),
             ("q", "created at", "ns since 1970"),
             ("#I", "salt", "random, one for each segment"),
-            ("I", "reserved", "zero"),
+            ("#I", "writer", "the wald that made the file: 0.1.0; 8 bits, 8 and 16"),
         ],
     ),
     "batch of lines": (
@@ -42,13 +43,26 @@ LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("B", "encoding", "0 control, 1 lines, 2 columns"),
             ("B", "flags", "see below"),
             ("H", "route length", "in bytes"),
-            ("I", "reserved", "zero"),
+            ("I", "peer", "the process that sent it, see below; 0: not known"),
             ("3s", "route", ""),
             ("5h", "padding", "zeros up to a multiple of 8"),
             ("20s", "payload", "four records, each with its newline"),
             ("4h", "padding", "zeros up to a multiple of 8"),
             ("I", "length", "of the whole batch, from its first byte to the next batch"),
             ("#I", "trailer checksum", "crc32c of these 4 bytes, from the seed on"),
+        ],
+    ),
+    "batch of a peer": (
+        "batch-peer.bin+56",
+        [
+            ("B", "encoding", "of a control batch"),
+            ("B", "flags", "control"),
+            ("H", "route length", "it has none"),
+            ("I", "peer", "the number that it gives"),
+            ("47s", "payload", "a line of JSON"),
+            ("1h", "padding", "zeros up to a multiple of 8"),
+            ("I", "length", "of the whole batch"),
+            ("#I", "trailer checksum", ""),
         ],
     ),
     "columns payload": (
@@ -82,7 +96,7 @@ LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
         ],
     ),
     "sealed index": (
-        "sealed-index-2.bin",
+        "sealed-index.bin",
         [
             ("#I", "frame magic", "a skippable frame of zstd"),
             ("I", "content length", "in bytes"),
@@ -96,7 +110,7 @@ LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
             ("Q", "raw bytes", "of the segment before it was compressed"),
             ("Q", "epoch", ""),
             ("#I", "salt", ""),
-            ("I", "reserved", "zero"),
+            ("#I", "writer", "as in the segment header"),
             ("16s", "section name", "the first entry of the directory"),
             ("I", "offset", "in the content"),
             ("I", "stored length", "of the section, as a zstd frame"),
@@ -143,7 +157,7 @@ LAYOUTS: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
 def layout(name: str) -> str:
     """The bytes of a golden file, field by field."""
     file, _, start = LAYOUTS[name][0].partition("+")
-    data, offset, rows = (GOLDEN / file).read_bytes(), int(start or 0), []
+    data, offset, rows = _newest(file).read_bytes(), int(start or 0), []
     for form, field, meaning in LAYOUTS[name][1]:
         code = form.strip("#")
         size = struct.calcsize("<" + code.replace("h", "s") if len(code) > 1 else "<" + code)
@@ -155,7 +169,12 @@ def layout(name: str) -> str:
 
 def text(name: str) -> str:
     """A golden file that is text, as it stands."""
-    return f"```text\n{(GOLDEN / name).read_text().rstrip()}\n```\n"
+    return f"```text\n{_newest(name).read_text().rstrip()}\n```\n"
+
+
+def _newest(name: str) -> Path:
+    """The golden file of this name."""
+    return next(path for version in VERSIONS if (path := GOLDEN / version / name).exists())
 
 
 def hexadecimal(data: bytes) -> str:

@@ -9,7 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from golden.samples import FOLDER, RELIEVED_SEGMENT, SAMPLES, SEALED_SEGMENT, SEGMENT_PAYLOADS, Sample, keeps
+from golden.samples import (
+    FOLDER,
+    GOLDEN,
+    PEER,
+    RELIEVED_SEGMENT,
+    SAMPLES,
+    SEALED_SEGMENTS,
+    SEGMENT_PAYLOADS,
+    Sample,
+    keeps,
+)
 from relieving import relieve_file
 
 from wald.format.names import Kind, segment_name
@@ -20,34 +30,38 @@ from wald.store.segments.compression import SealedFile, compress_segment
 from wald.store.segments.raw import RawFile, ScannedBatch
 from wald.store.segments.relieving import check_relieved
 
+
+def _id(sample: Sample) -> str:
+    return f"v{sample.version}/{sample.name}"
+
+
 MAKE_GOLDEN = Path(__file__).parents[2] / "scripts" / "make-golden"
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+@pytest.mark.parametrize("sample", SAMPLES, ids=_id)
 def test_a_golden_file_decodes_to_its_value(sample: Sample) -> None:
     assert sample.decode(sample.path.read_bytes()) == sample.value
 
 
-@pytest.mark.parametrize("sample", [s for s in SAMPLES if s.exact], ids=lambda sample: sample.name)
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if s.exact], ids=_id)
 def test_a_value_encodes_to_its_golden_file(sample: Sample) -> None:
     assert sample.encode() == sample.path.read_bytes()
 
 
-@pytest.mark.parametrize("sample", [s for s in SAMPLES if not s.exact], ids=lambda sample: sample.name)
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if not s.exact], ids=_id)
 def test_a_compressed_value_comes_back(sample: Sample) -> None:
     """Its bytes depend on the version of zstd; what they decode to does not."""
     assert sample.decode(sample.encode()) == sample.value
 
 
 def test_every_golden_file_has_a_sample() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {s.name for s in SAMPLES} | {
-        SEALED_SEGMENT.name,
-        RELIEVED_SEGMENT.name,
-    }
+    held = {sample.path for sample in SAMPLES} | {*SEALED_SEGMENTS, RELIEVED_SEGMENT}
+    assert set(GOLDEN.glob("v?/*")) == held
 
 
-def test_the_golden_segment_holds_its_batches() -> None:
-    descriptor = os.open(SEALED_SEGMENT.with_suffix(""), os.O_RDONLY)
+@pytest.mark.parametrize("path", SEALED_SEGMENTS, ids=lambda path: path.parent.name)
+def test_the_golden_segment_holds_its_batches(path: Path) -> None:
+    descriptor = os.open(path.with_suffix(""), os.O_RDONLY)
     try:
         raw = RawFile(descriptor)
         scanned = [found for found in raw.scan() if isinstance(found, ScannedBatch)]
@@ -56,33 +70,36 @@ def test_the_golden_segment_holds_its_batches() -> None:
         os.close(descriptor)
 
 
-def test_the_golden_sealed_segment_gives_back_the_raw_one(tmp_path: Path) -> None:
-    with SealedFile(SEALED_SEGMENT) as golden:
+@pytest.mark.parametrize("golden_path", SEALED_SEGMENTS, ids=lambda path: path.parent.name)
+def test_the_golden_sealed_segment_gives_back_the_raw_one(golden_path: Path, tmp_path: Path) -> None:
+    with SealedFile(golden_path) as golden:
         raw = b"".join(golden.frame(number) for number in range(len(golden.index.frames)))
-        index, table = golden.index, golden.index.batch_table()
+        index, table, peers = golden.index, golden.index.batch_table(), golden.index.peers()
 
-    assert raw == SEALED_SEGMENT.with_suffix("").read_bytes()
+    assert raw == golden_path.with_suffix("").read_bytes()
+    assert list(peers.values()) == ([PEER] if golden_path.parent == FOLDER else [])
 
     disk = Disk()
     path = tmp_path / segment_name(1, Kind.SEALED)
-    source, target = disk.open(SEALED_SEGMENT.with_suffix("")), disk.create(path)
+    source, target = disk.open(golden_path.with_suffix("")), disk.create(path)
     compress_segment(source, target, disk)
     disk.close(source)
     disk.close(target)
     with SealedFile(path) as again:
-        assert again.index.batch_table() == table
+        assert (again.index.batch_table(), again.index.peers()) == (table, peers)
         assert (again.index.routes, again.index.sha256) == (index.routes, index.sha256)
         assert (again.index.base_sequence, again.index.next_sequence) == (index.base_sequence, index.next_sequence)
 
 
 def test_the_golden_relieved_segment_holds_what_was_kept(tmp_path: Path) -> None:
     made = tmp_path / RELIEVED_SEGMENT.name
-    again = relieve_file(SEALED_SEGMENT, made, keeps)
-    with SealedFile(RELIEVED_SEGMENT) as golden, SealedFile(SEALED_SEGMENT) as sealed:
+    again = relieve_file(SEALED_SEGMENTS[-1], made, keeps)
+    with SealedFile(RELIEVED_SEGMENT) as golden, SealedFile(SEALED_SEGMENTS[-1]) as sealed:
         check_relieved(sealed, golden, replace(again, index=golden.index), keeps)
         assert golden.index.relieved == Relieved(
-            sealed.index.sha256, SEALED_SEGMENT.stat().st_size, [(1, 3)], [RouteEntry("web", 3, 1, 3, 9)]
+            sealed.index.sha256, SEALED_SEGMENTS[-1].stat().st_size, [(1, 3)], [RouteEntry("web", 3, 1, 3, 9)]
         )
+        assert list(golden.index.peers().values()) == [PEER]
         assert (golden.index.sha256, golden.index.routes) == (again.index.sha256, [RouteEntry("web", 20, 4, 23, 140)])
 
 

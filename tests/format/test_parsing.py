@@ -67,7 +67,6 @@ def test_every_flipped_bit_and_every_truncation_end_the_iteration_alike() -> Non
         {"encoding": 0},
         {"flags": 8},
         {"route_bytes": 128},
-        {"reserved": 1},
     ],
     ids=str,
 )

@@ -6,11 +6,11 @@ import json
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sample_segments import LOG_ID, SALT, TIME_NS, batch, control_batch, segment
+from sample_segments import LOG_ID, SALT, TIME_NS, batch, control_batch, peer_batch, segment
 
 from wald.format import columns, sealed
 from wald.format.batch import BatchHeader, Encoding, Flag, seed
@@ -19,14 +19,16 @@ from wald.format.head import Head, decode_head, encode_head
 from wald.format.index import decode_index, encode_entry, encode_index_header
 from wald.format.ledger import GENESIS, decode_ledger, digest, encode_line
 from wald.format.parsing import Outcome, parse, payload_of, route_of
-from wald.format.segment import SegmentHeader, decode_header, encode_header
+from wald.format.peers import Peer, decode_peer
+from wald.format.segment import SegmentHeader, decode_header, encode_header, pack_version
 from wald.format.state import WINDOW, LogState, Producers, Written, decode_state
 from wald.format.tables import BatchTable, Frame, RouteEntry
 from wald.format.transfers import Transfer, decode_transfer, encode_transfer
 from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
 
-VERSION = 1
-FOLDER = Path(__file__).parent / f"v{VERSION}"
+VERSION = 2  # its folder has what version 1 has in another form
+GOLDEN = Path(__file__).parent
+FOLDER = GOLDEN / f"v{VERSION}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,16 @@ class Sample:
     encode: Callable[[], bytes]
     decode: Callable[[bytes], object]
     exact: bool = True
+    version: int = 1
 
     @property
     def path(self) -> Path:
-        return FOLDER / self.name
+        return GOLDEN / f"v{self.version}" / self.name
 
 
-SEGMENT_HEADER = SegmentHeader(LOG_ID, base_sequence=250, epoch=3, created_at_ns=TIME_NS, salt=SALT)
+SEGMENT_HEADER = SegmentHeader(LOG_ID, base_sequence=250, epoch=3, created_at_ns=TIME_NS, salt=SALT, version=1)
+SEGMENT_HEADER_2 = replace(SEGMENT_HEADER, version=2, writer=pack_version("0.1.0"))
+PEER = Peer(1000, 4711, "caf\u00e9")
 HEAD = Head(sequence=260, segment=250, position=4096, epoch=3, at_ns=TIME_NS)
 CURSOR = CursorLines(250, LOG_ID, 3, "processed", "2026-11-21T10:00:00Z")
 OFFSETS = Offsets({LOG_ID.hex(): Position(began=250, last=260), "ff" * 16: Position(0, 0)}, frozenset(["web", "db"]))
@@ -90,6 +95,7 @@ INDEX = sealed.SealedIndex(
     sha256=bytes(range(32)),
     damage=[(900, 40)],
 )
+INDEX_2 = replace(INDEX, writer=pack_version("0.1.0"))
 BATCHES = BatchTable(
     positions=array("Q", [64, 1000, 1100]),
     bases=array("Q", [250, 255, 256]),
@@ -141,14 +147,24 @@ def _ledger_value(data: bytes) -> object:
 
 def _sealed_value(frame: bytes) -> object:
     index = sealed.decode_index(frame)
-    return index, index.batch_table()
+    return index, index.batch_table(), index.peers()
 
 
 def _header(
-    checksum: int, payload: int, count: int, *, encoding: int = 1, flags: int = 0, producer: tuple[int, int] = (0, 0)
+    checksum: int,
+    payload: int,
+    count: int,
+    *,
+    encoding: int = 1,
+    flags: int = 0,
+    producer: tuple[int, int] = (0, 0),
+    peer: int = 0,
 ) -> BatchHeader:
-    return BatchHeader(checksum, payload, 250, TIME_NS + 250, *producer, count, 3, encoding, flags, 3)
+    return BatchHeader(checksum, payload, 250, TIME_NS + 250, *producer, count, 3, encoding, flags, 3, peer)
 
+
+SEGMENT_1 = segment(SEGMENT_PAYLOADS, version=1)[0]
+SEGMENT_2 = segment(SEGMENT_PAYLOADS, peer=PEER, writer=pack_version("0.1.0"))[0]
 
 SAMPLES = [
     Sample("segment-header.bin", SEGMENT_HEADER, lambda: encode_header(SEGMENT_HEADER), decode_header),
@@ -182,9 +198,12 @@ SAMPLES = [
         lambda data: decode_state(_batch_value(data)[2]),
     ),
     Sample("sparse-index.bin", ENTRIES, _sparse_index, _sparse_index_value),
-    *(  # of version 1, and of version 2
-        Sample(name, (INDEX, BATCHES), lambda: sealed.encode_index(INDEX, BATCHES), _sealed_value, exact=False)
-        for name in ("sealed-index.bin", "sealed-index-2.bin")
+    Sample(
+        "sealed-index.bin",
+        (INDEX, BATCHES, {}),
+        lambda: sealed.encode_index(INDEX, BATCHES),
+        _sealed_value,
+        exact=False,
     ),
     Sample(
         "seek-table.bin",
@@ -192,7 +211,7 @@ SAMPLES = [
         lambda: sealed.encode_seek_table(SEEK_TABLE),
         lambda data: sealed.decode_seek_table(data, file_bytes=950 + len(data)),
     ),
-    Sample("segment.wal", segment(SEGMENT_PAYLOADS)[0], lambda: segment(SEGMENT_PAYLOADS)[0], lambda data: data),
+    Sample("segment.wal", SEGMENT_1, lambda: segment(SEGMENT_PAYLOADS, version=1)[0], lambda data: data),
     Sample("head.txt", HEAD, lambda: encode_head(HEAD), decode_head),
     Sample("cursor.txt", CURSOR, lambda: encode_cursor(CURSOR), decode_cursor),
     Sample(
@@ -203,9 +222,33 @@ SAMPLES = [
     ),
     Sample("ledger.jsonl", (LEDGER, [], True), _ledger, _ledger_value),
     Sample("transfer.bin", (TAKE, False), lambda: encode_transfer(TAKE), decode_transfer),
+    Sample("segment-header.bin", SEGMENT_HEADER_2, lambda: encode_header(SEGMENT_HEADER_2), decode_header, version=2),
+    Sample(
+        "batch-lines.bin",
+        (_header(0x5092E0F6, 20, 4, producer=(0xABCDEF, 7), peer=40), "web", LINES),
+        lambda: batch(LINES, base=250, producer_id=0xABCDEF, producer_sequence=7, peer=40),
+        _batch_value,
+        version=2,
+    ),
+    Sample(
+        "batch-peer.bin",
+        PEER,
+        lambda: peer_batch(PEER, number=40, base=250),
+        lambda data: decode_peer(_batch_value(data)[2]),
+        version=2,
+    ),
+    Sample(
+        "sealed-index.bin",
+        (INDEX_2, BATCHES, {40: PEER}),
+        lambda: sealed.encode_index(INDEX_2, BATCHES, {40: PEER}),
+        _sealed_value,
+        exact=False,
+        version=2,
+    ),
+    Sample("segment.wal", SEGMENT_2, lambda: SEGMENT_2, lambda data: data, version=2),
 ]
-SEALED_SEGMENT = FOLDER / "segment.wal.zst"  # of segment.wal
-RELIEVED_SEGMENT = FOLDER / "relieved.wal.zst"  # of the sealed one
+SEALED_SEGMENTS = [GOLDEN / f"v{version}" / "segment.wal.zst" for version in (1, 2)]  # of segment.wal
+RELIEVED_SEGMENT = FOLDER / "relieved.wal.zst"  # of the last of these
 
 
 def keeps(header: BatchHeader, _route: str) -> bool:

@@ -148,7 +148,7 @@ def test_a_segment_without_records_is_replaced_and_keeps_its_state(tmp_path: Pat
     ("changes", "error", "words"),
     [
         ({"log_id": bytes(16)}, Damaged, "another log"),
-        ({"version": 2}, UnsupportedFormat, "version 2"),
+        ({"version": 3}, UnsupportedFormat, "version 3"),
     ],
     ids=["of another log", "of a newer wald"],
 )

@@ -6,10 +6,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import wald
 from wald.format.batch import Encoding, Flag
 from wald.format.columns import encode as encode_columns
 from wald.format.head import LINE_BYTES, Head, encode_head
 from wald.format.names import Kind, segment_name
+from wald.format.segment import pack_version
 from wald.log import Log
 from wald.store.files.directory import create_root, list_segments, read_identity
 from wald.store.files.disk import Disk
@@ -74,6 +76,7 @@ class Built:
             now_ns=self.now_ns,
             carry=recovered.carry,
             sync_commits=sync_commits,
+            version=pack_version(wald.__version__),
         )
         self.publish()
 

@@ -21,6 +21,7 @@ from wald.format.batch import (
     route_prefix,
     seed,
 )
+from wald.format.peers import Peer, encode_peer, number_of
 from wald.format.segment import SegmentHeader, encode_header
 from wald.format.state import LogState, encode_state
 
@@ -78,7 +79,7 @@ def crafted(body: bytes = b"", **changes: Any) -> bytes:
         "encoding": 1,
         "flags": 0,
         "route_bytes": 0,
-        "reserved": 0,
+        "peer": 0,
     }
     fields = struct.pack("<IIQqQQIIBBHI", *(reported | changes).values())
     return b"WBAT" + struct.pack("<I", crc32c(fields, seed(SALT, 0))) + fields + body
@@ -118,12 +119,29 @@ def moved(data: bytes, at: int, *, salt: int = SALT) -> bytes:
     return header + data[HEADER.size : end - TRAILER.size] + trailer + data[end:]
 
 
-def segment(payloads: Sequence[bytes], *, base: int = 1, route: bytes = b"web") -> tuple[bytes, list[int]]:
-    """A raw segment with a batch for each of ``payloads`` behind its control batch, and where each batch begins."""
+def peer_batch(peer: Peer, *, number: int, base: int = 1) -> bytes:
+    """The batch that introduces ``peer``."""
+    payload = encode_peer(peer)
+    encoding, flags = Encoding.CONTROL, Flag.CONTROL
+    return batch(payload, base=base, route=b"", count=0, peer=number, encoding=encoding, flags=flags)
+
+
+def segment(
+    payloads: Sequence[bytes], *, base: int = 1, route: bytes = b"web", peer: Peer | None = None, **changes: Any
+) -> tuple[bytes, list[int]]:
+    """A raw segment with a batch for each of ``payloads`` behind its control batch, and where each batch begins.
+
+    Args:
+        peer: who sent all of them.
+        changes: of its header.
+    """
     batches = [control_batch(LogState(base, TIME_NS, {route.decode(): base - 1}))]
-    opening = segment_header(base)
+    opening = segment_header(base, **changes)
+    number = number_of(len(opening) + len(batches[0])) if peer is not None else 0
+    if peer is not None:
+        batches.append(peer_batch(peer, number=number, base=base))
     for payload in payloads:
-        batches.append(batch(payload, base=base, route=route))
+        batches.append(batch(payload, base=base, route=route, peer=number))
         base += payload.count(b"\n")
     offsets, end = [], len(opening)
     for part in batches:

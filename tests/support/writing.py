@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 from contents import assert_sound, values
 from logs import Built, commit, draft
 
+from wald.format.peers import Peer
 from wald.format.state import LogState
 from wald.store.files.disk import Disk
 from wald.store.segments.raw import RawFile, ScannedBatch
@@ -43,7 +45,7 @@ MORE = [b"5\n6\n", b"7\n"]
 
 
 def commit_more(built: Built) -> None:
-    commit(built, [draft(MORE[0], producer=(7, 2)), draft(MORE[1])])
+    commit(built, [draft(MORE[0], producer=(7, 2)), replace(draft(MORE[1]), peer=Peer(1000, built.writer.epoch, "sh"))])
 
 
 def assert_whole(built: Built) -> None:

@@ -17,7 +17,7 @@ Encode = Callable[[bytes, str, int], Iterator[bytes]]
 
 _FIELDS = frozenset({"value", "value_hex", "key", "key_hex", "time", "event_time_ns", "headers"})
 _ASSIGNED = frozenset(
-    {"sequence", "route", "append_time_ns", "append_time", "event_time", "terminated"}
+    {"sequence", "route", "append_time_ns", "append_time", "event_time", "sender", "terminated"}
 )  # written by wald read; the log assigns them
 _TIME_LIMIT = 1 << 63
 

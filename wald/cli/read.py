@@ -17,6 +17,7 @@ from wald.cli.read_output import Output
 from wald.cli.read_range import Asked, Range, of_latest
 from wald.errors import Damaged, Partial, WaldError
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
+from wald.store.reading.senders import Senders
 from wald.store.retention.cursors import CursorState, newcomer
 from wald.store.retention.missing import POLICIES
 
@@ -95,13 +96,17 @@ def read(root: Path, route: str | None, on_missing: str | None, **options: Any) 
         on_damage=None if asked.commit else damage.report,  # a cursor after damage lets RECLAIM delete it
         on_missing=missing.handle,
     )
-    output = Output(
-        as_json=asked.form == "json", times=asked.times, matcher=matcher, limit=asked.limit if matcher else None
-    )
-    if asked.commit and route is not None:
-        _write_and_commit(log, route, group, batches, output)
-    else:
-        _write(batches, output)
+    with Senders(log.view) as senders:
+        output = Output(
+            senders if asked.form == "json" else None,
+            times=asked.times,
+            matcher=matcher,
+            limit=asked.limit if matcher else None,
+        )
+        if asked.commit and route is not None:
+            _write_and_commit(log, route, group, batches, output)
+        else:
+            _write(batches, output)
     if damage.found:
         return Damaged.exit_code
     return Partial.exit_code if missing.partial else 0

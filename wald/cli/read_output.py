@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from wald.cli.output import write_stdout
 from wald.format.times import utc
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from wald.format.record import Record
     from wald.store.reading.batches import Batch
     from wald.store.reading.matching import Matcher
+    from wald.store.reading.senders import Senders
 
 _WRITTEN_BYTES = 256 << 10  # of JSON, at once
 
@@ -21,14 +23,14 @@ class Output:
     """Writes batches to stdout.
 
     Args:
-        as_json: one object for each record, instead of its bytes and a newline.
+        senders: who sent them, for one JSON object for each record; None: its bytes and a newline instead.
         times: whether each record has its append time, readable.
         matcher: which records are written; None: all.
         limit: at most so many records are written; None: no limit.
     """
 
-    def __init__(self, *, as_json: bool, times: bool, matcher: Matcher | None, limit: int | None) -> None:
-        self._as_json, self._times, self._matcher, self._left = as_json, times, matcher, limit
+    def __init__(self, senders: Senders | None, *, times: bool, matcher: Matcher | None, limit: int | None) -> None:
+        self._senders, self._times, self._matcher, self._left = senders, times, matcher, limit
 
     @property
     def full(self) -> bool:
@@ -48,16 +50,16 @@ class Output:
         return records[-1].sequence if self.full else batch.last_sequence
 
     def _write_all(self, batch: Batch) -> None:
-        if not self._as_json and not self._times:
+        if self._senders is None and not self._times:
             write_stdout(batch.raw())
-        elif not self._as_json and not batch.is_columns:
+        elif self._senders is None and not batch.is_columns:
             before = _before(batch.append_time_ns)
             write_stdout(before + bytes(batch.raw())[:-1].replace(b"\n", b"\n" + before) + b"\n")
         else:
             self._write_records(batch, batch.records())
 
     def _write_records(self, batch: Batch, records: Iterable[Record]) -> None:
-        texts = self._objects(records) if self._as_json else self._lines(batch, records)
+        texts = self._lines(batch, records) if self._senders is None else self._objects(batch, records, self._senders)
         parts: list[bytes] = []
         size = 0
         for text in texts:
@@ -73,16 +75,17 @@ class Output:
         for record in records:
             yield before + record.value + b"\n"
 
-    def _objects(self, records: Iterable[Record]) -> Iterator[bytes]:
+    def _objects(self, batch: Batch, records: Iterable[Record], senders: Senders) -> Iterator[bytes]:
+        sender = {"sender": senders.of(batch.segment, batch.header).to_json()}
         for record in records:
-            yield (with_times(record) if self._times else record.to_json()).encode() + b"\n"
+            yield (with_times(record, sender) if self._times else record.to_json(sender)).encode() + b"\n"
 
 
 def _before(time_ns: int) -> bytes:
     return f"{utc(time_ns, 9)} ".encode()
 
 
-def with_times(record: Record) -> str:
-    """Its object, with readable times as the first keys."""
+def with_times(record: Record, more: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """Its object, with ``more`` fields, and with readable times as the first keys."""
     happened = "" if record.event_time_ns is None else f'"event_time": "{utc(record.event_time_ns, 9)}", '
-    return f'{{"append_time": "{utc(record.append_time_ns, 9)}", {happened}{record.to_json()[1:]}'
+    return f'{{"append_time": "{utc(record.append_time_ns, 9)}", {happened}{record.to_json(more)[1:]}'

@@ -227,9 +227,9 @@ class Committer:
 
     def _group(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """Those of ``drafts`` that go into the active segment, which is cut before it would overshoot."""
-        if self.writer.overshoots(drafts[0].total_bytes):
+        if self.writer.overshoots(drafts[0].total_bytes + self.writer.introduction_bytes(drafts[:1])):
             self.cut()
-        end = self.writer.position + drafts[0].total_bytes
+        end = self.writer.position + drafts[0].total_bytes + self.writer.introduction_bytes(drafts)
         for count, draft in enumerate(drafts[1:], start=1):
             end += draft.total_bytes
             if end > self.writer.full_at:

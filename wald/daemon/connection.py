@@ -10,8 +10,10 @@ import termios
 from dataclasses import dataclass, field
 
 from wald.daemon.gate import Cause
+from wald.daemon.listening import process_name
 from wald.daemon.spooling import Spooling
 from wald.daemon.turn import Ticket
+from wald.format.peers import Peer
 from wald.format.protocol import Command, Publish, RequestReader
 
 RECEIVE_BYTES = 256 << 10  # read from one connection in one turn; a unix socket holds about that much
@@ -45,6 +47,7 @@ class Connection:
 
     socket: socket.socket
     user_id: int
+    process_id: int
     active_at: float
     reader: RequestReader
     served: int = 0
@@ -58,6 +61,14 @@ class Connection:
     answers: list[Answer] = field(default_factory=list)
     unsent: bytes | memoryview = b""
     closing: bool = False
+    known_peer: Peer | None = None
+
+    @property
+    def peer(self) -> Peer:
+        """Who its batches are from. The name is looked up with the first of them: those who only ask cost nothing."""
+        if self.known_peer is None:
+            self.known_peer = Peer(self.user_id, self.process_id, process_name(self.process_id))
+        return self.known_peer
 
     @property
     def is_settled(self) -> bool:

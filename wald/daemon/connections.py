@@ -131,7 +131,7 @@ class Connections:
 
     def _admit(self, accepted: socket.socket, now: float) -> None:
         accepted.setblocking(False)
-        _, user_id, _ = peer_of(accepted)
+        process_id, user_id, _ = peer_of(accepted)
         refusal = self._admission.judge(user_id, accepted.fileno())
         if refusal is not None and self._make_place(user_id, refusal.user_id, now):
             refusal = self._admission.judge(user_id, accepted.fileno())
@@ -142,7 +142,8 @@ class Connections:
             accepted.close()
             return
         self._admission.enter(user_id)
-        self._open[accepted.fileno()] = Connection(accepted, user_id, now, RequestReader(self._request_max_bytes))
+        reader = RequestReader(self._request_max_bytes)
+        self._open[accepted.fileno()] = Connection(accepted, user_id, process_id, now, reader)
         self._poller.register(accepted, select.EPOLLIN)
 
     def flush(self, descriptor: int, now: float) -> None:

@@ -23,6 +23,7 @@ from wald.daemon.pipes import PAUSE_MAX_SECONDS, Pipe, end_of_record
 from wald.daemon.transfers import Transfers, Unfinished, unfinished_transfers
 from wald.daemon.turn import Arena, Turn
 from wald.errors import InvalidInput
+from wald.format.peers import FIFO, STDIN
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.writing.drafts import Draft, Placed, Placement, Route
@@ -403,6 +404,7 @@ class Intake:
             open_sequence=open_sequence,
             holds_both_ends=not opened.is_stdin,
             relay=opened.relay,
+            peer=STDIN if opened.is_stdin else FIFO,
         )
 
 

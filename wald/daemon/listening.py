@@ -192,11 +192,17 @@ def _listener(path: Path) -> int | None:
         return peer_of(caller)[0]
 
 
-def _is_systemd(process: int) -> bool:
+def process_name(process: int) -> str:
+    """The name of a process's command; "" if it has ended, or is hidden from this user."""
     try:
-        return Path(f"/proc/{process}/comm").read_text() == "systemd\n"
-    except OSError:  # it has ended, or is hidden from this user
-        return process == 1
+        with open(f"/proc/{process}/comm", "rb") as file:
+            return file.read().rstrip(b"\n").decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _is_systemd(process: int) -> bool:
+    return process_name(process) == "systemd" or process == 1
 
 
 def _refusal(path: Path, reason: str) -> InvalidInput:

@@ -22,6 +22,7 @@ from wald.daemon.pipe_calls import Relay, Scratch, can_be_full, enlarge, file_of
 from wald.daemon.transfers import Transfers
 from wald.daemon.turn import Arena
 from wald.format.batch import Flag
+from wald.format.peers import FIFO, NOT_KNOWN
 from wald.format.transfers import Transfer
 from wald.store.writing.drafts import Draft, Placed, Route
 
@@ -32,6 +33,7 @@ class Pipe:
     """One pipe that feeds one route.
 
     Attributes:
+        peer: what its batches say of who sent them.
         file: its device and inode.
         slot: the number of its slot in the transfers file.
         ready: whether it may hold something that was not read.
@@ -52,8 +54,10 @@ class Pipe:
         open_sequence: int,
         holds_both_ends: bool = True,
         relay: Relay | None = None,
+        peer: int = FIFO,
     ) -> None:
         self.route = route
+        self.peer = peer
         self.descriptor = descriptor
         self.file = file_of(os.fstat(descriptor))
         self.slot = slot
@@ -258,9 +262,12 @@ class Pipe:
             flags=flags,
             continues=self._open_sequence,
             source=self,
+            peer=self.peer,
         )
 
 
 def end_of_record(route: Route, sequence: int, source: Pipe | None = None) -> Draft:
     """The draft that ends the record numbered ``sequence`` without a newline."""
-    return Draft(route, [], 0, 0, flags=Flag.CONTINUES | Flag.UNTERMINATED, continues=sequence, source=source)
+    flags = Flag.CONTINUES | Flag.UNTERMINATED
+    peer = source.peer if source is not None else NOT_KNOWN
+    return Draft(route, [], 0, 0, flags=flags, continues=sequence, source=source, peer=peer)

@@ -24,6 +24,7 @@ from wald.daemon.spooling import Spooling
 from wald.daemon.turn import Arena, Ticket, Turn
 from wald.format.columns import BadColumns
 from wald.format.columns import decode as decode_columns
+from wald.format.peers import Peer
 from wald.format.protocol import Code, ProtocolError, Publish, encode_err
 from wald.format.state import Written
 from wald.store.writing.drafts import Route
@@ -134,7 +135,7 @@ class Requests:
                 gate.pass_through(route)
                 payload = connection.reader.take_payload()
                 if payload is not None:
-                    connection.answers.append(publish_whole(turn, connection.user_id, route, request, payload))
+                    connection.answers.append(publish_whole(turn, connection.peer, route, request, payload))
                     connection.request = None
                     return True
                 if self._fits(request):
@@ -180,7 +181,7 @@ class Requests:
         if spooling.missing_bytes:
             return False
         gate.pass_through(spooling.route)  # again: a pipe may have begun a long line since the request began
-        connection.answers.append(publish_spooled(turn, spooling, connection.user_id))
+        connection.answers.append(publish_spooled(turn, spooling, connection.peer))
         connection.request = connection.spooling = None
         self._promise(spooling, -spooling.promised_bytes)
         self._gathered.append(spooling)
@@ -216,8 +217,8 @@ def ok(first: int, last: int) -> bytes:
     return b"OK %d %d\n" % (first, last)
 
 
-def publish_whole(turn: Turn, user_id: int, route: Route, request: Publish, payload: memoryview) -> bytes | Ticket:
-    """Hand a user's whole payload to the turn.
+def publish_whole(turn: Turn, peer: Peer, route: Route, request: Publish, payload: memoryview) -> bytes | Ticket:
+    """Hand a peer's whole payload to the turn.
 
     Raises:
         ProtocolError: it is malformed, or :meth:`Turn.publish` refuses it.
@@ -227,14 +228,15 @@ def publish_whole(turn: Turn, user_id: int, route: Route, request: Publish, payl
     elif payload and payload[-1] == _NEWLINE:
         count = int(count_bytes(payload, b"\n"))
         if not request.producer_id:
-            return turn.publish_lines(route, payload, count)
+            return turn.publish_lines(route, payload, count, peer)
     else:
         raise _unterminated()
-    return _answer(turn.publish(request, id_in_log(user_id, request.producer_id), route, payload, count))
+    producer_id = id_in_log(peer.user, request.producer_id)
+    return _answer(turn.publish(request, producer_id, route, payload, count, peer))
 
 
-def publish_spooled(turn: Turn, spooling: Spooling, user_id: int) -> bytes | Ticket:
-    """Hand a user's payload, whole in its file, to the turn; errors as of :func:`publish_whole`."""
+def publish_spooled(turn: Turn, spooling: Spooling, peer: Peer) -> bytes | Ticket:
+    """Hand a peer's payload, whole in its file, to the turn; errors as of :func:`publish_whole`."""
     request = spooling.request
     if request.columns:
         count = _records(spooling.columns_count)
@@ -242,8 +244,8 @@ def publish_spooled(turn: Turn, spooling: Spooling, user_id: int) -> bytes | Tic
         count = spooling.newlines
     else:
         raise _unterminated()
-    producer_id = id_in_log(user_id, request.producer_id)
-    return _answer(turn.publish(request, producer_id, spooling.route, None, count, spooling))
+    producer_id = id_in_log(peer.user, request.producer_id)
+    return _answer(turn.publish(request, producer_id, spooling.route, None, count, peer, spooling))
 
 
 def _room_bytes(request: Publish) -> int:

@@ -32,6 +32,7 @@ from wald.daemon.routes import Routes
 from wald.daemon.turn import Turn
 from wald.endpoint import Endpoint
 from wald.errors import command_line
+from wald.format.segment import pack_version
 from wald.format.times import utc
 from wald.metrics import Metrics, Outcome
 from wald.setting_origins import settings_in_force
@@ -152,6 +153,7 @@ class Parts:
             carry=recovered.carry,
             sync_commits=config.sync == "commit",
             room=self.room,
+            version=pack_version(wald.__version__),
         )
         self._closers.push(self._end)
         self._closers.callback(self.writer.close)

@@ -1,7 +1,8 @@
 """One turn: the drafts of the sources, the memory they lie in, and their places in the log after the commit.
 
-Records of one route without a producer id become one batch; a batch with a producer id stays one, because it may have
-to be recognised again. A :class:`Ticket` is a claim on the sequences that the records will have once they are durable.
+Records of one route and one peer without a producer id become one batch; a batch with a producer id stays one, because
+it may have to be recognised again. A :class:`Ticket` is a claim on the sequences that the records will have once they
+are durable.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from wald.daemon.spooling import Spooling
 from wald.format.batch import Buffer, Encoding, Flag
 from wald.format.protocol import Code, ProtocolError, Publish
 from wald.format.state import Producers, Written
-from wald.store.writing.drafts import Draft, Placed, Route
+from wald.store.writing.drafts import Draft, Placed, Route, Sender
 
 ARENA_BYTES = 4 << 20  # several pipe chunks; at a millisecond a turn more would not be faster
 
@@ -59,7 +60,7 @@ class Turn:
     drafts: list[Draft] = field(default_factory=list)
     placed: list[Placed] = field(default_factory=list)
     payload_bytes: int = 0
-    _merging: dict[str, int] = field(default_factory=dict)
+    _merging: dict[tuple[str, Sender], int] = field(default_factory=dict)
     _published: dict[int, dict[int, Ticket]] = field(default_factory=dict)
 
     @property
@@ -73,12 +74,13 @@ class Turn:
         self.payload_bytes += draft.payload_bytes
         return len(self.drafts) - 1
 
-    def publish_lines(self, route: Route, payload: Buffer, count: int) -> Ticket:
-        """Take lines without a producer; they join the route's batch of this turn."""
-        number = self._merging.get(route.name, -1)
+    def publish_lines(self, route: Route, payload: Buffer, count: int, peer: Sender) -> Ticket:
+        """Take lines without a producer; they join the peer's batch of this turn on the route."""
+        number = self._merging.get((route.name, peer), -1)
         length = len(payload)
         if number < 0:
-            number = self._merging[route.name] = self.add(Draft(route, [payload], length, count))
+            draft = Draft(route, [payload], length, count, peer=peer)
+            number = self._merging[route.name, peer] = self.add(draft)
             return Ticket(number, 0, count)
         draft = self.drafts[number]
         ticket = Ticket(number, draft.count, count)
@@ -95,6 +97,7 @@ class Turn:
         route: Route,
         payload: Buffer | None,
         count: int,
+        peer: Sender,
         spooling: Spooling | None = None,
     ) -> Ticket | Written:
         """Take a batch that stays one; what is in the log already is answered instead of taken.
@@ -116,6 +119,7 @@ class Turn:
             encoding=Encoding.COLUMNS if request.columns else Encoding.LINES,
             producer_id=producer_id,
             producer_sequence=number,
+            peer=peer,
         )
         if spooling is not None:
             draft.spool, draft.body_checksum = spooling.descriptor, spooling.body_checksum

@@ -11,4 +11,5 @@ Nothing here opens a file, reads a clock or logs. Integers are little-endian. Ch
     ledger_part  a sealed part of a ledger
     zframes   where each Zstandard frame ends    times   times as text               tables   those of sealed
     relieved  what relief has dropped of a segment
+    peers     who sent a batch
 """

@@ -14,7 +14,7 @@
         56     1  encoding           0 control, 1 lines, 2 columns
         57     1  flags              see :class:`Flag`
         58     2  route length
-        60     4  reserved           zero
+        60     4  peer               the process that sent it, see :mod:`wald.format.peers`; 0: not known
 
 The body is the name of the route, zeros up to a multiple of 8, the payload, and zeros up to a multiple of 8. The
 trailer follows it: the length of the batch from its first byte to the next batch (4 bytes), and the crc32c of these 4
@@ -44,7 +44,7 @@ from wald.format.names import ROUTE_MAX_LENGTH
 MAGIC = b"WBAT"
 HEADER = struct.Struct("<4sIIIQqQQIIBBHI")
 assert HEADER.size == 64
-_FIELDS = struct.Struct("<IIQqQQIIBBH4x")
+_FIELDS = struct.Struct("<IIQqQQIIBBHI")
 assert _FIELDS.size == HEADER.size - 8  # what the header checksum covers
 _LEAD = struct.Struct("<4sI")
 TRAILER = struct.Struct("<II")
@@ -76,8 +76,8 @@ class Flag(IntFlag):
     UNTERMINATED = 4
     """The last record ends here without a newline (end of input)."""
     CONTROL = 8
-    """The payload is the state of the log (:mod:`wald.format.state`). It has no record and no sequence, but for one
-    that is DROPPED, too."""
+    """The payload has no record and no sequence: it is the state of the log (:mod:`wald.format.state`), or with a peer
+    who that is (:mod:`wald.format.peers`), or DROPPED, too."""
     BARRIER = 16
     """Everything before this batch in the segment was synced before this batch was written."""
     DROPPED = 32
@@ -110,6 +110,7 @@ class BatchHeader(NamedTuple):
     encoding: int
     flags: int
     route_bytes: int
+    peer: int = 0
 
     @property
     def payload_offset(self) -> int:
@@ -156,8 +157,13 @@ class BatchHeader(NamedTuple):
     def is_dropped(self) -> bool:
         return self.flags & _DROPPED != 0
 
+    @property
+    def is_state(self) -> bool:
+        """Whether the payload is the state of the log."""
+        return self.flags & (_CONTROL | _DROPPED) == _CONTROL and not self.peer
 
-Fields = tuple[int, int, int, int, int, int, int, int, int, int, int]
+
+Fields = tuple[int, int, int, int, int, int, int, int, int, int, int, int]
 """The fields of a :class:`BatchHeader`, in their order."""
 
 
@@ -218,18 +224,17 @@ def decode_header(data: bytes | memoryview, offset: int, seed: int) -> BatchHead
     if len(data) - offset < _HEADER_BYTES:
         return None
     fields = HEADER.unpack_from(data, offset)
-    magic, checksum, _, payload_bytes, _, _, _, _, count, _, encoding, flags, route_bytes, reserved = fields
+    magic, checksum, _, payload_bytes, _, _, _, _, count, _, encoding, flags, route_bytes, _ = fields
     if magic != MAGIC or crc32c(data[offset + 8 : offset + _HEADER_BYTES], seed) != checksum:
         return None
     sane = (
-        reserved == 0
-        and payload_bytes <= PAYLOAD_MAX_BYTES
+        payload_bytes <= PAYLOAD_MAX_BYTES
         and count <= payload_bytes  # each record that begins here has a byte here
         and route_bytes <= ROUTE_MAX_LENGTH
         and encoding <= _COLUMNS
         and (encoding == 0) == (flags & _CONTROL != 0)
     )
-    return BatchHeader._make(fields[2:-1]) if sane else None
+    return BatchHeader._make(fields[2:]) if sane else None
 
 
 def mended_header(opening: bytes, seed: int) -> BatchHeader | None:

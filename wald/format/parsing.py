@@ -136,7 +136,7 @@ class Batches:
             route = routes.get(name)
             if route is None:
                 route = routes[name] = name.decode("ascii", "replace")
-            yield StoredBatch(data, at, position + at, BatchHeader._make(fields[2:13]), route)
+            yield StoredBatch(data, at, position + at, BatchHeader._make(fields[2:]), route)
 
     @property
     def rest(self) -> Parsed:
@@ -154,11 +154,11 @@ def whole_batches(
     unpack, unpack_trailer, view, data_bytes = HEADER.unpack_from, TRAILER.unpack_from, memoryview(data), len(data)
     while at + 64 <= data_bytes:
         fields = unpack(data, at)
-        magic, header_crc, body_crc, length, _, _, _, _, count, _, encoding, flags, name, reserved = fields
+        magic, header_crc, body_crc, length, _, _, _, _, count, _, encoding, flags, name, _ = fields
         body, place = at + 64, (salt ^ position + at >> 3) & 0xFFFFFFFF  # the seed, without a call
         if magic != MAGIC or crc32c(data[at + 8 : body], place) != header_crc:
             return
-        if reserved or not count <= length <= PAYLOAD_MAX_BYTES or name > ROUTE_MAX_LENGTH or encoding > _COLUMNS:
+        if not count <= length <= PAYLOAD_MAX_BYTES or name > ROUTE_MAX_LENGTH or encoding > _COLUMNS:
             return
         if (flags & _CONTROL == 0) != (encoding != 0):
             return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 
@@ -31,8 +33,8 @@ class Record:
     headers: bytes | None = None
     terminated: bool = True
 
-    def to_json(self) -> str:
-        """One JSON object; text as it is where it is UTF-8, else hexadecimal under ``value_hex``, ``key_hex``.
+    def to_json(self, more: Mapping[str, Any] = MappingProxyType({})) -> str:
+        """One JSON object, with ``more`` fields; text as it is where it is UTF-8, else hexadecimal under ``value_hex``.
 
         Headers that are not what producers are asked for, a JSON object of strings, are shown as text too.
         """
@@ -45,7 +47,7 @@ class Record:
             shown |= _headers(self.headers)
         if not self.terminated:
             shown["terminated"] = False
-        return json.dumps(shown | text_or_hex("value", self.value), ensure_ascii=False)
+        return json.dumps({**shown, **more} | text_or_hex("value", self.value), ensure_ascii=False)
 
 
 def record_of_json(line: bytes | str) -> Record:

@@ -9,7 +9,7 @@ the index frame with decompressed size 0, because other readers of that format r
     content       header, directory, sections
     header        72 bytes: magic WALDSIX1 (8), crc32c of the rest of the header and of the directory (4), version u16,
                   number of sections u16, log id (16), base sequence u64, next sequence u64, raw bytes u64, epoch u64,
-                  salt u32, reserved u32
+                  salt u32, writer u32 (as in the segment header)
     directory     32 bytes a section: name (16, zeros behind it), offset in the content u32, stored bytes u32,
                   raw bytes u32, crc32c of the raw bytes u32
     sections      one zstd frame each
@@ -22,12 +22,13 @@ the index frame with decompressed size 0, because other readers of that format r
     sha256        of the raw segment, 32 bytes
     damage        JSON list of [position, length] of bytes that are no batch; absent if there are none
     relieved      JSON object, see :mod:`wald.format.relieved`; absent if relief has dropped nothing
+    peers         JSON list of [number, user, pid, process], see :mod:`wald.format.peers`; absent if there are none
 
     seek table    u32 0x184D2A5E, u32 content length; for each frame u32 compressed bytes, u32 decompressed bytes;
                   u32 number of frames, u8 descriptor 0, u32 0x8F92EAB1
 
-In version 1 there is "routes" instead of the two, a JSON list of [route, count, first, last, payload bytes]. A reader
-ignores sections that it does not know, so sections can be added without a new version.
+In version 1 there is "routes" instead of the two, a JSON list of [route, count, first, last, payload bytes], and no
+batch has a peer. A reader ignores sections that it does not know, so sections can be added without a new version.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import json
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -45,6 +46,7 @@ from typing import Any
 import zstandard
 from crc32c import crc32c
 
+from wald.format.peers import Peer
 from wald.format.relieved import Relieved
 from wald.format.tables import BatchTable, Frame, FrameTable, RouteEntry, RouteTable
 
@@ -96,6 +98,8 @@ class SealedIndex:
     damage: list[tuple[int, int]]
     stored_batches: StoredSection = field(repr=False, compare=False, default=(b"", 0, 0))
     relieved: Relieved | None = None
+    writer: int = 0
+    stored_peers: StoredSection | None = field(repr=False, compare=False, default=None)
 
     def is_damage(self, frame: Frame) -> bool:
         """Whether the frame holds bytes that were no batch when they were sealed, even if they look like batches."""
@@ -119,10 +123,24 @@ class SealedIndex:
             raise BadSealed("the batches section names a route that is not in the table")
         return table
 
+    def peers(self) -> dict[int, Peer]:
+        """The peers of the batches, by their numbers; decompressed at each call, as few readers need them.
 
-def encode_index(index: SealedIndex, batches: BatchTable) -> bytes:
-    """The skippable frame of ``index``. Its ``stored_batches`` is ignored, ``batches`` is stored instead."""
-    sections = _sections(index, batches)
+        Raises:
+            BadSealed: the section does not decode.
+        """
+        if self.stored_peers is None:
+            return {}
+        try:
+            rows = json.loads(_decompress(self.stored_peers, "peers"))
+            return {int(number): Peer(int(user), int(pid), str(process)) for number, user, pid, process in rows}
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise BadSealed(f"the peers section does not decode: {error}") from error
+
+
+def encode_index(index: SealedIndex, batches: BatchTable, peers: Mapping[int, Peer] | None = None) -> bytes:
+    """The skippable frame of ``index``. Instead of its stored sections, ``batches`` and ``peers`` are stored."""
+    sections = _sections(index, batches, peers or {})
     offset = _HEADER.size + _SECTION.size * len(sections)
     directory, bodies = b"", b""
     for name, parts in sections.items():
@@ -130,13 +148,15 @@ def encode_index(index: SealedIndex, batches: BatchTable) -> bytes:
         directory += _SECTION.pack(name.encode(), offset + len(bodies), len(stored), raw_bytes, checksum)
         bodies += stored
     span = (index.base_sequence, index.next_sequence, index.raw_bytes, index.epoch, index.salt)
-    header = _HEADER.pack(INDEX_MAGIC, 0, VERSION, len(sections), index.log_id, *span, 0)
+    header = _HEADER.pack(INDEX_MAGIC, 0, VERSION, len(sections), index.log_id, *span, index.writer)
     checksum = crc32c(header[_CHECKED_FROM:] + directory)
     content = header[:8] + struct.pack("<I", checksum) + header[_CHECKED_FROM:] + directory + bodies
     return SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(content)) + content
 
 
-def _sections(index: SealedIndex, batches: BatchTable) -> dict[str, Sequence[bytes | array[int]]]:
+def _sections(
+    index: SealedIndex, batches: BatchTable, peers: Mapping[int, Peer]
+) -> dict[str, Sequence[bytes | array[int]]]:
     sections: dict[str, Sequence[bytes | array[int]]] = {
         "frames": _frame_columns(FrameTable.of(index.frames)),
         "batches": _columns_of(batches),
@@ -147,7 +167,14 @@ def _sections(index: SealedIndex, batches: BatchTable) -> dict[str, Sequence[byt
         sections["damage"] = [json.dumps(index.damage).encode()]
     if index.relieved is not None:
         sections["relieved"] = [index.relieved.encoded()]
+    if peers:
+        sections["peers"] = [_peers_section(peers)]
     return sections
+
+
+def _peers_section(peers: Mapping[int, Peer]) -> bytes:
+    rows = [[number, peer.user, peer.pid, peer.process] for number, peer in peers.items()]
+    return json.dumps(rows, separators=(",", ":")).encode()
 
 
 def _route_sections(routes: RouteTable) -> dict[str, Sequence[bytes | array[int]]]:
@@ -187,7 +214,9 @@ def decode_index(frame: bytes) -> SealedIndex:
     content = memoryview(frame)[SKIPPABLE.size :]
     if len(content) < _HEADER.size or SKIPPABLE.unpack_from(frame) != (INDEX_FRAME_MAGIC, len(content)):
         raise BadSealed("no index frame")
-    magic, checksum, version, count, log_id, base, following, raw_bytes, epoch, salt, _ = _HEADER.unpack_from(content)
+    magic, checksum, version, count, log_id, base, following, raw_bytes, epoch, salt, writer = _HEADER.unpack_from(
+        content
+    )
     end = _HEADER.size + _SECTION.size * count
     if magic != INDEX_MAGIC or count > _SECTIONS_MAX or end > len(content):
         raise BadSealed("no index header")
@@ -207,7 +236,9 @@ def decode_index(frame: bytes) -> SealedIndex:
         raise BadSealed(f"a digest of {len(sha256)} bytes")
     stored_batches = (bytes(batches), batches_bytes, batches_crc)
     span = (log_id, base, following, raw_bytes, epoch, salt)
-    return SealedIndex(*span, frames, routes, sha256, damage, stored_batches, relieved)
+    peers = sections.get("peers")
+    stored_peers = None if peers is None else (bytes(peers[0]), *peers[1:])
+    return SealedIndex(*span, frames, routes, sha256, damage, stored_batches, relieved, writer, stored_peers)
 
 
 def _decode_routes(sections: dict[str, StoredSection]) -> RouteTable:

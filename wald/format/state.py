@@ -127,7 +127,7 @@ class LogState:
 
         One in the place of dropped batches adds their sequences. Which records begin or end in them is not known.
         """
-        _, _, base, time_ns, producer_id, _, count, _, _, flags, _ = header
+        _, _, base, time_ns, producer_id, _, count, _, _, flags, _, _ = header
         if time_ns > self.append_time_ns:
             self.append_time_ns = time_ns
         if flags & _DROPPED:

@@ -21,6 +21,7 @@ from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
 from wald.format.parsing import Batches, StoredBatch
+from wald.format.peers import BadPeer, decode_peer
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.segment import BadHeader
 from wald.format.state import BadControl, LogState, Producers, decode_state
@@ -292,7 +293,7 @@ class _Check:
         elif digest.hex() not in {sha256, *self._target.relieved}:
             yield self._error(0, f"the sha256 is {digest.hex()}, the ledger says {sha256}")
         try:
-            table = index.batch_table()
+            table, peers = index.batch_table(), index.peers()
         except BadSealed as error:
             yield self._error(0, str(error))
             return
@@ -304,6 +305,8 @@ class _Check:
         counted = {entry.route: entry for entry in index.routes}
         if counted != {entry.route: entry for entry in held} or index.next_sequence != self._state.next_sequence:
             yield self._error(0, "the index's counts are not those of the frames")
+        if peers != self._contents.peers:
+            yield self._error(0, "the index's peers are not those of the frames")
 
     def _belongs(self, log_id: bytes, base_sequence: int) -> Iterator[Finding]:
         if self._target.log_id is not None and log_id != self._target.log_id:
@@ -315,15 +318,16 @@ class _Check:
         """Compare a good batch with its payload and with the batch before it."""
         wrong: list[str] = []
         self._opening.add(header, route)
+        self._contents.add(offset, header, route, payload)
         if header.is_dropped:
             wrong += self._order_wrong(header, route)
-            self._contents.add(offset, header, route)
-        elif header.is_control:
+        elif header.is_state:
             wrong += self._control_wrong(header, payload)
+        elif header.is_control:
+            wrong += self._peer_wrong(header, payload)
         else:
             wrong += payload_wrong(header, payload)
             wrong += self._order_wrong(header, route)
-            self._contents.add(offset, header, route)
         if header.append_time_ns < self._state.append_time_ns:
             wrong.append("its append time is before that of the batch before it")
         self._state.apply(header, route)
@@ -352,6 +356,14 @@ class _Check:
         for route, sequence in self._state.open_records.items():
             if state.open_records.get(route) != sequence:
                 yield f"the control state does not know that record {sequence} of route {route} has not ended"
+
+    def _peer_wrong(self, header: BatchHeader, payload: memoryview) -> Iterator[str]:
+        try:
+            decode_peer(payload)
+        except BadPeer as error:
+            yield f"the batch that introduces peer {header.peer} does not decode: {error}"
+        if header.count or header.base_sequence != self._state.next_sequence:
+            yield f"the batch that introduces peer {header.peer} has records, or is out of order"
 
     def _held(self) -> Finding:
         """How much there is. If anything is wrong, readers may not get it: under a wrong name, for example."""

@@ -22,11 +22,12 @@ from wald.format.ledger import Decoded
 from wald.format.ledger_part import BadPart
 from wald.format.names import Kind, parse_cursor_name, parse_ledger_part_name, parse_segment_name
 from wald.format.parsing import Batches
+from wald.format.peers import BadPeer, decode_peer
 from wald.format.record import split_lines, text_or_hex
 from wald.format.relieved import Relieved
 from wald.format.sealed import SealedIndex
 from wald.format.segment import HEADER as FILE_HEADER
-from wald.format.segment import INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header
+from wald.format.segment import INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, decode_header, version_text
 from wald.format.state import BadControl, decode_state
 from wald.format.transfers import SLOT_BYTES, decode_transfer
 from wald.store.files.ledger import read_ledger
@@ -128,6 +129,7 @@ def _sealed_index(index: SealedIndex) -> Item:
         "sha256": index.sha256.hex(),
         "routes": [entry._asdict() for entry in index.routes],
         "damaged": [list(span) for span in index.damage],
+        "writer": version_text(index.writer),
         "relieved": None if index.relieved is None else _relieved(index.relieved),
     }
 
@@ -157,11 +159,14 @@ def _frame(data: bytes, raw_offset: int, salt: int, *, records: bool) -> Iterato
 def _batch(offset: int, header: BatchHeader, route: str, payload: memoryview, *, records: bool) -> Iterator[Item]:
     item = _header(offset, header, route)
     try:
-        state = decode_state(payload) if header.is_control and not header.is_dropped else None
+        state = decode_state(payload) if header.is_state else None
+        peer = decode_peer(payload) if header.is_control and header.peer else None
         shown = list(_records(header, payload)) if records and not header.is_control else []
-    except (BadControl, columns.BadColumns) as error:
+    except (BadControl, BadPeer, columns.BadColumns) as error:
         yield item | {"damage": str(error)}
         return
+    if peer is not None:
+        item |= {"kind": "peer"} | peer._asdict()
     if state is not None:
         item |= {"kind": "control", "next_sequence": state.next_sequence, "routes": state.routes}
         item |= {"open_records": state.open_records, "producers": len(state.producers.table)}
@@ -183,6 +188,7 @@ def _header(offset: int, header: BatchHeader, route: str) -> Item:
         "flags": [flag.name for flag in Flag if flag and flag & header.flags],
         "payload_bytes": header.payload_bytes,
         "epoch": header.epoch,
+        "peer": header.peer,
     }
     if header.continues_sequence:
         item["continues_sequence"] = header.continues_sequence
@@ -214,7 +220,8 @@ def _segment_header(data: bytes, magic: bytes) -> Item:
         header = decode_header(data, magic)
     except BadHeader as error:
         return {"kind": "header", "offset": 0, "damage": str(error)}
-    return {"kind": "header", "offset": 0} | asdict(header) | {"log_id": header.log_id.hex()}
+    shown = asdict(header) | {"log_id": header.log_id.hex(), "writer": version_text(header.writer)}
+    return {"kind": "header", "offset": 0} | shown
 
 
 def _damage(damaged: DamagedBytes) -> Item:

@@ -9,5 +9,6 @@ portions    what can be read at the same time
 reader      from a place on; follows
 search      by several processes
 selection   which records are wanted: start and stop
+senders     who sent a batch
 walk        across segments, up to a bound
 """

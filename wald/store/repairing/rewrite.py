@@ -16,6 +16,7 @@ from pathlib import Path
 from wald.errors import Damaged
 from wald.format.batch import BatchHeader, Encoding, Flag, checksum_body, encode, route_prefix, seed
 from wald.format.names import Kind
+from wald.format.peers import FIFO, NOT_KNOWN, STDIN, number_of
 from wald.format.sealed import SealedIndex
 from wald.format.segment import BadHeader, SegmentHeader, encode_header
 from wald.format.state import LogState, encode_state
@@ -132,11 +133,15 @@ def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator
     """The batches in new places, a segment for each run of sequences."""
     header, state, output = header_of(source), before, None
     try:
+        peers: dict[int, Whole] = {}
         for met in _batches(source):
             if isinstance(met, str):
                 state.open_records.clear()
                 continue
-            if met.header.is_control and not met.header.is_dropped:
+            if met.header.is_control and met.header.peer:
+                peers[met.header.peer] = met
+                continue
+            if met.header.is_state:
                 state = _joined(state_of(met), state, source.broken)
                 continue
             kept = without(met, set(source.broken))
@@ -152,7 +157,7 @@ def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator
                 output.add(_control(state, header.epoch))
             time_ns = max(kept.header.append_time_ns, state.append_time_ns)
             kept = replace(kept, header=kept.header._replace(append_time_ns=time_ns))
-            output.add(kept)
+            output.add_from(peers, kept)
             state.apply(kept.header, kept.route)
         if output is not None:
             yield output.finish(), output.base_sequence
@@ -201,6 +206,7 @@ class _Output:
         self.path = _temporary(root, header.base_sequence, Kind.RAW)
         self._disk = disk
         self._salt = header.salt
+        self._numbers = {FIFO: FIFO, STDIN: STDIN}  # of the peers: before → here
         self._descriptor = disk.create(self.path)
         self.position = disk.write(self._descriptor, [encode_header(header)], 0)
         self._finished = False
@@ -209,6 +215,17 @@ class _Output:
         prefix = route_prefix(whole.route.encode())
         buffers = encode(whole.header, prefix, [whole.payload], seed(self._salt, self.position))
         self.position += self._disk.write(self._descriptor, buffers, self.position)
+
+    def add_from(self, peers: dict[int, Whole], whole: Whole) -> None:
+        """Add a batch whose peer one of ``peers`` introduces, in its new place."""
+        header, number = whole.header, whole.header.peer
+        if number in peers and number not in self._numbers:
+            self._numbers[number] = number_of(self.position)
+            introduction = peers[number].header._replace(
+                peer=self._numbers[number], base_sequence=header.base_sequence, append_time_ns=header.append_time_ns
+            )
+            self.add(replace(peers[number], header=introduction))
+        self.add(replace(whole, header=header._replace(peer=self._numbers.get(number, NOT_KNOWN))))
 
     def finish(self) -> Path:
         """Sync it; returns its path."""

@@ -253,7 +253,7 @@ def last_sequences(view: View) -> dict[str, int | None]:
                 found |= unknown
             elif not isinstance(batch, StoredBatch):
                 continue
-            elif batch.header.is_control:
+            elif batch.header.is_state:
                 found |= decode_state(batch.payload).routes
             elif batch.header.count:
                 found[batch.route] = batch.header.last_sequence

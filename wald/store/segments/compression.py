@@ -92,7 +92,7 @@ def compress_segment(
         if found is None:
             break
         if isinstance(found, ScannedBatch):
-            contents.add(found.offset, found.header, found.route)
+            contents.add(found.offset, found.header, found.route, raw.control_payload(found))
             frames.add_long(raw, found.header.total_bytes, contents.take())
             continue
         gaps.append(found)
@@ -111,8 +111,9 @@ def compress_segment(
         sha256=frames.sha256.digest(),
         damage=[(gap.offset, gap.length) for gap in gaps],
         relieved=contents.relieved(),
+        writer=header.writer,
     )
-    return Compressed(index, frames.finish(encode_index(index, contents.table)), gaps)
+    return Compressed(index, frames.finish(encode_index(index, contents.table, contents.peers)), gaps)
 
 
 def index_raw(source: int) -> SealedIndex:

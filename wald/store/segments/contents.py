@@ -7,10 +7,12 @@ what relief leaves of one.
 from __future__ import annotations
 
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from wald.format.batch import HEADER, BatchHeader, Flag
 from wald.format.parsing import whole_batches
+from wald.format.peers import BadPeer, Peer, decode_peer
 from wald.format.relieved import Relieved
 from wald.format.sealed import SealedIndex, store_batches
 from wald.format.tables import BatchTable, Frame, RouteEntry
@@ -55,6 +57,7 @@ class Contents:
         self.last_position = 0  # of the last whole batch; 0: none yet
         self.table = BatchTable()
         self.dropped: list[tuple[int, int]] = []
+        self.peers: dict[int, Peer] = {}
         self._taken = 0
         self._begun_dropped = self.next_sequence
         self._dropped_ns = array("q")
@@ -71,7 +74,7 @@ class Contents:
         """
         begin = end = 0 if origin else FIRST_BATCH
         for at, behind, fields in whole_batches(window, begin, position=origin, salt=self._salt):
-            _, _, _, payload_bytes, base, time_ns, _, number, count, _, encoding, flags, name, _ = fields
+            _, _, _, payload_bytes, base, time_ns, _, number, count, _, encoding, flags, name, peer = fields
             if base < self.next_sequence:
                 break
             self.last_position, end = origin + at, behind
@@ -81,14 +84,18 @@ class Contents:
                 self._add(origin + at, route, base, count, time_ns, flags, number, payload_bytes)
             elif flags & _DROPPED:
                 self._drop(base, count, time_ns)
+            elif peer:
+                self._introduce(peer, window[at + HEADER.size : at + HEADER.size + payload_bytes])
         return end
 
-    def add(self, position: int, header: BatchHeader, route: str) -> None:
-        """Add a batch that was found whole."""
+    def add(self, position: int, header: BatchHeader, route: str, payload: bytes | memoryview = b"") -> None:
+        """Add a batch that was found whole. Only of a control batch the payload is used."""
         self.last_position = position
         if header.is_dropped:
             self._drop(header.base_sequence, header.count, header.append_time_ns)
-        elif not header.is_control:
+        elif header.is_control:
+            self._introduce(header.peer, payload)
+        else:
             self._add(
                 position,
                 route.encode(),
@@ -176,6 +183,11 @@ class Contents:
             self.dropped[-1] = self.dropped[-1][0], base + count - 1
         elif count:
             self.dropped.append((base, base + count - 1))
+
+    def _introduce(self, number: int, payload: bytes | memoryview) -> None:
+        with suppress(BadPeer):  # the log's state, which has no number
+            if number:
+                self.peers[number] = decode_peer(payload)
 
     def _add(
         self,

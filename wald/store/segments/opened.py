@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Union
 
@@ -19,7 +21,8 @@ from wald.format.batch import HEADER, BatchHeader, Flag, decode_header, seed
 from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
 from wald.format.parsing import Batches, StoredBatch
-from wald.format.sealed import SealedIndex
+from wald.format.peers import BadPeer, Peer, decode_peer, position_of
+from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.segment import BadHeader, SegmentHeader
 from wald.format.tables import Frame, RouteTable
 from wald.store.files.directory import Segment
@@ -163,6 +166,10 @@ class RawSegment:
         """What stands where no whole batch does."""
         return next(raw.scan(start=position))
 
+    def peer(self, number: int) -> Peer | None:
+        """The peer that has this number in the segment; None if it was not introduced, or cannot be read."""
+        return introduced_peer(self.batches(position_of(number), None), number)
+
     def _header_at(self, position: int) -> BatchHeader | None:
         raw = RawFile(self._descriptor)
         return decode_header(raw.read(position, HEADER.size), 0, seed(raw.salt, position))
@@ -228,6 +235,16 @@ class SealedSegment:
 
     def first_time_ns(self, _limit: int | None) -> int | None:
         return next((frame.earliest_ns for frame in self.index.frames if frame.earliest_ns <= frame.latest_ns), None)
+
+    def peer(self, number: int) -> Peer | None:
+        """As :meth:`RawSegment.peer`."""
+        return self._peers.get(number)
+
+    @cached_property
+    def _peers(self) -> dict[int, Peer]:
+        with suppress(BadSealed):
+            return self.index.peers()
+        return {}
 
     def batches(self, position: int, limit: int | None, routes: frozenset[str] | None = None) -> Iterator[Met]:
         """As :meth:`RawSegment.batches`; frames that hold none of ``routes`` are not decompressed."""
@@ -309,6 +326,16 @@ def first_time_ns(batches: Iterator[Met]) -> int | None:
     for found in batches:
         if isinstance(found, StoredBatch) and not found.header.is_control:
             return found.header.append_time_ns
+    return None
+
+
+def introduced_peer(batches: Iterator[StoredBatch | DamagedBytes | SkippedBatches], number: int) -> Peer | None:
+    """The peer that the first of ``batches`` introduces under this number; None if it introduces none."""
+    found = next(batches, None)
+    if not isinstance(found, StoredBatch) or not found.header.is_control or found.header.peer != number:
+        return None
+    with suppress(BadPeer):
+        return decode_peer(found.payload)
     return None
 
 

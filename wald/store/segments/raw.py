@@ -146,6 +146,10 @@ class RawFile:
         """The payload of a scanned batch."""
         return self.read(batch.offset + batch.header.payload_offset, batch.header.payload_bytes)
 
+    def control_payload(self, batch: ScannedBatch) -> bytes:
+        """The payload of a control batch; of another one nothing."""
+        return self.payload(batch) if batch.header.is_control else b""
+
     def scan(self, *, start: int = FIRST_BATCH) -> Scan:
         """Every batch from ``start`` on, and all damaged bytes between them; the last item is the end."""
         offset = start

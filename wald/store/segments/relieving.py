@@ -84,7 +84,9 @@ def relieve_segment(source: SealedFile, target: int, disk: Disk, keeps: Keeps) -
         sha256=frames.sha256.digest(),
         relieved=_relieved(source, writer.contents.dropped, lost.routes()),
     )
-    return Relief(index, lost.routes(), frames.finish(encode_index(index, writer.contents.table)))
+    return Relief(
+        index, lost.routes(), frames.finish(encode_index(index, writer.contents.table, writer.contents.peers))
+    )
 
 
 def check_relieved(source: SealedFile, made: SealedFile, relief: Relief, keeps: Keeps) -> None:
@@ -157,7 +159,7 @@ class _Writer:
             self._end_frame()
         self._frame.append(data)
         self._frame_bytes += len(data)
-        self.contents.add(batch.position, batch.header, batch.route)
+        self.contents.add(batch.position, batch.header, batch.route, batch.payload)
 
     def _end_frame(self) -> None:
         if self._frame:

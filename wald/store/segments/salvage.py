@@ -19,6 +19,7 @@ import zstandard
 from wald.errors import Damaged
 from wald.format.batch import HEADER, decode_header, salt_of, seed
 from wald.format.parsing import Batches, Outcome, StoredBatch
+from wald.format.peers import Peer, position_of
 from wald.format.sealed import SEEK_FOOTER, BadSealed, SealedIndex, decode_seek_table, seek_table_bytes
 from wald.format.segment import BadHeader, SegmentHeader
 from wald.format.segment import decode_header as decode_segment_header
@@ -27,7 +28,7 @@ from wald.store.files.directory import Segment
 from wald.store.files.regular import open_regular
 from wald.store.segments.contents import Contents
 from wald.store.segments.frames import FRAME_BYTES
-from wald.store.segments.opened import Met, as_met, check_name, first_time_ns
+from wald.store.segments.opened import Met, as_met, check_name, first_time_ns, introduced_peer
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, SegmentEnd
 
 _STORED_MAX_BYTES = 2 * FRAME_BYTES  # of a frame that holds as much as a sealer puts together
@@ -86,6 +87,10 @@ class SalvagedSegment:
     def first_time_ns(self, limit: int | None) -> int | None:
         """Append time of the first batch; None if there is none."""
         return first_time_ns(self.batches(FIRST_BATCH, limit))
+
+    def peer(self, number: int) -> Peer | None:
+        """As :meth:`RawSegment.peer`."""
+        return introduced_peer(self.batches(position_of(number), None), number)
 
     def batches(self, position: int, limit: int | None, _routes: frozenset[str] | None = None) -> Iterator[Met]:
         """As :meth:`RawSegment.batches`; positions are those of the raw segment."""

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import islice
 from typing import TypeVar
 
 from wald.errors import Damaged
@@ -209,11 +208,11 @@ def _bound(head: Head | None, listing: Listing) -> Bound:
 
 
 def _holds_a_batch(segment: Segment) -> bool:
-    """Whether a raw segment has more in it than its control batch; one that is gone counts as empty."""
+    """Whether a raw segment has more in it than control batches; one that is gone counts as empty."""
     try:
         with open_file(segment.path) as file:
             scan = RawFile(file.fileno()).scan()
-            return any(isinstance(found, ScannedBatch) and not found.header.is_control for found in islice(scan, 2))
+            return any(isinstance(found, ScannedBatch) and not found.header.is_control for found in scan)
     except (FileNotFoundError, Damaged):
         return False
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wald.format.batch import OUTSIDE_BYTES, Buffer, Encoding, Fields, checksum_body, padded, route_prefix
+from wald.format.batch import OUTSIDE_BYTES, Buffer, Encoding, Fields, Flag, checksum_body, padded, route_prefix
+from wald.format.peers import NOT_KNOWN, Peer, encode_peer
 from wald.format.state import fingerprint
 
 
@@ -22,6 +23,12 @@ class Route:
         return cls(name, route_prefix(name.encode("ascii")), len(name))
 
 
+_NO_ROUTE = Route.named("")
+
+Sender = Peer | int
+"""A process on the socket, or the number of a peer that is not introduced."""
+
+
 @dataclass(slots=True)
 class Draft:
     """One batch before it has a place in the log.
@@ -33,6 +40,7 @@ class Draft:
         body_checksum: computed when it is first needed; with ``spool`` it must be given.
         spool: descriptor of the file that holds a payload too large for memory.
         source: the pipe or connection that sent it.
+        peer: who sent it.
     """
 
     route: Route
@@ -47,6 +55,7 @@ class Draft:
     body_checksum: int | None = None
     spool: int | None = None
     source: object = None
+    peer: Sender = NOT_KNOWN
 
     def checksum(self) -> int:
         """The checksum of the body, computed once."""
@@ -81,8 +90,8 @@ class Placed(NamedTuple):
     def last_sequence(self) -> int:
         return self.base_sequence + self.draft.count - 1
 
-    def header(self, append_time_ns: int, epoch: int, flags: int) -> Fields:
-        """The header that is written, with ``flags`` besides those of the draft."""
+    def header(self, append_time_ns: int, epoch: int, flags: int, peer: int) -> Fields:
+        """The header that is written, with ``flags`` besides those of the draft, and the number of its peer."""
         draft, _, base_sequence = self
         checksum = draft.body_checksum
         if checksum is None:  # this is faster than draft.checksum(), and nothing asks again
@@ -99,14 +108,28 @@ class Placed(NamedTuple):
             draft.encoding,
             int(draft.flags) | flags,  # flags are slow to combine
             draft.route.name_bytes,
+            peer,
         )
 
 
 class Placement(NamedTuple):
-    """What one commit will write."""
+    """What one commit will write.
+
+    Attributes:
+        introductions: the control batches that go in front of the others: the peers that are new to the segment.
+        peers: the numbers of these.
+    """
 
     segment: int
     position: int
     end: int
     append_time_ns: int
+    introductions: tuple[Placed, ...]
     batches: tuple[Placed, ...]
+    peers: dict[Sender, int]
+
+
+def introduction(peer: Peer) -> Draft:
+    """The control batch that gives ``peer`` its number."""
+    payload = encode_peer(peer)
+    return Draft(_NO_ROUTE, [payload], len(payload), 0, Encoding.CONTROL, Flag.CONTROL, peer=peer)

@@ -30,11 +30,11 @@ class Replay:
         self.pieces = False
 
     def add(self, header: BatchHeader, route: str, payload: bytes | memoryview) -> None:
-        """Add the next batch. Only of a control batch the payload is used."""
+        """Add the next batch. The payload is used only if it is a state."""
         self.batches += 1
         self.pieces = self.pieces or bool(header.continues_sequence)
         self.state.apply(header, route)
-        if not header.is_control:
+        if not header.is_state:
             return
         with contextlib.suppress(BadControl):  # a newer wald wrote it; the batches that follow say enough
             before, self.state = self.state, decode_state(payload)
@@ -43,7 +43,7 @@ class Replay:
 
     def add_scanned(self, raw: RawFile, batch: ScannedBatch) -> None:
         """Add a batch of a raw segment."""
-        self.add(batch.header, batch.route, raw.payload(batch) if batch.header.is_control else b"")
+        self.add(batch.header, batch.route, raw.control_payload(batch))
 
 
 def state_after(listing: Listing, log_id: bytes, errors: list[str]) -> LogState:

@@ -18,6 +18,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from wald.format.batch import (
@@ -31,6 +32,7 @@ from wald.format.batch import (
     seed,
 )
 from wald.format.names import Kind
+from wald.format.peers import FIFO, NOT_KNOWN, POSITION_MAX, STDIN, Peer, number_of
 from wald.format.segment import SegmentHeader, encode_header
 from wald.format.state import LogState, encode_state
 from wald.store.files.directory import Root
@@ -39,10 +41,13 @@ from wald.store.files.inodes import Name
 from wald.store.segments.indexes import SparseIndexWriter
 from wald.store.segments.raw import FIRST_BATCH, RawFile
 from wald.store.writing.blanks import Blanks
-from wald.store.writing.drafts import Draft, Placed, Placement
+from wald.store.writing.drafts import Draft, Placed, Placement, Sender, introduction
 from wald.store.writing.room import Room
 
 _U32 = 0xFFFFFFFF
+_PEERS_MAX = 4096  # whose numbers are remembered; bounds the memory
+_NUMBERED_BYTES = POSITION_MAX >> 1  # a turn is far shorter than the rest
+_NO_PEERS: dict[Sender, int] = {number: number for number in (NOT_KNOWN, FIFO, STDIN)}
 
 
 class Writer:
@@ -59,6 +64,7 @@ class Writer:
         carry: a raw file without a sequence of its own, and its length up to the last good batch. The first segment
             holds a copy of these bytes at the same positions and replaces the file.
         room: limits what may be allocated ahead; None: no limit.
+        version: of wald, for the headers of segments, see :func:`wald.format.segment.pack_version`; 0: they do not say.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class Writer:
         carry: tuple[Path, int] | None = None,
         sync_commits: bool = True,
         room: Room | None = None,
+        version: int = 0,
     ) -> None:
         self.root = root
         self.state = state
@@ -86,10 +93,12 @@ class Writer:
         self.failed = False
         self._disk = disk
         self._log_id = log_id
+        self._version = version
         self._blanks = Blanks(root.segments, disk, epoch=epoch, room=room)
         self._index: SparseIndexWriter | None = None
         self._descriptor = -1
         self._salt = 0
+        self._peers = _NO_PEERS  # of the active segment
         self.base_sequence = 0
         self.path = root.segments
         self.position = 0
@@ -116,13 +125,28 @@ class Writer:
     def place(self, drafts: Sequence[Draft], *, now_ns: int) -> Placement:
         """The places of ``drafts``, in their order. Nothing is written."""
         position, sequence = self.position, self.state.next_sequence
-        batches = []
+        batches, introductions = [], []
+        peers: dict[Sender, int] = {}
+        for peer in self._newcomers(drafts):
+            introductions.append(Placed(introduction(peer), position, sequence))
+            peers[peer] = number_of(position)
+            position += introductions[-1].draft.total_bytes
         for draft in drafts:
             batches.append(Placed(draft, position, sequence))
             position += draft.total_bytes
             sequence += draft.count
         time_ns = max(now_ns, self.state.append_time_ns)
-        return Placement(self.base_sequence, self.position, position, time_ns, tuple(batches))
+        placed = (tuple(introductions), tuple(batches))
+        return Placement(self.base_sequence, self.position, position, time_ns, *placed, peers)
+
+    def introduction_bytes(self, drafts: Sequence[Draft]) -> int:
+        """The length of what introduces those of the peers of ``drafts`` that are new to the segment."""
+        return sum(introduction(peer).total_bytes for peer in self._newcomers(drafts))
+
+    def _newcomers(self, drafts: Sequence[Draft]) -> list[Peer]:
+        """The peers of ``drafts`` that have no number in the segment; none if they could not have one any more."""
+        new = {draft.peer: None for draft in drafts if draft.peer not in self._peers}
+        return [peer for peer in new if isinstance(peer, Peer)] if new and self.position < _NUMBERED_BYTES else []
 
     def commit(self, placement: Placement) -> None:
         """Write the batches and sync them.
@@ -147,10 +171,11 @@ class Writer:
         headers: list[Fields] = []
         pending: list[Buffer] = []
         start, time_ns, epoch, salt = placement.position, placement.append_time_ns, self.epoch & _U32, self._salt
+        peers = self._peers | placement.peers if placement.peers else self._peers
         flags = 0 if self.unsynced else int(Flag.BARRIER)
-        for placed in placement.batches:
+        for placed in chain(placement.introductions, placement.batches):
             draft, position, _ = placed
-            header = placed.header(time_ns, epoch, flags)
+            header = placed.header(time_ns, epoch, flags, peers.get(draft.peer, NOT_KNOWN))
             flags = 0
             headers.append(header)
             buffers = encode(header, draft.route.prefix, draft.payload, seed(salt, position))
@@ -259,6 +284,11 @@ class Writer:
 
     def _remember(self, placement: Placement, headers: list[Fields]) -> None:
         apply, time_ns, index = self.state.apply, placement.append_time_ns, self._index
+        if placement.peers:
+            if len(self._peers) > _PEERS_MAX:  # those who are still there are introduced again
+                self._peers = dict(_NO_PEERS)
+            self._peers |= placement.peers
+        headers = headers[len(placement.introductions) :]
         for (draft, position, base_sequence), header in zip(placement.batches, headers, strict=True):
             apply(header, draft.route.name)
             if index is not None:
@@ -281,7 +311,7 @@ class Writer:
         state.append_time_ns = max(now_ns, state.append_time_ns)
         # The checksums of carried batches hold only with the salt of their segment.
         salt = secrets.randbits(32) if carry is None else _salt_of(carry[0])
-        header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns, salt)
+        header = SegmentHeader(self._log_id, state.next_sequence, self.epoch, now_ns, salt, writer=self._version)
         blank = self._blanks.take(self.segment_max_bytes)
         try:
             end = self._begin(blank.descriptor, header, carry)
@@ -312,6 +342,7 @@ class Writer:
             self._index.close()
         self._descriptor = descriptor
         self._salt = header.salt
+        self._peers = dict(_NO_PEERS)
         self.base_sequence = header.base_sequence
         self.path = self.root.segment(self.base_sequence, Kind.RAW)
         self._name = Name(self.path, descriptor)
