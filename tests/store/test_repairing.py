@@ -15,7 +15,7 @@ from contents import errors
 from faults import SteppingDisk
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from logs import Built
+from logs import Built, Unsynced
 from relieving import relieve
 from repairing import build, repair, small_frames, snapshot
 from spoiling import DAMAGE, Damage, flip
@@ -24,7 +24,8 @@ import wald
 from wald.errors import Damaged
 from wald.format.record import Record
 from wald.store.files.directory import Root, list_segments
-from wald.store.files.ledger import read_ledger
+from wald.store.files.ledger import Ledger, read_files, read_ledger
+from wald.store.files.ledger_parts import parts_of
 from wald.store.repairing.plan import Deed
 from wald.store.repairing.proposal import proposed
 from wald.store.retention.history import History
@@ -337,3 +338,30 @@ def test_what_relief_has_dropped_is_not_lost(tmp_path: Path, loses: bool) -> Non
     dropped = set(range(1, 201)) - before.keys()
     states = {built.log.where(each).state for each in dropped}
     assert states <= {State.RECLAIMED}
+
+
+def test_a_sealed_part_of_a_ledger_that_is_damaged_makes_way_for_its_whole_lines(log: Path) -> None:
+    path = log / "ledger/segments.jsonl"
+    before = readable(log)[0]
+    ledger = Ledger(path, Unsynced(), part_bytes=2000)
+    for number in range(60):
+        ledger.append({"event": "skipped", "base": 9000 + number, "last": 9000 + number, "why": "a test"})
+        ledger.cut()
+    ledger.close()
+    parts = parts_of(path)
+    assert len(parts) > 3
+    change(parts[1].path, lambda data: data[:30] + bytes([data[30] ^ 0xFF]) + data[31:])
+    assert errors(log) != []
+    root = log.parent / "killed"
+    for step in (0, 6, 12, 18, 20):
+        shutil.copytree(log, root)
+        killed_at(step, root)
+        repair(root, accept_loss=False)
+        assert errors(root) == []
+        assert readable(root)[0] == before
+        assert History(Root(root)).skipped(9059) is not None
+        entries = [entry for _, decoded in read_files(root / "ledger/segments.jsonl") for entry in decoded.entries]
+        bases = [entry["base"] for entry in entries if entry["event"] == "skipped"]
+        assert len(bases) == len(set(bases)) < 60
+        assert repair(root).acts == ()
+        shutil.rmtree(root)

@@ -15,9 +15,9 @@ from pathlib import Path
 from wald.errors import Damaged
 from wald.format.names import LEDGERS
 from wald.store.files.directory import Root
-from wald.store.files.ledger import read_ledger
+from wald.store.files.ledger import read_files
 from wald.store.repairing.facts import Facts, examine
-from wald.store.repairing.ledgers import whole_lines
+from wald.store.repairing.ledgers import anew
 from wald.store.repairing.plan import Act, Deed, Plan, plan
 
 
@@ -45,13 +45,13 @@ def _broken(root: Root) -> Iterator[tuple[Path, str]]:
     for name in LEDGERS:
         path = root.ledger / name
         try:
-            broken = read_ledger(path).broken
+            broken = [(each.name, *line) for each, decoded in read_files(path) for line in decoded.broken]
         except (Damaged, OSError):
             continue  # nothing can be made of it
         if broken:
-            number, reason = broken[0]
+            file, number, reason = broken[0]
             more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
-            yield path, f"line {number}: {reason}{more}"
+            yield path, f"{file}: line {number}: {reason}{more}"
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,12 @@ class _Rehearsed(Root):
 
 def _rehearsed(root: Root, broken: dict[Path, str], directory: Path) -> Root:
     for path in root.ledger.iterdir():
-        if path in broken:
-            (directory / path.name).write_bytes(whole_lines(path, kept="", sha256="", now_ns=0))
-        elif path.is_file():
+        if path.is_file():
             shutil.copyfile(path, directory / path.name)
+    for path in broken:
+        found = anew(path)
+        if found.entries is not None:
+            (directory / path.name).write_bytes(found.lines(kept="", sha256="", now_ns=0))
+        for part in found.gone:
+            (directory / part.name).unlink()
     return _Rehearsed(root.path, directory)
