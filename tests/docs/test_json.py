@@ -108,6 +108,7 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
         ("wald cut", command("cut", *at)),
         *(("wald file", command("file", path)) for path in files),
         *(("wald dump", command("dump", "--records", path)) for path in files),
+        ("wald history", command("history", *at)),
         ("wald verify", command("verify", *at)),
         ("wald doctor", command("doctor", *at)),
         ("wald doctor --canary", command("doctor", "--canary", *at)),

@@ -40,6 +40,7 @@ _COMMANDS = {
     "cut": ("service", "cut", "Ask the daemon to cut the active segment."),
     "dump": ("inspect", "dump", "Print the content of a file of the log, and what is damaged in it."),
     "file": ("file", "file", "Show what a file is, which version wrote it, and whether it may be deleted."),
+    "history": ("history", "history", "Show what happened to the log, and whether every deletion was legal."),
     "repair": ("repair", "repair", "Make a damaged log good again, and record what is lost."),
     "verify": ("inspect", "verify", "Read everything, change nothing, report damage."),
 }

@@ -101,6 +101,15 @@ def last_crash(root: Root, *, running: int | None) -> Crash | None:
     return None
 
 
+def crashes(root: Root) -> Iterator[Crash]:
+    """The crashes that the reports know of and a start has found, the newest first."""
+    after: dict[str, Any] = {}
+    for report in lives(root):
+        if after and report.get("ended") != STOPPED:
+            yield _crash(report, after)
+        after = report
+
+
 def _crash(report: Mapping[str, Any], after: Mapping[str, Any]) -> Crash:
     how = f"failed: {report['ended']}" if report.get("ended") else "was killed or crashed, or its machine went down"
     errors, found_ns, cut = after.get("errors"), after.get("at_ns"), after.get("trimmed_bytes")

@@ -1,0 +1,125 @@
+"""``wald history``: what happened, in order, and a judgement on each deletion."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from archives import archive
+from damage import flipped
+from logs import Built, Unsynced
+from running import command, output_of, run, sidecar
+
+from wald.format.times import utc
+from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_parts import parts_of
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    """Three segments of two routes; the first was read, archived and reclaimed."""
+    built = Built(tmp_path / "log")
+    for _ in range(3):
+        built.lines("a", [b"one", b"two"])
+        built.lines("b", [b"three"])
+        built.cut()
+    built.seal()
+    archive(built, tmp_path / "bags")
+    output_of("cursor", "set", "b", 3, "--root", built.root.path)
+    assert run(sidecar("reclaim", "--root", built.root.path, "--grace", 0)).returncode == 0
+    return built
+
+
+def history(built: Built, *options: str) -> tuple[int, list[str]]:
+    done = run(command("history", "--root", built.root.path, *options))
+    return done.returncode, done.stdout.decode().splitlines()
+
+
+def test_each_event_has_a_line_and_each_deletion_the_reason_why_it_was_legal(built: Built) -> None:
+    code, lines = history(built)
+
+    assert code == 0
+    events = [line.split()[1] for line in lines[:-1]]
+    assert events.count("cut") == events.count("sealed") == 3
+    assert {"begun", "archived", "finished"} < set(events)
+    (deletion,) = (line for line in lines if " reclaimed " in line)
+    assert re.search(
+        r"segment 1: records 1 to 3 \(a 2, b 1\); legal by the rule read \(a/\w+ at \d+, b/processed at 3\)$", deletion
+    )
+    assert lines[-1].endswith("lines read: the chain is whole; every deletion was legal")
+
+
+def test_a_span_of_time_and_a_route_leave_out_the_rest(built: Built) -> None:
+    _, lines = history(built, "--since", "1h", "--route", "b")
+    assert {line.split()[1] for line in lines[:-1]} == {"reclaimed"}  # of the sealer's lines the clock is an old one
+    _, lines = history(built, "--until", "yesterday")
+    assert {line.split()[1] for line in lines[:-1]} == {"sealed", "begun", "archived", "finished"}
+    _, lines = history(built, "--since", "2100-01-01T00:00:00Z")
+    assert lines == ["0 lines read: the chain is whole; every deletion was legal"]
+
+
+def test_a_deletion_that_no_cursor_made_legal_is_an_error(built: Built) -> None:
+    ledger = Ledger(built.root.ledger / "reclaim.jsonl", Unsynced())
+    held = {"route": "a", "count": 2, "first": 4, "last": 5, "cursors": {"processed": 4}}
+    ledger.append({"event": "reclaimed", "base": 4, "last": 6, "rule": "read", "routes": [held], "at": 1})
+    ledger.close()
+    code, lines = history(built)
+    text = "\n".join(lines)
+
+    assert code == 4
+    assert "NOT LEGAL: record 5 of route a was deleted, and not read by processed at 4; its sha256 is None" in text
+    assert lines[-1].endswith("the chain is whole; 1 deletions not legal")
+    ledger = Ledger(built.root.ledger / "reclaim.jsonl", Unsynced())
+    ledger.append({"event": "kept", "base": 4, "why": "unread", "at": 2})
+    ledger.close()
+    code, lines = history(built, "--json")
+    events = [json.loads(line) for line in lines]
+    assert {event["legal"] for event in events if event.get("event") == "reclaimed"} == {True, None}
+    assert (code, events[-1]["illegal"]) == (0, 0)
+
+
+def test_what_expired_is_counted(built: Built) -> None:
+    expired = run(sidecar("reclaim", "--root", built.root.path, "--max-bytes", 0, "--unread", "expire", "--grace", 0))
+    assert expired.returncode == 0, expired.stderr
+    code, lines = history(built)
+
+    assert code == 0
+    assert any("legal by the rule max_bytes, 1 records expired unread" in line for line in lines)
+
+
+def test_a_broken_chain_is_an_error_and_what_is_before_it_is_shown(built: Built) -> None:
+    path = built.root.ledger / "archive.jsonl"
+    path.write_bytes(flipped(path.read_bytes(), 8 * 30))
+    code, lines = history(built)
+
+    assert code == 4
+    assert any(f"{path}: line 1: its checksum is wrong" in line for line in lines)
+    assert any("legal by the rule read" in line for line in lines)
+    assert "the chain is broken" in lines[-1]
+
+
+def test_history_is_the_same_when_the_ledgers_are_in_parts(built: Built) -> None:
+    _, before = history(built)
+    for name in ("segments.jsonl", "reclaim.jsonl", "archive.jsonl"):
+        ledger = Ledger(built.root.ledger / name, Unsynced(), part_bytes=100)
+        ledger.cut()
+        ledger.close()
+        assert parts_of(built.root.ledger / name)
+    _, after = history(built)
+
+    assert after == before
+
+
+def test_a_crash_is_shown_where_the_next_start_found_it(built: Built) -> None:
+    reports: list[dict[str, object]] = [{"epoch": 1}, {"epoch": 2, "ended": "stopped", "at_ns": 7 * 10**18}]
+    for report in reports:
+        (built.root.recovery / f"{report['epoch']:010d}.json").write_text(json.dumps(report))
+    _, lines = history(built)
+
+    (crash,) = (line for line in lines if " crash " in line)
+    assert crash == (
+        f"{utc(7 * 10**18)}  crash      epoch 1 was killed or crashed, or its machine went down; "
+        "found by the next start: nothing durable was lost"
+    )
