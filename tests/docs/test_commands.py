@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
+from answers import answering
 from archives import archive
 from logs import Built
 from pages import PAGES, blocks
@@ -65,6 +66,11 @@ def with_backlog(at: Path) -> AbstractContextManager[object]:
     return nullcontext()
 
 
+def with_answers(at: Path) -> AbstractContextManager[object]:
+    """A daemon that was killed once; routes web and orders, partly archived, partly reclaimed."""
+    return answering(at / "log")
+
+
 PREPARED: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
     "README.md": nothing,
     "docs/doctor.md": with_lines,
@@ -73,6 +79,7 @@ PREPARED: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
     "docs/protocol.md": with_lines,
     "docs/python.md": with_orders,
     "docs/reading.md": with_lines,
+    "docs/questions.md": with_answers,
     "docs/retention.md": with_backlog,
     "docs/troubleshooting.md": with_lines,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -9,8 +11,11 @@ import click
 import wald
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line, ledger_fields, segment_fields, time_fields
-from wald.errors import Damaged, NotFound, command_line
+from wald.cli.times import time_option
+from wald.errors import Damaged, InvalidInput, NotFound, command_line
+from wald.format.names import check_route
 from wald.format.times import utc
+from wald.log import Log
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.segments.view import State
@@ -56,15 +61,29 @@ def head(root: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("sequence", type=int)
+@click.argument("sequence", type=int, required=False)
 @root_option
+@click.option("--route", callback=lambda _ctx, _parameter, name: name and check_route(name), help="With --since.")
+@time_option("--since", "Whether all records appended then or later are here.")
+@time_option("--until", "Only those appended before; without it: until now.")
 @json_option
-def where(root: Path, sequence: int, as_json: bool) -> int:
+def where(
+    root: Path, sequence: int | None, route: str | None, since: datetime | None, until: datetime | None, as_json: bool
+) -> int:
     """Show where record SEQUENCE is: active, cut, sealed, reclaimed, archived, never issued, …
 
     The exit code is 3 if it was never issued or nothing is known of it, and 4 if it is damaged.
+
+    With --since: show whether all records of that time are here, and where the others are. The exit code is 0 if they
+    are, 12 if some were reclaimed, and 4 if some are damaged or lost.
     """
-    found = wald.open(root).where(sequence)
+    log = wald.open(root)
+    if since is not None:
+        return _coverage(log, route, since, until, as_json=as_json)
+    if sequence is None or route is not None or until is not None:
+        message = "where takes a SEQUENCE, or --since with --until and --route"
+        raise InvalidInput(message, hint="wald where 250; wald where --route access --since 14:00 --until 14:05")
+    found = log.where(sequence)
     if not as_json:
         state = found.state.value
         lines = [f"{found.sequence}: {found.message}"]
@@ -93,6 +112,20 @@ def where(root: Path, sequence: int, as_json: bool) -> int:
     }
     click.echo(json_line("where", fields))
     return EXITS.get(found.state, 0)
+
+
+def _coverage(log: Log, route: str | None, since: datetime, until: datetime | None, *, as_json: bool) -> int:
+    """Print whether all records of a time are here; returns the exit code."""
+    from wald.cli import coverage  # reads ledgers, which one sequence does not need
+
+    now_ns = time.time_ns()
+    end = until or datetime.fromtimestamp(now_ns / 1e9, UTC)
+    found = coverage.coverage(log, route, since, end, now_ns=now_ns)
+    if as_json:
+        click.echo(json_line("where.since", coverage.fields(found)))
+    else:
+        click.echo("\n".join(coverage.text(log, found)))
+    return found.exit_code
 
 
 def warn_without_daemon(root: Root) -> None:

@@ -1,0 +1,96 @@
+"""Every question of docs/questions.md is answered by its command, on a log whose answers are known."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from answers import answering
+
+from wald.format.names import Kind, segment_name
+
+ROOT = Path(__file__).parents[2]
+# The beginning of each question → exit code, and what the answer says.
+ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "Is the daemon alive": (0, (r"the daemon \(pid \d+; epoch 2, since \S+\) runs", r"good$")),
+    "Did the daemon crash": (0, (r"epoch 1 was killed .* found at 20\S+Z: nothing durable was lost",)),
+    "Which settings": (
+        0,
+        (r"sync +\"commit\" +default", r"stall_timeout +30\.0 +WALD_STALL_TIMEOUT|stall_timeout +\"30s\""),
+    ),
+    "Why is the disk": (0, (r"held back by web/processed \(at 3, needs 6\)", r"orders +processed +4 +1 ")),
+    "How long until": (0, (r"space +.* are free",)),
+    "What is in record": (0, (r"route +web", r"\nfive$")),
+    "What became": (0, (r"1: archived: in bundle \S+/web-0+1\.tar\.zst",)),
+    "Is 14:00": (12, (r"not all here: 2 records, 5 to 6", r"all of these are in the archive")),
+    "What has this group": (0, (r"left +2 records, 5 to 6",)),
+    "How do I skip": (0, (r"web/processed is at 5; skipped: 1 record",)),
+    "Which record": (0, (r"\"sequence\": 6, .*\"value\": \"six\"",)),
+    "What was deleted": (0, (r"reclaimed", r"\"processed\": ?3|processed.*3")),
+    "Is the log whole": (0, (r"good: \d+ ok, \d+ info, 0 error",)),
+    "What would a repair": (0, (r"good",)),
+    "Is the archive whole": (0, (r"good",)),
+    "How do I get archived": (0, (r"^one\ntwo\nthree$",)),
+    "What is this file": (0, (r"is +the head", r"delete it\? +no: ")),
+    "Which promises": (14, (r"warn",)),
+}
+ROWS = re.findall(r"^\| ([^|`]+) \| `([^`]+)` \|$", (ROOT / "docs/questions.md").read_text(), re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("questions") / "log"
+    with answering(path):
+        yield path
+
+
+def test_every_question_has_an_answer_here() -> None:
+    asked = [question for question, _ in ROWS]
+    assert [question for question in asked if not any(map(question.startswith, ANSWERS))] == []
+    assert [known for known in ANSWERS if not any(question.startswith(known) for question in asked)] == []
+
+
+def copied(root: Path, at: Path) -> Path:
+    """The log without its daemon; `wald repair` wants that."""
+    return Path(shutil.copytree(root, at / "copy", ignore=shutil.ignore_patterns("wald.sock", "*.tmp")))
+
+
+def asked(command: str, root: Path) -> tuple[int, str]:
+    """Exit code and output of a command, typed into a shell."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": path, "WALD_ROOT": str(root)}
+    done = subprocess.run(command, shell=True, env=environ, capture_output=True, text=True, check=False)
+    return done.returncode, (done.stdout + done.stderr).rstrip("\n")
+
+
+@pytest.mark.parametrize(("question", "command"), ROWS, ids=[question for question, _ in ROWS])
+def test_a_question_is_answered(question: str, command: str, root: Path, tmp_path: Path) -> None:
+    code, answers = next(answer for known, answer in ANSWERS.items() if question.startswith(known))
+    command = command.replace("--since 14:00 --until 14:05", "--since 1h --until now")
+    found, said = asked(command, copied(root, tmp_path) if command.startswith("wald repair") else root)
+
+    assert found == code, said
+    assert [answer for answer in answers if not re.search(answer, said)] == [], said
+
+
+def test_the_answers_change_with_damage(root: Path, tmp_path: Path) -> None:
+    """A segment with records 5 and 6 is damaged: each command says so, and none takes it for something else."""
+    copy = copied(root, tmp_path)
+    segment = copy / "segments" / segment_name(5, Kind.SEALED)
+    data = bytearray(segment.read_bytes())
+    data[20] ^= 0xFF
+    segment.write_bytes(data)
+
+    for command in ("wald verify", "wald show 6", "wald where 6", f"wald file {segment}"):
+        code, said = asked(command, copy)
+        assert (command, code) == (command, 4), said
+    code, said = asked("wald repair --dry-run", copy)
+    assert (code, "gives up 2 records: 5 to 6" in said) == (9, True), said
+    code, said = asked("wald where --route web --since 1h", copy)
+    assert (code, "damaged" in said) == (4, True), said
