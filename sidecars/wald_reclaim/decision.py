@@ -15,7 +15,7 @@ class Decision:
     """The decision about one complete segment.
 
     Attributes:
-        pin: one of the cursors that hold it back.
+        pin: one of the cursors that hold it back. alone: whether no other route does.
         entry: the line to write into the ledger first; None: none, or it was written before.
         withdrawal: the line before that, which takes back an earlier one; None: there is none to take back.
         recorded: whether the ledger says already that the segment is reclaimed.
@@ -30,3 +30,4 @@ class Decision:
     recorded: bool = False
     message: str = ""
     withdrawal: Entry | None = None
+    alone: bool = False

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from wald.errors import Damaged
 from wald.format.names import Kind
@@ -51,6 +50,8 @@ class _Known:
     stored_bytes: int
     records: int
     pin: Pin | None = None
+    other: Pin | None = None
+    """Of another route than ``pin``; None if that one alone holds the segment back."""
     problem: str = ""
     damage: str = ""
     """What is wrong with its index, if it is known from elsewhere what the segment holds."""
@@ -229,7 +230,8 @@ class Planner:
         if recorded and not verdict.goes:
             entry = self._stamped(kept_entry(segment.base_sequence, verdict.value, now_ns))
         message = known.problem or known.damage
-        return Decision(segment, verdict, known.stored_bytes, pin, entry, recorded, message)
+        alone = pin is not None and known.other is None
+        return Decision(segment, verdict, known.stored_bytes, pin, entry, recorded, message, alone=alone)
 
     def _confirm(self, segment: Segment, claims: Claims | None, now_ns: int, *, sealing: bool) -> Decision:
         """The decision about a released segment under ``claims``; None: no cursor holds it back."""
@@ -278,12 +280,15 @@ class Planner:
     ) -> tuple[Verdict, Entry | None]:
         """The verdict by the segment's index; and the line for the ledger, if it goes and has none yet."""
         base, log = segment.base_sequence, over(facts, self._limits)
-        pin = known.pin
-        if pin is not None and claims.still(pin) and not self._routes.may_let_go(pin.route, base, facts.age_ns, log):
+        if known.pin is not None and all(
+            claims.still(pin) and not self._routes.may_let_go(pin.route, base, facts.age_ns, log)
+            for pin in (known.pin, known.other)
+            if pin is not None
+        ):
             return Verdict.UNREAD, None
         index = self._index(segment)
         pins, rules = self._judge_routes(segment, index, facts.age_ns, claims, log)
-        known.pin = next((each for each in pins if rules[each.route] is Verdict.UNREAD), None)
+        known.pin, known.other = _of_two_routes(pin for pin in pins if rules[pin.route] is Verdict.UNREAD)
         verdict = judge(replace(facts, archived=self._archived(segment, index, claims)), self._limits, rules.values())
         if verdict.goes and not pins:
             self._passed[base] = claims
@@ -300,11 +305,11 @@ class Planner:
     ) -> tuple[list[Pin], dict[str, Verdict]]:
         """The groups that have not read the segment, and the verdict of each route in it.
 
-        Where no route has a limit that counts, one group and its route are enough.
+        Where no route has a limit that counts, the groups of two routes are enough.
         """
         needed = self._needs(segment, index)
         if not self._routes.concerns(segment.base_sequence, age_ns, log):
-            pins = list(islice(claims.pins(needed), 1))
+            pins = [pin for pin in _of_two_routes(claims.pins(needed)) if pin is not None]
             unread = log if log is not None and self._limits.others.expire else Verdict.UNREAD
             return pins, {pin.route: unread for pin in pins} or {"": log or Verdict.READ}
         pins = list(claims.pins(needed))
@@ -373,7 +378,7 @@ class Planner:
             known = _Known(segment.kind, segment.path.stat().st_size, 0)
             try:
                 index = self._index(segment, known)
-                known.pin = next(claims.pins(self._needs(segment, index)), None)
+                known.pin, known.other = _of_two_routes(claims.pins(self._needs(segment, index)))
             except _Unreadable as error:
                 known.problem = str(error)
             else:
@@ -382,3 +387,9 @@ class Planner:
             return None
         self._known[segment.base_sequence] = known
         return known
+
+
+def _of_two_routes(pins: Iterator[Pin]) -> tuple[Pin | None, Pin | None]:
+    """The first pin, and the first of another route; None where there is none."""
+    first = next(pins, None)
+    return first, next((pin for pin in pins if first is not None and pin.route != first.route), None)

@@ -11,6 +11,8 @@ from wald.setting_types import format_bytes
 from wald_reclaim.decision import Decision
 from wald_reclaim.policy import Verdict
 
+_NAMED = 3  # routes in the summary; --json has all
+
 
 @dataclass(slots=True)
 class Report:
@@ -33,6 +35,8 @@ class Report:
     _gone_bytes: int = 0
     _kept: Counter[Verdict] = field(default_factory=Counter)
     _kept_bytes: int = 0
+    _alone: Counter[str] = field(default_factory=Counter)
+    """The bytes that one route alone holds back."""
     _lost: Counter[str] = field(default_factory=Counter)
     _warned: set[str] = field(default_factory=set)
 
@@ -43,6 +47,8 @@ class Report:
         if not decision.verdict.goes:
             self._kept[decision.verdict] += 1
             self._kept_bytes += decision.stored_bytes
+            if decision.alone and decision.pin is not None:
+                self._alone[decision.pin.route] += decision.stored_bytes
             return
         self._gone += 1
         self._gone_bytes += decision.stored_bytes
@@ -86,6 +92,7 @@ class Report:
                 "deleted_segments": self._deleted,
                 "kept_segments": {_key(verdict): count for verdict, count in self._kept.items()},
                 "kept_bytes": self._kept_bytes,
+                "held_back_alone": dict(self._alone),
                 "lost": dict(self._lost),
             }
             self._object("pass", fields)
@@ -93,6 +100,7 @@ class Report:
             self.write(self._summary())
         self._gone = self._deleted = self._gone_bytes = self._kept_bytes = 0
         self._kept.clear()
+        self._alone.clear()
         self._lost.clear()
 
     def trouble(self, message: str) -> None:
@@ -108,9 +116,11 @@ class Report:
     def _summary(self) -> str:
         marked, deleted = ("would be marked", "would be deleted") if self.intended else ("now marked", "deleted")
         kept = ", ".join(f"{count}: {verdict.value}" for verdict, count in self._kept.items())
+        alone = ", ".join(f"{route} {format_bytes(size)}" for route, size in self._alone.most_common(_NAMED))
         return (
             f"segments {marked} for deletion: {self._gone} ({format_bytes(self._gone_bytes)}); {deleted}: "
             f"{self._deleted}; kept: {self._kept.total()} ({format_bytes(self._kept_bytes)}{kept and f'; {kept}'})"
+            f"{alone and f'; held back by one route alone: {alone}'}"
         )
 
 

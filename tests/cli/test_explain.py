@@ -117,6 +117,8 @@ def test_json_has_every_segment_every_group_and_the_whole(built: Built) -> None:
     (log,) = kinds["log"]
     assert log["segments"] == {"free": 1, "held_back": 2, "active": 1}
     assert log["free_bytes"] > 0
+    assert log["held_back_alone"] == {"b": b["frees_bytes"]}
+    assert "\nWhat one route alone holds back: b " in explain(built)
 
 
 def test_a_log_without_records_is_explained_too(tmp_path: Path) -> None:

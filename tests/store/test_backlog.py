@@ -105,6 +105,17 @@ def test_bytes_are_those_held_back_and_those_that_would_go_if_this_one_moved(bui
     assert group(built, "b").pinned_bytes == 0
 
 
+def test_what_one_route_alone_holds_back_counts_for_all_its_groups(built: Built) -> None:
+    """No single cursor frees it, and yet no other route needs it."""
+    built.log.set_cursor("a", 0)
+    built.log.set_cursor("a", 0, "audit")
+    built.log.set_cursor("b", 8)
+    backlog, _ = look(built)
+
+    assert backlog.alone == {"a": size(built, 2, 6)}
+    assert group(built, "a").exclusive_bytes == 0
+
+
 def test_a_retired_route_holds_back_nothing_and_still_has_a_lag(built: Built) -> None:
     retire_route(built.root, built.disk, "a", now="")
     found = group(built, "a")

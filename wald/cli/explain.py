@@ -71,6 +71,8 @@ def _text(log: Log, backlog: Backlog, now_ns: int) -> Iterator[str]:
         more = " more" if groups else ""
         others = f"1{more} group has" if idle == 1 else f"{idle}{more} groups have"
         yield f"{others} read everything and hold{'s' * (idle == 1)} back nothing."
+    if backlog.alone:
+        yield f"\n{_alone(backlog.alone)}"
     for paragraph in _advice(log, groups):
         yield f"\n{paragraph}"
     yield f"\n{_outlook(growth, backlog.free_bytes)}"
@@ -229,6 +231,13 @@ def _names(routes: list[str]) -> str:
     return ", ".join(routes[:_NAMED]) + more
 
 
+def _alone(alone: Counter[str]) -> str:
+    """The routes that hold back segments which no other route needs."""
+    named = [f"{route} {format_bytes(size)}" for route, size in alone.most_common(_NAMED)]
+    more = f" and {len(alone) - _NAMED} routes more" if len(alone) > _NAMED else ""
+    return f"What one route alone holds back: {', '.join(named)}{more}."
+
+
 def _outlook(growth: Growth | None, free: int) -> str:
     left = f"{format_bytes(free)} are free"
     seconds = growth.seconds_until(free) if growth else None
@@ -255,6 +264,7 @@ def _objects(log: Log, backlog: Backlog, now_ns: int) -> Iterator[dict[str, obje
         "free_bytes": backlog.free_bytes,
         "bytes_per_second": growth.bytes_per_second if growth else None,
         "seconds_until_full": growth.seconds_until(backlog.free_bytes) if growth else None,
+        "held_back_alone": dict(backlog.alone),
         "no_daemon": no_daemon(log.root, Disk()),
     }
 

@@ -105,6 +105,26 @@ def test_what_is_read_and_beyond_the_limits_of_every_route_goes_however_young(bu
     assert bases(built.root) == [7, 10]
 
 
+def test_what_one_route_alone_holds_back_is_known_as_cursors_move(built: Built) -> None:
+    reclaimer = Reclaimer(built.root, built.disk)
+
+    def alone() -> list[tuple[int, str, bool]]:
+        found = reclaimer.planner.decisions(now_ns=built.now_ns)
+        return [(each.segment.base_sequence, each.pin.route, each.alone) for each in found if each.pin is not None]
+
+    assert alone() == [(base, "a", True) for base in (1, 4, 7, 10)]
+    built.log.set_cursor("b", 6, "audit")
+    reclaimer.ledger.close()
+
+    reclaimer = Reclaimer(built.root, built.disk)  # a new group is met when a segment is opened again
+    assert alone() == [(1, "a", True), (4, "a", True), (7, "a", False), (10, "a", False)]
+    built.log.set_cursor("a", 8)
+    assert alone() == [(7, "b", True), (10, "a", False)]
+    built.log.set_cursor("b", 12, "audit")
+    assert alone() == [(10, "a", True)]
+    reclaimer.ledger.close()
+
+
 def test_a_quota_counts_what_is_unread_only(built: Built) -> None:
     """Of a segment that is read in part it counts the share of the records."""
     limits = Limits(of_routes={"a": RouteLimits(pinned_max_bytes=70)})

@@ -99,6 +99,7 @@ class Backlog:
 
     Attributes:
         groups: by (route, group).
+        alone: the bytes that each route alone holds back: freed when all its groups reach the head.
         free_bytes: left on the file system.
 
     Raises:
@@ -119,6 +120,7 @@ class Backlog:
         """Of segments with these routes."""
         self._held = _Held(NO_PINS)
         self.free_bytes = free_bytes(view.root.path)
+        self.alone: Counter[str] = Counter()
         self.groups = {
             (route, cursor.group): GroupBacklog(cursor, route in self._claims.retired)
             for route, cursors in self._claims.cursors.items()
@@ -207,6 +209,8 @@ class Backlog:
     def _settle_held(self) -> None:
         held, self._held = self._held, _Held(NO_PINS)
         exclusive_bytes = held.stored_bytes if len(held.pins) == 1 else 0
+        if len(routes := {route for route, _ in held.pins.groups()}) == 1:
+            self.alone[routes.pop()] += held.stored_bytes
         for each in held.pins.groups():
             group = self.groups.get(each)
             if group is not None:
