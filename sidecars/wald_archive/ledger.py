@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from wald.errors import Damaged
+from wald.format.turns import pack
 from wald.store.files.lines import Entry
 from wald_archive.bundle import Origin
 from wald_archive.codecs import Codec
@@ -80,7 +81,7 @@ class Run:
             "last": contents.last,
             "after": contents.after,
             "count": contents.count,
-            "runs": entry.bundle.runs.tolist(),
+            "runs": pack(entry.bundle.runs),
             "parts": [[part.first, records_name(stem, part.part)] for part in contents.parts],
             "sha256": entry.bundle.sha256,
             "at": at_ns,

@@ -8,11 +8,13 @@ import stat
 import subprocess
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from damage import flipped
+from effort import steps
 from faults import Died, DyingDisk, FailingDisk, SteppingDisk, until_it_survives
 from logs import Unsynced
 
@@ -304,3 +306,14 @@ def test_an_active_file_that_repair_begins_again_follows_the_parts(root: Root, p
     begin_again(root, Unsynced(), path, now_ns=1)
 
     assert bases(path) == [10 * number + 1 for number in range(65) if number != 61]
+
+
+def test_a_look_up_costs_the_same_however_long_the_ledger_is(root: Root, path: Path) -> None:
+    costs = []
+    for begin, count in ((0, 100), (100, 900)):
+        filled(path, count, begin=begin)
+        history = History(root)
+        assert history.reclaimed(5) is not None
+        costs.append(steps(partial(history.reclaimed, 315)))
+
+    assert costs[1] < 1.2 * costs[0]

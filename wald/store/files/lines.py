@@ -265,8 +265,7 @@ class Lines:
                 return
             opened = _File(self._path)
         except FileNotFoundError:
-            self._take_parts(None)
-            self._begin()
+            self._without_active()
             return
         with open(opened.descriptor, "rb", closefd=False) as file:
             # Opened before the parts are listed: what is cut meanwhile is in it.
@@ -278,6 +277,17 @@ class Lines:
                 self._take(entry, opened, *before)
                 before = self._bookmark.offset, self._bookmark.tip
         self._seen = seen
+
+    def _without_active(self) -> None:
+        """Go on with the parts alone; they are listed again when the directory has changed."""
+        try:
+            seen = _identity(self._path.parent.stat())
+        except FileNotFoundError:
+            seen = (0,)
+        if seen != self._seen:
+            self._take_parts(None)
+            self._begin()
+            self._seen = seen
 
     def _take_parts(self, prev: str | None) -> bool:
         """Take in the parts that are new; whether there are any."""

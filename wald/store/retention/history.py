@@ -22,6 +22,7 @@ from typing import NamedTuple
 from wald.errors import Damaged
 from wald.format.tables import RouteEntry
 from wald.format.times import at_utc
+from wald.format.turns import unpack
 from wald.store.files.directory import Root
 from wald.store.files.lines import NO_SEQUENCE, Entry, Line, Lines
 from wald.store.files.part_index import archived_run
@@ -229,13 +230,13 @@ class History:
 def runs_of(entry: Entry) -> Iterator[tuple[int, int]]:
     """The sequences in the bundle of an "archived" entry, as (first, last) of each run; [first, last] if it has none.
 
-    ``runs`` counts from ``after``: so many sequences of other routes, so many of this one, and so on.
+    Raises:
+        BadTurns: its ``runs`` are not what :mod:`wald.format.turns` writes.
     """
-    runs = entry.get("runs")
-    if not isinstance(runs, list):
+    if "runs" not in entry:
         yield entry["first"], entry["last"]
         return
-    at = int(entry["after"])
+    runs, at = unpack(entry["runs"], entry["last"] - entry["first"] + 1), int(entry["after"])
     for gap, count in zip(runs[::2], runs[1::2], strict=True):
         yield at + gap + 1, at + gap + count
         at += gap + count
