@@ -15,6 +15,7 @@ from damage import flipped
 from json_page import require_documented
 from logs import Built
 from reclaiming import EXPIRE, reclaim
+from repairing import repair
 
 from wald.errors import NotFound, Unavailable
 from wald.format.names import Kind
@@ -108,6 +109,18 @@ def test_one_log_of_three_is_damaged_in_every_way(spark: SparkSession, tmp_path:
     assert any(name == bundle.name and "its sha256 is" in words for name, words in content)
     assert [report.errors > 0 for report in done.logs] == [False, True, False]
     assert [report.errors > 0 for report in done.archives] == [False, True, False]
+
+
+def test_what_was_given_up_by_a_repair_is_listed_and_no_error(spark: SparkSession, tmp_path: Path) -> None:
+    built = filled(tmp_path / "one")
+    built.crash()
+    segment = sorted(built.root.segments.glob(f"*{Kind.SEALED.value}"))[1]
+    segment.write_bytes(flipped(segment.read_bytes(), 8 * 60))
+    assert errors(audited(spark, built.root.path)) != []
+    assert repair(built.root.path).loses
+    done = audited(spark, built.root.path)
+    assert errors(done) == []
+    assert [each.message for each in done.found if "lost, on record" in each.message] != []
 
 
 def test_what_expired_is_counted_and_no_error(spark: SparkSession, tmp_path: Path) -> None:
