@@ -26,11 +26,11 @@ def run(command: click.Command, program: str, arguments: list[str]) -> int:
 
     ``eval "$(_WALD_COMPLETE=bash_source wald)"`` completes in bash; for ``wald-archive`` it is _WALD_ARCHIVE_COMPLETE.
     """
-    complete = f"_{program.upper().replace('-', '_')}_COMPLETE"
-    if completing := os.environ.get(complete):
-        from click.shell_completion import shell_complete
+    variable = f"_{program.upper().replace('-', '_')}_COMPLETE"
+    if instruction := os.environ.get(variable):
+        from wald.cli.completion import complete
 
-        return shell_complete(command, {}, program, complete, completing)
+        return complete(command, program, variable, instruction)
     context = None
     try:
         with command.make_context(program, arguments) as context:

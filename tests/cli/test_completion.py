@@ -1,0 +1,183 @@
+"""Completion of routes, groups and positions, as bash, zsh and fish ask for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import programs
+import pytest
+from logs import Built
+from pages import ROOT
+from running import output_of, wald
+
+from wald.cli import cli
+from wald.cli.completion import ARGUMENTS, VALUED
+from wald_archive.command import command as wald_archive
+from wald_drain.command import command as wald_drain
+
+ROUTES = ["access", "orders", "over-night"]
+COMPLETED = {
+    "wald read o": ["orders", "over-night"],
+    "wald read --from e": ["earliest", "end"],
+    "wald-drain feed orders --group ": ["billing", "processed"],
+}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three routes; orders has two groups, access another."""
+    built = Built(tmp_path_factory.mktemp("completion") / "log")
+    for route in ROUTES:
+        built.lines(route, [b"1"])
+    output_of("cursor", "set", "orders", 1, "--root", built.root.path)
+    for route, group in (("orders", "billing"), ("access", "other")):
+        assert wald("cursor", "set", route, 0, "--group", group, "--root", built.root.path).returncode == 0
+    (built.root.routes / "not a route").mkdir()
+    return built.root.path
+
+
+@pytest.fixture(scope="module")
+def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts for the shells, as a package has them."""
+    directory = tmp_path_factory.mktemp("share")
+    subprocess.run([sys.executable, ROOT / "scripts/make-manual", directory], check=True)
+    return directory
+
+
+def commands(program: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    if isinstance(program, click.Group):
+        context = click.Context(program)
+        for each in program.list_commands(context):
+            inner = program.get_command(context, each)
+            assert inner is not None
+            yield from commands(inner, f"{name} {each}")
+    else:
+        yield name, program
+
+
+def test_every_argument_that_is_a_route_is_listed() -> None:
+    short = {"wald-drain", "wald-archive"}  # of their first commands
+    programs_ = [(cli, "wald"), (wald_drain, "wald-drain"), (wald_archive, "wald-archive")]
+    found = {name: command for program, called in programs_ for name, command in commands(program, called)}
+    for name, command in found.items():
+        arguments = [each for each in command.params if isinstance(each, click.Argument)]
+        routes = [i for i, each in enumerate(arguments) if each.name in ("route", "routes")]
+        listed = ARGUMENTS.get(name, ())
+        assert routes == [i for i, kind in enumerate(listed) if kind == "route"], name
+        assert any(arguments[i].nargs == -1 for i in routes) == ("..." in listed), name
+
+    assert ARGUMENTS.keys() - short <= found.keys()
+
+
+def test_every_option_with_a_value_is_listed() -> None:
+    options = [
+        each for _, command in commands(cli, "wald") for each in command.params if isinstance(each, click.Option)
+    ]
+
+    assert {name for each in options if not each.is_flag for name in each.opts} - VALUED == set()
+
+
+def completed(typed: str, log: Path | None) -> list[str]:
+    """What the program prints for bash, of plain words."""
+    words = typed.split(" ")
+    variable = f"_{words[0].upper().replace('-', '_')}_COMPLETE"
+    root = {} if log is None else {"WALD_ROOT": str(log)}
+    asked = {variable: "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)} | root
+    program = Path(sys.executable).with_name(words[0])
+    done = subprocess.run([program], env=os.environ | asked, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return [line.removeprefix("plain,") for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        *COMPLETED.items(),
+        ("wald append ", ROUTES),
+        ("wald cursor get access --group ", ["other"]),
+        ("wald hold access ", ROUTES),
+        ("wald-archive access o", ["orders", "over-night"]),
+        ("wald-archive restore /a ac", ["access"]),
+        ("wald read --group ", ["billing", "other", "processed"]),
+        ("wald read --group=b", ["--group=billing"]),
+        ("wald read --limit 5 ov", ["over-night"]),
+        ("wald cursor set orders y", ["yesterday"]),
+        ("wald read orders --since t", ["today"]),
+        ("wald read orders --fo", ["--follow", "--format"]),
+        ("wald cursor l", ["list"]),
+    ],
+)
+def test_what_may_follow_is_read_from_the_log(log: Path, typed: str, expected: list[str]) -> None:
+    assert completed(typed, log) == expected
+
+
+def test_the_root_may_be_one_that_was_typed(log: Path) -> None:
+    assert completed(f"wald --root {log} read acc", None) == ["access"]
+    assert completed(f"wald read --root={log} acc", None) == ["access"]
+    assert completed("wald read acc", None) == []
+    assert completed("wald --root /nowhere read acc", None) == []
+
+
+def test_no_command_is_imported_to_complete_a_route(log: Path) -> None:
+    """Importing takes longer than a person wants to wait."""
+    script = "import sys; from wald.cli import main\ntry: main()\nfinally: print(*sys.modules)"
+    asked = {"_WALD_COMPLETE": "bash_complete", "COMP_WORDS": "wald read ", "COMP_CWORD": "2", "WALD_ROOT": str(log)}
+    line = [sys.executable, "-c", script]
+    loaded = subprocess.run(line, env=os.environ | asked, capture_output=True, text=True, check=True).stdout
+
+    assert "plain,orders" in loaded
+    assert [name for name in loaded.split() if name.startswith(("wald.store", "wald.cli.read", "zstandard"))] == []
+
+
+def asked_of_bash(script: Path, typed: str) -> str:
+    words = " ".join(f"'{word}'" for word in typed.split(" "))
+    program = typed.partition(" ")[0]
+    function = f"_{program.replace('-', '_')}_completion"
+    return f"""source {script}; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+        {function} {program}; printf '%s\\n' "${{COMPREPLY[@]}}" """
+
+
+@pytest.mark.parametrize("typed", COMPLETED)
+def test_bash_completes(share: Path, log: Path, typed: str) -> None:
+    script = share / "bash-completion/completions" / typed.partition(" ")[0]
+    done = in_shell(["bash", "-c", asked_of_bash(script, typed)], log)
+
+    assert done == COMPLETED[typed]
+
+
+@pytest.mark.parametrize("typed", COMPLETED)
+def test_fish_completes(share: Path, log: Path, typed: str) -> None:
+    fish = programs.program("fish", package="fish")
+    script = share / "fish/vendor_completions.d" / f"{typed.partition(' ')[0]}.fish"
+    done = in_shell([fish, "--no-config", "-c", f"source {script}; complete -C '{typed}'"], log)
+
+    assert done == COMPLETED[typed]
+
+
+@pytest.mark.parametrize("typed", COMPLETED)
+def test_zsh_completes(share: Path, log: Path, typed: str) -> None:
+    """Its widgets need a terminal; so what they call is called, with the words that zsh gives it."""
+    zsh = programs.program("zsh", package="zsh")
+    program = typed.partition(" ")[0]
+    script = share / f"zsh/vendor-completions/_{program}"
+    words = " ".join(f"'{word}'" for word in typed.split(" "))
+    function = f"_{program.replace('-', '_')}_completion"
+    called = f"""compdef() {{ }}; _describe() {{ shift 2; print -rl -- "${{(@P)1}}" }}
+        compadd() {{ shift $(( ${{@[(i)-a]}} )); print -rl -- "${{(@P)1}}" }}
+        source {script}; words=({words}); CURRENT=${{#words}}; {function}"""
+    done = in_shell([zsh, "-f", "-c", called], log)
+
+    assert done == COMPLETED[typed]
+
+
+def in_shell(line: list[str], log: Path) -> list[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = os.environ | {"WALD_ROOT": str(log), "PATH": path}
+    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    return done.stdout.splitlines()

@@ -1,0 +1,186 @@
+"""What a shell may complete besides commands and options: routes, groups, positions and times.
+
+An answer must be there at once, so commands are not imported for it: where each takes a route is listed here, and a
+test compares the list with the commands.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import click
+
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "wald append": ("route",),
+    "wald read": ("route",),
+    "wald grep": ("", "route"),
+    "wald route add": ("route",),
+    "wald route retire": ("route",),
+    "wald cursor get": ("route",),
+    "wald cursor list": ("route",),
+    "wald cursor remove": ("route",),
+    "wald cursor show": ("route",),
+    "wald cursor skip": ("route", ""),
+    "wald cursor set": ("route", "position"),
+    "wald cursor from-checkpoint": ("", "route"),
+    "wald hold": ("route", "..."),
+    "wald-drain": ("route",),
+    "wald-drain feed": ("route",),
+    "wald-drain redrive": ("route",),
+    "wald-archive": ("route", "..."),
+    "wald-archive pack": ("route", "..."),
+    "wald-archive restore": ("", "route"),
+}
+"""What the arguments of a command are; "...": each further one is what the one before it is, "": something else."""
+
+OPTIONS = {
+    "--group": "group",
+    "--route": "route",
+    "--stdin": "route",
+    "--dead-letter": "route",
+    "--from": "start",
+    "--to": "position",
+    "--since": "time",
+    "--until": "time",
+}
+"""What the value of an option is."""
+
+VALUED = {
+    *OPTIONS,
+    *(
+        "--root",
+        "--archive",
+        "--config",
+        "--consumers",
+        "--format",
+        "--grep",
+        "--interval",
+        "--jobs",
+        "--key-separator",
+    ),
+    *("--lag-max", "--last", "--limit", "--mode", "--needed-bytes", "--on-missing", "--retry-for", "--socket"),
+    *("--timeout", "--why", "-n"),
+}
+"""The options of ``wald`` that take a value, which is no argument of the command."""
+
+_TIMES = ("now", "today", "yesterday", "5m", "1h", "1d")
+_STARTS = ("earliest", "end", "cursor")
+
+
+def complete(command: click.Command, program: str, variable: str, instruction: str) -> int:
+    """Print what may follow, or the script for the shell, as ``instruction`` says: ``bash_complete``, ``zsh_source``.
+
+    Args:
+        variable: of the environment, with which the script asks.
+    """
+    from click.shell_completion import CompletionItem, get_completion_class, shell_complete
+
+    shell, _, what = instruction.partition("_")
+    if what == "complete" and (asking := get_completion_class(shell)) is not None:
+        asked = asking(command, {}, program, variable)
+        words, incomplete = asked.get_completion_args()
+        if (names := _names(program, words, incomplete)) is not None:
+            for name in names:
+                print(asked.format_completion(CompletionItem(name)))
+            return 0
+    return shell_complete(command, {}, program, variable, instruction)
+
+
+def _names(program: str, words: Sequence[str], incomplete: str) -> list[str] | None:
+    """What may stand for ``incomplete``; None if that is no matter of this module."""
+    typed = _typed(program, words)
+    option, joined, value = incomplete.partition("=")
+    if words and words[-1] in VALUED:
+        kind = OPTIONS.get(words[-1], "")
+    elif joined and option in OPTIONS:
+        kind = OPTIONS[option]
+    else:
+        kind = "" if incomplete.startswith("-") else typed.following()
+    if not kind:
+        return None
+    before = f"{option}=" if joined and option in OPTIONS else ""
+    found = _KINDS[kind](typed)
+    return [before + name for name in found if name.startswith(value if before else incomplete)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Typed:
+    """The words of a command line so far; ``arguments`` are those behind the command that are no options."""
+
+    root: Path | None
+    command: str
+    arguments: tuple[str, ...]
+
+    def following(self) -> str:
+        """What the next argument is; "" if it is nothing that this module knows."""
+        kinds = ARGUMENTS.get(self.command, ())
+        if kinds[-1:] == ("...",):
+            return kinds[min(len(self.arguments), len(kinds) - 2)]
+        return kinds[len(self.arguments)] if len(self.arguments) < len(kinds) else ""
+
+    def routes(self) -> list[str]:
+        """Those that were typed, if the arguments are routes."""
+        kinds = ARGUMENTS.get(self.command, ())
+        return [name for name, kind in zip(self.arguments, kinds, strict=False) if kind == "route"]
+
+
+def _typed(program: str, words: Sequence[str]) -> _Typed:
+    pairs = list(pairwise(["", *words]))
+    roots = [word for before, word in pairs if before == "--root"]
+    roots += [word.removeprefix("--root=") for word in words if word.startswith("--root=")]
+    root = roots[-1] if roots else os.environ.get("WALD_ROOT")
+    plain = [word for before, word in pairs if not word.startswith("-") and before not in VALUED]
+    command = program
+    while plain and any(
+        each == f"{command} {plain[0]}" or each.startswith(f"{command} {plain[0]} ") for each in ARGUMENTS
+    ):
+        command = f"{command} {plain.pop(0)}"
+    return _Typed(Path(root).expanduser() if root else None, command, tuple(plain))
+
+
+def _routes(typed: _Typed) -> list[str]:
+    from wald.format.names import is_route
+
+    return [] if typed.root is None else [name for name in _listed(typed.root / "routes") if is_route(name)]
+
+
+def _groups(typed: _Typed) -> list[str]:
+    """Those with a cursor on the route; without a route on any."""
+    from wald.format.names import CONSUMERS, parse_cursor_name
+
+    if typed.root is None:
+        return []
+    of_routes = [typed.root / "routes" / route for route in typed.routes() or _routes(typed)]
+    names = [name for route in of_routes for place in (route, route / CONSUMERS) for name in _listed(place)]
+    return sorted({group for name in names if (group := parse_cursor_name(name)) is not None})
+
+
+def _listed(directory: Path) -> list[str]:
+    """The names in a directory, read without what checks a log, which takes longer to import than to use."""
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def _starts(_: _Typed) -> Iterable[str]:
+    return (*_STARTS, *_TIMES)
+
+
+def _times(_: _Typed) -> Iterable[str]:
+    return _TIMES
+
+
+_KINDS: dict[str, Callable[[_Typed], Iterable[str]]] = {
+    "route": _routes,
+    "group": _groups,
+    "start": _starts,
+    "position": _times,
+    "time": _times,
+}
