@@ -27,6 +27,7 @@ ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "Why is the disk": (0, (r"held back by web/processed \(at 3, needs 6\)", r"orders +processed +4 +1 ")),
     "How long until": (0, (r"space +.* are free",)),
     "What is in record": (0, (r"route +web", r"\nfive$")),
+    "Which producer": (0, (r"sent by +socket, user \d+, process \d+",)),
     "What became": (0, (r"1: archived: in bundle \S+/web-0+1\.tar\.zst",)),
     "Is 14:00": (12, (r"not all here: 2 records, 5 to 6", r"all of these are in the archive")),
     "What has this group": (0, (r"left +2 records, 5 to 6",)),

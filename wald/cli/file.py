@@ -113,8 +113,7 @@ def _bundle_damage(bundle: Path) -> str:
 def _written_by(root: Root | None, path: Path, named: Named) -> str:
     """The program and its version, as far as anything says; "" if nothing does."""
     if root is not None and named.kind in _SEGMENTS:
-        epoch = _epoch(path)
-        return "" if epoch is None else _life(root, epoch)
+        return _writer(root, path)
     if root is not None and named.kind is FileKind.RECOVERY:
         return _life(root, int(path.stem))
     if named.kind in (FileKind.BUNDLE, FileKind.DIGEST):
@@ -124,13 +123,15 @@ def _written_by(root: Root | None, path: Path, named: Named) -> str:
     return ""
 
 
-def _epoch(path: Path) -> int | None:
-    """The life of the daemon that made a segment; None if its header or index cannot be read."""
+def _writer(root: Root, path: Path) -> str:
+    """The life of the daemon that made a segment, and its version; "" if its header or index cannot be read."""
     try:
         item: Item = next((item for item in dump(path) if "epoch" in item), {})
     except (Damaged, InvalidInput):
-        return None
-    return item.get("epoch")
+        return ""
+    if item.get("writer"):
+        return f"the daemon, epoch {item['epoch']}, wald {item['writer']}"
+    return _life(root, item["epoch"]) if "epoch" in item else ""
 
 
 def _life(root: Root, epoch: int) -> str:

@@ -17,7 +17,9 @@ from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.record import Record
 from wald.format.times import utc
 from wald.log import Log
+from wald.store.reading.batches import Batch
 from wald.store.reading.lookup import Whereabouts
+from wald.store.reading.senders import Sender
 
 Finder = Callable[[str, str | None, int], Record | None]
 """Address of an archive, route, sequence → the record there."""
@@ -44,22 +46,25 @@ def show(root: Path, sequence: int, archive: str | None, raw: bool, as_json: boo
         raise InvalidInput("--raw and --json exclude each other", hint="wald show --help")
     log = wald.open(root)
     found = log.where(sequence)
-    record = _in_log(log, found) or _in_archive(found, archive)
+    batch = _in_log(log, found)
+    record = _in_archive(found, archive) if batch is None else next(batch.records())
+    sender = None if batch is None else log.sender(batch)
     if record is None:
         raise _nowhere(log, found)
     if raw:
         write_stdout(record.value)
     elif as_json:
-        click.echo(json_line("show", _fields(record, found)))
+        click.echo(json_line("show", _fields(record, found, sender)))
     else:
-        click.echo("\n".join(_text(record, found)))
+        click.echo("\n".join(_text(record, found, sender)))
     return 0
 
 
-def _in_log(log: Log, found: Whereabouts) -> Record | None:
+def _in_log(log: Log, found: Whereabouts) -> Batch | None:
+    """The record as a batch of its own; None if no segment has it."""
     if not found.durable:
         return None
-    return next(log.records(start=found.sequence, stop=found.sequence, on_missing="skip"), None)
+    return next(log.batches(start=found.sequence, stop=found.sequence, on_missing="skip"), None)
 
 
 def _in_archive(found: Whereabouts, archive: str | None) -> Record | None:
@@ -89,11 +94,12 @@ def _nowhere(log: Log, found: Whereabouts) -> NotFound | Damaged:
     return NotFound(message, hint=f"{looking} --json has all that is known; --archive DIR looks into an archive")
 
 
-def _text(record: Record, found: Whereabouts) -> Iterator[str]:
+def _text(record: Record, found: Whereabouts, sender: Sender | None) -> Iterator[str]:
     rows = [("sequence", str(record.sequence)), ("route", record.route), ("appended", utc(record.append_time_ns, 9))]
     if record.event_time_ns is not None:
         rows.append(("event time", utc(record.event_time_ns, 9)))
     rows += [(name, _shown(value)) for name, value in (("key", record.key), ("headers", record.headers)) if value]
+    rows += [("sent by", str(sender))] if sender else []
     rows.append(("where", f"{found.state.value}: {found.message}"))
     rows += [(f"group {group}", f"has {'' if done else 'not '}read it") for group, done in found.processed.items()]
     if not record.terminated:
@@ -112,10 +118,11 @@ def _shown(value: bytes) -> str:
     return text if text.replace("\t", "").isprintable() else repr(text)[1:-1]
 
 
-def _fields(record: Record, found: Whereabouts) -> dict[str, object]:
+def _fields(record: Record, found: Whereabouts, sender: Sender | None) -> dict[str, object]:
     fields: dict[str, object] = json.loads(record.to_json())
     fields |= time_fields("append_time", record.append_time_ns) | time_fields("event_time", record.event_time_ns)
     return fields | {
+        "sender": sender.to_json() if sender else None,
         "terminated": record.terminated,
         "state": found.state.value,
         "message": found.message,
