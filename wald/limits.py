@@ -59,6 +59,9 @@ class Retention(RouteLimits):
     keep_bytes: int = setting(Size(0, _BYTES_MAX), 0, "at least so many bytes are kept, the newest")
     require_archived: bool = setting(Flag(), False, "records that wald-archive has not put into a bundle are kept")
     verify: bool = setting(Flag(), False, "every frame of a sealed segment is read before it is deleted")
+    compact_pinned: bool = setting(
+        Flag(), False, "sealed segments that stay for a few unread records are rewritten to what is still unread"
+    )
     grace: float = setting(
         Duration(0, 366 * _DAY), "60s", "how long a released segment stays, for readers about to open it"
     )

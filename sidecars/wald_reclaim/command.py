@@ -17,15 +17,17 @@ import wald
 from wald.cli.entry import run
 from wald.cli.options import duration_option, json_option, metrics_option, root_option, size_option
 from wald.endpoint import serving
-from wald.errors import DiskFailure, InvalidInput, NotPermitted, WaldError, command_line
+from wald.errors import Damaged, DiskFailure, InvalidInput, NotPermitted, WaldError, command_line
 from wald.format.names import CONSUMERS, CURSOR_SUFFIX, Kind
 from wald.log import Log
 from wald.loop import stop_on_signals, wakes
+from wald.store.files.directory import Segment
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.counts import Counts, of_reclaim
 from wald_reclaim.plan import Planner
+from wald_reclaim.relieve import Relieving, worth
 from wald_reclaim.report import Report
 from wald_reclaim.settings import Settings, settings
 
@@ -73,6 +75,11 @@ _CENTURY = 36_600  # days
 @duration_option(
     "--grace", None, "How long a released segment stays, for readers about to open it.  [default: 60s]", days_max=366
 )
+@click.option(
+    "--compact-pinned",
+    is_flag=True,
+    help="Rewrite a sealed segment that stays for its unread records to these, if at least half of it goes.",
+)
 @metrics_option
 @json_option
 @click.version_option(wald.__version__, message="%(prog)s %(version)s")
@@ -91,6 +98,7 @@ def command(
     unread: str | None,
     verify: bool,
     grace: float | None,
+    compact_pinned: bool,
     metrics: str | None,
     as_json: bool,
 ) -> None:
@@ -115,6 +123,7 @@ def command(
         "unread": unread,
         "verify": verify or None,
         "grace": grace,
+        "compact_pinned": compact_pinned or None,
     }
 
     def in_force() -> Settings:
@@ -148,17 +157,18 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a pass needs."""
+    """What a pass needs; it relieves segments if there is a ``relieving``."""
 
     reclaim: Reclaim
     grace_ns: int
     stop: threading.Event
     counts: Counts = field(default_factory=Counts)
+    relieving: Relieving | None = None
 
     def with_settings(self, wanted: Settings) -> Pass:
         """The same with other settings."""
         self.reclaim.planner.take_over(wanted.limits, verify=wanted.verify)
-        return replace(self, grace_ns=wanted.grace_ns)
+        return replace(self, grace_ns=wanted.grace_ns, relieving=_relieving(self.reclaim, wanted))
 
     def run(self, report: Report, *, now_ns: int) -> None:
         """Make one pass; when stopped, it ends where the next pass can go on."""
@@ -166,24 +176,66 @@ class Pass:
         if (witness := planner.witness(now_ns=now_ns)) is not None:
             self.reclaim.record(witness)
         decisions = takewhile(lambda _: not self.stop.is_set(), planner.decisions(now_ns=now_ns))
+        pinned: list[Segment] = []
         for decision in self.reclaim.release(decisions):
             report.decision(decision)
             self.counts.decision(decision)
+            if decision.relievable:
+                pinned.append(decision.segment)
         released = planner.released()
         due = planner.due(released, grace_ns=self.grace_ns)
         for decision in self.reclaim.delete(released, due, now_ns=now_ns):
             is_due = decision.segment.kind is decision.segment.kind.deleting
             report.released(decision, due=is_due)
             self.counts.released(decision, due=is_due)
+        if self.relieving is not None:
+            self._relieve(pinned, self.relieving, report, now_ns)
         report.end(planner.troubles)
+
+    def _relieve(self, pinned: list[Segment], relieving: Relieving, report: Report, now_ns: int) -> None:
+        """Relieve what pays; what cannot be read is left, and without room the next pass tries again."""
+        relieving.finish()
+        for segment in pinned:
+            if self.stop.is_set():
+                return
+            try:
+                relieved = relieving.relieve(segment, now_ns=now_ns)
+            except (Damaged, FileNotFoundError) as error:
+                report.trouble(str(error))
+                continue
+            except OSError as error:
+                report.trouble(f"{segment.path}: {error.strerror}; it is not relieved, and nothing is lost")
+                return
+            if relieved is not None:
+                self.reclaim.planner.changed(segment)
+                self.counts.relief(relieved)
+                report.relieved(relieved)
+
+
+def _relieving(reclaim: Reclaim, wanted: Settings) -> Relieving | None:
+    """What relieves segments, if that is wanted; what an interrupted relief has left is cleared away in any case."""
+    made = Relieving(
+        reclaim.root,
+        reclaim.disk,
+        reclaim.planner.log_id,
+        reclaim.record,
+        require_archived=wanted.limits.require_archived,
+    )
+    made.finish()
+    return made if wanted.compact_pinned else None
 
 
 def _show(log: Log, wanted: Settings, report: Report) -> None:
     """Report what a pass would do."""
     planner = Planner(log.root, wanted.limits, log_id=log.identity.log_id, verify=wanted.verify)
     now_ns = time.time_ns()
+    pinned: list[Segment] = []
     for decision in planner.decisions(now_ns=now_ns):
         report.decision(decision)
+        if decision.relievable and wanted.compact_pinned:
+            pinned.append(decision.segment)
+    for relieved in worth(log, pinned, require_archived=wanted.limits.require_archived):
+        report.relieved(relieved)
     released = planner.released()
     due = {segment.base_sequence for segment in planner.due(released, grace_ns=wanted.grace_ns)}
     for decision in planner.confirm(released, now_ns=now_ns):
@@ -205,7 +257,8 @@ def _work(log: Log, wanted: Settings, report: Report, counts: Counts, *, reload:
         # After the lock of the ledger is taken: before that, another process may write what the planner reads.
         planner = Planner(log.root, wanted.limits, log_id=log.identity.log_id, verify=wanted.verify)
         with stop_on_signals() as stop:
-            one_pass = Pass(Reclaim(log.root, disk, ledger, planner), wanted.grace_ns, stop, counts)
+            reclaim = Reclaim(log.root, disk, ledger, planner)
+            one_pass = Pass(reclaim, wanted.grace_ns, stop, counts, _relieving(reclaim, wanted))
             if reload is None:
                 one_pass.run(report, now_ns=time.time_ns())
             else:

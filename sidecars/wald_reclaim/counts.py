@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from wald.exposition import Histogram, Metric, Samples, counter, histogram
 from wald_reclaim.decision import Decision
 from wald_reclaim.policy import Verdict
+from wald_reclaim.relieve import Relieved
 
 
 @dataclass(slots=True)
@@ -28,6 +29,8 @@ class Counts:
     deleted: int = 0
     deleted_bytes: int = 0
     taken_back: int = 0
+    relieved: int = 0
+    relieved_bytes: int = 0
     lost_records: int = 0
     kept: Counter[Verdict] = field(default_factory=Counter)
     ended_ns: int = 0
@@ -55,6 +58,11 @@ class Counts:
             self.deleted += 1
             self.deleted_bytes += decision.stored_bytes
 
+    def relief(self, relieved: Relieved) -> None:
+        """Count a segment that was relieved."""
+        self.relieved += not relieved.taken_back
+        self.relieved_bytes += relieved.was_bytes - relieved.bytes
+
     def end(self, seconds: float, *, now_ns: int) -> None:
         """A pass has ended without an error."""
         self.pass_seconds.observe(seconds)
@@ -75,6 +83,9 @@ def of_reclaim(counts: Counts) -> Iterator[Metric]:
     yield counter("wald_reclaim_deleted_bytes_total", "Their bytes", counts.deleted_bytes)
     meaning = "Released segments that got their names back, because they are needed again"
     yield counter("wald_reclaim_taken_back_segments_total", meaning, counts.taken_back)
+    meaning = "Segments that were rewritten to what is unread"
+    yield counter("wald_reclaim_relieved_segments_total", meaning, counts.relieved)
+    yield counter("wald_reclaim_relieved_bytes_total", "The bytes that this has freed", counts.relieved_bytes)
     meaning = "Unread records in released segments, which --unread expire permits"
     yield counter("wald_reclaim_lost_records_total", meaning, counts.lost_records)
     kept: Samples = {(verdict.name.lower(),): counts.kept[verdict] for verdict in Verdict if not verdict.goes}

@@ -19,6 +19,7 @@ class Decision:
         entry: the line to write into the ledger first; None: none, or it was written before.
         withdrawal: the line before that, which takes back an earlier one; None: there is none to take back.
         recorded: whether the ledger says already that the segment is reclaimed.
+        relievable: whether it is sealed, and would be deleted if its unread records were not in it.
         message: what is wrong with the segment; "" if nothing is known to be.
     """
 
@@ -31,3 +32,4 @@ class Decision:
     message: str = ""
     withdrawal: Entry | None = None
     alone: bool = False
+    relievable: bool = False

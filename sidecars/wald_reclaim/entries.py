@@ -2,6 +2,7 @@
 
 {"event": "reclaimed", "base", "last", "at", "rule", "bytes", "sha256" or "form", "routes", "lost", "lost_bytes",
  "damaged"}
+{"event": "relieved", "base", "last", "at", "bytes", "sha256", "was_bytes", "was_sha256", "routes", "dropped"}
 {"event": "kept", "base", "why", "at"}      an earlier line about the segment does not hold any more
 {"event": "seen", "through", "at"}          every complete segment up to this one existed (wald_reclaim.ages)
 """
@@ -14,10 +15,12 @@ from dataclasses import replace
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.sealed import SealedIndex
+from wald.format.tables import RouteEntry
 from wald.store.files.directory import Segment
 from wald.store.files.lines import Entry
 from wald.store.retention.pins import Claims
 from wald.store.segments.compression import SealedFile
+from wald.store.segments.relieving import Relief
 from wald_reclaim.policy import Verdict
 from wald_reclaim.routes import share_of_bytes
 
@@ -51,11 +54,8 @@ def reclaimed_entry(
     """
     routes: list[Entry] = []
     for entry in index.routes:
-        route: Entry = {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last}
-        if verdict is Verdict.EACH_ROUTE:
-            route["rule"] = rules[entry.route].value
-        retired = entry.route in claims.retired
-        routes.append(route | ({"retired": True} if retired else {"cursors": claims.vector(entry.route)}))
+        own = {"rule": rules[entry.route].value} if verdict is Verdict.EACH_ROUTE else {}
+        routes.append(_held(entry) | own | _excuse(entry, claims))
     line: Entry = {
         "event": "reclaimed",
         "base": index.base_sequence,
@@ -75,6 +75,34 @@ def reclaimed_entry(
         line["damaged"] = True
         line["damaged_bytes"] = sum(length for _, length in index.damage)
     return line
+
+
+def relieved_entry(
+    segment: Segment, relief: Relief, was: SealedIndex, was_bytes: int, claims: Claims, now_ns: int
+) -> Entry:
+    """The segment is written again with what is unread: what stays, and what goes and where its cursors were."""
+    return {
+        "event": "relieved",
+        "base": segment.base_sequence,
+        "last": was.next_sequence - 1,
+        "at": now_ns,
+        "rule": "compact_pinned",
+        "bytes": relief.stored_bytes,
+        "sha256": relief.index.sha256.hex(),
+        "was_bytes": was_bytes,
+        "was_sha256": was.sha256.hex(),
+        "routes": [list(entry) for entry in relief.index.routes],
+        "dropped": [_held(entry) | _excuse(entry, claims) for entry in relief.dropped],
+    }
+
+
+def _held(entry: RouteEntry) -> Entry:
+    return {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last}
+
+
+def _excuse(entry: RouteEntry, claims: Claims) -> Entry:
+    """What makes it legal to delete records of a route: where its cursors are, or that it is retired."""
+    return {"retired": True} if entry.route in claims.retired else {"cursors": claims.vector(entry.route)}
 
 
 def _form(segment: Segment, index: SealedIndex) -> Entry:

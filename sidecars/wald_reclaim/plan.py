@@ -68,6 +68,7 @@ class Planner:
         verify: whether to read the frames of a sealed segment before it is deleted, and record damage in its line.
 
     Attributes:
+        log_id: of the log.
         troubles: what is wrong with cursors, as of the last pass.
     """
 
@@ -83,7 +84,7 @@ class Planner:
     ) -> None:
         self._root = root
         self._limits = limits
-        self._log_id = log_id
+        self.log_id = log_id
         self._verify = verify
         self._clock = clock
         self._moment = moment
@@ -124,6 +125,10 @@ class Planner:
         self._recorded.forget(segment.base_sequence)
         self._passed.pop(segment.base_sequence, None)
 
+    def changed(self, segment: Segment) -> None:
+        """Take in that the file is another one."""
+        self._known.pop(segment.base_sequence, None)
+
     def released(self) -> tuple[Segment, ...]:
         """The released segments that still exist, oldest first."""
         return self._list().released
@@ -162,7 +167,7 @@ class Planner:
         Raises:
             Damaged: the directory, the end of the log or the ledger of the archive cannot be read.
         """
-        view = read_view(self._root, self._log_id)
+        view = read_view(self._root, self.log_id)
         listing = view.listing
         self._successors = listing.successors()
         left = self._waiting.left(view.bound, listing)
@@ -208,7 +213,7 @@ class Planner:
     def _read_claims(self) -> tuple[Claims, float]:
         """The claims of the cursors now, and when to read them again."""
         began = self._clock()
-        claims = read_claims(self._root, log_id=self._log_id)
+        claims = read_claims(self._root, log_id=self.log_id)
         self.troubles = [*claims.troubles(), *([self._ages.trouble] if self._ages.trouble else [])]
         return claims, began + max(CLAIMS_SECONDS, _CLAIMS_SHARE * (self._clock() - began))
 
@@ -230,8 +235,18 @@ class Planner:
         if recorded and not verdict.goes:
             entry = self._stamped(kept_entry(segment.base_sequence, verdict.value, now_ns))
         message = known.problem or known.damage
-        alone = pin is not None and known.other is None
-        return Decision(segment, verdict, known.stored_bytes, pin, entry, recorded, message, alone=alone)
+        unneeded = verdict is Verdict.UNREAD and judge(facts, self._limits, [log or Verdict.READ]).goes
+        return Decision(
+            segment,
+            verdict,
+            known.stored_bytes,
+            pin,
+            entry,
+            recorded,
+            message,
+            alone=pin is not None and known.other is None,
+            relievable=unneeded and segment.kind is Kind.SEALED and not known.damage,
+        )
 
     def _confirm(self, segment: Segment, claims: Claims | None, now_ns: int, *, sealing: bool) -> Decision:
         """The decision about a released segment under ``claims``; None: no cursor holds it back."""
@@ -359,7 +374,7 @@ class Planner:
     def _index(self, segment: Segment, known: _Known | None = None) -> SealedIndex:
         damage: list[Damaged] = []
         try:
-            index = segment_index(segment, self._log_id, on_damage=damage.append)
+            index = segment_index(segment, self.log_id, on_damage=damage.append)
             for error in damage:
                 index = with_lost(index, segment, self._successors.get(segment.base_sequence), self._history, error)
         except Damaged as error:

@@ -10,6 +10,7 @@ from wald.cli.output import json_line, ledger_fields
 from wald.setting_types import format_bytes
 from wald_reclaim.decision import Decision
 from wald_reclaim.policy import Verdict
+from wald_reclaim.relieve import Relieved
 
 _NAMED = 3  # routes in the summary; --json has all
 
@@ -32,6 +33,7 @@ class Report:
     warn: Callable[[str], None]
     _gone: int = 0
     _deleted: int = 0
+    _relieved: int = 0
     _gone_bytes: int = 0
     _kept: Counter[Verdict] = field(default_factory=Counter)
     _kept_bytes: int = 0
@@ -80,6 +82,23 @@ class Report:
             name = decision.segment.path.name
             self.write(f"{'would take' if self.intended else 'took'} {name} back: {decision.verdict.value}")
 
+    def relieved(self, relieved: Relieved) -> None:
+        """Report a segment that was relieved."""
+        segment, records = relieved.segment, relieved.records
+        self._relieved += not relieved.taken_back
+        if self.as_json:
+            sizes = {"bytes": relieved.bytes, "was_bytes": relieved.was_bytes}
+            fields = {"segment": segment.base_sequence, **sizes, "records": None if self.intended else records}
+            self._object("would-relieve" if self.intended else "relieved", fields)
+            return
+        what = f"{format_bytes(relieved.was_bytes)} to {format_bytes(relieved.bytes)}"
+        if self.intended:
+            self.write(f"would relieve {segment.path.name}: {what}")
+        elif relieved.taken_back:
+            self.write(f"did not relieve {segment.path.name}: a cursor was moved back meanwhile")
+        else:
+            self.write(f"relieved {segment.path.name}: {what}, {records} records were read by every group")
+
     def end(self, troubles: Sequence[str]) -> None:
         """Report the end of a pass."""
         for message in troubles:
@@ -90,6 +109,7 @@ class Report:
                 "segments": self._gone,
                 "bytes": self._gone_bytes,
                 "deleted_segments": self._deleted,
+                "relieved_segments": self._relieved,
                 "kept_segments": {_key(verdict): count for verdict, count in self._kept.items()},
                 "kept_bytes": self._kept_bytes,
                 "held_back_alone": dict(self._alone),
@@ -98,7 +118,7 @@ class Report:
             self._object("pass", fields)
         elif self._gone or self._deleted or not self.watching:
             self.write(self._summary())
-        self._gone = self._deleted = self._gone_bytes = self._kept_bytes = 0
+        self._gone = self._deleted = self._relieved = self._gone_bytes = self._kept_bytes = 0
         self._kept.clear()
         self._alone.clear()
         self._lost.clear()

@@ -36,6 +36,7 @@ class LogPiece:
     Attributes:
         bound: how far the log could be read when this was planned.
         raw_bytes: about how many raw bytes have to be read.
+        gaps: whether what relief has dropped is no loss, because these records were not asked for by number.
     """
 
     location: LogLocation
@@ -45,6 +46,7 @@ class LogPiece:
     bound: Bound
     raw_bytes: int
     tolerance: Tolerance = STRICT
+    gaps: bool = False
 
     @property
     def log(self) -> str:
@@ -70,7 +72,7 @@ class LogPiece:
                     routes=self.routes,
                     first=self.first,
                     last=self.last,
-                    loss=self.tolerance.loss,
+                    loss=self.tolerance.loss or self.gaps,
                     on_damage=damage.add,
                 )
             except NotFound as error:
@@ -117,7 +119,7 @@ def pieces_of(
                 _add_missing(location, found, history, damage, excused=excused)
     limit = fair_share(sum(block.raw_bytes for block in blocks), limit_bytes)
     return [
-        LogPiece(location, wanted.routes, block.first, block.last, bound, block.raw_bytes, tolerance)
+        LogPiece(location, wanted.routes, block.first, block.last, bound, block.raw_bytes, tolerance, gaps)
         for block in joined_blocks(blocks, first=wanted.first, last=wanted.last, limit_bytes=limit)
     ]
 

@@ -100,6 +100,10 @@ class SteppingDisk(Disk):
         self.step("rename", target)
         super().rename(source, target)
 
+    def link(self, source: Path, target: Path) -> None:
+        self.step("link", target)
+        super().link(source, target)
+
     def unlink(self, path: Path) -> None:
         self.step("unlink", path)
         super().unlink(path)

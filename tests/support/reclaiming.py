@@ -21,6 +21,7 @@ from wald_reclaim.apply import Reclaim
 from wald_reclaim.command import Pass
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits, RouteLimits
+from wald_reclaim.relieve import Relieving
 from wald_reclaim.report import Report
 
 ANYTHING_READ = Limits()
@@ -39,6 +40,7 @@ class Reclaimer:
     stop: threading.Event = field(default_factory=threading.Event)
     clock: Callable[[], float] = time.monotonic
     verify: bool = False
+    compact_pinned: bool = False
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.root.ledger / "reclaim.jsonl", self.disk, owner="wald-reclaim")
@@ -51,7 +53,16 @@ class Reclaimer:
     def look(self, *, now_ns: int, ahead_ns: int = 0) -> None:
         """A look at ``now_ns`` by the clock on the wall, which is ``ahead_ns`` ahead of the one that nobody can set."""
         self.now = Moment(self.boot, now_ns - ahead_ns)
-        one_pass = Pass(Reclaim(self.root, self.disk, self.ledger, self.planner), self.grace_ns, self.stop)
+        doing = Reclaim(self.root, self.disk, self.ledger, self.planner)
+        relieving = Relieving(
+            self.root,
+            self.disk,
+            self.planner.log_id,
+            doing.record,
+            require_archived=self.limits.require_archived,
+            moment=lambda: self.now,
+        )
+        one_pass = Pass(doing, self.grace_ns, self.stop, relieving=relieving if self.compact_pinned else None)
         report = Report(as_json=True, intended=False, watching=False, write=lambda _: None, warn=_warn)
         one_pass.run(report, now_ns=now_ns)
 
@@ -60,9 +71,16 @@ def _warn(message: str) -> None:
     sys.stderr.write(f"{message}\n")
 
 
-def reclaim(built: Built, limits: Limits = ANYTHING_READ, *, disk: Disk | None = None, grace_ns: int = 0) -> None:
+def reclaim(
+    built: Built,
+    limits: Limits = ANYTHING_READ,
+    *,
+    disk: Disk | None = None,
+    grace_ns: int = 0,
+    compact_pinned: bool = False,
+) -> None:
     """``wald-reclaim --once``, as a process of its own."""
-    reclaimer = Reclaimer(built.root, disk or built.disk, limits, grace_ns, built.boot)
+    reclaimer = Reclaimer(built.root, disk or built.disk, limits, grace_ns, built.boot, compact_pinned=compact_pinned)
     try:
         reclaimer.look(now_ns=built.now_ns, ahead_ns=built.ahead_ns)
     finally:

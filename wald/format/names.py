@@ -24,6 +24,7 @@ HANDOVER_SUFFIX = ".drain"  # what wald-drain hands over
 COMMAND_SUFFIX = ".command"  # how its command ended
 GROUP_SUFFIXES = (CURSOR_SUFFIX, HANDOVER_SUFFIX, COMMAND_SUFFIX)  # of all that a group leaves
 CONSUMERS = "consumers"  # the directory of a route in which other users leave cursors
+WHOLE = ".whole"  # behind the name of a sealed segment: a second name of what is being relieved
 FOUND = "in.found-"  # and a number: what stood where the FIFO of a route belongs
 
 VERIFIED = "verify.jsonl"

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from wald.format.tables import RouteEntry
@@ -41,3 +42,22 @@ class Relieved:
     def dropped_between(self, first: int, following: int) -> bool:
         """Whether any record first ≤ s < following was dropped."""
         return any(begin < following and first <= last for begin, last in self.ranges)
+
+
+def joined(routes: Iterable[RouteEntry], others: Iterable[RouteEntry]) -> list[RouteEntry]:
+    """What is held of each route, where ``routes`` are a part of it and ``others`` the rest."""
+    found = {entry.route: entry for entry in routes}
+    for entry in others:
+        old = found.get(entry.route)
+        found[entry.route] = entry if old is None else _sum(old, entry)
+    return list(found.values())
+
+
+def _sum(one: RouteEntry, other: RouteEntry) -> RouteEntry:
+    return RouteEntry(
+        one.route,
+        one.count + other.count,
+        min(one.first, other.first),
+        max(one.last, other.last),
+        one.payload_bytes + other.payload_bytes,
+    )

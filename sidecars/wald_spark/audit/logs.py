@@ -11,7 +11,7 @@ from wald.store.checking.finding import Level
 from wald.store.checking.verifier import Verification
 from wald.store.files.directory import Root, list_segments
 from wald.store.files.ledger import reported_entries
-from wald.store.retention.legality import Overlaps, Ruling, judge
+from wald.store.retention.legality import Overlaps, Ruling, judge, judge_relief
 from wald_spark.audit.report import AuditFinding, LogReport
 from wald_spark.audit.work import Outcomes, SegmentWork
 
@@ -66,7 +66,7 @@ class LogAudit:
         )
 
     def _rulings(self) -> Iterator[Ruling]:
-        """One for each deletion in the ledger; none if that is damaged, which the verification reports."""
+        """One for each deletion and relief in the ledger; none if that is damaged, which the verification reports."""
         there: set[int] = set()
         with suppress(Damaged):  # reported by the verification
             there = {segment.base_sequence for segment in list_segments(self.root).segments}
@@ -75,8 +75,13 @@ class LogAudit:
             for line in history.deletions():
                 sealed = None
                 with suppress(Damaged):
-                    sealed = history.sealed(line["base"])
+                    sealed = history.made_by(line["base"], line.get("sha256"))
                 yield overlaps.check(line, judge(line, sealed, there=line["base"] in there))
+            for line in history.all_reliefs():
+                before = None
+                with suppress(Damaged):
+                    before = history.made_by(line["base"], line.get("was_sha256"))
+                yield judge_relief(line, before)
 
 
 def _stored_bytes(target: SegmentToCheck) -> int:

@@ -16,6 +16,7 @@ from operator import add
 
 from wald.errors import Damaged
 from wald.format.names import Kind
+from wald.format.relieved import joined
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.tables import FrameTable, RouteTable
 from wald.store.files.directory import Segment
@@ -223,6 +224,9 @@ class Backlog:
         earliest_ns = min(FrameTable.of(index.frames).earliest_ns, default=0)
         routes = RouteTable.of(index.routes)
         grown = found.stored_bytes if found.state is State.SEALED else sum(routes.payload_bytes)
+        if (relieved := index.relieved) is not None:  # what came in is what counts
+            routes = RouteTable.of(joined(index.routes, relieved.routes))
+            grown = relieved.stored_bytes or grown
         self._gauge.add(earliest_ns, grown, routes.names, routes.payload_bytes)
         self._sealed.add(index)
 

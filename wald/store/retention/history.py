@@ -105,6 +105,15 @@ class History:
             if line.low == base:
                 yield line.entry
 
+    def all_reliefs(self, first: int = 1) -> Iterator[Entry]:
+        """The same of every segment with a record from ``first`` on."""
+        return (line.entry for line in _of(self._reclaim.about(first, NO_SEQUENCE), "relieved"))
+
+    def made_by(self, base: int, sha256: object) -> Entry | None:
+        """The entry that says what segment ``base`` held when it had this digest: of a relief, or of its sealing."""
+        found = (entry for entry in self.reliefs(base) if entry.get("sha256") == sha256)
+        return next(found, None) or self.sealed(base)
+
     def relief(self, sequence: int) -> Entry | None:
         """The entry of the relief that may have dropped ``sequence``, which is in its segment no more."""
         for line in _of(self._reclaim.about(sequence, sequence), "relieved"):

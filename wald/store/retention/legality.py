@@ -1,4 +1,4 @@
-"""Whether a deletion was legal, judged by the lines of the ledgers alone.
+"""Whether a deletion or a relief was legal, judged by the lines of the ledgers alone.
 
 A segment may be deleted if one of these holds for each route in it, by the line that was written before the deletion:
 
@@ -9,6 +9,9 @@ A segment may be deleted if one of these holds for each route in it, by the line
 The last one is legal, but records are lost, so they are counted. Its rule is one of ``EXPIRING``. If routes go by
 different rules, the line says "rule": "each_route", and each route in it has its own. The line also has to agree on
 what the segment held with the ``sealed`` line, which the daemon wrote when it sealed the segment.
+
+Of what a relief has dropped, the same must hold for each route, but for the last way. With what it says is left, that
+must be what the segment held before, by the ``sealed`` line or by the line of an earlier relief.
 """
 
 from __future__ import annotations
@@ -113,6 +116,16 @@ class _Judgement:
             elif claimed[route] != held[route]:
                 self.errors.append(f"of route {route} it records {claimed[route]}, and it held {held[route]}")
 
+    def check_whole(self, line: Entry, before: Entry, whole: dict[str, _Route]) -> None:
+        """Check that a relief has left or dropped all that the segment held before."""
+        held = _sealed_routes(before)
+        for key, earlier in (("base", "base"), ("last", "last"), ("was_sha256", "sha256")):
+            if line.get(key) != before.get(earlier):
+                self.errors.append(f"its {key} is {line.get(key)}, and was {before.get(earlier)} before")
+        for route in sorted(held.keys() | whole.keys()):
+            if whole.get(route) != held.get(route):
+                self.errors.append(f"of route {route} it records {whole.get(route)}, and it held {held.get(route)}")
+
     def _check_damaged(self, held: dict[str, _Route], claims: dict[str, _Claim]) -> None:
         """Check a segment whose index could not be read, so that the line has only what was left of it."""
         for route, sealed in sorted(held.items()):
@@ -158,6 +171,41 @@ def judge(line: Entry, sealed: Entry | None, *, there: bool = False) -> Ruling:
     if there:
         judgement.notes.append("it still exists; the next wald-reclaim deletes it, or withdraws the line")
     return Ruling(line["base"], tuple(judgement.errors), tuple(judgement.notes), judgement.lost)
+
+
+def judge_relief(line: Entry, before: Entry | None) -> Ruling:
+    """The ruling on the relief that a line ``relieved`` records.
+
+    Args:
+        before: the line that says what the segment held before, ``sealed`` or ``relieved``; None: no ledger has it.
+    """
+    judgement = _Judgement()
+    dropped = line | {"routes": line.get("dropped"), "rule": "read"}
+    try:
+        judgement.check_claims(dropped)
+        if before is not None:
+            whole = _joined(_sealed_routes(line), _claims(dropped))
+            judgement.check_whole(line, before, whole)
+    except (_Malformed, TypeError) as error:
+        judgement.errors.append(
+            str(error) if isinstance(error, _Malformed) else "the line does not say what it dropped"
+        )
+    if before is None:
+        judgement.notes.append("no ledger records what it held before it was relieved")
+    errors = (f"relief: {each}" for each in judgement.errors)
+    return Ruling(line["base"], tuple(errors), tuple(judgement.notes))
+
+
+def _joined(left: dict[str, _Route], dropped: dict[str, _Claim]) -> dict[str, _Route]:
+    """What a segment held of each route, by what is left of it and what was dropped."""
+    whole = dict(left)
+    for route, claim in dropped.items():
+        one, other = claim.held, left.get(route)
+        if other is not None:  # pieces of a record that begins elsewhere do not count as its first
+            first = min(one.first if one.count else other.first, other.first if other.count else one.first)
+            one = _Route(one.count + other.count, first, max(one.last, other.last))
+        whole[route] = one
+    return whole
 
 
 class Overlaps:

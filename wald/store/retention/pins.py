@@ -119,6 +119,10 @@ class Claims:
             if cursor.state not in (CursorState.VALID, CursorState.ABSENT)
         ]
 
+    def floor(self, route: str) -> int:
+        """The record up to which every group that counts has processed ``route``; of a retired one, beyond any."""
+        return self._floors.get(route, 0)
+
     def vector(self, route: str) -> dict[str, int]:
         """The cursor of each group of ``route``, as far as it counts."""
         return {group: at for group, at, _ in self._gating.get(route, [])}

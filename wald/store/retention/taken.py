@@ -8,16 +8,19 @@ may not.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
 from wald.errors import Damaged, command_line
-from wald.store.files.directory import Listing, Root, list_segments
+from wald.format.names import Kind
+from wald.format.tables import RouteEntry
+from wald.store.files.directory import Listing, Root, Segment, list_segments
 from wald.store.files.disk import Disk
 from wald.store.files.lines import Entry
 from wald.store.retention.cursors import Cursor, set_cursor
 from wald.store.retention.history import History
+from wald.store.retention.missing import RouteRange
 from wald.store.retention.pins import segment_index
 from wald.store.segments.seeking import end_sequence
 from wald.store.segments.view import head_of
@@ -117,10 +120,14 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
     parts = []
     try:
         # Read last: what has gone since the listing was recorded before.
-        for entry in History(root).deletions(cursor.sequence + 1):
+        history = History(root)
+        for entry in history.deletions(cursor.sequence + 1):
             if entry["base"] not in known:
                 for first, last in _spans(entry, cursor.route):
                     needed_of.get(entry["base"], deleted).add(first, last)
+        for base in {entry["base"] for entry in history.all_reliefs(cursor.sequence + 1)}:
+            for first, last in _dropped(root, base, cursor.route, history, log_id=log_id):
+                deleted.add(first, last)
     except Damaged as error:
         parts.append(error.message)
     if released:
@@ -130,6 +137,17 @@ def taken_above(root: Root, cursor: Cursor, *, log_id: bytes) -> str:
         explaining = command_line(root.path, f"where {deleted.last}")
         parts.append(f"{deleted} are deleted; {explaining} says why")
     return f"{cursor.path}: {'; '.join(parts)}" if parts else ""
+
+
+def _dropped(root: Root, base: int, route: str, history: History, *, log_id: bytes) -> Iterator[tuple[int, int]]:
+    """The first and the last record of ``route`` that relief has dropped of a segment, by its index if it is there."""
+    held: Iterable[RouteEntry | RouteRange] = ()
+    try:
+        relieved = segment_index(Segment(base, Kind.SEALED, root.segment(base, Kind.SEALED)), log_id).relieved
+        held = () if relieved is None else relieved.routes or history.dropped(base)
+    except (Damaged, OSError):
+        held = history.dropped(base)
+    return ((each.first, each.last) for each in held if each.route == route)
 
 
 def _settled(root: Root) -> Listing:

@@ -25,7 +25,7 @@ from wald.format.batch import (
     seed,
 )
 from wald.format.parsing import Batches, StoredBatch
-from wald.format.relieved import Relieved
+from wald.format.relieved import Relieved, joined
 from wald.format.sealed import SealedIndex, encode_index
 from wald.format.tables import RouteEntry
 from wald.store.files.disk import Disk
@@ -225,21 +225,7 @@ def _relieved(source: SealedFile, ranges: list[tuple[int, int]], dropped: list[R
     before = source.index.relieved
     if before is None:
         return Relieved(source.index.sha256, source.stored_bytes, ranges, dropped)
-    routes = {entry.route: entry for entry in before.routes}
-    for entry in dropped:
-        old = routes.get(entry.route)
-        routes[entry.route] = (
-            entry
-            if old is None
-            else RouteEntry(
-                entry.route,
-                old.count + entry.count,
-                min(old.first, entry.first),
-                max(old.last, entry.last),
-                old.payload_bytes + entry.payload_bytes,
-            )
-        )
-    return replace(before, ranges=ranges, routes=list(routes.values()))
+    return replace(before, ranges=ranges, routes=joined(before.routes, dropped))
 
 
 def _damaged(path: Path, reason: str) -> Damaged:

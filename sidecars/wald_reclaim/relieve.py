@@ -1,0 +1,185 @@
+"""Relief, in steps of which a later pass finishes or undoes each.
+
+    sealed                 the new form in a temporary file, synced, read back and compared with the old one
+    sealed + temporary     the ledger's line, synced; then the second name ``.whole`` for the old form
+    + whole                the temporary file gets the segment's name; the cursors are read again
+    relieved + whole       the old form gets its name back if a cursor needs it by then, else its second name is removed
+
+A process that sets a cursor writes it first and looks at the segments afterwards. So either the cursor is read here
+after the name has changed, or that process sees what was dropped. At each step the segment's name is that of one form
+with all that the groups need, and the old form is not removed before the new one has been read back and its name is
+durable. A line about a relief that was not carried out gives a digest that no file has.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from wald.errors import Damaged
+from wald.format.names import WHOLE, Kind, parse_segment_name
+from wald.format.sealed import BadSealed
+from wald.log import Log
+from wald.store.files import uptime
+from wald.store.files.directory import TEMPORARY, Root, Segment
+from wald.store.files.disk import Disk
+from wald.store.files.lines import Entry
+from wald.store.files.uptime import Moment
+from wald.store.retention.history import History
+from wald.store.retention.pins import Claims, read_claims, sealed_index
+from wald.store.segments.compression import SealedFile
+from wald.store.segments.relieving import Relief, check_relieved, relieve_segment
+from wald_reclaim.entries import relieved_entry
+from wald_reclaim.relief import Floors, floors_of
+
+_MAKING = f".relief{TEMPORARY}"
+_AGAIN_SECONDS = 600.0  # a segment is looked at again after so long, as there may be thousands
+
+
+@dataclass(frozen=True, slots=True)
+class Relieved:
+    """One segment that was relieved, or would be.
+
+    Attributes:
+        bytes: of the file by then; ``was_bytes``: before.
+        records: how many were dropped; 0: it is not known yet.
+        taken_back: whether a cursor was moved back meanwhile, so that the old form got its name back.
+    """
+
+    segment: Segment
+    bytes: int
+    was_bytes: int
+    records: int = 0
+    taken_back: bool = False
+
+
+@dataclass(slots=True)
+class Relieving:
+    """Relieves the segments of ``root`` for one process; the only code that does.
+
+    Args:
+        record: writes a line into the ledger; it is on disk when that returns.
+        require_archived: whether records stay until they are in a bundle.
+    """
+
+    root: Root
+    disk: Disk
+    log_id: bytes
+    record: Callable[[Entry], None]
+    require_archived: bool = False
+    clock: Callable[[], float] = time.monotonic
+    moment: Callable[[], Moment] = uptime.now
+    _history: History = field(init=False)
+    _looked_at: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._history = History(self.root)
+
+    def finish(self) -> None:
+        """Finish or undo what an interrupted process has left.
+
+        Raises:
+            OSError: a step failed; the next call tries again.
+        """
+        names = [entry.name for entry in os.scandir(self.root.segments) if entry.name.endswith((_MAKING, WHOLE))]
+        for name in names:
+            found = parse_segment_name(name.removesuffix(WHOLE))
+            if name.endswith(_MAKING):
+                self.disk.unlink(self.root.segments / name)
+            elif found is not None and found.kind is Kind.SEALED:
+                self._settle(Segment(found.base_sequence, Kind.SEALED, self.root.segments / str(found)))
+
+    def relieve(self, segment: Segment, *, now_ns: int) -> Relieved | None:
+        """Relieve a segment, if it pays; None if it does not.
+
+        Raises:
+            Damaged: it is not all there, or the new form does not read back. It stays as it was.
+            OSError: a step failed.
+        """
+        now = self.clock()
+        if now - self._looked_at.get(segment.base_sequence, -_AGAIN_SECONDS) < _AGAIN_SECONDS:
+            return None
+        self._looked_at[segment.base_sequence] = now
+        try:
+            with SealedFile(segment.path) as source:
+                claims = self._claims()
+                floors = floors_of(source.index, claims, self._history if self.require_archived else None)
+                if source.index.damage or not floors.freed_bytes(source.index, source.stored_bytes):
+                    return None
+                relief = self._make(source, segment, floors)
+                entry = relieved_entry(segment, relief, source.index, source.stored_bytes, claims, now_ns)
+                return self._put(segment, relief, entry | self.moment().as_entry(), source.stored_bytes)
+        except BadSealed as error:
+            raise Damaged(f"{segment.path}: {error}", hint=f"wald dump {segment.path} shows what it holds") from error
+        finally:
+            with suppress(FileNotFoundError):
+                self.disk.unlink(segment.path.with_name(segment.path.name + _MAKING))
+
+    def _make(self, source: SealedFile, segment: Segment, floors: Floors) -> Relief:
+        """Write the new form into a temporary file, sync it and read it back."""
+        temporary = segment.path.with_name(segment.path.name + _MAKING)
+        target = self.disk.create(temporary)
+        try:
+            relief = relieve_segment(source, target, self.disk, floors.keeps)
+            self.disk.sync(target)
+            os.posix_fadvise(target, 0, 0, os.POSIX_FADV_DONTNEED)  # it is to be read back from the disk
+        finally:
+            self.disk.close(target)
+        with SealedFile(temporary) as made:
+            check_relieved(source, made, relief, floors.keeps)
+        return relief
+
+    def _put(self, segment: Segment, relief: Relief, entry: Entry, was_bytes: int) -> Relieved:
+        """Give the new form the name of the segment."""
+        self.record(entry)
+        temporary = segment.path.with_name(segment.path.name + _MAKING)
+        self.disk.link(segment.path, segment.path.with_name(segment.path.name + WHOLE))
+        self.disk.rename(temporary, segment.path)
+        records = sum(each.count for each in relief.dropped)
+        if self._settle(segment):
+            return Relieved(segment, relief.stored_bytes, was_bytes, records)
+        return Relieved(segment, was_bytes, was_bytes, records, taken_back=True)
+
+    def _settle(self, segment: Segment) -> bool:
+        """Remove the second name of the old form; or give it its name back, if a cursor needs what was dropped.
+
+        Returns:
+            whether the segment is relieved.
+        """
+        whole = segment.path.with_name(segment.path.name + WHOLE)
+        self.disk.sync_directory(self.root.segments)  # before the cursors are read, and before the old form goes
+        if self._is_enough(segment):
+            self.disk.unlink(whole)
+            return True
+        self.disk.rename(whole, segment.path)
+        if whole.exists():  # both are names of one file, and rename(2) does nothing then
+            self.disk.unlink(whole)
+        self.disk.sync_directory(self.root.segments)
+        return False
+
+    def _is_enough(self, segment: Segment) -> bool:
+        """Whether the file with the segment's name has all that the groups need."""
+        try:
+            relieved = sealed_index(segment, self.log_id).relieved
+        except (FileNotFoundError, Damaged):
+            return False
+        claims = self._claims()
+        return relieved is not None and all(entry.last <= claims.floor(entry.route) for entry in relieved.routes)
+
+    def _claims(self) -> Claims:
+        return read_claims(self.root, log_id=self.log_id)
+
+
+def worth(log: Log, segments: Iterable[Segment], *, require_archived: bool) -> Iterator[Relieved]:
+    """Those that would be relieved, with about how many bytes they would have."""
+    log_id = log.identity.log_id
+    claims, history = read_claims(log.root, log_id=log_id), History(log.root)
+    for segment in segments:
+        with suppress(Damaged, BadSealed, FileNotFoundError):
+            index, stored_bytes = sealed_index(segment, log_id), segment.path.stat().st_size
+            floors = floors_of(index, claims, history if require_archived else None)
+            if (freed := floors.freed_bytes(index, stored_bytes)) and not index.damage:
+                yield Relieved(segment, stored_bytes - freed, stored_bytes)

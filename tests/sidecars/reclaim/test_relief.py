@@ -1,0 +1,218 @@
+"""Relief by wald-reclaim: a stuck route costs its own bytes; at every step one form holds all that is needed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import Died, DyingDisk
+from logs import Built
+from reclaiming import ledger, reclaim
+
+from wald.format.names import WHOLE, Kind
+from wald.store.checking.finding import Level
+from wald.store.checking.verifier import verify
+from wald.store.files.disk import Disk
+from wald.store.retention.history import History
+from wald.store.retention.legality import judge, judge_relief
+from wald.store.segments.view import State
+from wald_reclaim.policy import Limits
+
+BYTES = random.Random(0).randbytes(1 << 20).replace(b"\n", b"-")
+NOISE = BYTES[:6000]
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Iterator[Built]:
+    """Two sealed segments of ten batches each and an active one; the second batch of each is of the route stuck."""
+    made = Built(tmp_path / "log")
+    fill(made, 2)
+    made.log.set_cursor("web", made.last)
+    yield made
+    made.crash()
+
+
+def fill(built: Built, segments: int) -> None:
+    for number in range(segments):
+        for i in range(10):
+            begin = 6000 * (10 * number + i)
+            built.lines("stuck" if i == 1 else "web", [BYTES[begin : begin + 6000]])
+        built.cut()
+    built.lines("web", [b"newest"])
+    built.seal()
+
+
+def unread(built: Built) -> list[bytes]:
+    return [record.value for batch in built.log.batches("stuck", "cursor") for record in batch.records()]
+
+
+def errors(built: Built) -> list[str]:
+    return [str(found) for found in verify(built.root) if found.level is Level.ERROR]
+
+
+def relieved_lines(built: Built) -> list[dict[str, Any]]:
+    return [line for line in ledger(built.root.path) if line["event"] == "relieved"]
+
+
+def illegal(built: Built) -> list[str]:
+    """What the ledger cannot prove to have been legal."""
+    history = History(built.root)
+    rulings = [judge_relief(line, history.made_by(line["base"], line["was_sha256"])) for line in history.all_reliefs()]
+    rulings += [judge(line, history.made_by(line["base"], line.get("sha256"))) for line in history.deletions()]
+    return [each for ruling in rulings for each in ruling.errors]
+
+
+def sizes(built: Built) -> list[int]:
+    return [path.stat().st_size for path in sorted(built.root.segments.glob("*.wal.zst"))]
+
+
+def test_a_stuck_route_costs_its_own_bytes(built: Built) -> None:
+    before, records = sizes(built), unread(built)
+    reclaim(built, compact_pinned=True)
+
+    assert all(after < old // 8 for old, after in zip(before, sizes(built), strict=True))
+    assert unread(built) == records
+    assert errors(built) == illegal(built) == []
+    (line, _) = relieved_lines(built)
+    assert (line["base"], line["last"], line["was_bytes"], line["bytes"]) == (1, 10, before[0], sizes(built)[0])
+    assert line["dropped"] == [{"route": "web", "count": 9, "first": 1, "last": 10, "cursors": {"processed": 21}}]
+    assert line["routes"] == [["stuck", 1, 2, 2, 6001]]
+
+
+def test_without_the_option_nothing_is_rewritten(built: Built) -> None:
+    before = sizes(built)
+    reclaim(built)
+    assert sizes(built) == before
+
+
+def test_a_relieved_segment_is_deleted_once_the_rest_is_read(built: Built) -> None:
+    reclaim(built, compact_pinned=True)
+    built.log.set_cursor("stuck", 12)
+    reclaim(built, compact_pinned=True)
+
+    assert sizes(built) == []
+    assert errors(built) == illegal(built) == []
+    missing: list[Any] = []
+    list(built.log.batches(None, 1, on_missing=missing.append))
+    assert (missing[0].first, missing[0].last, missing[0].records) == (1, 20, 20)
+    assert missing[0].routes == {"web", "stuck"}
+    assert built.log.where(1).state is State.RECLAIMED
+
+
+def test_a_cursor_that_is_set_back_learns_what_was_dropped(built: Built) -> None:
+    reclaim(built, compact_pinned=True)
+    cursor = built.log.set_cursor("web", 3, rewind=True)
+
+    assert "records 4 to 20 of web are deleted" in cursor.message
+    assert built.log.set_cursor("stuck", 0, rewind=True).message == ""
+    where = built.log.where(4)
+    assert where.state is State.RECLAIMED
+    assert "web/processed at 21" in where.message
+
+
+def test_what_is_young_or_among_the_newest_bytes_stays_whole(built: Built) -> None:
+    before = sizes(built)
+    reclaim(built, Limits(keep_bytes=1 << 30), compact_pinned=True)
+    reclaim(built, Limits(min_age_ns=10**18), compact_pinned=True)
+    assert sizes(built) == before
+
+
+def test_what_is_not_archived_stays_if_that_is_required(built: Built) -> None:
+    before = sizes(built)
+    reclaim(built, Limits(require_archived=True), compact_pinned=True)
+    assert sizes(built) == before
+
+
+def test_a_segment_that_is_needed_for_the_greater_part_stays(built: Built) -> None:
+    built.log.set_cursor("web", 4, rewind=True)
+    before = sizes(built)
+    reclaim(built, compact_pinned=True)
+    assert sizes(built) == before
+
+
+def test_a_damaged_segment_is_not_touched(built: Built) -> None:
+    path = built.path(1, Kind.SEALED)
+    data = bytearray(path.read_bytes())
+    data[4000] ^= 1
+    path.write_bytes(bytes(data))
+    reclaim(built, compact_pinned=True)
+
+    assert path.read_bytes() == data
+    assert [line["base"] for line in relieved_lines(built)] == [11]
+
+
+class MovingBack(Disk):
+    """Another process moves a cursor back just before the new form gets its name."""
+
+    def __init__(self, built: Built) -> None:
+        self._built = built
+
+    def rename(self, source: Path, target: Path) -> None:
+        if source.name.endswith(".relief.tmp"):
+            self._built.log.set_cursor("web", 3, rewind=True)
+        super().rename(source, target)
+
+
+def test_a_cursor_that_is_set_back_meanwhile_gets_its_records(built: Built) -> None:
+    before = sizes(built)
+    reclaim(built, disk=MovingBack(built), compact_pinned=True)
+
+    assert sizes(built) == before
+    assert next(built.log.batches("web", "cursor")).first_sequence == 4
+    assert errors(built) == illegal(built) == []
+
+
+def test_a_reader_that_follows_loses_nothing(built: Built) -> None:
+    batches = built.log.batches("web", 1, follow=True)
+    first = [next(batches).first_sequence for _ in range(3)]
+    reclaim(built, compact_pinned=True)
+
+    rest = [next(batches).first_sequence for _ in range(6)]
+    assert first + rest == [1, 3, 4, 5, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_after_death_at_any_step_a_later_pass_converges(tmp_path: Path, *, again: bool) -> None:
+    """Whether the segment has been relieved before or not."""
+    origin = Built(tmp_path / "origin")
+    fill(origin, 1)
+    origin.log.set_cursor("web", origin.last)
+    if again:
+        origin.lines("third", [b"x"])
+        origin.lines("web", [b"x"])
+        origin.log.set_cursor("web", 5, rewind=True)
+        reclaim(origin, compact_pinned=True)
+        origin.log.set_cursor("web", origin.last)
+    records = unread(origin)
+    origin.crash()
+
+    ends = set()
+    for number in itertools.count():
+        disk = DyingDisk(number)
+        path = tmp_path / f"log{number}"
+        shutil.copytree(tmp_path / "origin", path)
+        built = Built(path)
+        died = False
+        try:
+            reclaim(built, disk=disk, compact_pinned=True)
+        except Died:
+            died = True
+            disk.abandon()
+            assert unread(built) == records
+            assert errors(built) == []
+            reclaim(built, compact_pinned=True)
+        assert unread(built) == records
+        assert errors(built) == illegal(built) == []
+        assert not [each.name for each in built.root.segments.iterdir() if each.name.endswith((WHOLE, ".tmp"))]
+        ends.add(sizes(built)[0])
+        built.crash()
+        if not died:
+            break
+    assert number > 10
+    assert len(ends) == 1
+    assert ends.pop() < 8000
