@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import START_NS, Built
 from relieving import behind, relieve, relieve_file
+from repairing import repair
 
 from wald.errors import Damaged, NotFound
 from wald.format.names import Kind
@@ -172,6 +173,38 @@ def test_without_its_index_the_frames_say_what_was_dropped(built: Built) -> None
     )
     assert index.routes == relief.index.routes
     assert built.log.where(4).state is State.RECLAIMED
+
+
+def test_repair_makes_the_index_of_a_relieved_segment_anew(built: Built) -> None:
+    relieve(built, 1, web=40)
+    path = built.path(1, Kind.SEALED)
+    path.write_bytes(path.read_bytes()[:-4] + bytes(4))
+    assert wrong(built) != []
+
+    repair(built.root.path)
+
+    assert wrong(built) == []
+    assert read(built, "stuck") == STUCK
+    (found,) = missing(built, "web")
+    assert (found.first, found.last, found.records) == (1, 40, 27)
+    assert built.log.where(4).state is State.RECLAIMED
+
+
+def test_repair_keeps_what_is_whole_of_a_relieved_segment(built: Built) -> None:
+    relieve(built, 1, web=40)
+    path = built.path(1, Kind.SEALED)
+    with SealedFile(path) as sealed:
+        frame = sealed.index.frames[-1]
+    data = bytearray(path.read_bytes())
+    data[frame.offset + frame.compressed_bytes - 30] ^= 0xFF
+    path.write_bytes(bytes(data))
+    assert wrong(built) != []
+
+    repair(built.root.path)
+
+    assert wrong(built) == []
+    kept = read(built, "stuck")
+    assert kept == STUCK[: len(kept)]
 
 
 def test_a_record_whose_pieces_were_dropped_later_is_not_put_together_wrongly(tmp_path: Path) -> None:

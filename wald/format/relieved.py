@@ -21,7 +21,8 @@ class Relieved:
         sha256: of the raw bytes as they were sealed; empty if not known.
         stored_bytes: the length of the file as it was sealed; 0 if not known.
         ranges: the dropped records as (first, last), in order, as long as possible.
-        routes: what was dropped of each route: always the first batches that the segment held of it.
+        routes: what was dropped of each route: always the first batches that the segment held of it; empty if that is
+            not known, because the index was made anew.
     """
 
     sha256: bytes
