@@ -259,7 +259,7 @@ def test_a_relieved_segment_that_holds_nothing_more_has_no_routes(built: Built) 
     assert wrong(built) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.booleans()), min_size=1, max_size=25),
     st.lists(st.fixed_dictionaries({route: st.integers(0, 60) for route in "abc"}), min_size=1, max_size=3),

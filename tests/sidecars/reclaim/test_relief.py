@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from archives import archive
 from faults import Died, DyingDisk
 from logs import Built
 from reclaiming import ledger, reclaim
@@ -18,6 +22,7 @@ from wald.format.names import WHOLE, Kind
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
 from wald.store.files.disk import Disk
+from wald.store.files.ledger import read_ledger
 from wald.store.retention.history import History
 from wald.store.retention.legality import judge, judge_relief
 from wald.store.segments.view import State
@@ -216,3 +221,53 @@ def test_after_death_at_any_step_a_later_pass_converges(tmp_path: Path, *, again
     assert number > 10
     assert len(ends) == 1
     assert ends.pop() < 8000
+
+
+@pytest.mark.slow
+def test_a_thousand_segments_come_down_to_the_bytes_of_a_stuck_route(tmp_path: Path) -> None:
+    """Each is held back by one record."""
+    built = Built(tmp_path / "log")
+    for number in range(1000):
+        begin = 1000 * (number % 1000)
+        built.lines("web", [BYTES[begin : begin + 40_000]])
+        built.lines("stuck", [b"%d" % number])
+        built.cut()
+        built.seal()
+    built.lines("web", [b"newest"])
+    built.log.set_cursor("web", built.last)
+    before = sum(sizes(built))
+
+    reclaim(built, compact_pinned=True)
+
+    assert before > 30_000_000
+    assert sum(sizes(built)) < 1000 * 1500
+    assert unread(built) == [b"%d" % number for number in range(1000)]
+    assert errors(built) == illegal(built) == []
+    assert {built.log.where(number).state for number in (1, 999, 1999)} == {State.RECLAIMED}
+    assert {built.log.where(number).state for number in (2, 1000, 2000)} == {State.SEALED}
+    built.crash()
+
+
+def test_the_command_relieves_and_reports(built: Built) -> None:
+    def run(*options: str) -> str:
+        command = [sys.executable, "-m", "wald_reclaim", "--root", str(built.root.path), "--compact-pinned", *options]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    before = sizes(built)
+    assert "would relieve 00000000000000000001.wal.zst: 6" in run("--dry-run")
+    assert sizes(built) == before
+    (relieved, _, end) = [json.loads(line) for line in run("--json").splitlines()]
+    assert (relieved["event"], relieved["segment"], relieved["was_bytes"]) == ("relieved", 1, before[0])
+    assert relieved["bytes"] == sizes(built)[0]
+    assert end["relieved_segments"] == 2
+    assert "relieved" not in run()
+
+
+def test_an_archive_goes_on_behind_relief_and_reports_what_it_cannot_have(built: Built, tmp_path: Path) -> None:
+    """As behind a deletion: its own cursor keeps what it has not packed, and a new one begins at what there is."""
+    built.log.set_cursor("stuck", 0, group="archive")
+    built.log.set_cursor("web", 5, group="archive", rewind=True)
+    reclaim(built, compact_pinned=True)
+
+    archive(built, tmp_path / "archive", route="web", group="archive")
+    assert next(line["first"] for line in read_ledger(built.root.ledger / "archive.jsonl").entries) == 6

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import Built
+from relieving import relieve
 from some_logs import STEPS, Step, build
 
 from wald.errors import Damaged, NotFound
@@ -263,3 +264,25 @@ def test_damage_of_a_raw_segment_is_met_once_whatever_the_route(
     found = [record.sequence for record in read(pieces)]
     assert found == [n for n in range(1, 20) if n != 10 and route in (None, "ab"[(n - 1) % 2 if n < 10 else n % 2 ^ 1])]
     assert sum(path.read_text().count("\n") for path in content.iterdir()) == 1
+
+
+def test_what_relief_has_dropped_is_missing_like_what_was_reclaimed(tmp_path: Path) -> None:
+    built = Built(tmp_path / "log")
+    for number in range(1, 10):
+        built.lines("stuck" if number % 3 == 0 else "web", [b"%d" % number + bytes(700)])
+    built.cut()
+    built.lines("web", [b"10"])
+    built.seal()
+    relieve(built, 1, web=10)
+    place = place_of(built)
+
+    stuck = Range(frozenset(["stuck"]), 1, 10**9)
+    assert [record.sequence for record in read(planned(place, stuck))] == [3, 6, 9]
+    with pytest.raises(NotFound, match="RECLAIM has removed records"):
+        read(planned(place))
+    with pytest.raises(NotFound, match="RECLAIM has removed records"):
+        read(planned(place, Range(frozenset(["web"]), 1, 10**9)))
+    assert [record.sequence for record in read(planned(place, gaps=True))] == [3, 6, 9, 10]
+    assert [record.sequence for record in read(planned(place, tolerance=FORGIVING))] == [3, 6, 9, 10]
+    assert [record.sequence for record in read(planned(place, Range(None, 10, 10)))] == [10]
+    built.crash()
