@@ -94,6 +94,10 @@ def _sentence(event: Event) -> str:
     match entry:
         case {"event": "reclaimed"}:
             return f"{_segment(entry)}{_of_routes(entry)}; {_legality(event)}"
+        case {"event": "relieved"}:
+            dropped = entry | {"routes": entry.get("dropped")}
+            sizes = f"{entry.get('was_bytes')} bytes became {entry.get('bytes')}"
+            return f"{_segment(entry)}, without{_of_routes(dropped)}: {sizes}; {_legality(event)}"
         case {"event": "sealed"}:
             return f"{_segment(entry)}{_of_routes(entry)}; {entry.get('raw_bytes')} bytes became {entry.get('bytes')}"
         case {"event": "kept"}:
@@ -129,7 +133,7 @@ def _legality(event: Event) -> str:
 
 def _cursors(entry: dict[str, Any]) -> str:
     """Where the cursors were, of the first few routes."""
-    routes = [each for each in entry["routes"] if isinstance(each, dict)]
+    routes = [each for each in entry.get("dropped", entry["routes"]) if isinstance(each, dict)]
     named = [f"{route['route']} retired" for route in routes if route.get("retired")]
     named += [f"{route['route']}/{group} at {at}" for route in routes for group, at in route.get("cursors", {}).items()]
     return f" ({_few(named)})" if named else ""

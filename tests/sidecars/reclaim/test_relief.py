@@ -20,6 +20,7 @@ from reclaiming import ledger, reclaim
 
 from wald.format.names import WHOLE, Kind
 from wald.store.checking.finding import Level
+from wald.store.checking.story import Story
 from wald.store.checking.verifier import verify
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import read_ledger
@@ -261,6 +262,32 @@ def test_the_command_relieves_and_reports(built: Built) -> None:
     assert relieved["bytes"] == sizes(built)[0]
     assert end["relieved_segments"] == 2
     assert "relieved" not in run()
+
+
+def test_the_history_proves_that_a_relief_was_legal(built: Built) -> None:
+    reclaim(built, compact_pinned=True)
+    built.log.set_cursor("stuck", 12)
+    reclaim(built, compact_pinned=True)
+
+    events = [event for event in Story(built.root).events() if event.ledger == "reclaim.jsonl"]
+    assert [(event.entry["event"], event.ruling and event.ruling.errors) for event in events] == [
+        ("relieved", ()),
+        ("relieved", ()),
+        ("reclaimed", ()),
+        ("reclaimed", ()),
+    ]
+    assert events[0].routes == {"web", "stuck"}
+
+
+def test_a_relief_that_drops_what_a_group_has_not_read_is_not_legal(built: Built) -> None:
+    reclaim(built, compact_pinned=True)
+    line = relieved_lines(built)[0]
+    sealed = History(built.root).made_by(1, line["was_sha256"])
+
+    behind = line | {"dropped": [line["dropped"][0] | {"cursors": {"processed": 9}}]}
+    assert judge_relief(line, sealed).errors == ()
+    assert "not read by processed at 9" in judge_relief(behind, sealed).errors[0]
+    assert "of route web it records None" in judge_relief(line | {"dropped": []}, sealed).errors[0]
 
 
 def test_an_archive_goes_on_behind_relief_and_reports_what_it_cannot_have(built: Built, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from wald.format.names import LEDGERS
 from wald.store.files.directory import Root
 from wald.store.files.lines import Entry, Lines
 from wald.store.retention.history import History
-from wald.store.retention.legality import Overlaps, Ruling, judge
+from wald.store.retention.legality import Overlaps, Ruling, judge, judge_relief
 
 END_OF_TIME_NS = 1 << 63
 _BESIDE = ("seen", "continues")  # they say nothing that happened to records
@@ -39,8 +39,8 @@ class Event:
     @property
     def routes(self) -> set[str]:
         """Whose records it is about; empty if it does not say."""
-        held = self.entry.get("routes")
-        named = [each.get("route") if isinstance(each, dict) else each[:1] for each in held or () if each]
+        held = [*(self.entry.get("routes") or ()), *(self.entry.get("dropped") or ())]
+        named = [each.get("route") if isinstance(each, dict) else each[:1] for each in held if each]
         names = {str(each[0] if isinstance(each, list) else each) for each in named}
         return names | ({str(self.entry["route"])} if "route" in self.entry else set())
 
@@ -88,14 +88,19 @@ class Story:
             case {"event": "reclaimed", "base": int(base), "last": int()} if event.ledger == "reclaim.jsonl":
                 if self._taken_back.get(base, 0) > event.number:
                     return event
+                ruling = self._overlaps.check(entry, judge(entry, self._made_by(base, entry.get("sha256"))))
+            case {"event": "relieved", "base": int(base), "last": int()} if event.ledger == "reclaim.jsonl":
+                ruling = judge_relief(entry, self._made_by(base, entry.get("was_sha256")))
             case _:
                 return event
-        sealed = None
+        self.illegal += bool(ruling.errors)
+        return Event(event.at_ns, event.ledger, event.number, entry, ruling)
+
+    def _made_by(self, base: int, sha256: object) -> Entry | None:
+        """The line that says what a segment held when it had this digest; None if no whole ledger has it."""
         try:
-            sealed = self._history.sealed(base)
+            return self._history.made_by(base, sha256)
         except Damaged as error:
             if error.message not in self.broken:
                 self.broken.append(error.message)
-        ruling = self._overlaps.check(entry, judge(entry, sealed))
-        self.illegal += bool(ruling.errors)
-        return Event(event.at_ns, event.ledger, event.number, entry, ruling)
+            return None
