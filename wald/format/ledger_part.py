@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -120,13 +121,17 @@ def _index(found: dict[str, Any]) -> PartIndex:
         lines=found["lines"],
         prev=found["prev"],
         tip=found["tip"],
-        frames=[PartFrame._make([*each[:-1], tuple(each[-1])]) for each in found["frames"]],
-        clock=tuple(found["clock"]),
+        frames=[PartFrame._make([*each[:-1], _clock(*each[-1])]) for each in found["frames"]],
+        clock=_clock(*found["clock"]),
         seen=_runs(found["seen"]),
         reclaimed=_runs(found["reclaimed"]),
         kept=found["kept"],
         archived={route: _runs(runs) for route, runs in found["archived"].items()},
     )
+
+
+def _clock(elapsed_ns: int, boot: str, boottime_ns: int) -> Clock:
+    return elapsed_ns, sys.intern(boot), boottime_ns  # of a boot there are thousands
 
 
 def _runs(found: list[list[int]]) -> list[Run]:

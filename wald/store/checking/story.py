@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from wald.errors import Damaged
 from wald.format.names import LEDGERS
 from wald.store.files.directory import Root
-from wald.store.files.lines import Entry, Lines
+from wald.store.files.lines import Entry
 from wald.store.retention.history import History
 from wald.store.retention.legality import Overlaps, Ruling, judge, judge_relief
 
@@ -54,7 +54,6 @@ class Story:
     """
 
     def __init__(self, root: Root, *, from_ns: int = 0, until_ns: int = END_OF_TIME_NS) -> None:
-        self._root = root
         self._from_ns = from_ns
         self._until_ns = until_ns
         self._history = History(root)
@@ -77,7 +76,7 @@ class Story:
 
     def _of(self, name: str, until_ns: int) -> Iterator[Event]:
         try:
-            for line in Lines(self._root.ledger / name).written(self._from_ns, until_ns):
+            for line in self._history.ledgers[name].written(self._from_ns, until_ns):
                 yield Event(line.entry["at"], name, line.number, line.entry)
         except Damaged as error:
             self.broken.append(error.message)

@@ -43,7 +43,7 @@ from wald.store.files.uptime import Elapsed, moment_of
 Entry = dict[str, Any]
 """A line of a ledger; ``Any``: it is JSON."""
 
-_KEPT_BLOCKS = 6
+_KEPT_BLOCKS = 3
 _READ_BYTES = 1 << 20
 NO_SEQUENCE = 1 << 64
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from wald.errors import Damaged
+from wald.format.names import LEDGERS
 from wald.format.tables import RouteEntry
 from wald.format.times import at_utc
 from wald.format.turns import unpack
@@ -38,12 +39,17 @@ class Loss(NamedTuple):
 
 
 class History:
-    """The ledgers of a root, read when they are asked about."""
+    """The ledgers of a root, read when they are asked about.
+
+    Attributes:
+        ledgers: their lines, by the name of the active file; two readers of one ledger would cost its memory twice.
+    """
 
     def __init__(self, root: Root) -> None:
-        self._segments = Lines(root.ledger / "segments.jsonl")
-        self._reclaim = Lines(root.ledger / "reclaim.jsonl")
-        self._archive = Lines(root.ledger / "archive.jsonl")
+        self.ledgers = {name: Lines(root.ledger / name) for name in LEDGERS}
+        self._segments = self.ledgers["segments.jsonl"]
+        self._reclaim = self.ledgers["reclaim.jsonl"]
+        self._archive = self.ledgers["archive.jsonl"]
         self._bundled = _Bundled(self._archive)
 
     def reclaimed(self, sequence: int) -> Entry | None:
