@@ -1,6 +1,7 @@
 """What is kept for how long: the settings of ``[retention]``, and the limits that each route may set for itself.
 
-``wald-reclaim`` applies them; beyond ``pinned_max_bytes`` the daemon lets producers wait, or refuses what they send.
+``wald-reclaim`` applies them. Of the quotas it applies those that expire; the others have no effect so far, and the
+daemon reports them.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class RouteLimits:
     on_pinned: str = _limit(
         Choice(("block", "reject", "expire")),
         "block",
-        "beyond pinned_max_bytes the producers of the route wait, or get ERR full, or its oldest unread segments are "
-        "deleted, which LOSES DATA",
+        "expire: beyond pinned_max_bytes the oldest unread segments of the route are deleted, which LOSES DATA; block "
+        "and reject have no effect so far, and the daemon reports so",
     )
 
 

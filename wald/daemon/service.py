@@ -17,7 +17,7 @@ from wald.daemon.committer import Full
 from wald.daemon.gate import Gate
 from wald.daemon.lifecycle import open_journal
 from wald.daemon.listening import identity_of
-from wald.daemon.start import Parts, sizes_in_force, wanted_routes, wants_fifo, writers_of
+from wald.daemon.start import Parts, report_quotas, sizes_in_force, wanted_routes, wants_fifo, writers_of
 from wald.daemon.turn import Arena, Turn
 from wald.errors import DiskFailure, NotPermitted, WaldError, command_line
 from wald.format.protocol import Code
@@ -291,6 +291,7 @@ class Service:
         open_journal(self._config.log_format, self._config.log_level)
         sizes = sizes_in_force(self._config, root.segments, self._journal)
         self._committer.take_over(self._config, sizes)
+        report_quotas(self._config, self._journal)
         parts.routes.forget(writers=writers_of(self._config))
         parts.describe(self._config, sizes)
         self._journal.info("reloaded", taken=sorted(taken), needs_restart=sorted(waiting))

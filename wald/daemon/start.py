@@ -103,6 +103,7 @@ class Parts:
             check_socket(self.socket_path, self.root.path)
         else:
             report_unused(config, self.inherited.getsockname(), self.journal)
+        report_quotas(config, self.journal)
         stdin = None if stdin_route is None else take_stdin(self.root, config, stdin_route)
         if not config.metrics:
             return stdin, None
@@ -302,6 +303,15 @@ def report_unused(config: Config, socket: str, journal: FilteringBoundLogger) ->
     if unused:
         hint = "systemctl edit wald.socket: ListenStream=, SocketMode="
         journal.warning("systemd has made the socket: settings do not apply", socket=socket, unused=unused, hint=hint)
+
+
+def report_quotas(config: Config, journal: FilteringBoundLogger) -> None:
+    """Report quotas that have no effect: only wald-reclaim applies them, and only those that expire."""
+    tables = [("retention", config.retention), *((f"routes.{name}", config.limits(name)) for name in config.routes)]
+    unused = [name for name, table in tables if table.pinned_max_bytes and table.on_pinned != "expire"]
+    if unused:
+        hint = 'on_pinned = "expire" loses data; or an alert on wald_group_pinned_bytes'
+        journal.warning("pinned_max_bytes has no effect with block or reject", tables=unused, hint=hint)
 
 
 def sizes_in_force(config: Config, segments: Path, journal: FilteringBoundLogger) -> Sizes:
