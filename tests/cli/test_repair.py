@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from json_page import require_documented
 from repairing import snapshot
 from running import Daemon, eventually, output_of, refusal_of, wald
 
@@ -57,6 +58,7 @@ def test_without_accept_loss_nothing_is_given_up(damaged: Path) -> None:
 
 def test_afterwards_the_log_verifies_with_the_loss_on_record(damaged: Path) -> None:
     found = json.loads(output_of("repair", "--accept-loss", "--json", "--root", damaged))
+    require_documented("wald repair", found)
     assert (found["schema"], found["lost_records"], found["left"]) == ("wald.repair/1", 3, [])
     assert [(act["act"], act["lost"], act["done"]) for act in found["acts"]] == [
         ("set aside", [{"first": 1, "last": 3}], True)
