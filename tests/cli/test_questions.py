@@ -32,7 +32,7 @@ ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "Is 14:00": (12, (r"not all here: 2 records, 5 to 6", r"all of these are in the archive")),
     "What has this group": (0, (r"left +2 records, 5 to 6",)),
     "How do I skip": (0, (r"web/processed is at 5; skipped: 1 record",)),
-    "Which record": (0, (r"\"sequence\": 6, .*\"value\": \"six\"",)),
+    "Which record": (12, (r"^6 web six\n", r"RECLAIM has removed records 1 to 4")),
     "What was deleted": (0, (r"reclaimed", r"legal")),
     "Is the log whole": (0, (r"good: \d+ ok, \d+ info, 0 error",)),
     "What would a repair": (0, (r"good",)),
