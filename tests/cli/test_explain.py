@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from logs import Built
-from running import output_of
+from running import output_of, wald
 
 from wald.format.names import Kind
 from wald.store.files.routes import retire_route
@@ -124,7 +124,7 @@ def test_json_has_every_segment_every_group_and_the_whole(built: Built) -> None:
 def test_a_log_without_records_is_explained_too(tmp_path: Path) -> None:
     root = tmp_path / "empty"
     output_of("init", "--root", root)
-    lines = output_of("explain", "--root", root).decode().splitlines()
+    lines = wald("explain", "--root", root).stdout.decode().splitlines()
 
     assert lines[0] == "no segments: nothing has been written yet"
     assert "how fast the log grows is not known yet, from less than 10 min" in lines[2]

@@ -42,3 +42,10 @@ def test_a_log_is_not_made_among_other_files(tmp_path: Path) -> None:
     code, message, _ = refused(run(command("init", "--root", tmp_path)))
     assert (code, message) == (InvalidInput.exit_code, f"{tmp_path}: not empty, and not a log")
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_log_on_which_no_daemon_has_run_says_so(root: Path) -> None:
+    output_of("init", "--root", root)
+    done = run(command("routes", "--root", root))
+
+    assert done.stderr.decode() == f"no daemon runs: none has run on this log\n  hint: wald --root {root} run\n"

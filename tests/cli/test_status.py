@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 from logs import Built
-from running import Daemon, command, eventually, output_of, run, wald
+from running import Daemon, command, eventually, output_of, refusal_of, run, wald
 
+from wald.cli.connect import START_SECONDS
 from wald.format.names import Kind
 
 GOOD, DOWN, FAILING, WARNING = 0, 6, 13, 14
@@ -204,3 +205,18 @@ def test_a_segment_that_cannot_be_read_fails(tmp_path: Path) -> None:
     found = status(built.root.path)[1]
 
     assert [each["severity"] for each in found["findings"]] == ["down", "failing"]
+
+
+def test_what_needs_the_daemon_says_at_once_that_it_is_frozen(daemon: Daemon, root: Path) -> None:
+    """And not after the time that a start may take."""
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        eventually(lambda: status(root)[1]["daemon"]["life"] == "frozen")
+        began = time.monotonic()
+        for words in (["cut"], ["route", "add", "b"]):
+            code, message, hint = refusal_of(*words, "--root", root)
+            assert (code, hint) == (DOWN, f"kill -CONT {daemon.process.pid}")
+            assert "is frozen" in message
+        assert time.monotonic() - began < START_SECONDS
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)

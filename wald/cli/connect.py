@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from wald.client.producer import Producer
+from wald.errors import Unavailable
 from wald.store.files.directory import Root, read_identity
 from wald.store.files.disk import Disk
 from wald.store.writing.lock import is_held
@@ -18,9 +19,13 @@ def daemon_at(root: Path, socket: Path | None) -> Producer:
 
     Raises:
         NotFound: there is no such root.
-        Unavailable: no daemon runs.
+        Unavailable: no daemon runs, or its process is stopped.
     """
+    from wald.cli.liveness import frozen  # which wald append does not need
+
     read_identity(Root(root))
+    if (stopped := frozen(Root(root))) is not None:
+        raise Unavailable(stopped.message, hint=stopped.hint)
     return Producer(socket or root, retry_for=START_SECONDS, connect_for=START_SECONDS if runs(root) else 0.0)
 
 

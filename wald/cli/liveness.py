@@ -72,12 +72,19 @@ def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) ->
     wrote = signature(root)
     if not is_held(root, Disk()):
         return _without_lock(root, wrote)
+    if (stopped := frozen(root)) is not None:
+        return stopped
     pid = next(iter(holding_processes(root)), None)
-    who = _who(pid, wrote)
-    if pid is not None and _state(pid) in _STOPPED_STATES:
-        message = f"{who} is frozen: a signal or a debugger has stopped its process, and it takes nothing in"
-        return Liveness(Life.FROZEN, message, f"kill -CONT {pid}", pid, wrote)
-    return _asked(identity, socket, seconds, pid, wrote, who)
+    return _asked(identity, socket, seconds, pid, wrote, _who(pid, wrote))
+
+
+def frozen(root: Root) -> Liveness | None:
+    """The daemon that has the lock, if its process is stopped."""
+    pid, wrote = next(iter(holding_processes(root)), None), signature(root)
+    if pid is None or _state(pid) not in _STOPPED_STATES:
+        return None
+    message = f"{_who(pid, wrote)} is frozen: a signal or a debugger has stopped its process, and it takes nothing in"
+    return Liveness(Life.FROZEN, message, f"kill -CONT {pid}", pid, wrote)
 
 
 def socket_of(root: Root) -> Path:

@@ -118,8 +118,10 @@ def _crash(report: Mapping[str, Any], after: Mapping[str, Any]) -> Crash:
 
 
 def no_daemon(root: Root, disk: Disk) -> str:
-    """Says that no daemon runs and how the last one ended; "" if one runs, or none ever ran."""
-    if not os.path.lexists(root.lock) or is_held(root, disk):
+    """Says that no daemon runs and how the last one ended; "" if one runs, or records came without one."""
+    if not os.path.lexists(root.lock):
+        return "" if os.path.lexists(root.head) else "no daemon runs: none has run on this log"
+    if is_held(root, disk):
         return ""
     return f"no daemon runs: {last_end(root) or 'the last one ended before it had recovered the log'}"
 
