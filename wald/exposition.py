@@ -37,6 +37,10 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    def to_json(self) -> dict[str, object]:
+        """An object for JSON."""
+        return {"bounds": self.bounds, "counts": self.counts, "sum": self.sum}
+
 
 Samples = dict[tuple[str, ...], float | Histogram]
 """The values of a metric by the values of its labels, in their order."""

@@ -79,6 +79,11 @@ class Metrics:
     waiting_since: float = 0.0
     seal_waits_since: float = 0.0
 
+    def histograms(self) -> dict[str, dict[str, object]]:
+        """What wald latency is made of, by the names here."""
+        names = ("commit_seconds", "sync_seconds", "turn_records", "turn_bytes")
+        return {name: getattr(self, name).to_json() for name in names}
+
     def hold(self, now: float, *, waits: bool) -> None:
         """Note whether input waits for room."""
         if waits:

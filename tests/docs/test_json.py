@@ -93,6 +93,7 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
         *(("wald show", command("show", number, *at)) for number in (4, 6)),
         ("wald grep", command("grep", "", *at)),
         ("wald grep", command("grep", "-c", "", *at)),
+        ("wald latency", command("latency", *at)),
         ("wald status", command("status", *at)),
         ("wald status --settings", command("status", "--settings", *at)),
         ("wald routes", command("routes", *at)),

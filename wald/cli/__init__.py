@@ -33,6 +33,7 @@ _COMMANDS = {
     "route": ("routes", "route", "Add or retire a route."),
     "cursor": ("unprocessed", "cursor", "Show or move a consumer group's cursor."),
     "explain": ("explain", "explain", "Show which groups hold back which segments, and when the disk is full."),
+    "latency": ("latency", "latency", "Show why producers wait: commits, syncs, the disk, who sends most."),
     "top": ("top", "top", "Watch the log live: segments, routes, rates, lag, disk."),
     "metrics": ("metrics", "metrics", "Print what the directory shows, as metrics of Prometheus."),
     "doctor": ("doctor.command", "doctor", "Report which promises hold on this directory and this host."),

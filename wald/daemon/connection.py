@@ -35,6 +35,7 @@ class Connection:
         served: the number of the turn in which something of it was last taken.
         proven: a whole request has come from it, or 256 KiB of one.
         slow_bytes: what has come of a request since ``active_at``.
+        received_bytes: what has come of it in all.
         request: a PUB whose line was read and whose payload was not.
         spooling: where the payload of ``request`` goes; None while it is awaited in memory.
         waits_for: why nothing is read; None: it is read.
@@ -53,6 +54,7 @@ class Connection:
     served: int = 0
     proven: bool = False
     slow_bytes: int = 0
+    received_bytes: int = 0
     request: Publish | None = None
     spooling: Spooling | None = None
     waits_for: Cause | None = None
@@ -70,6 +72,11 @@ class Connection:
             self.known_peer = Peer(self.user_id, self.process_id, process_name(self.process_id))
         return self.known_peer
 
+    def as_sender(self) -> dict[str, object]:
+        """Who has sent how much, as STAT reports it."""
+        process = self.known_peer.process if self.known_peer else ""
+        return {"user": self.user_id, "pid": self.process_id, "process": process, "bytes": self.received_bytes}
+
     @property
     def is_settled(self) -> bool:
         """Whether the peer behaves as a client does: it has sent a request, and reads its replies."""
@@ -85,6 +92,7 @@ class Connection:
     def has_sent(self, length: int, now: float, *, begun: bool, whole: bool) -> None:
         """Note what came; of a request that has ``begun`` before, less than 256 KiB do not count as activity."""
         self.slow_bytes += length
+        self.received_bytes += length
         if whole or self.slow_bytes >= RECEIVE_BYTES:
             self.proven = True
         elif begun:

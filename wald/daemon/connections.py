@@ -33,6 +33,7 @@ UNSENT_TOTAL_MAX_BYTES = 8 << 20  # of replies; beyond it the connection that ha
 PAUSE_MAX_SECONDS = 0.1  # between two commands, while records come
 TURN_SECONDS = 0.002  # some syncs: a flood of requests does not hold up those of others for longer
 ACCEPTED_MAX = 32  # in one turn; a newcomer waits behind all those that came before it
+SENDERS_SHOWN = 5
 SAME_ANSWERS_MAX = 16  # to connections of one user that all sent the same command
 
 
@@ -42,6 +43,9 @@ class Connections:
     Args:
         requests: takes what is received.
         answer: carries out a user's command and returns the reply.
+
+    Attributes:
+        received: how many bytes have come of each user.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Connections:
         self._answering: list[Connection] = []
         self._unsent_bytes = 0
         self._turns = 0
+        self.received: dict[int, int] = {}
         self._left_out = False  # whether the last turn had no room for some that were ready
         self._served: dict[int, int] = {}  # user → the number of the last command that was carried out
         self._carried_out = 0
@@ -101,6 +106,11 @@ class Connections:
     def held_requests(self) -> int:
         """How many requests wait for room on the disk that their senders have sent, or would go on to send."""
         return len(self._held)
+
+    def largest_senders(self) -> list[dict[str, object]]:
+        """The open connections of which most has come, as STAT reports them."""
+        ordered = sorted(self._open.values(), key=lambda each: each.received_bytes, reverse=True)
+        return [each.as_sender() for each in ordered[:SENDERS_SHOWN]]
 
     @property
     def wants_room(self) -> bool:
@@ -299,6 +309,7 @@ class Connections:
         """Take the requests in the arena: what the connection's reader kept, and from ``start`` on what has come."""
         begun, connection.served = connection.is_inside_request, self._turns
         cause = self._requests.take(connection, turn, arena, gate, start + length)
+        self.received[connection.user_id] = self.received.get(connection.user_id, 0) + length
         connection.has_sent(length, now, begun=begun, whole=bool(connection.answers or connection.command))
         if cause is not None:
             self._wait(connection, cause)
