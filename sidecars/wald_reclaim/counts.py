@@ -86,7 +86,7 @@ def of_reclaim(counts: Counts) -> Iterator[Metric]:
     meaning = "Segments that were rewritten to what is unread"
     yield counter("wald_reclaim_relieved_segments_total", meaning, counts.relieved)
     yield counter("wald_reclaim_relieved_bytes_total", "The bytes that this has freed", counts.relieved_bytes)
-    meaning = "Unread records in released segments, which --unread expire permits"
+    meaning = "Unread records in released segments, which a limit or a quota lets expire"
     yield counter("wald_reclaim_lost_records_total", meaning, counts.lost_records)
     kept: Samples = {(verdict.name.lower(),): counts.kept[verdict] for verdict in Verdict if not verdict.goes}
     meaning = "Segments that stay, by what keeps them, in the last pass without an error"

@@ -53,6 +53,7 @@ class Routes:
         limited = frozenset(name for name, each in limits.of_routes.items() if each.counts)
         self._limited = None if limits.others.counts else limited.__contains__
         """Whether something must be counted of a route; None: of every one."""
+        self._counts = limits.others.counts or bool(limited)
         self._counted: list[tuple[int, int]] = []
         self._marks: dict[str, list[_Mark]] = {}
         self._newest_mark = 0
@@ -70,13 +71,15 @@ class Routes:
             held_by: returns what one of them holds.
         """
         counted = [(segment.base_sequence, stored_bytes) for segment, stored_bytes in segments]
-        if not self._limits.by_route or counted == self._counted:
+        if not self._counts or counted == self._counted:
             return
         self._forget_all_but(set(counted))
         self._marks, self._newest_mark, self._counted = {}, 0, counted
         totals: dict[int, _Amount] = {}
         for (segment, _), key in zip(segments, counted, strict=True):
-            amounts = self._remembered.get(key) or self._remember(key, held_by(segment))
+            amounts = self._remembered.get(key)
+            if amounts is None:
+                amounts = self._remember(key, held_by(segment))
             names = list(self._numbers)
             for number, payload_bytes, records in zip(amounts[::3], amounts[1::3], amounts[2::3], strict=True):
                 after = totals.get(number, _Amount())

@@ -259,4 +259,26 @@ def test_marks_say_the_same_as_counting_everything_that_is_newer(
         assert all(routes.may_let_go(route, base, age_ns, None) for route in pinned if expected[route].expires)
 
 
+@pytest.mark.parametrize(
+    ("limits", "reads"),
+    [
+        (Limits(of_routes={"a": RouteLimits(max_records=1)}), [3, 2, 1]),
+        (Limits(of_routes={"none": RouteLimits(max_records=1)}), [3, 2, 1]),
+        (Limits(of_routes={"a": RouteLimits(max_age_ns=1)}), []),
+        (Limits(), []),
+    ],
+)
+def test_a_segment_is_read_once_and_only_if_something_is_counted(limits: Limits, reads: list[int]) -> None:
+    routes, read = Routes(limits), list[int]()
+
+    def held_by(segment: Segment) -> list[RouteEntry]:
+        read.append(segment.base_sequence)
+        return [RouteEntry("a", 1, 1, 1, 10)]
+
+    listed = [(Segment(base, Kind.SEALED, Path(f"{base}")), 100) for base in (3, 2, 1)]
+    routes.count(listed, held_by)
+    routes.count(listed[:2], held_by)
+    assert read == reads
+
+
 READ_OR_UNREAD = (Verdict.READ, Verdict.UNREAD)
