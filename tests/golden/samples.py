@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import zstandard
 from sample_segments import LOG_ID, SALT, TIME_NS, batch, control_batch, peer_batch, segment
 
 from wald.format import columns, sealed
@@ -18,12 +19,16 @@ from wald.format.cursor import CursorLines, decode_cursor, encode_cursor
 from wald.format.head import Head, decode_head, encode_head
 from wald.format.index import decode_index, encode_entry, encode_index_header
 from wald.format.ledger import GENESIS, decode_ledger, digest, encode_line
+from wald.format.ledger_part import FOOTER_BYTES, PartIndex, index_bytes
+from wald.format.ledger_part import decode_index as decode_part_index
+from wald.format.ledger_part import encode_index as encode_part_index
 from wald.format.parsing import Outcome, parse, payload_of, route_of
 from wald.format.peers import Peer, decode_peer
 from wald.format.segment import SegmentHeader, decode_header, encode_header, pack_version
 from wald.format.state import WINDOW, LogState, Producers, Written, decode_state
 from wald.format.tables import BatchTable, Frame, RouteEntry
 from wald.format.transfers import Transfer, decode_transfer, encode_transfer
+from wald.store.files.part_index import IndexBuilder
 from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
 
 VERSION = 2  # its folder has what version 1 has in another form
@@ -145,6 +150,29 @@ def _ledger_value(data: bytes) -> object:
     return decoded.entries, decoded.broken, decoded.whole_bytes == len(data)
 
 
+def _ledger_part() -> bytes:
+    lines = _ledger()
+    builder = IndexBuilder(1, GENESIS)
+    frame = zstandard.ZstdCompressor(write_checksum=True).compress(lines)
+    builder.add(len(frame), len(lines), LEDGER, decode_ledger(lines).tip)
+    return frame + encode_part_index(builder.finish())
+
+
+def _ledger_part_value(data: bytes) -> object:
+    """The lines, and the index without how long the frame is, which changes with the version of zstd."""
+    index = decode_part_index(data[-index_bytes(data[-FOOTER_BYTES:]) :])
+    (frame,) = index.frames
+    lines = zstandard.ZstdDecompressor().decompress(data[: frame.stored_bytes])
+    return _ledger_value(lines), replace(index, frames=[frame._replace(stored_bytes=0)])
+
+
+def _ledger_part_index() -> PartIndex:
+    lines = _ledger()
+    builder = IndexBuilder(1, GENESIS)
+    builder.add(0, len(lines), LEDGER, decode_ledger(lines).tip)
+    return builder.finish()
+
+
 def _sealed_value(frame: bytes) -> object:
     index = sealed.decode_index(frame)
     return index, index.batch_table(), index.peers()
@@ -221,6 +249,14 @@ SAMPLES = [
         lambda data: decode_offsets(json.loads(data)),
     ),
     Sample("ledger.jsonl", (LEDGER, [], True), _ledger, _ledger_value),
+    Sample(
+        "ledger-00000000000000000001.jsonl.zst",
+        ((LEDGER, [], True), _ledger_part_index()),
+        _ledger_part,
+        _ledger_part_value,
+        exact=False,
+        version=2,
+    ),
     Sample("transfer.bin", (TAKE, False), lambda: encode_transfer(TAKE), decode_transfer),
     Sample("segment-header.bin", SEGMENT_HEADER_2, lambda: encode_header(SEGMENT_HEADER_2), decode_header, version=2),
     Sample(
