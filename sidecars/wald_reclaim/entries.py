@@ -15,7 +15,7 @@ from dataclasses import replace
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.sealed import SealedIndex
-from wald.format.tables import RouteEntry
+from wald.format.tables import RouteEntry, RouteTable
 from wald.store.files.directory import Segment
 from wald.store.files.lines import Entry
 from wald.store.retention.pins import Claims
@@ -133,8 +133,9 @@ def damaged_frames(segment: Segment, index: SealedIndex) -> tuple[SealedIndex, s
 def unread_records(index: SealedIndex, claims: Claims) -> dict[str, int]:
     """For each route the number of records that its slowest group has not read."""
     slowest: dict[int, int] = {}
+    numbers = {route: number for number, route in enumerate(RouteTable.of(index.routes).names)}
     for pin in claims.pins(index.routes):
-        number = next(i for i, entry in enumerate(index.routes) if entry.route == pin.route)
+        number = numbers[pin.route]
         slowest[number] = min(pin.at, slowest.get(number, pin.at))
     if not slowest:
         return {}

@@ -66,6 +66,7 @@ class Claims:
     cursors: dict[str, tuple[Cursor, ...]] = field(default_factory=dict)
     retired: frozenset[str] = frozenset()
     _gating: dict[str, list[tuple[str, int, str]]] = field(init=False, repr=False)
+    _vectors: dict[str, dict[str, int]] = field(init=False, repr=False)
     _floors: dict[str, int] = field(init=False, repr=False)
     """What every group that counts has processed of each route."""
 
@@ -75,6 +76,8 @@ class Claims:
             for route, cursors in self.cursors.items()
         }
         object.__setattr__(self, "_gating", gating)
+        vectors = {route: {group: at for group, at, _ in groups} for route, groups in gating.items()}
+        object.__setattr__(self, "_vectors", vectors)
         floors = {route: min((at for _, at, _ in groups), default=_NO_GROUP) for route, groups in gating.items()}
         object.__setattr__(self, "_floors", floors)
 
@@ -125,7 +128,7 @@ class Claims:
 
     def vector(self, route: str) -> dict[str, int]:
         """The cursor of each group of ``route``, as far as it counts."""
-        return {group: at for group, at, _ in self._gating.get(route, [])}
+        return self._vectors.get(route, {})
 
 
 _LOST = [(DEFAULT_GROUP, 0, DIRECTORY_GONE)]

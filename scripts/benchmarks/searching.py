@@ -1,0 +1,34 @@
+"""`wald grep` on sealed segments, beside `zstdcat | grep -F`: a string nowhere, in few records, in every record."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+from benchmarks.reading import sealed_root
+from benchmarks.report import Goal, Row, Samples
+from benchmarks.stage import Stage, timed
+
+_PATTERNS = (("nowhere", "not-there-at-all"), ("in few records", '" 503 7777'), ("in every record", "GET"))
+
+
+def measure(stage: Stage) -> tuple[list[Row], list[str]]:
+    root = sealed_root(stage, stage.data, stage.lines)
+    segments = " ".join(str(path) for path in sorted(root.glob("segments/*.wal.zst")))
+    rate = stage.data_bytes / 1e9
+    missing = [name for name in ("zstdcat", "grep") if not shutil.which(name)]
+    rows = []
+    for where, pattern in _PATTERNS:
+        # A shell, because nothing found is no failure here.
+        ours = f"{sys.executable} -m wald --root {root} grep -F '{pattern}' || test $? = 1"
+        theirs = f"zstdcat {segments} | grep -aF '{pattern}' || test $? = 1"
+        contenders = {"wald grep": lambda ours=ours: rate / timed(["sh", "-c", ours])}
+        if not missing:
+            contenders["zstdcat | grep -F"] = lambda theirs=theirs: rate / timed(["sh", "-c", theirs])
+        samples = Samples.alternate(contenders, stage.repeat)
+        goals = {} if missing else {"zstdcat | grep -F": None}
+        rows += samples.rows("Search", "GB/s", ("wald grep", f"a string {where}"), goals)
+        if where == "nowhere":
+            reached = samples.median("wald grep")
+            rows.append(Row("Search", "a string nowhere, start included", "GB/s", reached, goal=Goal(1)))
+    return rows, missing
