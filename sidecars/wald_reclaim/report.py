@@ -93,7 +93,10 @@ class Report:
             return
         what = f"{format_bytes(relieved.was_bytes)} to {format_bytes(relieved.bytes)}"
         if self.intended:
-            self.write(f"would relieve {segment.path.name}: {what}")
+            going = format_bytes(relieved.was_bytes - relieved.bytes)
+            self.write(
+                f"would relieve {segment.path.name}: about {going} of {format_bytes(relieved.was_bytes)} would go"
+            )
         elif relieved.taken_back:
             self.write(f"did not relieve {segment.path.name}: a cursor was moved back meanwhile")
         else:
