@@ -1,6 +1,8 @@
-"""What holds for every test: whatever starts Spark is marked, and no machine is too slow."""
+"""What holds for every test: whatever starts Spark is marked, no machine is too slow, and an interrupt ends a program."""
 
 from __future__ import annotations
+
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +12,9 @@ _NEED_JAVA = {"spark", "cluster"}  # the fixtures; who starts Spark in a process
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+# A shell starts a command in the background with this signal ignored, and every program that a test starts inherits it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by our marker
