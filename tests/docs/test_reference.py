@@ -52,7 +52,7 @@ def test_every_command_exists_with_its_options(usage: str) -> None:
     done = run([sys.executable, "-m", module, *words, "--help"])
 
     assert done.returncode == 0, done.stderr
-    listed = options(done.stdout.decode().split("Settings,")[0], before="^  (?:-h, )?") - {
+    listed = options(done.stdout.decode().split("Settings,")[0], before=r"^  (?:-\w, )?") - {
         "--help",
         "--root",
         "--version",
