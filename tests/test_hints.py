@@ -12,11 +12,16 @@ import pytest
 from running import Daemon, output_of, refused, run, sidecar, wald
 from running import command as line_of
 
+from wald.cli.completion import ARGUMENTS
+
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for package in ("wald", "sidecars") for path in (ROOT / package).rglob("*.py"))
-COMMANDS = "run|init|append|read|head|where|routes|route|cursor|explain|top|hold|cut|verify"
+COMMANDS = (
+    "run|init|append|read|grep|status|head|where|show|routes|route|cursor|explain|top|latency|hold|cut|history|repair"
+    "|verify"
+)
 BARE = re.compile(rf"\bwald(-\w+ --root\b| --root\b| ({COMMANDS})\b(?! --help|:))")
-TITLES = {"wald top"}
+TITLES = {"wald top", "wald cursor skip", *ARGUMENTS}
 
 
 def words_of(path: Path) -> Iterator[tuple[int, str]]:

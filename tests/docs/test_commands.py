@@ -42,6 +42,13 @@ def with_lines(at: Path) -> AbstractContextManager[object]:
     return daemon
 
 
+def with_empty_orders(at: Path) -> AbstractContextManager[object]:
+    """A daemon; route orders has no record."""
+    daemon = Daemon(at / "log")
+    output_of("route", "add", "orders", "--root", daemon.root)
+    return daemon
+
+
 def with_orders(at: Path) -> AbstractContextManager[object]:
     """A daemon; route orders has two records, of which one of the page's commands refuses the second."""
     for name, command in (("import.sh", "cat"), ("import-strictly.sh", "! grep -q second")):
@@ -82,6 +89,7 @@ PREPARED: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
     "docs/questions.md": with_answers,
     "docs/retention.md": with_backlog,
     "docs/troubleshooting.md": with_lines,
+    "docs/users.md": with_empty_orders,
 }
 
 

@@ -13,6 +13,7 @@ import click
 
 from wald.cli.options import duration_option, json_option, root_option, socket_option
 from wald.cli.output import aligned, json_line
+from wald.errors import command_line
 
 _MEASURED = ("commit_seconds", "sync_seconds", "turn_records", "turn_bytes")
 _SLOW_SECONDS = 0.01  # a commit that takes no longer on average is not what a producer waits for
@@ -39,12 +40,12 @@ def latency(root: Path, socket: Path | None, as_json: bool, during: float | None
             before = json.loads(daemon.command("STAT"))
             time.sleep(during)
         after = json.loads(daemon.command("STAT"))
-    found = measured(before, after)
+    found = measured(before, after, root)
     click.echo(json_line("latency", found) if as_json else "\n".join(_lines(found)))
 
 
-def measured(before: Item, after: Item) -> dict[str, Any]:
-    """What happened between two answers to STAT; ``before`` may be empty."""
+def measured(before: Item, after: Item, root: Path) -> dict[str, Any]:
+    """What happened between two answers to STAT of the daemon at ``root``; ``before`` may be empty."""
     earlier = before.get("histograms", {})
     found: dict[str, Any] = {name: _spread(after["histograms"][name], earlier.get(name)) for name in _MEASURED}
     sent = before.get("received", {})
@@ -58,16 +59,18 @@ def measured(before: Item, after: Item) -> dict[str, Any]:
         "received_bytes_of_users": {user: length for user, length in received.items() if length},
         "connections": after["senders"],
     }
-    return {"conclusion": conclusion(found)} | found
+    return {"conclusion": conclusion(found, root)} | found
 
 
-def conclusion(found: Item) -> str:
+def conclusion(found: Item, root: Path) -> str:
     """What producers wait for, in one sentence."""
     commit, sync = found["commit_seconds"], found["sync_seconds"]
     if found["degraded"]:
-        return f"Input waits for room on the disk ({found['degraded_by']}): wald explain shows what fills it."
+        explain = command_line(root, "explain")
+        return f"Input waits for room on the disk ({found['degraded_by']}): {explain} shows what fills it."
     if found["stalled_seconds"] >= 1:
-        return f"Input has waited for {found['stalled_seconds']:g} s and the head stands still: wald status says more."
+        status = command_line(root, "status")
+        return f"Input has waited for {found['stalled_seconds']:g} s and the head stands still: {status} says more."
     if not commit["count"]:
         return "Nothing was committed, so no producer of records has waited for a commit."
     share = sync["mean"] * sync["count"] / (commit["mean"] * commit["count"]) if commit["mean"] else 0.0

@@ -82,7 +82,8 @@ def where(
         return _coverage(log, route, since, until, as_json=as_json)
     if sequence is None or route is not None or until is not None:
         message = "where takes a SEQUENCE, or --since with --until and --route"
-        raise InvalidInput(message, hint="wald where 250; wald where --route access --since 14:00 --until 14:05")
+        examples = ("where 250", "where --route access --since 14:00 --until 14:05")
+        raise InvalidInput(message, hint="; ".join(command_line(root, each) for each in examples))
     found = log.where(sequence)
     if not as_json:
         state = found.state.value
