@@ -1,4 +1,4 @@
-"""What holds for every test: whatever starts Spark is marked, no machine is too slow, and an interrupt ends a program."""
+"""What holds for every test: what starts Spark is marked, no machine is too slow, an interrupt ends a program."""
 
 from __future__ import annotations
 

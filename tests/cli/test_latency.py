@@ -50,4 +50,4 @@ def test_it_needs_the_daemon(tmp_path: Path) -> None:
 )
 def test_the_conclusion_names_the_cause(state: dict[str, Any], expected: str) -> None:
     found = {"degraded": False, "stalled_seconds": 0, "commit_seconds": FAST, "sync_seconds": FAST}
-    assert conclusion(found | state).startswith(expected)
+    assert conclusion(found | state, Path("log")).startswith(expected)

@@ -35,7 +35,7 @@ def test_verify_calls_the_log_good_and_says_what_is_lost(given_up: Built) -> Non
     assert errors(given_up.root.path) == []
     messages = [found.message for found in verify(Root(given_up.root.path))]
     (on_record,) = [message for message in messages if "on record" in message]
-    assert on_record.startswith("2 records lost, on record: 3 to 4; given up by wald repair at 2023-11-14T22:13:20Z")
+    assert on_record.startswith("2 records lost, on record: 3 to 4; given up by a repair at 2023-11-14T22:13:20Z")
     assert "quarantine/it" in on_record
     assert [message for message in messages if "reclaimed" in message] == []
 
@@ -54,7 +54,7 @@ def test_a_reader_passes_over_them_and_is_told_why(given_up: Built) -> None:
 def test_where_says_that_they_are_lost(given_up: Built) -> None:
     found = given_up.log.where(4)
     assert (found.state, found.durable) == (State.LOST, False)
-    assert "lost: given up by wald repair" in found.message
+    assert "lost: given up by a repair" in found.message
     assert "quarantine/it" in found.message
 
 

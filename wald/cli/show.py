@@ -47,7 +47,7 @@ def show(root: Path, sequence: int, archive: str | None, raw: bool, as_json: boo
     log = wald.open(root)
     found = log.where(sequence)
     batch = _in_log(log, found)
-    record = _in_archive(found, archive) if batch is None else next(batch.records())
+    record = _in_archive(log, found, archive) if batch is None else next(batch.records())
     sender = None if batch is None else log.sender(batch)
     if record is None:
         raise _nowhere(log, found)
@@ -67,7 +67,7 @@ def _in_log(log: Log, found: Whereabouts) -> Batch | None:
     return next(log.batches(start=found.sequence, stop=found.sequence, on_missing="skip"), None)
 
 
-def _in_archive(found: Whereabouts, archive: str | None) -> Record | None:
+def _in_archive(log: Log, found: Whereabouts, archive: str | None) -> Record | None:
     """The record from its bundle, or from the archive that was named; None if it is in none."""
     entry = found.bundle_entry
     address = archive or (str(entry["dest"]) if entry and entry.get("dest") else None)
@@ -79,9 +79,8 @@ def _in_archive(found: Whereabouts, archive: str | None) -> Record | None:
         return find(address, str(entry["route"]) if entry and entry.get("route") else found.route, found.sequence)
     except OSError as error:
         message = f"{error.filename or address}: {error.strerror or error}: the archive that holds it cannot be read"
-        raise NotFound(
-            message, hint=f"mount it, or name its place: wald show {found.sequence} --archive DIR"
-        ) from error
+        naming = command_line(log.root.path, f"show {found.sequence} --archive DIR")
+        raise NotFound(message, hint=f"mount it, or name its place: {naming}") from error
 
 
 def _nowhere(log: Log, found: Whereabouts) -> NotFound | Damaged:

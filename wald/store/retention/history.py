@@ -309,7 +309,7 @@ def _of(lines: Iterator[Line], event: str) -> Iterator[Line]:
 
 def _loss(entry: Entry) -> Loss:
     held = ReclaimedSegment(entry["base"], entry["last"], _held(entry.get("routes")))
-    reason = f"given up by wald repair at {at_utc(entry.get('at'))} ({entry.get('why', 'it is not known why')})"
+    reason = f"given up by a repair at {at_utc(entry.get('at'))} ({entry.get('why', 'it is not known why')})"
     kept = entry.get("kept")
     return Loss(held, f"{reason}; what is left of their bytes is in {kept}" if kept else reason)
 
