@@ -17,6 +17,8 @@ from archives import archive
 from faults import Died, DyingDisk
 from logs import Built
 from reclaiming import ledger, reclaim
+from running import run, sidecar
+from tracing import strace
 
 from wald.format.names import WHOLE, Kind
 from wald.store.checking.finding import Level
@@ -180,6 +182,33 @@ def test_a_reader_that_follows_loses_nothing(built: Built) -> None:
 
     rest = [next(batches).first_sequence for _ in range(6)]
     assert first + rest == [1, 3, 4, 5, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["link", "rename", "unlink", "fsync", "fdatasync", "write", "pwritev2", "fallocate"])
+def test_a_process_that_is_killed_in_any_system_call_leaves_one_whole_form(tmp_path: Path, call: str) -> None:
+    """SIGKILL in the first, the second, … such call, until there is none; then a pass that nothing disturbs."""
+    origin = Built(tmp_path / "origin")
+    fill(origin, 1)
+    origin.log.set_cursor("web", origin.last)
+    records = unread(origin)
+    origin.crash()
+
+    for number in itertools.count(1):
+        path = shutil.copytree(origin.root.path, tmp_path / f"log{number}")
+        options = ["-f", "-qq", "-o", str(tmp_path / "trace"), f"-etrace={call}"]
+        line = sidecar("reclaim", "--root", path, "--compact-pinned")
+        killed = run([strace(), *options, f"-einject={call}:signal=KILL:when={number}", *line]).returncode
+        built = Built(path)
+        assert (unread(built), errors(built)) == (records, [])
+        reclaim(built, compact_pinned=True)
+        assert (unread(built), errors(built), illegal(built)) == (records, [], [])
+        assert not [each.name for each in built.root.segments.iterdir() if each.name.endswith((WHOLE, ".tmp"))]
+        assert sizes(built)[0] < 8000
+        built.crash()
+        if not killed:
+            break
+    assert number > 1
 
 
 @pytest.mark.parametrize("again", [False, True])
