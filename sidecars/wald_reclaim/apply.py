@@ -28,7 +28,7 @@ from wald_reclaim.policy import Verdict
 # Recorded with one sync of the ledger, and renamed with one of the directory:
 _SEGMENTS_AT_ONCE = 64
 _DELETED_AT_ONCE = 1024  # for all of them the cursors are read again once, which is slow if there are thousands
-_ROUTES_AT_ONCE = 2048  # in all of them, which limits the memory for segments with a thousand routes
+_BYTES_AT_ONCE = 1 << 20  # of their lists of routes, which limits the memory for segments with a thousand routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +133,12 @@ class Reclaim:
 def _groups(decisions: Iterable[Decision]) -> Iterator[list[Decision]]:
     """The decisions in groups, each recorded with one sync."""
     group: list[Decision] = []
-    routes = 0
+    size = 0
     for decision in decisions:
         group.append(decision)
-        routes += len(decision.entry.get("routes", ())) if decision.entry else 0
-        if len(group) == _SEGMENTS_AT_ONCE or routes >= _ROUTES_AT_ONCE:
+        size += len(decision.entry.get("routes", "")) if decision.entry else 0
+        if len(group) == _SEGMENTS_AT_ONCE or size >= _BYTES_AT_ONCE:
             yield group
-            group, routes = [], 0
+            group, size = [], 0
     if group:
         yield group

@@ -13,14 +13,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from wald.errors import Damaged
+from wald.format.ledger import Written
 from wald.format.names import Kind
 from wald.format.sealed import SealedIndex
-from wald.format.tables import RouteEntry, RouteTable
+from wald.format.tables import RouteTable
 from wald.store.files.directory import Segment
 from wald.store.files.lines import Entry
 from wald.store.retention.pins import Claims
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.relieving import Relief
+from wald_reclaim.excuses import excused
 from wald_reclaim.policy import Verdict
 from wald_reclaim.routes import share_of_bytes
 
@@ -41,21 +43,18 @@ def unexplained_entry(base: int, last: int, now_ns: int) -> Entry:
 def reclaimed_entry(
     segment: Segment,
     index: SealedIndex,
-    claims: Claims,
     verdict: Verdict,
-    rules: Mapping[str, Verdict],
+    routes: Written,
+    lost: Mapping[str, int],
     stored_bytes: int,
     now_ns: int,
 ) -> Entry:
     """The segment is deleted: by which rule, and where the cursors of its routes were.
 
     Args:
-        rules: of each route, if the verdict is that each goes by its own.
+        routes: as :mod:`wald_reclaim.excuses` lists them.
+        lost: of each route, how many of its records are unread, if any are.
     """
-    routes: list[Entry] = []
-    for entry in index.routes:
-        own = {"rule": rules[entry.route].value} if verdict is Verdict.EACH_ROUTE else {}
-        routes.append(_held(entry) | own | _excuse(entry, claims))
     line: Entry = {
         "event": "reclaimed",
         "base": index.base_sequence,
@@ -66,8 +65,8 @@ def reclaimed_entry(
         **_form(segment, index),
         "routes": routes,
     }
-    if lost := unread_records(index, claims):
-        line["lost"] = lost
+    if lost:
+        line["lost"] = dict(lost)
         line["lost_bytes"] = {
             entry.route: share_of_bytes(entry, lost[entry.route]) for entry in index.routes if entry.route in lost
         }
@@ -92,17 +91,8 @@ def relieved_entry(
         "was_bytes": was_bytes,
         "was_sha256": was.sha256.hex(),
         "routes": [list(entry) for entry in relief.index.routes],
-        "dropped": [_held(entry) | _excuse(entry, claims) for entry in relief.dropped],
+        "dropped": [excused(entry, claims) for entry in relief.dropped],
     }
-
-
-def _held(entry: RouteEntry) -> Entry:
-    return {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last}
-
-
-def _excuse(entry: RouteEntry, claims: Claims) -> Entry:
-    """What makes it legal to delete records of a route: where its cursors are, or that it is retired."""
-    return {"retired": True} if entry.route in claims.retired else {"cursors": claims.vector(entry.route)}
 
 
 def _form(segment: Segment, index: SealedIndex) -> Entry:
@@ -132,13 +122,14 @@ def damaged_frames(segment: Segment, index: SealedIndex) -> tuple[SealedIndex, s
 
 def unread_records(index: SealedIndex, claims: Claims) -> dict[str, int]:
     """For each route the number of records that its slowest group has not read."""
+    pins = list(claims.pins(index.routes))
+    if not pins:
+        return {}
     slowest: dict[int, int] = {}
     numbers = {route: number for number, route in enumerate(RouteTable.of(index.routes).names)}
-    for pin in claims.pins(index.routes):
+    for pin in pins:
         number = numbers[pin.route]
         slowest[number] = min(pin.at, slowest.get(number, pin.at))
-    if not slowest:
-        return {}
     read = dict.fromkeys(slowest, 0)
     table = index.batch_table()
     for route, base, count in zip(table.routes, table.bases, table.counts, strict=True):

@@ -8,22 +8,20 @@ many takes a while; the cursors are read again on the way, so that no decision r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.sealed import BadSealed, SealedIndex
-from wald.format.tables import RouteEntry
 from wald.store.files import uptime
-from wald.store.files.directory import Listing, Root, Segment, being_sealed, list_segments
+from wald.store.files.directory import Root, Segment, being_sealed, list_segments
 from wald.store.files.lines import Entry
 from wald.store.files.uptime import Moment
-from wald.store.retention.history import History
-from wald.store.retention.pins import Claims, Pin, needs, read_claims, segment_index, ways_out, with_lost
+from wald.store.retention.pins import Claims, Pin, read_claims
 from wald.store.segments.view import read_view
 from wald_reclaim.ages import Ages
+from wald_reclaim.contents import Contents, Unreadable
 from wald_reclaim.decision import Decision
 from wald_reclaim.entries import (
     COUNTED_AGAIN,
@@ -33,6 +31,7 @@ from wald_reclaim.entries import (
     unexplained_entry,
     unread_records,
 )
+from wald_reclaim.excuses import Excuses
 from wald_reclaim.policy import Facts, Limits, Verdict, judge, over
 from wald_reclaim.recorded import OnRecord, Recorded
 from wald_reclaim.routes import Routes
@@ -55,10 +54,6 @@ class _Known:
     problem: str = ""
     damage: str = ""
     """What is wrong with its index, if it is known from elsewhere what the segment holds."""
-
-
-class _Unreadable(Exception):
-    """It is not known what a segment holds: it stays, and the pass goes on with the others."""
 
 
 class Planner:
@@ -89,19 +84,18 @@ class Planner:
         self._clock = clock
         self._moment = moment
         self._ages = Ages(root, moment)
-        self._history = History(root)
+        self._contents = Contents(root, log_id)
         self._routes = Routes(limits)
         self._known: dict[int, _Known] = {}
         self._waiting = WaitingRaw(clock)
         self.troubles: list[str] = []
-        self._successors: dict[int, int] = {}
-        """The base of each segment's successor."""
         self._recorded = OnRecord()
+        self._excuses = Excuses()
         self._passed: dict[int, Claims] = {}
         """For segments that go: the claims that let them go."""
-        listing = self._list()
+        listing = self._contents.take_in(list_segments(self._root))
         there = {segment.base_sequence for segment in (*listing.segments, *listing.released)}
-        for entry in self._history.deletions_of(there):
+        for entry in self._contents.history.deletions_of(there):
             self._recorded.take_in(entry)
 
     def take_over(self, limits: Limits, *, verify: bool) -> None:
@@ -131,7 +125,7 @@ class Planner:
 
     def released(self) -> tuple[Segment, ...]:
         """The released segments that still exist, oldest first."""
-        return self._list().released
+        return self._contents.take_in(list_segments(self._root)).released
 
     def due(self, released: Iterable[Segment], *, grace_ns: int) -> list[Segment]:
         """Those whose grace period is over: counted from their line, or ended by a new boot, which ends all readers."""
@@ -168,8 +162,7 @@ class Planner:
             Damaged: the directory, the end of the log or the ledger of the archive cannot be read.
         """
         view = read_view(self._root, self.log_id)
-        listing = view.listing
-        self._successors = listing.successors()
+        listing = self._contents.take_in(view.listing)
         left = self._waiting.left(view.bound, listing)
         complete = [s for s in listing.segments if s.kind is Kind.SEALED or s.base_sequence in left]
         bases = {segment.base_sequence for segment in complete}
@@ -187,7 +180,7 @@ class Planner:
             waiting.append((segment, known, newer_bytes, newer_records))
             newer_bytes += known.stored_bytes
             newer_records += known.records
-        self._routes.count([(segment, known.stored_bytes) for segment, known, _, _ in waiting], self._held)
+        self._routes.count([(segment, known.stored_bytes) for segment, known, _, _ in waiting], self._contents.routes)
         while waiting:
             if self._clock() >= due:
                 claims, due = self._read_claims()
@@ -229,7 +222,7 @@ class Planner:
             try:
                 verdict, entry = self._judge_opened(segment, known, facts, claims, now_ns, recorded=recorded)
                 pin = known.pin
-            except (_Unreadable, BadSealed) as error:  # readable in an earlier pass, or the loss cannot be counted
+            except (Unreadable, BadSealed) as error:  # readable in an earlier pass, or the loss cannot be counted
                 known.problem = str(error)
                 verdict = Verdict.UNREADABLE
         if recorded and not verdict.goes:
@@ -259,12 +252,12 @@ class Planner:
         elif claims is not None and not self._root.segment(base, Kind.SEALED).exists():
             try:
                 verdict, pin, entry = self._confirm_opened(segment, verdict, recorded, claims, now_ns)
-            except _Unreadable as error:
+            except Unreadable as error:
                 verdict, message = Verdict.UNREADABLE, str(error)
         if recorded is not None and not verdict.goes:
             entry = self._stamped(kept_entry(base, verdict.value, now_ns))
         elif recorded is None and verdict.goes:
-            entry = self._stamped(unexplained_entry(base, self._last(segment), now_ns))
+            entry = self._stamped(unexplained_entry(base, self._contents.last(segment), now_ns))
         withdrawal = None
         if recorded is not None and verdict.goes and entry is not None:
             withdrawal = self._stamped(kept_entry(base, COUNTED_AGAIN, now_ns))
@@ -274,12 +267,12 @@ class Planner:
         self, segment: Segment, verdict: Verdict, recorded: Recorded | None, claims: Claims, now_ns: int
     ) -> tuple[Verdict, Pin | None, Entry | None]:
         """The verdict by the segment's index; and a new line if it is deleted now, and what is lost has changed."""
-        index = self._index(segment)
-        pins = list(claims.pins(self._needs(segment, index)))
+        index = self._contents.index(segment)
+        pins = list(claims.pins(self._contents.needs(segment, index)))
         lost = recorded.lost if recorded is not None else {}
         if pin := next((each for each in pins if each.route not in lost or not self._limits.loses(each.route)), None):
             return Verdict.UNREAD, pin, None
-        if not self._archived(segment, index, claims):
+        if not self._archived(index, claims):
             return Verdict.NOT_ARCHIVED, None, None
         if not pins:
             self._passed[segment.base_sequence] = claims
@@ -287,7 +280,7 @@ class Planner:
         if recorded is not None and segment.kind is segment.kind.deleting and unread_records(index, claims) != lost:
             rules = {entry.route: recorded.rules.get(entry.route, Verdict.READ) for entry in index.routes}
             stored_bytes = segment.path.stat().st_size
-            entry = self._stamped(reclaimed_entry(segment, index, claims, verdict, rules, stored_bytes, now_ns))
+            entry = self._reclaimed(segment, index, claims, verdict, rules, stored_bytes, now_ns)
         return verdict, None, entry
 
     def _judge_opened(
@@ -301,10 +294,10 @@ class Planner:
             if pin is not None
         ):
             return Verdict.UNREAD, None
-        index = self._index(segment)
+        index = self._contents.index(segment)
         pins, rules = self._judge_routes(segment, index, facts.age_ns, claims, log)
         known.pin, known.other = _of_two_routes(pin for pin in pins if rules[pin.route] is Verdict.UNREAD)
-        verdict = judge(replace(facts, archived=self._archived(segment, index, claims)), self._limits, rules.values())
+        verdict = judge(replace(facts, archived=self._archived(index, claims)), self._limits, rules.values())
         if verdict.goes and not pins:
             self._passed[base] = claims
         if not verdict.goes or recorded:
@@ -312,8 +305,7 @@ class Planner:
         if self._verify and segment.kind is Kind.SEALED:
             index, damage = damaged_frames(segment, index)
             known.damage = damage or known.damage
-        entry = reclaimed_entry(segment, index, claims, verdict, rules, known.stored_bytes, now_ns)
-        return verdict, self._stamped(entry)
+        return verdict, self._reclaimed(segment, index, claims, verdict, rules, known.stored_bytes, now_ns)
 
     def _judge_routes(
         self, segment: Segment, index: SealedIndex, age_ns: int, claims: Claims, log: Verdict | None
@@ -322,7 +314,7 @@ class Planner:
 
         Where no route has a limit that counts, the groups of two routes are enough.
         """
-        needed = self._needs(segment, index)
+        needed = self._contents.needs(segment, index)
         if not self._routes.concerns(segment.base_sequence, age_ns, log):
             pins = [pin for pin in _of_two_routes(claims.pins(needed)) if pin is not None]
             unread = log if log is not None and self._limits.others.expire else Verdict.UNREAD
@@ -332,57 +324,26 @@ class Planner:
         unread_by_route = {pin.route: counted.get(pin.route, 0) for pin in pins}
         return pins, self._routes.verdicts(segment.base_sequence, age_ns, log, needed, unread_by_route)
 
+    def _reclaimed(
+        self,
+        segment: Segment,
+        index: SealedIndex,
+        claims: Claims,
+        verdict: Verdict,
+        rules: Mapping[str, Verdict],
+        stored_bytes: int,
+        now_ns: int,
+    ) -> Entry:
+        routes = self._excuses.text(index.routes, claims, rules if verdict is Verdict.EACH_ROUTE else {})
+        lost = unread_records(index, claims)
+        return self._stamped(reclaimed_entry(segment, index, verdict, routes, lost, stored_bytes, now_ns))
+
     def _stamped(self, entry: Entry) -> Entry:
         """A line with the moment of this boot, by which the grace period is measured."""
         return entry | self._moment().as_entry()
 
-    def _last(self, segment: Segment) -> int:
-        """The last sequence of a segment; its base if it cannot be read."""
-        try:
-            return self._index(segment).next_sequence - 1
-        except _Unreadable:
-            return segment.base_sequence
-
-    def _archived(self, segment: Segment, index: SealedIndex | None, claims: Claims) -> bool:
-        if not self._limits.require_archived:
-            return True
-        routes = (index or self._index(segment)).routes
-        return all(
-            self._history.all_archived(entry.route, entry.first, entry.last)
-            for entry in routes
-            if entry.route not in claims.retired
-        )
-
-    def _list(self) -> Listing:
-        listing = list_segments(self._root)
-        self._successors = listing.successors()
-        return listing
-
-    def _needs(self, segment: Segment, index: SealedIndex) -> Sequence[RouteEntry]:
-        """The records that the cursors must have reached before a segment may go."""
-        try:
-            return needs(index, self._successors.get(index.base_sequence, index.next_sequence), self._history)
-        except BadSealed as error:
-            raise _Unreadable(f"{segment.path}: it is damaged: {error}; {ways_out(segment)}") from error
-
-    def _held(self, segment: Segment) -> Sequence[RouteEntry]:
-        """What a complete segment holds; nothing if it cannot be read, or is deleted."""
-        with suppress(_Unreadable, FileNotFoundError):
-            return self._index(segment).routes
-        return ()
-
-    def _index(self, segment: Segment, known: _Known | None = None) -> SealedIndex:
-        damage: list[Damaged] = []
-        try:
-            index = segment_index(segment, self.log_id, on_damage=damage.append)
-            for error in damage:
-                index = with_lost(index, segment, self._successors.get(segment.base_sequence), self._history, error)
-        except Damaged as error:
-            raise _Unreadable(f"{error.message}; {error.hint}") from error
-        if damage and known is not None:
-            source = "its frames show what it holds" if index.sha256 else "segments.jsonl says what it held"
-            known.damage = f"{damage[0].message}; {source}"
-        return index
+    def _archived(self, index: SealedIndex, claims: Claims) -> bool:
+        return not self._limits.require_archived or self._contents.all_archived(index, claims.retired)
 
     def _learn(self, segment: Segment, claims: Claims) -> _Known | None:
         """What is kept of a segment; a segment that could not be read is tried again in each pass."""
@@ -392,9 +353,9 @@ class Planner:
         try:
             known = _Known(segment.kind, segment.path.stat().st_size, 0)
             try:
-                index = self._index(segment, known)
-                known.pin, known.other = _of_two_routes(claims.pins(self._needs(segment, index)))
-            except _Unreadable as error:
+                index, known.damage = self._contents.index_and_damage(segment)
+                known.pin, known.other = _of_two_routes(claims.pins(self._contents.needs(segment, index)))
+            except Unreadable as error:
                 known.problem = str(error)
             else:
                 known.records = index.next_sequence - index.base_sequence

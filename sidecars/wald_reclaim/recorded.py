@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from wald.format.ledger import read_out
 from wald.store.files.directory import Segment
 from wald.store.files.lines import Entry
 from wald.store.files.uptime import Moment, moment_of
@@ -36,7 +37,7 @@ class Recorded:
         verdict = _RULES.get(str(entry.get("rule")), Verdict.READ)
         rules = {}
         if verdict is Verdict.EACH_ROUTE:
-            rules = {each["route"]: _RULES[each["rule"]] for each in entry["routes"] if each["route"] in lost}
+            rules = {each["route"]: _RULES[each["rule"]] for each in read_out(entry)["routes"] if each["route"] in lost}
         return cls(verdict, lost, rules, moment_of(entry))
 
 

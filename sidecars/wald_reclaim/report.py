@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from wald.cli.output import json_line, ledger_fields
+from wald.format.ledger import read_out
 from wald.setting_types import format_bytes
 from wald_reclaim.decision import Decision
 from wald_reclaim.policy import Verdict
@@ -58,7 +59,7 @@ class Report:
         lost = entry.get("lost", {})
         self._lost.update(lost)
         if self.as_json:
-            self._object("would-reclaim" if self.intended else "reclaimed", ledger_fields(entry))
+            self._object("would-reclaim" if self.intended else "reclaimed", ledger_fields(read_out(entry)))
             return
         records = f"records {entry['base']} to {entry['last']}" if "last" in entry else "decided before"
         unread = ", ".join(f"{count} unread of {route}" for route, count in lost.items())

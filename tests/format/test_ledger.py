@@ -9,7 +9,7 @@ from damage import every_flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.ledger import GENESIS, decode_ledger, digest, encode_line
+from wald.format.ledger import GENESIS, Written, decode_ledger, decode_line, digest, encode_line, read_out
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(st.characters(), max_size=10)
 KEYS = st.text(max_size=6).filter(lambda key: key not in ("append", "crc", "prev"))  # which are the ledger's own
@@ -38,6 +38,29 @@ def test_entries_come_back(entries: list[dict[str, Any]]) -> None:
     assert decoded.broken == []
     assert decoded.whole_bytes == len(data)
     assert ledger([*entries, {"event": "next"}]) == data + encode_line({"event": "next"}, decoded.tip)
+
+
+def test_json_text_goes_into_a_line_as_the_value_would() -> None:
+    routes = [{"route": "ä", "cursors": {"processed": 7}}]
+    text = Written('[{"route":"ä","cursors":{"processed":7}}]')
+    entry = {"event": "reclaimed", "base": 1, "routes": text, "boot": "b"}
+
+    assert encode_line(entry, GENESIS, 5) == encode_line(entry | {"routes": routes}, GENESIS, 5)
+    assert read_out(entry) == entry | {"routes": routes}
+
+
+@pytest.mark.parametrize("group", ["processed", "a]b", 'a}]"', "}]", '},"routes":[{'])
+def test_a_line_without_its_lists_of_routes_has_all_the_rest(group: str) -> None:
+    """Whatever the names in the lists are; those with brackets may stop a list from being left out."""
+    routes = [{"route": "a", "cursors": {group: 7}}, {"route": "b", "cursors": {}}]
+    entry = {"event": "relieved", "base": 1, "routes": [["a", 1]], "dropped": routes, "lost": {"b": 2}, "boot": "b"}
+    line = encode_line(entry | {"why": 'of "routes":[{"route"}]'}, GENESIS)[:-1]
+    brief, whole = decode_line(line, listed=False), decode_line(line)
+
+    assert brief.pop("dropped") in ([], routes)
+    assert whole.pop("dropped") == routes
+    assert brief == whole
+    assert decode_line(encode_line(entry | {"dropped": routes[1:]}, GENESIS)[:-1], listed=False)["dropped"] == []
 
 
 def test_a_truncated_ledger_is_its_whole_lines_and_no_broken_one() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,13 @@ GENESIS = "0" * 64
 NO_SPAN = (1 << 64, -1)
 _END = re.compile(rb',"crc":"([0-9a-f]{8})"}')
 _END_BYTES = len(b',"crc":"00000000"}')
+_LISTS = re.compile(rb'"(routes|dropped)":\[\{[^\]]*\}\]')
+
+
+class Written(str):
+    """JSON text, which goes into a line as it is: that of a thousand routes is made without a dict for each."""
+
+    __slots__ = ()
 
 
 class BadLine(ValueError):
@@ -51,10 +59,19 @@ def encode_line(entry: dict[str, Any], prev: str, append: int | None = None) -> 
         append: the offset of the first line that is written with this one; None: it is written alone.
     """
     links = {"prev": prev} if append is None else {"append": append, "prev": prev}
-    text = json.dumps(entry | links, separators=(",", ":"), ensure_ascii=False)
+    members = (f"{_json(key)}:{_json(value)}" for key, value in (entry | links).items())
     # A path that is not UTF-8 has surrogates in it; as escapes they are JSON, and come back as they were.
-    covered = text[:-1].encode(errors="backslashreplace")
+    covered = f"{{{','.join(members)}".encode(errors="backslashreplace")
     return covered + b',"crc":"%08x"}\n' % crc32c(covered)
+
+
+def _json(value: object) -> str:
+    return value if isinstance(value, Written) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def read_out(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry with the values themselves where it has JSON text."""
+    return {key: json.loads(value) if isinstance(value, Written) else value for key, value in entry.items()}
 
 
 def digest(line: bytes) -> str:
@@ -98,8 +115,11 @@ def span_of(entry: dict[str, Any]) -> tuple[int, int]:
     return NO_SPAN
 
 
-def decode_line(line: bytes) -> dict[str, Any]:
+def decode_line(line: bytes, *, listed: bool = True) -> dict[str, Any]:
     """One line without its newline; ``prev`` is still in it, and ``append`` if it has that.
+
+    Args:
+        listed: whether its lists of routes are wanted; they may be left empty otherwise, which is much faster.
 
     Raises:
         BadLine: it is not as it was written.
@@ -110,13 +130,19 @@ def decode_line(line: bytes) -> dict[str, Any]:
     if int(end[1], 16) != crc32c(line[: end.start()]):
         raise BadLine("its checksum is wrong")
     try:
-        entry = json.loads(line)
+        entry = json.loads(line if listed else _without_lists(line))
     except (ValueError, RecursionError):
+        if not listed:
+            return decode_line(line)  # a name in a list has brackets in it
         raise BadLine("not a ledger line") from None
     if not isinstance(entry, dict) or "prev" not in entry:
         raise BadLine("not a ledger line")
     del entry["crc"]
     return entry
+
+
+def _without_lists(line: bytes) -> bytes:
+    return _LISTS.sub(rb'"\1":[]', line)
 
 
 def ends_wrongly(rest: bytes) -> bool:

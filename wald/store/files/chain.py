@@ -9,11 +9,12 @@ from wald.errors import Damaged, command_line
 from wald.format.ledger import BadLine, decode_line, digest
 
 
-def chained(path: Path, data: bytes, *, line: int, prev: str) -> tuple[list[dict[str, Any]], str]:
+def chained(path: Path, data: bytes, *, line: int, prev: str, listed: bool = True) -> tuple[list[dict[str, Any]], str]:
     """The entries of whole lines that follow the line with digest ``prev``, and the digest of the last one.
 
     Args:
         line: the number of the first one in the file ``path``.
+        listed: whether their lists of routes are wanted.
 
     Raises:
         Damaged: a line is damaged or does not follow the one before it.
@@ -21,7 +22,7 @@ def chained(path: Path, data: bytes, *, line: int, prev: str) -> tuple[list[dict
     entries = []
     for number, text in enumerate(data.split(b"\n")[:-1], start=line):
         try:
-            entry = decode_line(text)
+            entry = decode_line(text, listed=listed)
         except BadLine as error:
             raise damaged(path, number, str(error)) from error
         entry.pop("append", None)

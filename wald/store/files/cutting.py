@@ -132,7 +132,7 @@ class Cutting:
         try:
             _make_alike(descriptor, self._descriptor)
             for data in self._chunks(begin):
-                entries, tip = chained(self._path, data, line=self._lines + 1, prev=builder.tip)
+                entries, tip = chained(self._path, data, line=self._lines + 1, prev=builder.tip, listed=False)
                 frame = compressed_frame(data)
                 stored_bytes += self._disk.write(descriptor, [frame], stored_bytes)
                 builder.add(len(frame), len(data), entries, tip)

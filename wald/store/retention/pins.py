@@ -69,6 +69,10 @@ class Claims:
     _vectors: dict[str, dict[str, int]] = field(init=False, repr=False)
     _floors: dict[str, int] = field(init=False, repr=False)
     """What every group that counts has processed of each route."""
+    _columns: dict[tuple[str, ...], tuple[int, ...]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    """The same for the routes of the segment that was asked about last."""
 
     def __post_init__(self) -> None:
         gating = {
@@ -88,12 +92,18 @@ class Claims:
     def pins(self, routes: Sequence[RouteEntry]) -> Iterator[Pin]:
         """The groups that hold back a segment with ``routes`` in it; none if it may go."""
         table = RouteTable.of(routes)
-        floors = map(self._floors.get, table.names, repeat(0))
-        for number in compress(range(len(table)), map(lt, floors, table.lasts)):
+        for number in compress(range(len(table)), map(lt, self._column(table.names), table.lasts)):
             route, last = table.names[number], table.lasts[number]
             for group, at, message in self.gating(route):
                 if at < last:
                     yield Pin(route, group, at, last, message)
+
+    def _column(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        floors = self._columns.get(names)
+        if floors is None:
+            self._columns.clear()
+            floors = self._columns[names] = tuple(map(self._floors.get, names, repeat(0)))
+        return floors
 
     def waived(self, routes: Sequence[RouteEntry]) -> tuple[str, ...]:
         """The retired routes among ``routes`` that hold records in it which a group has not read."""

@@ -1,0 +1,63 @@
+"""What a line of the ledger says of the routes in a segment: what it holds of each, and why that may go.
+
+The text of a long list is made from the columns of the table, without a step for each route: consecutive segments have
+the same routes, and while no cursor moves, only the numbers in their lines differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+from wald.format.ledger import Written
+from wald.format.tables import RouteEntry, RouteTable
+from wald.store.files.lines import Entry
+from wald.store.retention.pins import Claims
+from wald_reclaim.policy import Verdict
+
+
+def excused(entry: RouteEntry, claims: Claims) -> Entry:
+    """The records of one route, and what makes it legal to delete them."""
+    held = {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last}
+    return held | _excuse(entry.route, claims)
+
+
+class Excuses:
+    """Makes the lists of one process; what only depends on the names and the cursors is kept for the next one."""
+
+    def __init__(self) -> None:
+        self._made_of: tuple[tuple[str, ...], Claims, Mapping[str, Verdict]] | None = None
+        self._template = ""
+
+    def text(self, routes: Sequence[RouteEntry], claims: Claims, rules: Mapping[str, Verdict]) -> Written:
+        """The list of a segment's routes, as JSON.
+
+        Args:
+            rules: the rule of each, if the line has not the same one for all of them; else empty.
+        """
+        table = RouteTable.of(routes)
+        made_of = self._made_of
+        if made_of is None or made_of[0] != table.names or made_of[1] is not claims or made_of[2] != rules:
+            self._template = f"[{','.join(_templates(table.names, claims, rules))}]"
+            self._made_of = table.names, claims, rules
+        numbers = chain.from_iterable(zip(table.counts, table.firsts, table.lasts, strict=True))
+        return Written(self._template % tuple(numbers))
+
+
+def _templates(names: Sequence[str], claims: Claims, rules: Mapping[str, Verdict]) -> Iterator[str]:
+    """For each route its object with a place for each number."""
+    for name in names:
+        rule = {"rule": rules[name].value} if rules else {}
+        held, excuse = _json({"route": name}), _json(rule | _excuse(name, claims))
+        yield f'{held[:-1]},"count":%d,"first":%d,"last":%d,{excuse[1:]}'
+
+
+def _json(entry: Entry) -> str:
+    """As it stands in a template, where a percent sign is written twice."""
+    return json.dumps(entry, separators=(",", ":"), ensure_ascii=False).replace("%", "%%")
+
+
+def _excuse(route: str, claims: Claims) -> Entry:
+    """Where the cursors of a route are, or that it is retired."""
+    return {"retired": True} if route in claims.retired else {"cursors": claims.vector(route)}

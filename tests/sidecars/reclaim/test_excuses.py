@@ -1,0 +1,46 @@
+"""The list of routes in a line is the same as if it had been made route by route."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from wald.format.tables import RouteEntry
+from wald.store.retention.cursors import Cursor, CursorState
+from wald.store.retention.pins import Claims
+from wald_reclaim.excuses import Excuses, excused
+from wald_reclaim.policy import Verdict
+
+
+def claims(**at: int) -> Claims:
+    def cursor(route: str, group: str) -> Cursor:
+        return Cursor(route, group, Path(group), CursorState.VALID, at[route])
+
+    return Claims({route: (cursor(route, "processed"), cursor(route, "100%d")) for route in at}, frozenset({"c"}))
+
+
+def segment(base: int, *routes: str) -> list[RouteEntry]:
+    return [RouteEntry(route, 2 + n, base + n, base + 9 + n, 1) for n, route in enumerate(routes)]
+
+
+def test_the_text_follows_the_routes_the_cursors_and_the_rules() -> None:
+    early, late = claims(a=50, b=60, c=0), claims(a=51, b=60, c=0)
+    by_a = {"a": Verdict.MAX_AGE, "b": Verdict.READ, "c": Verdict.READ}
+    excuses = Excuses()
+    for held, under, rules in (
+        (segment(1, "a", "b", "c"), early, {}),
+        (segment(11, "a", "b", "c"), early, {}),
+        (segment(15, "a", "b", "c"), late, {}),
+        (segment(21, "b", "a", "gone"), early, {}),
+        (segment(21, "b", "a"), late, {}),
+        (segment(31, "a", "b"), late, by_a),
+        (segment(41, "a", "b"), late, by_a | {"a": Verdict.MAX_BYTES}),
+        (segment(51, "a", "b"), late, {}),
+        ([], late, {}),
+    ):
+        text = excuses.text(held, under, rules)
+        own = {route: {"rule": verdict.value} for route, verdict in rules.items()}
+        expected = [excused(entry, under) | own.get(entry.route, {}) for entry in held]
+
+        assert json.loads(text) == expected
+        assert text == json.dumps(json.loads(text), separators=(",", ":"))
