@@ -12,7 +12,7 @@ from json_page import require_documented
 from repairing import snapshot
 from running import Daemon, eventually, output_of, refusal_of, wald
 
-from wald.errors import Damaged, Locked, Refused
+from wald.errors import Damaged, Locked, NotFound, Partial, Refused
 
 
 @pytest.fixture
@@ -80,6 +80,19 @@ def test_the_daemon_goes_on_behind_what_was_given_up(log: Path) -> None:
         assert output_of("append", "a", "--root", log, stdin=b"seven\n") == b"7 7\n"
     assert b"good: " in output_of("verify", "--root", log)
     assert output_of("read", "a", "--root", log, "--from", 7) == b"seven\n"
+
+
+def test_readers_report_what_was_given_up_at_the_end_of_the_log(log: Path) -> None:
+    (active,) = (log / "segments").glob("*.wal")
+    os.truncate(active, active.stat().st_size - 5)
+    output_of("repair", "--accept-loss", "--root", log)
+    for reading in (("read",), ("read", "a"), ("read", "a", "--from", 5), ("grep", "e", "a")):
+        done = wald(*reading, "--root", log)
+        assert b"are missing; given up by a repair" in done.stderr
+        assert done.returncode == (NotFound if "--from" in reading else Partial).exit_code
+    done = wald("where", "--since", "1h ago", "--route", "a", "--root", log)
+    assert done.returncode == Damaged.exit_code
+    assert b"not all here: 3 records, 1 to 3" in done.stdout
 
 
 def test_it_refuses_while_a_daemon_runs(daemon: Daemon, root: Path) -> None:

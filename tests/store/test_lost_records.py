@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from contents import errors
 from logs import START_NS, Built
+from repairing import repair
 
 from wald.errors import NotFound
 from wald.format.names import Kind
@@ -66,3 +70,54 @@ def test_the_last_records_of_a_log_are_not_given_out_again(tmp_path: Path) -> No
     built.crash()
     built.root.head.unlink()
     assert Built(built.root.path, epoch=2).lines("a", [b"new"]) == 10
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Built:
+    """Two segments of two records and the first two of a third; a repair has given up the last two, 7 and 8."""
+    built = Built(tmp_path / "log")
+    for _ in range(2):
+        built.lines("a", [b"x"] * 2)
+        built.cut()
+    built.lines("a", [b"x"] * 2)
+    end = built.writer.position
+    built.lines("a", [b"x"] * 2)
+    built.crash()
+    os.truncate(built.path(5, Kind.RAW), end)
+    repair(built.root.path)
+    return built
+
+
+def test_lost_records_at_the_end_of_a_log_are_reported_before_there_is_a_later_one(short: Built) -> None:
+    log = short.log
+    missing: list[Missing] = []
+    assert [record.sequence for record in log.records("a", on_missing=missing.append)] == [1, 2, 3, 4, 5, 6]
+    assert list(log.records("a", 8, on_missing=missing.append)) == []
+    later = datetime.fromtimestamp(short.now_ns / 1e9 + 1, UTC)
+    assert list(log.records("a", later, on_missing=missing.append)) == []
+    assert [(range_.first, range_.last, bool(range_.lost)) for range_ in missing] == [
+        (7, 8, True),
+        (8, 8, True),
+        (7, 8, True),
+    ]
+    with pytest.raises(NotFound, match="records 7 to 8 lost"):
+        list(log.records("a", 5))
+    assert [record.sequence for record in log.records("a", 5, 6)] == [5, 6]
+
+
+def test_a_reader_that_follows_reports_lost_records_at_the_end_before_it_waits_and_once(short: Built) -> None:
+    missing: list[Missing] = []
+    before_wait: list[int] = []
+    cancel = threading.Event()
+
+    def append() -> None:
+        if not before_wait:
+            before_wait.append(len(missing))
+            Built(short.root.path, epoch=2).lines("a", [b"new"])
+
+    found = short.log.records("a", 5, follow=True, cancel=cancel, on_missing=missing.append, on_wait=append)
+    assert [next(found).sequence for _ in range(3)] == [5, 6, 9]
+    cancel.set()
+    assert list(found) == []
+    assert before_wait == [1]
+    assert [(range_.first, range_.last) for range_ in missing] == [(7, 8)]

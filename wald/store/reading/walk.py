@@ -117,6 +117,7 @@ class Walk:
             if self._current is not None:
                 yield from self._through(self._current, view)
                 if self._behind >= view.bound.segment:
+                    yield from self._missing_behind(view)
                     return
                 self.close()
 
@@ -251,6 +252,13 @@ class Walk:
             yield MissingRange(self._due, bound.sequence)
             self._expected = bound.sequence + 1
             self._behind = bound.segment - 1
+
+    def _missing_behind(self, view: View) -> Iterator[MissingRange]:
+        """The last segment ends where the head says, and in front of the head's record: its end was given up."""
+        last = view.bound.sequence
+        if last is not None and self._due <= last:
+            yield MissingRange(self._due, last)
+            self._expected = last + 1
 
 
 def _message(segment: OpenSegment, position: int, reason: str) -> str:

@@ -99,8 +99,11 @@ def _from(view: View, segments: list[Segment], time_ns: int) -> Iterator[BatchHe
                     if isinstance(met, DroppedBatches) and met.latest_ns >= time_ns:
                         yield due
                     due = met.next_sequence
-                elif met.header.count:
-                    yield met.header
+                else:
+                    if met.header.count:
+                        yield met.header
                     due = met.header.end_sequence
             if opened.tail is not None and opened.tail.garbage_bytes:
                 yield due
+    if due is not None and due <= (view.bound.sequence or 0):
+        yield due
