@@ -192,6 +192,21 @@ def test_what_is_cut_out_stays_in_quarantine_and_the_ledger_says_whose_it_was(lo
     assert counted == {route: gone.count(route) for route in set(gone)}
 
 
+def test_a_damaged_segment_and_a_deleted_one_behind_it_are_given_up_each_with_its_own_reason(log: Path) -> None:
+    damaged, deleted = sorted((log / "segments").glob("*.zst"))[:2]
+    change(damaged, lambda data: data[:900])
+    deleted.unlink()
+    first = int(deleted.name[:20])
+    repair(log)
+    (loss,) = History(Root(log)).losses(first, first)
+    assert loss.held.first == first
+    assert "no segment holds them" in loss.reason
+    assert "quarantine" not in loss.reason
+    (before,) = History(Root(log)).losses(first - 1, first - 1)
+    assert before.held.last == first - 1
+    assert f"quarantine/{damaged.name}" in before.reason
+
+
 def test_the_lines_of_a_broken_ledger_are_carried_over(log: Path) -> None:
     path = log / "ledger/reclaim.jsonl"
     built = Built(log, epoch=3)

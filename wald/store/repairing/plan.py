@@ -6,11 +6,13 @@ Oldest first: the segment in which a broken record begins is treated before the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 
+from wald.errors import Damaged
 from wald.store.checking.finding import Finding
 from wald.store.files.directory import Segment
 from wald.store.repairing.facts import Facts, SegmentFacts
@@ -146,9 +148,16 @@ class _Planning:
         bases = sorted({each.base for each in self.kept})
         for first, last in sorted(holes):
             for begin, end in self.facts.history.unexplained(first, last):
-                inside = [base for base in bases if begin < base <= end]
+                inside = sorted({base for base in (*bases, *self._ends(begin, end)) if begin < base <= end})
                 for one, other in pairwise([begin, *inside, end + 1]):
                     yield one, other - 1
+
+    def _ends(self, first: int, last: int) -> Iterator[int]:
+        """Behind which of the records ``first`` to ``last`` a segment ended, as far as the ledger says."""
+        with suppress(Damaged):  # then they are given up as one
+            while first <= last and (sealed := self.facts.history.sealed(first)) is not None:
+                first = int(sealed["last"]) + 1
+                yield first
 
     def _treated(self, found: SegmentFacts, broken: set[int], lost: list[Span]) -> Act | None:
         """What is done to a segment that is in its place; None: nothing."""
@@ -166,11 +175,12 @@ class _Planning:
         return Act(Deed.REMAKE, found.segment.path, reason, ours, loses, found, frozenset(broken))
 
     def _extent(self, found: SegmentFacts) -> Span:
-        """From its base to its end, which is not known of a damaged one: that of the next one."""
+        """From its base to its end; of a damaged one that the ledger does not list, to the next one."""
         if not found.problem:
             return found.base, max(last + 1 for _, last in found.spans)
         following = [each.base for each in self.kept if each.base > found.base]
-        return found.base, min(following, default=1 << 64)
+        listed = next(self._ends(found.base, found.base), 1 << 64)
+        return found.base, min([listed, *following])
 
     def _ownerless(self, acts: list[Act], lost: list[Span]) -> list[Span]:
         taken = {span for act in acts for span in act.lost}
