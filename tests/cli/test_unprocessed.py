@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from logs import Built
+from relieving import relieve
 from running import Daemon, eventually, output_of, refusal_of, sidecar, wald
 
 from wald.store.files.lines import entries_of
@@ -60,6 +62,62 @@ def test_records_that_were_removed_unread_are_counted_apart(filled: Path) -> Non
     assert found["missing_records"] == 4, "the segment held 1 too, and its line has only the count"
 
 
+@pytest.fixture
+def robbed(filled: Path) -> Path:
+    """The records 1 to 5 are reclaimed, and the group is set back to 0; record 6 is there."""
+    output_of("cursor", "set", "a", 5, "--root", filled)
+    output_of("cursor", "set", "b", 4, "--root", filled)
+    output_of("cut", "--root", filled)
+    output_of("append", "a", "--root", filled, stdin=b"6\n")
+    subprocess.run(sidecar("reclaim", "--root", filled, "--grace", 0), check=True, capture_output=True)
+    wald("cursor", "set", "a", 0, "--rewind", "--root", filled)
+    return filled
+
+
+def test_the_command_to_read_works_where_records_in_front_were_removed(robbed: Path) -> None:
+    text = output_of("cursor", "show", "a", "--root", robbed).decode()
+    (line,) = [line for line in text.splitlines() if line.startswith("to read")]
+    words = line.removeprefix("to read").split()
+    assert words[0] == "wald"
+
+    done = wald(*words[1:])
+    assert (done.returncode, done.stdout) == (0, b"6\n"), done.stderr
+    assert "up to 4 records in front were removed before it processed them; --on-missing skip passes over them" in text
+
+
+def test_removed_records_in_front_are_passed_over_only_if_that_is_meant_and_on_record(robbed: Path) -> None:
+    code, message, hint = refusal_of("cursor", "skip", "a", 6, "--root", robbed)
+    assert code == 9
+    assert "record 6 is not the next of route a for group processed: " in message
+    assert "RECLAIM has removed records 1 to 5: 4 records of route a are missing" in message
+    assert "--through skips 1 record up to 6 and passes over up to 4 records that were removed" in hint
+    assert (skips(robbed), shown(robbed)["missing_records"]) == ([], 4)
+
+    done = json.loads(output_of("cursor", "skip", "a", 6, "--through", "--json", "--root", robbed))
+    assert (done["records"], done["missing_records"]) == (1, 4)
+    assert [(entry["records"], entry["missing"]) for entry in skips(robbed)] == [(1, 4)]
+
+
+def test_what_relief_has_dropped_is_missing_though_nothing_is_left(tmp_path: Path) -> None:
+    built = Built(tmp_path / "log")
+    built.lines("slow", [b"unread"])
+    for _ in range(10):
+        built.lines("quick", [b"read" * 2000])
+    built.cut()
+    built.seal()
+    built.lines("slow", [b"newest"])
+    built.log.set_cursor("quick", 11)
+    relieve(built, 1, quick=11)
+    built.log.set_cursor("quick", 0, rewind=True)
+    found = json.loads(output_of("cursor", "show", "quick", "--root", built.root.path, "--json"))
+    text = output_of("cursor", "show", "quick", "--root", built.root.path).decode()
+    built.crash()
+
+    assert (found["lag_records"], found["first"], found["missing_records"]) == (0, None, 10)
+    assert "nothing that the log holds" in text
+    assert "up to 10 records in front were removed before it processed them" in text
+
+
 def test_the_next_record_is_skipped_and_that_is_on_record(filled: Path) -> None:
     output_of("cursor", "skip", "a", 2, "--why", "not UTF-8", "--root", filled)
     (entry,) = skips(filled)
@@ -74,7 +132,7 @@ def test_the_next_record_is_skipped_and_that_is_on_record(filled: Path) -> None:
 def test_no_other_record_is_skipped_unless_all_up_to_it_are_meant(filled: Path) -> None:
     code, message, hint = refusal_of("cursor", "skip", "a", 5, "--root", filled)
     assert (code, message) == (9, "record 5 is not the next of route a for group processed: 2 is")
-    assert "--through skips all 3 records" in hint
+    assert "--through skips 3 records" in hint
     assert refusal_of("cursor", "skip", "a", 4, "--root", filled)[0] == 3, "a record of another route"
     assert refusal_of("cursor", "skip", "a", 1, "--root", filled)[0] == 3, "it is processed"
     assert (skips(filled), shown(filled)["sequence"]) == ([], 1)

@@ -55,7 +55,7 @@ def unprocessed(log: Log, route: str, group: str) -> Unprocessed:
     lag = lags(view, [found])[route, group]
     gone: list[Missing] = []
     following = log.records(route, found.effective + 1, limit=1, on_missing=gone.append)
-    first = next(following, None) if lag.records else None
+    first = next(following, None)  # also if none is left: what was removed in front of the end is met on the way
     last = last_sequences(view).get(route) if first is not None else None
     last_ns = log.where(last).append_time_ns if last else None
     return Unprocessed(found, lag.records, sum(each.records for each in gone), first, last, last_ns)
@@ -91,18 +91,29 @@ def _text(log: Log, found: Unprocessed) -> Iterator[str]:
     stands = f"at {at.sequence}" if at.state is CursorState.VALID else f"{at.state.value}: {at.message}"
     rows = [("route", at.route), ("group", at.group), ("cursor", stands)]
     if first is None:
-        rows.append(
-            ("left", "nothing: every record was processed" if not found.records else f"{found.records} records")
-        )
+        rows.append(("left", _without_first(found)))
     else:
         last = "?" if found.last is None else str(found.last)
         rows.append(("left", f"{found.records} records, {first.sequence} to {last}"))
         rows.append(("appended", f"{utc(first.append_time_ns)} to {utc(found.last_ns) if found.last_ns else '?'}"))
-        reading = f"read {at.route} --from cursor --group {at.group}"
+        reading = f"read {at.route} --from cursor --group {at.group}{' --on-missing skip' * bool(found.missing)}"
         rows.append(("to read", command_line(log.root.path, reading)))
     if found.missing:
-        rows.append(("missing", f"up to {found.missing} records in front were removed before it processed them"))
+        passing = "" if first is None else "; --on-missing skip passes over them"
+        removed = f"up to {_records(found.missing)} in front were removed before it processed them"
+        rows.append(("missing", f"{removed}{passing}"))
     yield from aligned(rows, ())
+
+
+def _without_first(found: Unprocessed) -> str:
+    """What is left where no whole record is."""
+    if found.records:  # the next one has begun and not ended
+        return _records(found.records)
+    return "nothing that the log holds" if found.missing else "nothing: every record was processed"
+
+
+def _records(count: int) -> str:
+    return f"{count} record{'s' * (count != 1)}"
 
 
 @cursor.command("skip")
@@ -116,29 +127,32 @@ def _text(log: Log, found: Unprocessed) -> Iterator[str]:
 def skip(root: Path, route: str, sequence: int, group: str, through: bool, why: str, as_json: bool) -> None:
     """Move the group past record SEQUENCE of ROUTE, which it cannot process, and record that in ledger/skips.jsonl.
 
-    SEQUENCE must be the next record that the group would process, so that nothing else is skipped. A wald-drain that
-    tries the record again follows at its next try. The record stays in the log as long as others need it.
+    SEQUENCE must be the next record that the group would process, so that nothing else is skipped: neither a record
+    that is there nor one that was removed, or is damaged, before the group processed it. A wald-drain that tries the
+    record again follows at its next try. The record stays in the log as long as others need it.
     """
     log = wald.open(root)
     log.root.require_route(route)
     with closing(Ledger(log.root.ledger / SKIPS, Disk(), owner="wald cursor skip")) as ledger:
-        before, records = _skippable(log, route, group, sequence, through=through)
+        before, records, missing = _skippable(log, route, group, sequence, through=through)
         entry = {"event": "skipped-record", "route": route, "group": group, "after": before.effective}
-        entry |= {"sequence": sequence, "records": records, "by": user_name(os.geteuid()), "why": why}
+        entry |= {"sequence": sequence, "records": records, "missing": missing}
+        entry |= {"by": user_name(os.geteuid()), "why": why}
         ledger.append(entry | {"at": time.time_ns()} | uptime_now().as_entry())
         moved = log.set_cursor(route, sequence, group)
     if as_json:
         fields = {"route": route, "group": group, "sequence": moved.sequence, "after": before.effective}
-        click.echo(json_line("cursor.skip", fields | {"records": records, "why": why}))
+        click.echo(json_line("cursor.skip", fields | {"records": records, "missing_records": missing, "why": why}))
     else:
-        click.echo(f"{route}/{group} is at {moved.sequence}; skipped: {records} record{'s' * (records != 1)}")
+        removed = f"; passed over: up to {_records(missing)} that were removed before" if missing else ""
+        click.echo(f"{route}/{group} is at {moved.sequence}; skipped: {_records(records)}{removed}")
 
 
-def _skippable(log: Log, route: str, group: str, sequence: int, *, through: bool) -> tuple[Cursor, int]:
-    """The cursor, and how many records a skip to ``sequence`` passes over.
+def _skippable(log: Log, route: str, group: str, sequence: int, *, through: bool) -> tuple[Cursor, int, int]:
+    """The cursor, how many records a skip to ``sequence`` passes over, and at most how many that were removed before.
 
     Raises:
-        Refused: another record is the next one.
+        Refused: another record is the next one, or those in front were removed or cannot be read.
         NotFound: it is no record of the route that the group has not processed.
         Damaged: the cursor cannot be trusted.
     """
@@ -146,16 +160,23 @@ def _skippable(log: Log, route: str, group: str, sequence: int, *, through: bool
     if found.state not in (CursorState.VALID, CursorState.ABSENT):
         raise Damaged(found.message, hint=command_line(log.root.path, f"cursor set {route} SEQUENCE --rewind"))
     showing = command_line(log.root.path, f"cursor show {route} --group {group}")
-    records = 0
-    next_record = None
-    for batch in log.batches(route, found.effective + 1, sequence, on_missing="skip", on_damage=lambda _: None):
-        next_record = next_record or batch.first_sequence
+    records, last = 0, None
+    first: int | None = None
+    gone: list[Missing] = []
+    damage: list[Damaged] = []
+    start = found.effective + 1
+    for batch in log.batches(route, start, sequence, on_missing=gone.append, on_damage=damage.append):
+        first, last = first or batch.first_sequence, batch.last_sequence
         records += batch.count
-        last = batch.last_sequence
-    if next_record is None or last != sequence:
+    if last != sequence:
         message = f"record {sequence} is no record of route {route} that group {group} has still to process"
         raise NotFound(message, hint=showing)
-    if next_record != sequence and not through:
-        message = f"record {sequence} is not the next of route {route} for group {group}: {next_record} is"
-        raise Refused(message, hint=f"{showing}; --through skips all {records} records up to {sequence}")
-    return found, records
+    missing = sum(each.records for each in gone)
+    if not through:
+        message = f"record {sequence} is not the next of route {route} for group {group}"
+        removed = f" and passes over up to {_records(missing)} that were removed" if missing else ""
+        hint = f"{showing}; --through skips {_records(records)} up to {sequence}{removed}"
+        in_front = [each.message() for each in gone] + [each.message for each in damage]
+        if in_front or first != sequence:
+            raise Refused(f"{message}: {in_front[0] if in_front else f'{first} is'}", hint=hint)
+    return found, records, missing
