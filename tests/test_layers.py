@@ -71,6 +71,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.store.writing": (*SEGMENTS_ROOM, "wald.store.writing"),
     "wald.store.checking": READING,
     "wald.store.repairing": (*READING, "wald.store.writing", "wald.store.repairing"),
+    "wald.store.restoring": (*SEGMENTS_ROOM, "wald.store.writing", "wald.store.restoring"),
     "wald.daemon": (
         *PURE,
         "wald.store",
@@ -84,6 +85,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.cli": ("wald",),
     **dict.fromkeys(PROGRAMS, SIDECARS),
     "wald_reclaim": (*SIDECARS, *SETTINGS),
+    "wald_archive": (*SIDECARS, "wald.store.restoring"),  # makes new logs, and writes to no other
     "wald_spark": (*SIDECARS, "wald.cli.cursors", "wald_archive.api", "wald.store.reading.arrow"),
     "pyspark_wald": ("wald_spark.source",),
 }

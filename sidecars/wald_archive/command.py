@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ from wald.cli.options import (
     group_option,
     json_option,
     root_option,
-    route_argument,
     size_option,
 )
 from wald.cli.output import write_stdout
@@ -36,11 +36,12 @@ from wald.store.files.lines import entries_of
 from wald_archive.codecs import Codec
 from wald_archive.destination import Destination
 from wald_archive.engine_choice import AUTO, LOCAL, SPARK, choose_engine
+from wald_archive.into import end_of, restore_into
 from wald_archive.ledger import Recorded, recorded_at
 from wald_archive.objects import open_destination
 from wald_archive.pack import Packer, Request
 from wald_archive.proof import Finding
-from wald_archive.report import PackReport, ProofReport
+from wald_archive.report import PackReport, ProofReport, report_restored
 from wald_archive.restore import restore as restored
 from wald_archive.restore import span
 from wald_archive.sizes import Bytes, Records, Size
@@ -182,11 +183,17 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
 
 @command.command()
 @click.argument("address", metavar="DEST")
-@route_argument
+@click.argument("routes", nargs=-1, metavar="[ROUTE]...")
 @click.option(
     "--root",
     type=click.Path(path_type=Path, readable=False),
     help="A log whose ledger says what must be there. An archive needs no log, so WALD_ROOT is not used.",
+)
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, readable=False),
+    metavar="ROOT",
+    help="Make a new log there, of every ROUTE; without ROUTE, of all in the archive.",
 )
 @click.option("--from", "first", type=SequenceNumber(), default=1, metavar="SEQ", help="The first record.")
 @click.option("--to", "last", type=SequenceNumber(), metavar="SEQ", help="The last record.")
@@ -196,23 +203,65 @@ def verify(ctx: click.Context, destinations: tuple[str, ...], root: Path | None,
     type=click.Choice(["raw", "json"]),
     default="raw",
     show_default=True,
-    help="json: one object per line.",
+    help="Of the records on stdout; json: one object per line.",
 )
+@click.option("--json", "as_json", is_flag=True, help="With --into: print what was restored as JSON.")
 @click.pass_context
 def restore(
-    ctx: click.Context, address: str, route: str, root: Path | None, first: int, last: int | None, form: str
+    ctx: click.Context,
+    address: str,
+    routes: tuple[str, ...],
+    root: Path | None,
+    into: Path | None,
+    first: int,
+    last: int | None,
+    form: str,
+    as_json: bool,
 ) -> None:
     """Write the records of ROUTE in the archive DEST to stdout, as `wald read` would; no log is needed.
 
     The digest of a bundle is checked before any of its records is written. If the archive ends before --from, before
     --to or, without --to, before the last record in the ledger of --root, the records that exist are written, and the
     exit code is 3.
+
+    With --into the records become a new log, with the sequences and times that they had. It has an id of its own; the
+    cursors of groups and who sent a record are not in an archive. `wald where N` says which sequences are in no bundle.
     """
     if last is not None and first > last:
         message = f"--from {first} --to {last}: the end is before the start"
         raise InvalidInput(message, hint=f"--from {last} --to {first}")
+    for route in routes:
+        check_route(route)
     destination = open_destination(address, Disk())
-    root = root or ctx.find_object(Path)
+    if into is not None:
+        _restore_into(destination, routes, into, first, last, as_json=as_json)
+        return
+    if len(routes) != 1 or as_json:
+        wrong = "--json is for --into" if as_json else "one ROUTE goes to stdout; several, or all, need --into"
+        raise InvalidInput(wrong, hint=f"wald-archive restore {shlex.quote(address)} ROUTE, or --into ROOT")
+    _restore_to_stdout(destination, address, routes[0], root or ctx.find_object(Path), first, last, form)
+
+
+def _restore_into(
+    destination: Destination, routes: tuple[str, ...], into: Path, first: int, last: int | None, *, as_json: bool
+) -> None:
+    end = end_of(destination, routes)
+    at = first - 1
+    total = max(0, (end if last is None else min(end, last)) - at)
+    with _restore_failures(into), progress("restore", total) as advance:
+
+        def reached(sequence: int) -> None:
+            nonlocal at
+            advance(sequence - at)
+            at = sequence
+
+        outcome = restore_into(destination, routes, into, disk=Disk(), first=first, last=last, on_record=reached)
+    report_restored(outcome, destination.address, click.echo, as_json=as_json)
+
+
+def _restore_to_stdout(
+    destination: Destination, address: str, route: str, root: Path | None, first: int, last: int | None, form: str
+) -> None:
     begin, end = span(destination, route)
     due = max(first, last or 0)
     if root is not None and last is None:
@@ -264,6 +313,21 @@ def _disk_failures(root: Path, destination: Destination) -> Iterator[None]:
             f"{error.filename or f'{root} or {destination.address}'}: {error.strerror or error}; nothing is lost, and "
             "nothing that is not at the destination was acknowledged",
             hint=f"df -h {root} {destination.address}; then the same command again goes on",
+        ) from error
+
+
+@contextmanager
+def _restore_failures(into: Path) -> Iterator[None]:
+    """Name the file of an error of the operating system, and what to type next."""
+    try:
+        yield
+    except PermissionError as error:
+        raise NotPermitted.of(error, error.filename or into) from error
+    except OSError as error:
+        place = shlex.quote(str(into))
+        raise DiskFailure(
+            f"{error.filename or into}: {error.strerror or error}; the restore is not finished, and there is no log",
+            hint=f"df -h {place}; rm -r {place}; then the same command again",
         ) from error
 
 

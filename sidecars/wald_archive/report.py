@@ -14,6 +14,7 @@ from wald.cli.progress import progress
 from wald.setting_types import format_bytes
 from wald.store.checking.finding import Level
 from wald_archive.bundle import Bundle
+from wald_archive.into import Outcome
 from wald_archive.ledger import Run
 from wald_archive.pack import Packed, Request
 from wald_archive.proof import Finding
@@ -112,6 +113,34 @@ class ProofReport:
         else:
             judged = "damaged" if errors else "good"
             self.write(f"{judged}: {_bundles(good)} proven, {noted} info, {errors} error")
+
+
+def report_restored(outcome: Outcome, address: str, write: Callable[[str], None], *, as_json: bool) -> None:
+    """Report a log that was made of an archive, and what an archive does not keep."""
+    if as_json:
+        write(json_line("archive.restore", _restored_fields(outcome, address)))
+        return
+    for route, count in sorted(outcome.records.items()):
+        write(f"{route}: {count} records")
+    write(f"log {outcome.log} at {outcome.root}: records {outcome.first} to {outcome.last} of log {outcome.from_log}")
+    if outcome.missing:
+        write(f"not restored: {outcome.missing} sequences, in {outcome.holes} runs, as no bundle holds them")
+    write("not in an archive: the cursors of groups, who sent a record, and the numbers of producers' batches")
+
+
+def _restored_fields(outcome: Outcome, address: str) -> dict[str, Any]:
+    return {
+        "root": str(outcome.root),
+        "log": outcome.log,
+        "dest": address,
+        "from_log": outcome.from_log,
+        "first": outcome.first,
+        "last": outcome.last,
+        "records": sum(outcome.records.values()),
+        "routes": [{"route": route, "records": count} for route, count in sorted(outcome.records.items())],
+        "missing": outcome.missing,
+        "holes": outcome.holes,
+    }
 
 
 def _fields(done: Packed) -> dict[str, Any]:

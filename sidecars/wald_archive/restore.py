@@ -31,8 +31,27 @@ class Restored:
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive records from one stored batch, as their bundle holds them."""
+
+    form: Form
+    data: bytes
+    entry: IndexEntry
+
+
 def restore(destination: Destination, route: str, first: int, last: int | None, *, as_json: bool) -> Iterator[Restored]:
     """The records of ``route`` numbered ``first`` to ``last`` (None: to the end), in order.
+
+    Raises:
+        As :func:`runs_of`.
+    """
+    for run in runs_of(destination, route, first, last):
+        yield Restored(_encode(route, run.form, run.data, run.entry, as_json=as_json), run.entry.last)
+
+
+def runs_of(destination: Destination, route: str, first: int, last: int | None) -> Iterator[Run]:
+    """The same records, as they are archived.
 
     Raises:
         NotFound: the route is not in the archive.
@@ -40,7 +59,7 @@ def restore(destination: Destination, route: str, first: int, last: int | None, 
         OSError: the destination cannot be read.
     """
     at = 0  # the bundles so far reach up to here
-    for manifest, entry in _require_bundles(destination, route):
+    for manifest, entry in require_bundles(destination, route):
         contents = entry.bundle.contents
         known = max(at, first - 1)
         if last is not None and known >= last:
@@ -60,7 +79,7 @@ def restore(destination: Destination, route: str, first: int, last: int | None, 
             for run in part.runs:
                 wanted = _cut(part, run, max(first, at + 1), last)
                 if wanted is not None:
-                    yield Restored(_encode(route, part.form, *wanted, as_json=as_json), wanted[1].last)
+                    yield Run(part.form, *wanted)
         at = contents.last
 
 
@@ -71,7 +90,7 @@ def span(destination: Destination, route: str) -> tuple[int, int]:
         NotFound: there is none.
         Damaged: a manifest cannot be read.
     """
-    entries = [entry.bundle.contents for _, entry in _require_bundles(destination, route)]
+    entries = [entry.bundle.contents for _, entry in require_bundles(destination, route)]
     return entries[0].first, max(contents.last for contents in entries)
 
 
@@ -97,7 +116,13 @@ def bundles_of(destination: Destination, route: str) -> list[tuple[Manifest, Bun
     return sorted(found, key=lambda each: (each[1].bundle.contents.first, -each[1].bundle.contents.last))
 
 
-def _require_bundles(destination: Destination, route: str) -> list[tuple[Manifest, BundleEntry]]:
+def require_bundles(destination: Destination, route: str) -> list[tuple[Manifest, BundleEntry]]:
+    """As :func:`bundles_of`.
+
+    Raises:
+        NotFound: there is none.
+        Damaged: a manifest cannot be read.
+    """
     found = bundles_of(destination, route)
     if not found:
         raise NotFound(

@@ -164,6 +164,12 @@ def test_an_archive_is_made_proven_and_restored_as_it_says(tmp_path: Path) -> No
 
     assert reported.endswith("".join(f"line {number}\n" for number in range(999, 2000)))
 
+    made = typed("\n".join(shell_lines("docs/archive.md", 2)), at=tmp_path, root=built.root.path)
+
+    assert made.splitlines()[-1].startswith("good: ")
+    last = json.loads((tmp_path / "restored.json").read_text().splitlines()[-1])
+    assert (last["sequence"], last["value"]) == (2500, "line 2499")
+
 
 @pytest.mark.parametrize(
     ("said", "shown", "whether"),

@@ -117,6 +117,7 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
         ("wald-reclaim", sidecar("reclaim", "--once", *at)),
         ("wald-archive pack", archive_command("pack", "b", *at, "--dest", root.parent / "other")),
         ("wald-archive verify", archive_command("verify", bags)),
+        ("wald-archive restore", archive_command("restore", bags, "--into", root.parent / "restored")),
     ]
 
 

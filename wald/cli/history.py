@@ -153,7 +153,7 @@ def _of_routes(entry: dict[str, Any]) -> str:
     counts = []
     for each in held if isinstance(held, list) else []:
         match each:
-            case [name, count, *_] | {"route": name, "count": count}:
+            case [name, count, *_] | {"route": name, "count": count} if count:
                 counts.append(f"{name} {count}")
     return f" ({_few(counts)})" if counts else ""
 

@@ -200,8 +200,9 @@ class Verification:
 
     def _on_record(self, first: int, last: int) -> Iterator[Finding]:
         """What of ``first`` to ``last`` was given up, by the ledger."""
-        for held, reason in self._losses(first, last):
-            records = f"{held.last - held.first + 1} records lost, on record: {held.first} to {held.last}"
+        for held, reason, unrestored in self._losses(first, last):
+            what = "are not here" if unrestored else "lost"
+            records = f"{held.last - held.first + 1} records {what}, on record: {held.first} to {held.last}"
             yield Finding(Level.INFO, self._root.segments, 0, f"{records}; {reason}")
 
     def _losses(self, first: int, last: int) -> list[Loss]:

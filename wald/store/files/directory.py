@@ -407,20 +407,29 @@ def create_root(path: Path, disk: Disk, *, now: str) -> Root:
     """
     check_root(path)
     root = Root(path)
-    disk.make_directory(path)
-    for folder in _FOLDERS:
-        require_no_link(path / folder)
-        disk.make_directory(path / folder)
+    make_directories(root, disk)
     if not root.identity.exists():
         if list_segments(root).segments:
             raise Damaged(f"{root.identity}: missing, though {root.segments} holds segments", hint=_RESTORE_IDENTITY)
         disk.sync_names_above(path)
-        identity = {"log": str(uuid.uuid4()), "format": FORMAT_VERSION, "created": now}
         # Last, and in one step: a root without it is one whose making was interrupted, and is made again.
         with contextlib.suppress(FileExistsError):  # two daemons started at once: the log has one identity
-            disk.replace(root.identity, json.dumps(identity).encode() + b"\n", exclusive=True)
+            disk.replace(root.identity, encode_identity(uuid.uuid4(), now=now), exclusive=True)
     read_identity(root)
     return root
+
+
+def make_directories(root: Root, disk: Disk) -> None:
+    """Make the directory of a log, and those in it; what exists is left as it is."""
+    disk.make_directory(root.path)
+    for folder in _FOLDERS:
+        require_no_link(root.path / folder)
+        disk.make_directory(root.path / folder)
+
+
+def encode_identity(log_id: uuid.UUID, *, now: str) -> bytes:
+    """The content of ``log.json``."""
+    return json.dumps({"log": str(log_id), "format": FORMAT_VERSION, "created": now}).encode() + b"\n"
 
 
 def require_no_link(directory: Path) -> None:

@@ -190,6 +190,8 @@ def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
         message = f"a start passed over {span}, and no record of this log has such a number: {skipped.get('why')}"
         return Whereabouts(sequence, State.SKIPPED, message)
     if lost := history.losses(sequence, sequence):
+        if lost[0].unrestored:
+            return Whereabouts(sequence, State.NOT_RESTORED, lost[0].reason)
         return Whereabouts(sequence, State.LOST, f"lost: {lost[0].reason}", segment=segment)
     message = "it was issued, no segment holds it, and no ledger says why"
     return Whereabouts(sequence, State.UNKNOWN, message, segment=segment)

@@ -253,6 +253,10 @@ class _Reading:
         first, last = dropped.first, min(dropped.last, selection.last)
         if first > last:
             return
+        if dropped.routes is None and (losses := self._history.losses(first, last)):  # it was never in this log
+            for loss in losses:
+                self._report_gone([loss.held], first, last, loss.reason)
+            return
         everything = selection.routes is None and not selection.floors
         if everything:
             held = [RouteRange("", last - first + 1, first, last)]
@@ -266,7 +270,10 @@ class _Reading:
             return
         begin, end = min(entry.first for entry in held), max(entry.last for entry in held)
         gone = ReclaimedSegment(begin, end, tuple(held), latest_ns=dropped.latest_ns if everything else None)
-        missing = self._missing([gone], first, last, "")
+        self._report_gone([gone], first, last, "")
+
+    def _report_gone(self, gone: Iterable[ReclaimedSegment], first: int, last: int, lost: str) -> None:
+        missing = self._missing(gone, first, last, lost)
         if missing is not None:
             self._on_missing(missing)
 

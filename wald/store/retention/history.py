@@ -2,7 +2,8 @@
 
     segments.jsonl   {"event": "sealed", "base": 1, "last": 250, "routes": …}          written by the daemon
                      {"event": "skipped", "base": 251, "last": 300, "why": …}          a start passed over these
-                     {"event": "lost", "base": 301, "last": 310, "why": …, …}          given up by wald repair
+                     {"event": "lost", "base": 301, "last": 310, "why": …, …}          given up by wald repair, or
+                                                                                       (by restore) in no bundle
     reclaim.jsonl    {"event": "reclaimed", "base": 1, "last": 250, …}                 before each deletion
                      {"event": "kept", "base": 1}                                      that deletion was not carried out
                      {"event": "relieved", "base": 1, "last": 250, "dropped": …}       before each relief
@@ -32,10 +33,15 @@ from wald.store.retention.missing import ReclaimedSegment, RouteRange
 
 
 class Loss(NamedTuple):
-    """Records that were given up: what is known of them; why and when, and where their bytes are, as a phrase."""
+    """Records that were given up: what is known of them; why and when, and where their bytes are, as a phrase.
+
+    Attributes:
+        unrestored: whether they were never in this log, because a restore found them in no bundle.
+    """
 
     held: ReclaimedSegment
     reason: str
+    unrestored: bool = False
 
 
 class History:
@@ -136,7 +142,7 @@ class History:
         return next((line.entry for line in _of(self._segments.about(sequence, sequence), "skipped")), None)
 
     def losses(self, first: int, last: int) -> list[Loss]:
-        """What ``wald repair`` gave up of the records ``first`` to ``last``, because it could not be read any more."""
+        """What of ``first`` to ``last`` ``wald repair`` gave up as unreadable, or a restore found in no bundle."""
         spans = self._not_reclaimed(first, last)
         lines = (line for begin, end in spans for line in _of(self._segments.about(begin, end), "lost"))
         lost = {line.number: line for line in lines}
@@ -309,6 +315,8 @@ def _of(lines: Iterator[Line], event: str) -> Iterator[Line]:
 
 def _loss(entry: Entry) -> Loss:
     held = ReclaimedSegment(entry["base"], entry["last"], _held(entry.get("routes")))
+    if entry.get("by") == "restore":
+        return Loss(held, f"not restored at {at_utc(entry.get('at'))}: {entry.get('why')}", unrestored=True)
     reason = f"given up by a repair at {at_utc(entry.get('at'))} ({entry.get('why', 'it is not known why')})"
     kept = entry.get("kept")
     return Loss(held, f"{reason}; what is left of their bytes is in {kept}" if kept else reason)

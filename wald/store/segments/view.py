@@ -52,6 +52,8 @@ class State(Enum):
     """A start passed over its number."""
     LOST = "lost"
     """Its bytes were damaged or missing, and ``wald repair`` has given it up."""
+    NOT_RESTORED = "not-restored"
+    """The log was made of an archive, which has it in no bundle."""
     NEVER_ISSUED = "never-issued"
     UNKNOWN = "unknown"
     """It was issued; no segment and no ledger says more."""
