@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -90,6 +91,8 @@ def test_readers_report_what_was_given_up_at_the_end_of_the_log(log: Path) -> No
         done = wald(*reading, "--root", log)
         assert b"are missing; given up by a repair" in done.stderr
         assert done.returncode == (NotFound if "--from" in reading else Partial).exit_code
+    (event,) = (line for line in output_of("history", "--root", log).decode().splitlines() if " repaired " in line)
+    assert re.search(r"segment 4: .*; no record in it was whole; .*; the old file is quarantine/0{19}4\.wal\.", event)
     done = wald("where", "--since", "1h ago", "--route", "a", "--root", log)
     assert done.returncode == Damaged.exit_code
     assert b"not all here: 3 records, 1 to 3" in done.stdout

@@ -121,3 +121,9 @@ def test_a_reader_that_follows_reports_lost_records_at_the_end_before_it_waits_a
     assert list(found) == []
     assert before_wait == [1]
     assert [(range_.first, range_.last) for range_ in missing] == [(7, 8)]
+
+
+def test_a_start_does_not_call_damage_what_a_repair_has_given_up(short: Built) -> None:
+    report = Built(short.root.path, epoch=2).report
+    assert report.errors == []
+    assert [message for message in report.info if "records 7 to 8" in message and "given them up" in message]

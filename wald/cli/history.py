@@ -104,6 +104,8 @@ def _sentence(event: Event) -> str:
             return f"segment {entry.get('base')} stays ({entry.get('why')})"
         case {"event": "cut", "base": int(base), "next": int(following)}:
             return f"segment {base}: records {base} to {following - 1}, {entry.get('bytes')} bytes"
+        case {"event": "repaired", "base": int(), "last": int()}:
+            return _repair(entry)
         case {"event": "verified"}:
             return f"{entry.get('ok')} ok, {entry.get('errors')} errors"
         case {"event": "archived"}:
@@ -119,6 +121,15 @@ def _sentence(event: Event) -> str:
             why = entry.get("why")
             return f"{_records(entry)}{_of_routes(entry)}{f'; {why}' if why else ''}"
     return " ".join(f"{key}={value}" for key, value in entry.items() if key not in ("event", "at"))
+
+
+def _repair(entry: dict[str, Any]) -> str:
+    """What was done to a segment; nothing of it may have been whole."""
+    base, last = entry["base"], entry["last"]
+    done = "set aside" if entry.get("deed") == "set aside" else "made again from what was whole of it"
+    whole = f"whole were records from {base} up to {last}" if last >= base else "no record in it was whole"
+    kept = "" if entry.get("lossless") else f"; the old file is {entry.get('kept')}"
+    return f"segment {base}: {done}; {whole}; {entry.get('why')}{kept}"
 
 
 def _legality(event: Event) -> str:

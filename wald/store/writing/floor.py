@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -24,7 +25,9 @@ from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, decode_cursor
 from wald.format.ledger import BadLine, decode_line
 from wald.store.files.directory import Root
 from wald.store.files.ledger_parts import highest_in_parts
+from wald.store.files.lines import Lines
 from wald.store.files.regular import open_file, read_start
+from wald.store.files.runs import Spans
 
 _BARE_MAX = 1 << 20  # records beyond the end, for a cursor without a log id
 _OURS_MAX = 1 << 40
@@ -90,6 +93,16 @@ def last_sealed(root: Root, *, next_sequence: int) -> int:
     path = root.ledger / "segments.jsonl"
     found = max(_highest(path, _SEALED), highest_in_parts(path, "sealed", "lost"))
     return found if found < next_sequence + _OURS_MAX else 0
+
+
+def given_up(root: Root, first: int, last: int) -> bool:
+    """Whether a repair has given up all records ``first`` to ``last``, by the ledger."""
+    lost = Spans()
+    with suppress(Damaged):
+        for line in Lines(root.ledger / "segments.jsonl").about(first, last):
+            if line.is_range("lost"):
+                lost.add(line.low, line.high)
+    return lost.covers(first, last)
 
 
 def _ledgers(root: Root) -> Iterator[tuple[Path, int, bool]]:

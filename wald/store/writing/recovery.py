@@ -30,7 +30,7 @@ from wald.store.files.regular import open_file, read_regular
 from wald.store.files.uptime import boot_id
 from wald.store.segments.raw import FIRST_BATCH, SegmentEnd
 from wald.store.writing.examination import Content, Facts, Header, examine
-from wald.store.writing.floor import find_floor, last_sealed
+from wald.store.writing.floor import find_floor, given_up, last_sealed
 from wald.store.writing.lives import last_end, report_path
 from wald.store.writing.replay import state_after
 
@@ -239,9 +239,12 @@ class _Recovery:
             # A raw segment may be empty. A sealed one is not, even if none of it can be read.
             floor = max(floor, newest.base_sequence + (newest.kind is Kind.SEALED))
         if floor > state.next_sequence:
-            self._report.errors.append(
-                f"{self._root.path}: records {state.next_sequence} to {floor - 1} were acknowledged and are not there"
-            )
+            first, last = state.next_sequence, floor - 1
+            message = f"{self._root.path}: records {first} to {last} were acknowledged and are not there"
+            if given_up(self._root, first, last):
+                self._report.info.append(f"{message}; a repair has given them up")
+            else:
+                self._report.errors.append(message)
             state.next_sequence = floor
 
     def _pass_over(self, state: LogState) -> None:
