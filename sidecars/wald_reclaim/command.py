@@ -55,16 +55,25 @@ _CENTURY = 36_600  # days
 @duration_option(
     "--max-age",
     None,
-    "Delete older read segments, whatever --min-age and --keep-bytes say; log_max_age in the file.",
+    "Delete older read segments, whatever --min-age and --keep-bytes say; log_max_age in the file. 0: no limit.",
     days_max=_CENTURY,
 )
-@size_option("--max-bytes", None, "Delete read segments while the complete ones are more than this; log_max_bytes.")
-@click.option("--max-records", type=click.IntRange(min=0), metavar="N", help="The same in records; log_max_records.")
+@size_option(
+    "--max-bytes",
+    None,
+    "Delete read segments while the complete ones are more than this; log_max_bytes. 0: no limit.",
+)
+@click.option(
+    "--max-records",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The same in records; log_max_records. 0: no limit.",
+)
 @click.option(
     "--unread",
     type=click.Choice(["keep", "expire"]),
-    help="expire: delete what is beyond a limit even if unread, but of routes that say keep. LOSES DATA.  "
-    "[default: keep]",
+    help="expire: delete what is beyond a limit even if unread, but of routes that say keep. LOSES DATA. "
+    "keep: delete nothing that is unread, whatever the file says.  [default: the file, else keep]",
 )
 @click.option(
     "--verify",

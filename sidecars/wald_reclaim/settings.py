@@ -1,4 +1,8 @@
-"""What ``wald-reclaim`` is to do: an option of the command line, else the file of settings, else the default."""
+"""What ``wald-reclaim`` is to do: an option of the command line, else the file of settings, else the default.
+
+0 is no limit in both. ``--unread expire`` is a default, and routes may say ``keep``; ``--unread keep`` spares what is
+unread on every route.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +48,10 @@ def settings(path: Path | None, options: Mapping[str, Any]) -> Settings:
     same_name = {name: value for name, value in given.items() if name not in _OF_THE_LOG}
     config = replace(config, retention=replace(config.retention, **same_name))
     retention = config.retention
-    log = {name: given.get(name, getattr(retention, key) or None) for name, key in _OF_THE_LOG.items()}
-    others = _of_route(config.limits(""))
+    log = {name: given.get(name, getattr(retention, key)) or None for name, key in _OF_THE_LOG.items()}
+    spares = given.get("unread") == "keep"
+    of_each = {name: _of_route(config.limits(name), spares_unread=spares) for name in config.routes}
+    others = _of_route(config.limits(""), spares_unread=spares)
     limits = Limits(
         min_age_ns=_nanoseconds(retention.min_age or None),
         keep_bytes=retention.keep_bytes or None,
@@ -53,7 +59,7 @@ def settings(path: Path | None, options: Mapping[str, Any]) -> Settings:
         max_age_ns=_nanoseconds(log["max_age"]),
         max_bytes=log["max_bytes"],
         max_records=log["max_records"],
-        of_routes={name: own for name in config.routes if (own := _of_route(config.limits(name))) != others},
+        of_routes={name: own for name, own in of_each.items() if own != others},
         others=others,
     )
     if given.get("unread") == "expire" and not _says_when(limits):
@@ -61,13 +67,14 @@ def settings(path: Path | None, options: Mapping[str, Any]) -> Settings:
     return Settings(limits, int(retention.grace * 1e9), retention.verify, retention.compact_pinned)
 
 
-def _of_route(limits: wald.limits.RouteLimits) -> RouteLimits:
+def _of_route(limits: wald.limits.RouteLimits, *, spares_unread: bool) -> RouteLimits:
+    expires = limits.on_pinned == "expire" and not spares_unread
     return RouteLimits(
         max_age_ns=_nanoseconds(limits.max_age),
         max_bytes=limits.max_bytes,
         max_records=limits.max_records,
-        expire=limits.unread == "expire",
-        pinned_max_bytes=limits.pinned_max_bytes if limits.on_pinned == "expire" else None,
+        expire=limits.unread == "expire" and not spares_unread,
+        pinned_max_bytes=limits.pinned_max_bytes if expires else None,
     )
 
 

@@ -81,7 +81,7 @@ def test_a_deletion_that_no_cursor_made_legal_is_an_error(built: Built) -> None:
 
 
 def test_what_expired_is_counted(built: Built) -> None:
-    expired = run(sidecar("reclaim", "--root", built.root.path, "--max-bytes", 0, "--unread", "expire", "--grace", 0))
+    expired = run(sidecar("reclaim", "--root", built.root.path, "--max-bytes", 1, "--unread", "expire", "--grace", 0))
     assert expired.returncode == 0, expired.stderr
     code, lines = history(built)
 

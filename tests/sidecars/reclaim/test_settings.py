@@ -1,0 +1,56 @@
+"""What is in force: an option of the command line, else the file, else the default; 0 is no limit in both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from wald.errors import InvalidInput
+from wald_reclaim.policy import Limits
+from wald_reclaim.settings import settings
+
+UPPER = ("max_age", "max_bytes", "max_records")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "wald.toml"
+
+
+@pytest.mark.parametrize("limit", UPPER)
+def test_0_lifts_a_limit_of_the_log_as_option_and_in_the_file(file: Path, limit: str) -> None:
+    file.write_text(f'[retention]\nlog_{limit} = 0\nunread = "expire"\n')
+    as_option = settings(None, {limit: 0}).limits
+    assert as_option == Limits()
+    assert settings(file, {}).limits.max_bytes is None
+
+    file.write_text("[retention]\nlog_max_age = 7\nlog_max_bytes = 7\nlog_max_records = 7\n")
+    set_in_file = settings(file, {}).limits
+    lifted = settings(file, {limit: 0}).limits
+    names = {"max_age": "max_age_ns"}
+    assert [getattr(set_in_file, names.get(each, each)) is None for each in UPPER] == [False] * 3
+    assert [each for each in UPPER if getattr(lifted, names.get(each, each)) is None] == [limit]
+
+
+def test_without_a_limit_nothing_can_expire() -> None:
+    with pytest.raises(InvalidInput, match="needs a limit"):
+        settings(None, {"max_bytes": 0, "unread": "expire"})
+
+
+def test_the_option_keep_spares_what_is_unread_whatever_the_file_says(file: Path) -> None:
+    """That of ``expire`` is a default, as in the file: a route that says keep loses nothing."""
+    file.write_text(
+        '[retention]\nlog_max_records = 5\nunread = "expire"\n'
+        '[routes.a]\nunread = "expire"\nmax_records = 1\n'
+        '[routes.b]\npinned_max_bytes = 9\non_pinned = "expire"\n'
+        '[routes.c]\nunread = "keep"\n'
+    )
+
+    def losing(**options: str) -> list[str]:
+        limits = settings(file, options).limits
+        return [route for route in ("a", "b", "c", "other") if limits.loses(route)]
+
+    assert losing() == losing(unread="expire") == ["a", "b", "other"]
+    assert losing(unread="keep") == []
+    assert settings(file, {"unread": "keep"}).limits.of("a").max_records == 1
