@@ -40,6 +40,8 @@ class Report:
     _kept_bytes: int = 0
     _alone: Counter[str] = field(default_factory=Counter)
     """The bytes that one route alone holds back."""
+    _holding: dict[int, str] = field(default_factory=dict)
+    """That route, of each segment that may be relieved."""
     _lost: Counter[str] = field(default_factory=Counter)
     _warned: set[str] = field(default_factory=set)
 
@@ -52,6 +54,8 @@ class Report:
             self._kept_bytes += decision.stored_bytes
             if decision.alone and decision.pin is not None:
                 self._alone[decision.pin.route] += decision.stored_bytes
+                if decision.relievable:
+                    self._holding[decision.segment.base_sequence] = decision.pin.route
             return
         self._gone += 1
         self._gone_bytes += decision.stored_bytes
@@ -84,9 +88,13 @@ class Report:
             self.write(f"{'would take' if self.intended else 'took'} {name} back: {decision.verdict.value}")
 
     def relieved(self, relieved: Relieved) -> None:
-        """Report a segment that was relieved."""
+        """Report a segment that was relieved; what it had before was counted as kept."""
         segment, records = relieved.segment, relieved.records
         self._relieved += not relieved.taken_back
+        freed_bytes = relieved.was_bytes - relieved.bytes
+        self._kept_bytes -= freed_bytes
+        if (route := self._holding.get(segment.base_sequence)) is not None:
+            self._alone[route] -= freed_bytes
         if self.as_json:
             sizes = {"bytes": relieved.bytes, "was_bytes": relieved.was_bytes}
             fields = {"segment": segment.base_sequence, **sizes, "records": None if self.intended else records}
@@ -94,7 +102,7 @@ class Report:
             return
         what = f"{format_bytes(relieved.was_bytes)} to {format_bytes(relieved.bytes)}"
         if self.intended:
-            going = format_bytes(relieved.was_bytes - relieved.bytes)
+            going = format_bytes(freed_bytes)
             self.write(
                 f"would relieve {segment.path.name}: about {going} of {format_bytes(relieved.was_bytes)} would go"
             )
@@ -125,6 +133,7 @@ class Report:
         self._gone = self._deleted = self._relieved = self._gone_bytes = self._kept_bytes = 0
         self._kept.clear()
         self._alone.clear()
+        self._holding.clear()
         self._lost.clear()
 
     def trouble(self, message: str) -> None:

@@ -89,6 +89,15 @@ def test_what_expired_is_counted(built: Built) -> None:
     assert any("legal by the rule max_bytes, 1 records expired unread" in line for line in lines)
 
 
+def test_a_skip_is_a_sentence(built: Built) -> None:
+    skipped = run(command("cursor", "skip", "b", 6, "--why", "not UTF-8", "--root", built.root.path))
+    assert skipped.returncode == 0, skipped.stderr
+    _, lines = history(built, "--since", "1h", "--route", "b")
+    (line,) = (line for line in lines if " skipped-record " in line)
+
+    assert re.search(r"skipped-record b/processed moved from 3 to 6 by \S+, past 1 record; not UTF-8$", line)
+
+
 def test_a_broken_chain_is_an_error_and_what_is_before_it_is_shown(built: Built) -> None:
     path = built.root.ledger / "archive.jsonl"
     path.write_bytes(flipped(path.read_bytes(), 8 * 30))

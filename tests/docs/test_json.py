@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         built.cut()
         built.seal()
     built.lines("a", [b"four"])
+    built.lines("d", [b"unread"])
+    built.lines("a", [random.Random(0).randbytes(64 << 10).replace(b"\n", b"-")])  # relief of its segment pays
+    built.cut()
+    built.seal()
+    built.lines("a", [b"five"])
     archive(built, directory / "bags")
     output_of("cursor", "set", "b", 3, "--root", built.root.path)
     reclaimed = run(sidecar("reclaim", "--root", built.root.path, "--grace", 0))
@@ -84,7 +90,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def words_of(root: Path) -> list[tuple[str, list[str]]]:
     """Each section, and the command lines that print what is in it."""
     at, bags = ["--root", str(root)], root.parent / "bags"
-    sealed, raw = (str(next((root / "segments").glob(f"*{end}"))) for end in (".wal.zst", ".wal"))
+    sealed, raw = (str(max((root / "segments").glob(f"*{end}"))) for end in (".wal.zst", ".wal"))
     files = [sealed, raw, *(str(root / name) for name in ("head", "log.json", "ledger/segments.jsonl"))]
     return [
         ("wald head", command("head", *at)),
@@ -106,15 +112,15 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
         ("wald cursor remove", command("cursor", "remove", "b", "--group", "other", *at)),
         ("wald explain", command("explain", *at)),
         ("wald cursor skip", command("cursor", "skip", "b", 6, *at)),
-        ("wald cut", command("cut", *at)),
         *(("wald file", command("file", path)) for path in files),
         *(("wald dump", command("dump", "--records", path)) for path in files),
+        ("wald cut", command("cut", *at)),
         ("wald history", command("history", *at)),
         ("wald verify", command("verify", *at)),
         ("wald doctor", command("doctor", *at)),
         ("wald doctor --canary", command("doctor", "--canary", *at)),
-        ("wald-reclaim", sidecar("reclaim", "--dry-run", *at)),
-        ("wald-reclaim", sidecar("reclaim", "--once", *at)),
+        ("wald-reclaim", sidecar("reclaim", "--dry-run", "--compact-pinned", *at)),
+        ("wald-reclaim", sidecar("reclaim", "--once", "--compact-pinned", *at)),
         ("wald-archive pack", archive_command("pack", "b", *at, "--dest", root.parent / "other")),
         ("wald-archive verify", archive_command("verify", bags)),
         ("wald-archive restore", archive_command("restore", bags, "--into", root.parent / "restored")),

@@ -200,6 +200,23 @@ def test_a_reclaimed_record_says_when_by_which_rule_and_under_which_cursors(buil
     assert found.reclaimed["rule"] == "max_age"
 
 
+def test_a_record_that_went_by_the_rule_of_its_route_says_which_and_who_had_not_read_it(built: Built) -> None:
+    ledger = Ledger(built.root.ledger / "reclaim.jsonl", built.disk)
+    routes = [
+        {"route": "a", "first": 1, "last": 1, "rule": "read", "cursors": {"processed": 7}},
+        {"route": "b", "first": 2, "last": 2, "rule": "max_bytes", "cursors": {"processed": 0, "audit": 2}},
+    ]
+    line = {"event": "reclaimed", "base": 1, "last": 2, "at": START_NS, "rule": "each_route", "lost": {"b": 1}}
+    ledger.append(line | {"routes": routes})
+    ledger.close()
+
+    at = "reclaimed at 2023-11-14T22:13:20Z by the rule"
+    assert built.log.where(1).message == f"{at} 'read' of route a; cursors: a/processed at 7"
+    assert built.log.where(2).message == (
+        f"{at} 'max_bytes' of route b, though b/processed had not read it; cursors: b/processed at 0, b/audit at 2"
+    )
+
+
 def test_a_ledger_with_lines_that_make_no_sense_still_gives_an_answer(built: Built) -> None:
     archive(built, {"route": 7, "first": 1, "last": 2, "path": None, "runs": 3, "parts": "x"})
     ledger = Ledger(built.root.ledger / "reclaim.jsonl", built.disk)

@@ -117,6 +117,8 @@ def _sentence(event: Event) -> str:
         case {"event": "crash"}:
             lost = "; ".join(entry["lost"]) or "nothing durable was lost"
             return f"epoch {entry['epoch']} {entry['why']}; found by the next start: {lost}"
+        case {"event": "skipped-record"}:
+            return _skip(entry)
         case {"base": int(), "last": int()}:
             why = entry.get("why")
             return f"{_records(entry)}{_of_routes(entry)}{f'; {why}' if why else ''}"
@@ -130,6 +132,14 @@ def _repair(entry: dict[str, Any]) -> str:
     whole = f"whole were records from {base} up to {last}" if last >= base else "no record in it was whole"
     kept = "" if entry.get("lossless") else f"; the old file is {entry.get('kept')}"
     return f"segment {base}: {done}; {whole}; {entry.get('why')}{kept}"
+
+
+def _skip(entry: dict[str, Any]) -> str:
+    moved = f"{entry.get('route')}/{entry.get('group')} moved from {entry.get('after')} to {entry.get('sequence')}"
+    records = f"{entry.get('records')} record{'s' * (entry.get('records') != 1)}"
+    missing = f" and up to {entry['missing']} that were removed" if entry.get("missing") else ""
+    why = f"; {entry['why']}" if entry.get("why") else ""
+    return f"{moved} by {entry.get('by')}, past {records}{missing}{why}"
 
 
 def _legality(event: Event) -> str:

@@ -112,6 +112,33 @@ def test_a_relieved_segment_is_deleted_once_the_rest_is_read(built: Built) -> No
     assert built.log.where(1).state is State.RECLAIMED
 
 
+def test_where_names_the_relief_that_dropped_a_record_after_its_segment_is_deleted(built: Built) -> None:
+    """Record 2 is of stuck, the others to 10 are of web: where the ranges of routes overlap, both lines are given."""
+    reclaim(built, compact_pinned=True)
+    built.log.set_cursor("stuck", 12)
+    reclaim(built)
+    dropped, left = built.log.where(1), built.log.where(2)
+
+    assert dropped.reclaimed is not None
+    assert (dropped.reclaimed["event"], dropped.reclaimed["rule"]) == ("relieved", "compact_pinned")
+    assert "by the rule 'compact_pinned'; cursors: web/processed at 21" in dropped.message
+    assert left.reclaimed is not None
+    assert left.reclaimed["event"] == "reclaimed"
+    assert "by the rule 'read'; cursors: stuck/processed at 12; or, if it was of route web, at " in left.message
+    assert left.message.endswith("by the rule 'compact_pinned'; cursors: web/processed at 21")
+
+
+def test_the_summary_counts_what_is_kept_after_relief(built: Built) -> None:
+    done = run(sidecar("reclaim", "--root", built.root.path, "--compact-pinned", "--json"))
+    summary = json.loads(done.stdout.splitlines()[-1])
+    again = run(sidecar("reclaim", "--root", built.root.path, "--json"))
+
+    assert summary["relieved_segments"] == 2
+    assert summary["held_back_alone"] == {"stuck": sum(sizes(built))}
+    after = json.loads(again.stdout.splitlines()[-1])
+    assert (summary["kept_bytes"], summary["held_back_alone"]) == (after["kept_bytes"], after["held_back_alone"])
+
+
 def test_a_cursor_that_is_set_back_learns_what_was_dropped(built: Built) -> None:
     reclaim(built, compact_pinned=True)
     cursor = built.log.set_cursor("web", 3, rewind=True)

@@ -64,14 +64,14 @@ def where(view: View, sequence: int) -> Whereabouts:
     if found.state is State.NEVER_ISSUED:
         return found
     try:
-        bundled, reclaimed = history.archived(sequence), _removal(history, sequence)
+        bundled, removals = history.archived(sequence), _removals(history, sequence)
     except Damaged as error:  # where it is, is known without them
         return replace(found, message=f"{found.message}; {error.message}")
     if found.durable and found.state is not State.RELEASED:
-        reclaimed = None  # decided, and not carried out
+        removals = []  # decided, and not carried out
     if bundled is not None:
         found = replace(found, bundle=_bundle(bundled), member=member_of(bundled, sequence), bundle_entry=bundled)
-    return replace(found, reclaimed=reclaimed)
+    return replace(found, reclaimed=removals[0] if removals else None)
 
 
 def _where(view: View, sequence: int, history: History) -> Whereabouts:
@@ -176,14 +176,14 @@ def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
     """
     sealed = history.sealed(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
-    archived, reclaimed = history.archived(sequence), _removal(history, sequence)
+    archived, removals = history.archived(sequence), _removals(history, sequence)
     if reason:
         return Whereabouts(sequence, State.QUARANTINED, reason, segment=segment)
     if archived is not None:
         message = f"in bundle {_bundle(archived)}, member {member_of(archived, sequence) or 'unknown'}"
         return Whereabouts(sequence, State.ARCHIVED, message, segment=segment, route=archived.get("route"))
-    if reclaimed is not None:
-        return Whereabouts(sequence, State.RECLAIMED, _reclaimed(reclaimed, sequence), segment=segment)
+    if removals:
+        return Whereabouts(sequence, State.RECLAIMED, _reclaimed(removals, sequence), segment=segment)
     skipped = history.skipped(sequence)
     if skipped is not None:
         span = f"{skipped['base']} to {skipped['last']}"
@@ -202,20 +202,53 @@ def _bundle(entry: Entry) -> str:
     return "/".join(str(part).rstrip("/") for part in (entry.get("dest"), entry.get("path", "unnamed")) if part)
 
 
-def _removal(history: History, sequence: int) -> Entry | None:
-    """The entry about the deletion of a record that is not there: of its segment, or of its batch."""
-    return history.reclaimed(sequence) or history.relief(sequence)
+def _removals(history: History, sequence: int) -> list[Entry]:
+    """The entries about the deletion of a record that is not there: of its segment, or of its batch by relief.
+
+    A line gives a range for each route, and the ranges of routes overlap. So there may be more than one.
+    """
+    deletion = history.reclaimed(sequence)
+    if deletion is None:
+        relief = history.relief(sequence)
+        return [] if relief is None else [relief]
+    reliefs = [each for each in history.reliefs_before(deletion) if _holders(each, sequence)]
+    return [deletion, *reliefs] if _holders(deletion, sequence) or not reliefs else reliefs
 
 
-def _reclaimed(entry: Entry, sequence: int) -> str:
-    """When, by which rule, and where the cursors were."""
-    message = f"reclaimed at {at_utc(entry.get('at'))} by the rule {str(entry.get('rule', 'unknown'))!r}"
-    cursors = []
+def _holders(entry: Entry, sequence: int) -> list[Entry]:
+    """What a line says of each route among whose deleted records ``sequence`` may be."""
     routes = entry.get("dropped", entry.get("routes"))
+    found = []
     for route in routes if isinstance(routes, list) else []:
         match route:
-            case {"first": int(first), "last": int(last), "cursors": dict(at_of_group)} if first <= sequence <= last:
-                cursors += [f"{route.get('route')}/{group} at {at}" for group, at in at_of_group.items()]
-    if entry.get("lost"):
+            case {"first": int(first), "last": int(last)} if first <= sequence <= last:
+                found.append(route)
+    return found
+
+
+def _reclaimed(removals: list[Entry], sequence: int) -> str:
+    """When, by which rule, and where the cursors were; of several deletions, which routes each is about."""
+    message = f"reclaimed {_removed(removals[0], sequence)}"
+    for entry in removals[1:]:
+        routes = " or ".join(str(held.get("route")) for held in _holders(entry, sequence))
+        message += f"; or, if it was of route {routes}, {_removed(entry, sequence)}"
+    return message
+
+
+def _removed(entry: Entry, sequence: int) -> str:
+    holders = _holders(entry, sequence)
+    rules = repr(str(entry.get("rule", "unknown")))
+    if entry.get("rule") == "each_route" and holders:
+        rules = " or ".join(f"{str(held.get('rule'))!r} of route {held.get('route')}" for held in holders)
+    message = f"at {at_utc(entry.get('at'))} by the rule {rules}"
+    cursors = [
+        (f"{held.get('route')}/{group}", at)
+        for held in holders
+        if isinstance(held.get("cursors"), dict)
+        for group, at in held["cursors"].items()
+    ]
+    if unread := [name for name, at in cursors if isinstance(at, int) and at < sequence]:
+        message += f", though {', '.join(unread)} {'had not' if len(holders) == 1 else 'may not have'} read it"
+    elif entry.get("lost") and not holders:
         message += ", though not every group had read all of its segment"
-    return f"{message}; cursors: {', '.join(cursors)}" if cursors else message
+    return f"{message}; cursors: {', '.join(f'{name} at {at}' for name, at in cursors)}" if cursors else message

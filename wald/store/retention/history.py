@@ -101,15 +101,20 @@ class History:
 
     def _with_dropped(self, entry: Entry, left: tuple[RouteRange, ...] | None) -> tuple[RouteRange, ...] | None:
         """What a deleted segment held before it was relieved, if it was, by what was ``left`` of it."""
-        made = {line.get("sha256"): line for line in self.reliefs(entry["base"])}
         held = {each.route: each for each in left or ()}
-        digest = entry.get("sha256")
-        # A relief that was not carried out has made no file, so its digest is met nowhere.
-        while (line := made.pop(digest, None)) is not None:
+        for line in self.reliefs_before(entry):
             for dropped in _held(line.get("dropped")) or ():
                 held[dropped.route] = _joined(dropped, held.get(dropped.route, dropped))
-            digest = line.get("was_sha256")
         return left if left is None else tuple(held.values())
+
+    def reliefs_before(self, deletion: Entry) -> Iterator[Entry]:
+        """The entries of the reliefs that had made the file which was deleted, the newest first."""
+        made = {line.get("sha256"): line for line in self.reliefs(deletion["base"])}
+        digest = deletion.get("sha256")
+        # A relief that was not carried out has made no file, so its digest is met nowhere.
+        while (line := made.pop(digest, None)) is not None:
+            yield line
+            digest = line.get("was_sha256")
 
     def reliefs(self, base: int) -> Iterator[Entry]:
         """The entries of the reliefs of segment ``base``, also of those that were not carried out; the newest first."""
