@@ -91,11 +91,29 @@ def test_readers_report_what_was_given_up_at_the_end_of_the_log(log: Path) -> No
         done = wald(*reading, "--root", log)
         assert b"are missing; given up by a repair" in done.stderr
         assert done.returncode == (NotFound if "--from" in reading else Partial).exit_code
+    shown = json.loads(output_of("cursor", "show", "a", "--json", "--root", log))
+    assert (shown["lag_records"], shown["lost_records"]) == (3, 3)
+    assert b"up to 3 records behind the first of these were given up" in output_of("cursor", "show", "a", "--root", log)
     (event,) = (line for line in output_of("history", "--root", log).decode().splitlines() if " repaired " in line)
     assert re.search(r"segment 4: .*; no record in it was whole; .*; the old file is quarantine/0{19}4\.wal\.", event)
     done = wald("where", "--since", "1h ago", "--route", "a", "--root", log)
     assert done.returncode == Damaged.exit_code
     assert b"not all here: 3 records, 1 to 3" in done.stdout
+
+
+def test_what_verify_does_not_call_damage_a_dry_run_does_not_either(log: Path) -> None:
+    """The line about the sealed segment is gone, and the ledger whole as far as it goes."""
+    ledger = log / "ledger/segments.jsonl"
+    ledger.write_bytes(b"")
+    verified = wald("verify", "--root", log)
+    assert (verified.returncode, b"good: " in verified.stdout) == (0, True)
+    assert b"no line of the ledger says that it was sealed; wald repair writes one" in verified.stdout
+    proposed = output_of("repair", "--dry-run", "--root", log)
+    assert b"repair: record segments/00000000000000000001.wal.zst" in proposed
+    assert b"good: 1 act would be done" in proposed
+    assert ledger.read_bytes() == b""
+    output_of("repair", "--root", log)
+    assert b"no line of the ledger" not in output_of("verify", "--root", log)
 
 
 def test_it_refuses_while_a_daemon_runs(daemon: Daemon, root: Path) -> None:

@@ -41,7 +41,7 @@ def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
     in quarantine/, and a line in ledger/segments.jsonl gives the records up. Every act is printed first.
 
     Exit code 0: all of it is good. 9: records would be given up, and --accept-loss was not given. 4: with --dry-run,
-    there is something to repair; else something is left that this command does not repair.
+    there is damage, as for `wald verify`; else something is left that this command does not repair.
     """
     here = Root(root)
     read_identity(here)
@@ -81,7 +81,7 @@ def _report(
 ) -> int:
     """Print what is left, or all of it as JSON; returns the exit code."""
     refused = plan.loses and not accept_loss
-    code = Refused.exit_code if refused else Damaged.exit_code if left or (dry_run and plan.acts) else 0
+    code = Refused.exit_code if refused else Damaged.exit_code if left or (dry_run and plan.damage) else 0
     if as_json:
         acts = [_fields(act, root, done=not dry_run and (accept_loss or not act.loses)) for act in plan.acts]
         lost = sum(act.lost_records for act in plan.acts)
@@ -121,12 +121,11 @@ def _summary(plan: Plan, left: tuple[Finding, ...], root: Root, *, dry_run: bool
     if refused:
         again = command_line(root.path, "repair --accept-loss")
         return f"damaged: {lost} records cannot be read any more; {again} gives them up"
+    good = "damaged" if left or (dry_run and plan.damage) else "good"
+    acts = f"{len(plan.acts)} act{'s' * (len(plan.acts) != 1)}"
     if dry_run:
-        return (
-            f"damaged: {len(plan.acts)} acts would be done, {lost} records given up; {len(left)} errors would be left"
-        )
-    good = "good" if not left else "damaged"
-    return f"{good}: {len(plan.acts)} acts done, {lost} records lost, on record; {len(left)} errors left"
+        return f"{good}: {acts} would be done, {lost} records given up; {len(left)} errors would be left"
+    return f"{good}: {acts} done, {lost} records lost, on record; {len(left)} errors left"
 
 
 def _fields(act: Act, root: Root, *, done: bool) -> dict[str, object]:

@@ -24,8 +24,10 @@ from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.files.uptime import now as uptime_now
 from wald.store.retention.cursors import Cursor, CursorState
-from wald.store.retention.missing import Missing
+from wald.store.retention.history import History
+from wald.store.retention.missing import Missing, Wanted, count
 from wald.store.retention.progress import lags, last_sequences
+from wald.store.segments.seeking import end_sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Unprocessed:
 
     Attributes:
         records: that the log holds; ``missing``: that it does not hold any more, at most.
+        lost: behind the first that it holds, given up by a repair; at most so many.
         first, last: of those that it holds; None if there is none, or the last is not known.
     """
 
@@ -43,6 +46,7 @@ class Unprocessed:
     first: Record | None
     last: int | None
     last_ns: int | None
+    lost: int = 0
 
 
 def unprocessed(log: Log, route: str, group: str) -> Unprocessed:
@@ -58,7 +62,15 @@ def unprocessed(log: Log, route: str, group: str) -> Unprocessed:
     first = next(following, None)  # also if none is left: what was removed in front of the end is met on the way
     last = last_sequences(view).get(route) if first is not None else None
     last_ns = log.where(last).append_time_ns if last else None
-    return Unprocessed(found, lag.records, sum(each.records for each in gone), first, last, last_ns)
+    lost = _lost_behind(log, route, first.sequence) if first is not None else 0
+    return Unprocessed(found, lag.records, sum(each.records for each in gone), first, last, last_ns, lost)
+
+
+def _lost_behind(log: Log, route: str, sequence: int) -> int:
+    """How many records of a route behind ``sequence`` were given up, at most; by the ledger, without reading on."""
+    head = end_sequence(log.root, log.identity.log_id) - 1
+    wanted = Wanted(lambda _: sequence + 1, frozenset([route]), sequence + 1, head)
+    return count([loss.held for loss in History(log.root).losses(sequence + 1, head)], wanted).records
 
 
 @cursor.command("show")
@@ -82,6 +94,7 @@ def _fields(found: Unprocessed) -> dict[str, object]:
     fields |= {"state": at.state.value, "sequence": at.sequence}
     fields |= {"message": at.message, "lag_records": found.records, "missing_records": found.missing}
     fields |= {"first": first.sequence if first else None, "last": found.last}
+    fields["lost_records"] = found.lost
     fields |= time_fields("first_append_time", first.append_time_ns if first else None)
     return fields | time_fields("last_append_time", found.last_ns)
 
@@ -98,6 +111,9 @@ def _text(log: Log, found: Unprocessed) -> Iterator[str]:
         rows.append(("appended", f"{utc(first.append_time_ns)} to {utc(found.last_ns) if found.last_ns else '?'}"))
         reading = f"read {at.route} --from cursor --group {at.group}{' --on-missing skip' * bool(found.missing)}"
         rows.append(("to read", command_line(log.root.path, reading)))
+    if found.lost:
+        lost = f"up to {found.lost} record{'s' * (found.lost != 1)}"
+        rows.append(("lost", f"{lost} behind the first of these were given up by a repair"))
     if found.missing:
         passing = "" if first is None else "; --on-missing skip passes over them"
         removed = f"up to {_records(found.missing)} in front were removed before it processed them"

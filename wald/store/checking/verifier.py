@@ -172,8 +172,18 @@ class Verification:
         self.records += checked.records
         self.raw_bytes += checked.raw_bytes
         found += checked.findings
+        found += self._unrecorded(segment) if checked.records else ()
         wrong = any(each.level is Level.ERROR and each.path == segment.path for each in found)
         return [each for each in found if not (wrong and each.level is Level.OK)]
+
+    def _unrecorded(self, segment: Segment) -> Iterator[Finding]:
+        """A sealed segment that the ledger does not list: lines are lost. While the raw form is there it may yet."""
+        if segment.kind.form is Kind.SEALED and not segment.path.with_suffix("").exists():
+            with contextlib.suppress(Damaged):  # the check of the ledgers reports it
+                sealed = self.history.sealed(segment.base_sequence)
+                if sealed is None or sealed["base"] != segment.base_sequence:
+                    message = "no line of the ledger says that it was sealed; wald repair writes one"
+                    yield Finding(Level.INFO, segment.path, 0, message)
 
     def _follows(self, segment: Segment) -> Iterator[Finding]:
         base, expected = segment.base_sequence, self._state.next_sequence or 1

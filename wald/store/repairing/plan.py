@@ -81,6 +81,11 @@ class Plan:
     def loses(self) -> bool:
         return any(act.loses for act in self.acts)
 
+    @property
+    def damage(self) -> bool:
+        """Whether any act is about what ``wald verify`` calls damage."""
+        return any(act.deed not in (Deed.REMOVE, Deed.RECORD) for act in self.acts)
+
 
 def plan(facts: Facts) -> Plan:
     """The acts that make the log good."""
