@@ -37,7 +37,8 @@ class Recorded:
         verdict = _RULES.get(str(entry.get("rule")), Verdict.READ)
         rules = {}
         if verdict is Verdict.EACH_ROUTE:
-            rules = {each["route"]: _RULES[each["rule"]] for each in read_out(entry)["routes"] if each["route"] in lost}
+            routes = (each for each in read_out(entry)["routes"] if each["route"] in lost)
+            rules = {each["route"]: _RULES.get(str(each.get("rule")), Verdict.READ) for each in routes}
         return cls(verdict, lost, rules, moment_of(entry))
 
 

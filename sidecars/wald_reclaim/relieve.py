@@ -112,6 +112,9 @@ class Relieving:
                 relief = self._make(source, segment, floors)
                 entry = relieved_entry(segment, relief, source.index, source.stored_bytes, claims, now_ns)
                 return self._put(segment, relief, entry | self.moment().as_entry(), source.stored_bytes)
+        except OSError:
+            del self._looked_at[segment.base_sequence]
+            raise
         except BadSealed as error:
             raise Damaged(f"{segment.path}: {error}", hint=f"wald dump {segment.path} shows what it holds") from error
         finally:

@@ -126,7 +126,7 @@ def _sealed_blocks(segment: SealedSegment, routes: frozenset[str] | None) -> lis
 def _frames(index: SealedIndex, routes: frozenset[str] | None) -> list[Block]:
     ids = None if routes is None else {number for number, entry in enumerate(index.routes) if entry.route in routes}
     dropped = index.relieved is not None and (
-        not index.relieved.routes or routes is None or any(entry.route in routes for entry in index.relieved.routes)
+        not index.relieved.names_all or routes is None or any(entry.route in routes for entry in index.relieved.routes)
     )
     return [
         Block(index.base_sequence, frame.first_sequence, frame.next_sequence, frame.raw_bytes if frame.routes else 0)

@@ -111,7 +111,7 @@ def decode_index(frame: bytes) -> PartIndex:
         raise BadPart("the checksum of the index is wrong")
     try:
         return _index(json.loads(text))
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise BadPart("the index is not one of a ledger's part") from error
 
 

@@ -21,8 +21,8 @@ class Relieved:
         sha256: of the raw bytes as they were sealed; empty if not known.
         stored_bytes: the length of the file as it was sealed; 0 if not known.
         ranges: the dropped records as (first, last), in order, as long as possible.
-        routes: what was dropped of each route: always the first batches that the segment held of it; empty if that is
-            not known, because the index was made anew.
+        routes: what was dropped of each route: always the first batches that the segment held of it; less
+            than that, if the index was made anew in between, from frames that do not show the routes.
     """
 
     sha256: bytes
@@ -34,6 +34,11 @@ class Relieved:
     def records(self) -> int:
         """How many records were dropped."""
         return sum(last - first + 1 for first, last in self.ranges)
+
+    @property
+    def names_all(self) -> bool:
+        """Whether ``routes`` has all that was dropped: not if the index was made anew, also before another relief."""
+        return sum(entry.count for entry in self.routes) == self.records
 
     def encoded(self) -> bytes:
         """The content of the section."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -16,7 +18,9 @@ import pytest
 from archives import archive
 from faults import Died, DyingDisk
 from logs import Built
-from reclaiming import ledger, reclaim
+from reclaiming import Reclaimer, ledger, reclaim
+from relieving import relieve
+from repairing import repair
 from running import run, sidecar
 from tracing import strace
 
@@ -24,12 +28,14 @@ from wald.format.names import WHOLE, Kind
 from wald.store.checking.finding import Level
 from wald.store.checking.story import Story
 from wald.store.checking.verifier import verify
+from wald.store.files.directory import Segment
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import read_ledger
 from wald.store.retention.history import History
 from wald.store.retention.legality import judge, judge_relief
 from wald.store.segments.view import State
 from wald_reclaim.policy import Limits
+from wald_reclaim.relieve import Relieving
 
 BYTES = random.Random(0).randbytes(1 << 20).replace(b"\n", b"-")
 NOISE = BYTES[:6000]
@@ -354,3 +360,40 @@ def test_an_archive_goes_on_behind_relief_and_reports_what_it_cannot_have(built:
 
     archive(built, tmp_path / "archive", route="web", group="archive")
     assert next(line["first"] for line in read_ledger(built.root.ledger / "archive.jsonl").entries) == 6
+
+
+def test_a_relief_after_a_repair_is_legal_and_hides_nothing_of_the_one_before(built: Built) -> None:
+    """A repair makes the index anew from the frames, which do not show of which route the dropped records were."""
+    built.log.set_cursor("web", 6, rewind=True)
+    reclaim(built, compact_pinned=True)
+    path = built.path(1, Kind.SEALED)
+    path.write_bytes(path.read_bytes()[:-40])
+    repair(built.root.path, accept_loss=False)
+    assert errors(built) == illegal(built) == []
+    story = Story(built.root)
+    assert [event.ruling.errors for event in story.events() if event.ruling] == [()]
+
+    built.log.set_cursor("stuck", 12)
+    relieve(built, 1, web=8, stuck=2)
+    assert "records 1 to 8 of web are deleted" in built.log.set_cursor("web", 0, rewind=True).message
+    missing: list[Any] = []
+    list(built.log.batches("web", 1, on_missing=missing.append))
+    assert missing
+    assert missing[0].first == 1
+
+
+def test_what_was_not_relieved_for_want_of_room_is_tried_in_the_next_pass(built: Built) -> None:
+    reclaimer = Reclaimer(built.root, Disk())
+    doing = Relieving(built.root, Full(), reclaimer.planner.log_id, lambda _: None)
+    segment = Segment(1, Kind.SEALED, built.path(1, Kind.SEALED))
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            doing.relieve(segment, now_ns=0)
+    reclaimer.ledger.close()
+
+
+class Full(Disk):
+    """A disk without room for a new file."""
+
+    def create(self, path: Path) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

@@ -17,6 +17,7 @@ from wald.format.tables import RouteEntry
 from wald.store.files.directory import Segment
 from wald.store.files.routes import retire_route
 from wald_reclaim.policy import Limits, RouteFacts, RouteLimits, Verdict, judge_route
+from wald_reclaim.recorded import Recorded
 from wald_reclaim.routes import Routes
 
 
@@ -282,3 +283,10 @@ def test_a_segment_is_read_once_and_only_if_something_is_counted(limits: Limits,
 
 
 READ_OR_UNREAD = (Verdict.READ, Verdict.UNREAD)
+
+
+def test_a_rule_of_a_route_that_is_not_known_counts_as_read() -> None:
+    """A newer version may have written the line; the next start of this one goes on."""
+    routes = [{"route": "a", "rule": "of_tomorrow"}, {"route": "b", "rule": "max_bytes"}, {"route": "c"}]
+    entry = {"event": "reclaimed", "base": 1, "rule": "each_route", "routes": routes, "lost": {"a": 1, "b": 1, "c": 1}}
+    assert Recorded.of(entry).rules == {"a": Verdict.READ, "b": Verdict.MAX_BYTES, "c": Verdict.READ}

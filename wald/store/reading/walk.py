@@ -186,7 +186,7 @@ class Walk:
         relieved = segment.index.relieved if isinstance(segment, SealedSegment) else None
         routes = (
             None
-            if relieved is None or not relieved.routes
+            if relieved is None or not relieved.names_all
             else tuple(RouteRange(*entry[:4]) for entry in relieved.routes)
         )
         first = max(self._due, found.first_sequence)

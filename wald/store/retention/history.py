@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import NamedTuple
 
 from wald.errors import Damaged
@@ -128,8 +129,9 @@ class History:
 
     def made_by(self, base: int, sha256: object) -> Entry | None:
         """The entry that says what segment ``base`` held when it had this digest: of a relief, or of its sealing."""
-        found = (entry for entry in self.reliefs(base) if entry.get("sha256") == sha256)
-        return next(found, None) or self.sealed(base)
+        sealed = (line.entry for line in _of(self._segments.about(base, base), "sealed") if line.low == base)
+        entries = chain(self.reliefs(base), sealed)  # a repair may have written another line "sealed"
+        return next((entry for entry in entries if entry.get("sha256") == sha256), None) or self.sealed(base)
 
     def relief(self, sequence: int) -> Entry | None:
         """The entry of the relief that may have dropped ``sequence``, which is in its segment no more."""

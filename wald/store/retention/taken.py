@@ -144,7 +144,12 @@ def _dropped(root: Root, base: int, route: str, history: History, *, log_id: byt
     held: Iterable[RouteEntry | RouteRange] = ()
     try:
         relieved = segment_index(Segment(base, Kind.SEALED, root.segment(base, Kind.SEALED)), log_id).relieved
-        held = () if relieved is None else relieved.routes or history.dropped(base)
+        if relieved is None:
+            held = ()
+        elif relieved.names_all:
+            held = relieved.routes
+        else:  # the ledger has reliefs, too, that were not carried out
+            held = (each for each in history.dropped(base) if relieved.dropped_between(each.first, each.first + 1))
     except (Damaged, OSError):
         held = history.dropped(base)
     return ((each.first, each.last) for each in held if each.route == route)
