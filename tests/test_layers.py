@@ -75,7 +75,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.daemon": (
         *PURE,
         "wald.store",
-        "wald.config",
+        *SETTINGS,
         "wald.setting_origins",
         "wald.endpoint",
         "wald.exposition",

@@ -1,7 +1,6 @@
 """What is kept for how long: the settings of ``[retention]``, and the limits that each route may set for itself.
 
-``wald-reclaim`` applies them. Of the quotas it applies those that expire; the others have no effect so far, and the
-daemon reports them.
+``wald-reclaim`` applies them; beyond ``pinned_max_bytes`` the daemon lets producers wait, or refuses what they send.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ class RouteLimits:
     on_pinned: str = _limit(
         Choice(("block", "reject", "expire")),
         "block",
-        "expire: beyond pinned_max_bytes the oldest unread segments of the route are deleted, which LOSES DATA; block "
-        "and reject have no effect so far, and the daemon reports so",
+        "beyond pinned_max_bytes the producers of the route wait, or get ERR full, or its oldest unread segments are "
+        "deleted, which LOSES DATA",
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from wald.exposition import Histogram
+from wald.exposition import Histogram, Samples
 
 _KIB = 1 << 10
 
@@ -41,6 +41,7 @@ class Metrics:
         degraded: whether input waits for room.
         degraded_by: why it does, as a :class:`Cause`; "" while it does not.
         held_requests: how many requests that were sent wait for room; unless degraded, others are taken meanwhile.
+        over_quota: unread bytes of each route of which nothing is taken because of its quota, by route and policy.
         held_since: since when input has been waiting for room; 0: none waits. ``held_seconds``: before that.
         waiting_since: since when readable input has been waiting for the head to move; 0: none waits.
         seal_waits_since: since when segments have been waiting and none was sealed; 0: none waits.
@@ -74,6 +75,7 @@ class Metrics:
     degraded: bool = False
     degraded_by: str = ""
     held_requests: int = 0
+    over_quota: Samples = field(default_factory=dict)
     held_since: float = 0.0
     held_seconds: float = 0.0
     waiting_since: float = 0.0

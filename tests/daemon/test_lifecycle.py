@@ -361,18 +361,3 @@ def test_a_reload_changes_the_level_of_a_journal_that_is_open(capsys: pytest.Cap
     journal.info("after")
 
     assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == ["after"]
-
-
-def test_a_quota_that_has_no_effect_is_reported(start: Start, root: Path, tmp_path: Path) -> None:
-    """At the start and after SIGHUP; one that expires has an effect."""
-    settings = tmp_path / "wald.toml"
-    settings.write_text(
-        '[routes.a]\npinned_max_bytes = "1MiB"\n[routes.b]\npinned_max_bytes = 9\non_pinned = "expire"\n'
-    )
-    daemon = start("--config", settings)
-    assert "has no effect with block or reject" in daemon.log
-    assert "routes.a" in daemon.log
-    assert "routes.b" not in daemon.log
-    settings.write_text("[retention]\npinned_max_bytes = 9\n")
-    daemon.process.send_signal(signal.SIGHUP)
-    eventually(lambda: '"retention"' in daemon.log or "['retention']" in daemon.log)

@@ -96,7 +96,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
     built.seal()
     run(sidecar("archive", "pack", "a", "--root", root))
     addresses = [free_address() for _ in range(3)]
-    with Daemon(root, env={"WALD_METRICS": addresses[0]}):
+    settings = root.parent / "wald.toml"
+    settings.write_text("[routes.unread]\npinned_max_bytes = 1\n")
+    with Daemon(root, "--config", settings, env={"WALD_METRICS": addresses[0]}):
         output_of("verify", "--record", "--root", root)
         options = ("--root", root, "--metrics")
         lines = (

@@ -65,7 +65,10 @@ def test_repair_prints_what_is_documented(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A log with a daemon: two sealed segments, which one group has read in part, and one that was reclaimed."""
+    """A log with a daemon: two sealed segments, which one group has read in part, and one that was reclaimed.
+
+    One route is over its quota.
+    """
     directory = tmp_path_factory.mktemp("json")
     built = Built(directory / "log")
     for _ in range(3):
@@ -83,7 +86,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     output_of("cursor", "set", "b", 3, "--root", built.root.path)
     reclaimed = run(sidecar("reclaim", "--root", built.root.path, "--grace", 0))
     assert reclaimed.returncode == 0, reclaimed.stderr
-    with Daemon(built.root.path):
+    settings = directory / "wald.toml"
+    settings.write_text("[routes.b]\npinned_max_bytes = 1\n")
+    with Daemon(built.root.path, "--config", settings):
         yield built.root.path
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 import wald
+from wald.cli.liveness import over_quota
 from wald.cli.options import json_option, root_option
 from wald.cli.output import aligned, json_line, time_fields
 from wald.cli.positions import warn_without_daemon
@@ -26,10 +27,15 @@ from wald.store.retention.pins import DIRECTORY_GONE, Pin
 from wald.store.segments.view import State
 from wald.store.writing.lives import no_daemon
 
+_OVER = {
+    "block": "Its FIFO is not read, and its requests wait",
+    "reject": "Its FIFO is not read, and its requests are refused",
+}
 _NAMED = 3  # groups shown of one segment; --json shows all
 _HEADINGS = ("ROUTE", "GROUP", "CURSOR", "LAG", "OLDEST", "HOLDS BACK", "FREES", "GROWS A DAY")
 _NUMERIC = (2, 3, 4, 5, 6, 7)
 _DAY = 86400
+_ASK_SECONDS = 2.0  # how long the daemon may take to name the routes over their quota
 
 
 @click.command()
@@ -40,7 +46,8 @@ def explain(root: Path, as_json: bool) -> None:
 
     LAG is counted in records of the route; OLDEST is how long the first of them has been waiting. FREES is what could
     be deleted if this one cursor reached the head. The limits of wald-reclaim are not known here; its `--dry-run`
-    applies them. With --json, one object per line: every FIFO in trouble, every segment, every group, then the log.
+    applies them. A running daemon is asked which routes are over their quota. With --json, one object per line: every
+    FIFO in trouble, every route over its quota, every segment, every group, then the log.
     """
     log = wald.open(root)
     backlog = Backlog(log.view())
@@ -196,6 +203,8 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
     """A paragraph for each thing that the operator should know or do."""
     wald_ = command_line(log.root.path)
     yield from (message for _, message in troubles(log.root))
+    for over in over_quota(log.root, seconds=_ASK_SECONDS):
+        yield f"{over['message']}. {_OVER[over['policy']]}, until the group has read on or the quota is raised."
     retired = sorted({group.cursor.route for group in groups if group.retired})
     if retired:
         yield f"Retired: {_names(retired)}. Nothing is held back for them, and their unread records may be deleted."
@@ -250,6 +259,8 @@ def _outlook(growth: Growth | None, free: int) -> str:
 def _objects(log: Log, backlog: Backlog, now_ns: int) -> Iterator[dict[str, object]]:
     for path, message in troubles(log.root):
         yield {"kind": "fifo", "path": str(path), "message": message}
+    for over in over_quota(log.root, seconds=_ASK_SECONDS):
+        yield {"kind": "quota", **over}
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for status in _counted(backlog.segments(), counts, sizes):

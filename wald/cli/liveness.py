@@ -97,6 +97,15 @@ def socket_of(root: Root) -> Path:
     return root.socket
 
 
+def over_quota(root: Root, *, seconds: float) -> list[Mapping[str, Any]]:
+    """The routes of which the daemon takes nothing because they are over their quota; none if it does not answer."""
+    try:
+        found = ask_status(socket_of(root), seconds=seconds).get("over_quota")
+    except OSError:
+        return []
+    return found if isinstance(found, list) else []
+
+
 def _without_lock(root: Root, wrote: Mapping[str, object]) -> Liveness:
     starting = command_line(root.path, "run")
     if not wrote:

@@ -139,6 +139,8 @@ def _of_daemon(facts: Facts) -> Iterator[Finding]:
         yield Finding(Severity.FAILING, message, command_line(facts.root, "explain"))
     elif held := answer.get("held_requests"):
         yield Finding(Severity.WARNING, f"{held} requests wait for room", command_line(facts.root, "explain"))
+    for over in answer.get("over_quota") or ():
+        yield Finding(Severity.WARNING, str(over.get("message")), command_line(facts.root, "explain"))
     if _number(answer, "stalled_seconds") > _STALLED_SECONDS:
         message = (
             f"input has waited for {format_seconds(_number(answer, 'stalled_seconds'))} while the head stands still"

@@ -75,6 +75,9 @@ def _silent(root: Path | None, socket: Path) -> WaldError:
         return DiskFailure(f"{socket}: the disk is full: {numbers}; the daemon waits for room", hint=hint)
     if state.get("held_requests"):
         return DiskFailure(f"{socket}: the disk has no room for a request as large as this", hint=hint)
+    over = state.get("over_quota")
+    if isinstance(over, list) and over:
+        return Unavailable(f"{socket}: the daemon does not answer; {over[0].get('message')}", hint=hint)
     if not state:  # it is stopped by a signal, or hangs
         held = shlex.quote(os.fspath(socket if root is None else root / "lock"))
         hint = f"ps -o pid,stat,wchan,args -p $(fuser {held} 2>&-)"

@@ -15,6 +15,7 @@
     commands    all requests but PUB            background  sealing, next to the turn
     lifecycle   signals, systemd, the journal   endpoint    metrics and health
     measuring   what the directory shows        fairness    who is served, and who stays
+    quotas      routes that are over theirs     unread      what a group has not read of a route
 
 The start wires them, and the service runs the loop; only these two know all the others. The text of a request is parsed
 in ``wald/format/protocol.py``, and what a start repairs is decided in ``wald/store/writing/recovery.py``.

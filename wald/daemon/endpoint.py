@@ -100,6 +100,8 @@ def of_daemon(metrics: Metrics) -> Iterator[Metric]:
     yield Metric("wald_info", "gauge", "1 for the log that this is, and its wald", ("log", "version"), info)
     causes: Samples = {(cause.value,): float(metrics.degraded_by == cause) for cause in Cause}
     yield Metric("wald_degraded_by", "gauge", "1 for what keeps input from being taken", ("cause",), causes)
+    meaning = "Bytes that a group has not read, of a route of which nothing is taken because of its quota"
+    yield Metric("wald_route_over_quota_bytes", "gauge", meaning, ("route", "policy"), metrics.over_quota)
     outcomes: Samples = {(outcome.value,): float(metrics.recovery is outcome) for outcome in Outcome}
     yield Metric("wald_recovery", "gauge", "1 for what the recovery of this start has led to", ("outcome",), outcomes)
     yield counter("wald_held_back_seconds_total", "How long input has waited for room", metrics.held_back_seconds(now))

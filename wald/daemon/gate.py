@@ -1,11 +1,12 @@
-"""What keeps a request from being taken now: a disk that is nearly full, or a pipe inside a long line of the route."""
+"""What keeps a request from being taken now: a nearly full disk, a quota, or a pipe inside a long line of the route."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from wald.daemon.quotas import Over
 from wald.format.protocol import Code, ProtocolError
 from wald.store.writing.drafts import Route
 
@@ -18,8 +19,15 @@ class Wait(Enum):
     REFUSAL = auto()  # its route has been busy for too long
 
 
-Cause = int | str | Wait
-"""Why nothing is read from a connection: the bytes of room that it needs, the name of a busy route, or a ``Wait``."""
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What a connection waits for whose route is over its quota."""
+
+    route: str
+
+
+Cause = int | str | Quota | Wait
+"""Why nothing is read from a connection: the bytes of room that it needs, the name of a busy route, or as they say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,7 @@ class Gate:
         reject: refuse such records rather than let the producer wait.
         busy: names of the routes that are inside a pipe's long line.
         room_bytes: how much may be written before the gate closes.
+        over: the routes that are over their quota.
         overdue: busy routes have been waited for long enough.
     """
 
@@ -38,6 +47,7 @@ class Gate:
     reject: bool
     busy: frozenset[str]
     room_bytes: float
+    over: Mapping[str, Over] = field(default_factory=dict)
     overdue: bool = False
 
     def require_room(self, wanted_bytes: int = 0, promised_bytes: int = 0) -> None:
@@ -56,10 +66,15 @@ class Gate:
         """Require that records of a route may be taken now.
 
         Raises:
-            ProtocolError: the disk is nearly full, or the route stays busy, and the request is rejected.
+            ProtocolError: the disk is nearly full, the route is over its quota or stays busy, and the request is
+                rejected.
             Parked: the request has to wait.
         """
         self.require_room()
+        if (over := self.over.get(route.name)) is not None:
+            if over.rejects:
+                raise ProtocolError(Code.FULL, f"{over.message}; wald explain says more")
+            raise Parked(Quota(route.name))
         if route.name in self.busy:
             if self.overdue:
                 raise ProtocolError(Code.BUSY, f"a pipe is inside a long line of {route.name}")
@@ -71,12 +86,14 @@ class Gate:
             return True
         if isinstance(cause, int):
             return self.closed or self.room_bytes < cause + (promised_before(cause) if cause else 0)
+        if isinstance(cause, Quota):
+            return cause.route in self.over and not self.over[cause.route].rejects
         return cause in self.busy
 
 
 class Parked(Exception):
     """The request has to wait, for bytes of room or for a route."""
 
-    def __init__(self, cause: int | str) -> None:
+    def __init__(self, cause: int | str | Quota) -> None:
         super().__init__(cause)
-        self.cause: int | str = cause
+        self.cause: int | str | Quota = cause

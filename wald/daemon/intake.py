@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from wald.config import Config
 from wald.daemon.fifos import Fifos, OpenPipe, require_other
@@ -40,6 +40,7 @@ class Intake:
 
     Attributes:
         fifos: the paths of the FIFOs.
+        over: the routes that are over their quota; a pipe of one is read only to the end of its record.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Intake:
         config: Config,
     ) -> None:
         self.fifos = Fifos(root, systemd)
+        self.over: Container[str] = ()
         self._root = root
         self._poller = poller
         self._systemd = systemd
@@ -338,7 +340,9 @@ class Intake:
         self._awake[pipe] = None
 
     def _has_to_wait(self, pipe: Pipe, open_routes: frozenset[str] = frozenset()) -> bool:
-        """Whether another pipe of the same route is inside a long line."""
+        """Whether the route is over its quota, or another pipe of it is inside a long line."""
+        if pipe.route.name in self.over and not pipe.inside_record:
+            return True
         return bool(self._outgoing) and (
             pipe.route.name in open_routes
             or any(other is not pipe and other.route.name == pipe.route.name for other in self._inside)

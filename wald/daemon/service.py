@@ -17,7 +17,7 @@ from wald.daemon.committer import Full
 from wald.daemon.gate import Gate
 from wald.daemon.lifecycle import open_journal
 from wald.daemon.listening import identity_of
-from wald.daemon.start import Parts, report_quotas, sizes_in_force, wanted_routes, wants_fifo, writers_of
+from wald.daemon.start import Parts, sizes_in_force, wanted_routes, wants_fifo, writers_of
 from wald.daemon.turn import Arena, Turn
 from wald.errors import DiskFailure, NotPermitted, WaldError, command_line
 from wald.format.protocol import Code
@@ -78,6 +78,7 @@ class Service:
         self._intake = parts.intake
         self._committer = parts.committer
         self._connections = parts.connections
+        self._quotas = parts.quotas
         self._arena = Arena()
         self._held_turn: Turn | None = None
         self._newcomers = False  # whether connections can be accepted
@@ -98,6 +99,7 @@ class Service:
         self._connections.close()
         if not self._parts.lock.is_ours():
             self._writer.abandon()
+        self._intake.over = ()  # what no other process holds would be lost
         self._intake.release_writing_ends()
         try:
             while self._intake.check_last():
@@ -126,6 +128,7 @@ class Service:
         events = self._parts.poller.poll(timeout)
         now = time.monotonic()
         has_room = self._committer.has_room(wanted_bytes=self._connections.wanted_bytes)
+        self._quotas.look(now, self._metrics.head_sequence)
         self._arena.reset()
         readable = self._dispatch(events, now)
         turn = self._collect(readable, now, has_room=has_room)
@@ -150,7 +153,7 @@ class Service:
             self._intake.collect(turn, self._arena)
         # After the pipes: what they have begun in this very turn keeps requests off its route too.
         busy = self._intake.busy | turn.open_routes
-        gate = Gate(not has_room, self._config.on_full == "reject", busy, self._committer.left_bytes)
+        gate = Gate(not has_room, self._config.on_full == "reject", busy, self._committer.left_bytes, self._quotas.over)
         self._connections.collect(readable, turn, self._arena, gate, now)
         return turn
 
@@ -187,6 +190,7 @@ class Service:
             self._connections.refuse(Code.FAILED, "the daemon stops")
             raise
         self._held_turn = None
+        self._quotas.count(turn.placed, self._writer.base_sequence)
         self._connections.reply(turn)
 
     def _wait_for_room(self) -> None:
@@ -223,7 +227,7 @@ class Service:
             return min(_FULL_SECONDS, _FULL_SECONDS if asked is None else max(0.0, asked - now))
         if self._intake.ready:
             return 0
-        times = [at for at in (asked, self._intake.due()) if at is not None]
+        times = [at for at in (asked, self._intake.due(), self._quotas.due) if at is not None]
         times.append(self._committer.due())
         if self._connections.wants_room:
             times.append(now + _FULL_SECONDS)
@@ -291,7 +295,9 @@ class Service:
         open_journal(self._config.log_format, self._config.log_level)
         sizes = sizes_in_force(self._config, root.segments, self._journal)
         self._committer.take_over(self._config, sizes)
-        report_quotas(self._config, self._journal)
+        if self._quotas.changes(self._config):
+            self._committer.cut()  # what is in complete segments can be counted
+            self._quotas.take_over(self._config, self._writer.base_sequence)
         parts.routes.forget(writers=writers_of(self._config))
         parts.describe(self._config, sizes)
         self._journal.info("reloaded", taken=sorted(taken), needs_restart=sorted(waiting))

@@ -27,6 +27,7 @@ from wald.daemon.intake import Intake
 from wald.daemon.lifecycle import Signals, Systemd, allow_descriptors, open_journal
 from wald.daemon.listening import Admission, check_socket, identity_of, inherited, listen
 from wald.daemon.measuring import Measuring
+from wald.daemon.quotas import Quotas
 from wald.daemon.requests import Requests
 from wald.daemon.routes import Routes
 from wald.daemon.turn import Turn
@@ -103,7 +104,6 @@ class Parts:
             check_socket(self.socket_path, self.root.path)
         else:
             report_unused(config, self.inherited.getsockname(), self.journal)
-        report_quotas(config, self.journal)
         stdin = None if stdin_route is None else take_stdin(self.root, config, stdin_route)
         if not config.metrics:
             return stdin, None
@@ -208,6 +208,10 @@ class Parts:
             self.journal.info("pipe", what=message)
         if closing:
             self._commit(closing)
+        base = self.writer.base_sequence
+        self.quotas = Quotas(root, config, self.metrics, self.journal, log_id=self._log_id, before=base)
+        self._closers.callback(self.quotas.close)
+        self.intake.over = self.quotas.over
 
     def _commit(self, drafts: list[Draft]) -> None:
         turn = Turn(self.writer.state.producers)
@@ -292,6 +296,7 @@ class Parts:
             "segment_max_bytes": sizes.segment_bytes,
             "fifo_troubles": self.intake.fifos.troubles,
             "unfinished_lines": self.intake.unfinished_lines,
+            "over_quota": [over.to_json() for over in self.quotas.over.values()],
             "routes": self.writer.state.routes,
         }
 
@@ -306,15 +311,6 @@ def report_unused(config: Config, socket: str, journal: FilteringBoundLogger) ->
     if unused:
         hint = "systemctl edit wald.socket: ListenStream=, SocketMode="
         journal.warning("systemd has made the socket: settings do not apply", socket=socket, unused=unused, hint=hint)
-
-
-def report_quotas(config: Config, journal: FilteringBoundLogger) -> None:
-    """Report quotas that have no effect: only wald-reclaim applies them, and only those that expire."""
-    tables = [("retention", config.retention), *((f"routes.{name}", config.limits(name)) for name in config.routes)]
-    unused = [name for name, table in tables if table.pinned_max_bytes and table.on_pinned != "expire"]
-    if unused:
-        hint = 'on_pinned = "expire" loses data; or an alert on wald_group_pinned_bytes'
-        journal.warning("pinned_max_bytes has no effect with block or reject", tables=unused, hint=hint)
 
 
 def sizes_in_force(config: Config, segments: Path, journal: FilteringBoundLogger) -> Sizes:

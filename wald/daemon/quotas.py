@@ -1,0 +1,279 @@
+"""Which routes are over their quota: nothing more is taken of them before a group has read on.
+
+Each turn adds what it has written to the routes that have a quota; the others cost nothing. Where that is more than
+``pinned_max_bytes``, a look at the cursors of the route takes off what every group has read. Looks are made in the
+loop, at most for 2 ms each. What segments held at the start is read from their indexes, in a thread, and until that is
+done nothing is taken of routes that have a quota.
+
+A cursor that is moved back, and a new group, count from the next start or change of the quotas on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from structlog.typing import FilteringBoundLogger
+
+from wald.config import Config
+from wald.daemon.unread import Stretch, Unread, slowest, unread_before
+from wald.errors import Damaged, command_line
+from wald.limits import RouteLimits
+from wald.metrics import Metrics
+from wald.store.files.directory import Root, list_segments
+from wald.store.retention.cursors import Cursor
+from wald.store.writing.drafts import Placed
+
+_LOOK_SECONDS = 0.25  # between looks at a route that is over its quota
+_AGAIN_SECONDS = 0.02  # before a look that is not finished goes on, and while the indexes are read
+_TURN_SECONDS = 0.002  # that a look may take
+_LIST_SECONDS = 1.0  # between listings of the segments, at least
+_REST = 20  # times the duration of a listing
+_REPORT_SECONDS = 60.0  # between reports of the same route
+
+
+class Policy(StrEnum):
+    """What becomes of requests; a FIFO is not read under either."""
+
+    BLOCK = "block"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A route that is over its quota.
+
+    Attributes:
+        group: that has read least; "" as long as it is not known how much is unread.
+    """
+
+    route: str
+    policy: Policy
+    quota_bytes: int
+    group: str = ""
+    unread_bytes: int = 0
+
+    @property
+    def rejects(self) -> bool:
+        """Whether requests are refused; what is not known yet is waited for."""
+        return self.policy is Policy.REJECT and bool(self.group)
+
+    @property
+    def message(self) -> str:
+        if not self.group:
+            return f"what {self.route} holds unread is being counted"
+        return (
+            f"route {self.route} is over its quota: group {self.group} has not read {self.unread_bytes} bytes, "
+            f"pinned_max_bytes is {self.quota_bytes}"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """As STAT reports it."""
+        return {
+            "route": self.route,
+            "policy": self.policy.value,
+            "quota_bytes": self.quota_bytes,
+            "group": self.group,
+            "unread_bytes": self.unread_bytes,
+            "message": self.message,
+        }
+
+
+class Quotas:
+    """The quotas of one life of the daemon.
+
+    Args:
+        before: the base of the active segment, which holds no record yet.
+
+    Attributes:
+        over: the routes of which nothing is taken now; always the same object.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        config: Config,
+        metrics: Metrics,
+        journal: FilteringBoundLogger,
+        *,
+        log_id: bytes,
+        before: int,
+    ) -> None:
+        self.over: dict[str, Over] = {}
+        self._root = root
+        self._metrics = metrics
+        self._journal = journal
+        self._log_id = log_id
+        self._bases = _Bases(root)
+        self._report_at: dict[str, float] = {}
+        self._thread: threading.Thread | None = None
+        self._base = before
+        self._look_at = 0.0
+        self._begin(config, before)
+
+    @property
+    def due(self) -> float | None:
+        """When :meth:`look` has something to do, on the monotonic clock."""
+        return self._look_at if self._suspects or self._thread is not None else None
+
+    def count(self, placed: Sequence[Placed], base: int) -> None:
+        """Count what a turn has written; ``base`` is that of the segment that is active now."""
+        if not self._any:
+            return
+        for each in placed:
+            limits = self._limits_of(each.draft.route.name)
+            if limits is not None and each.draft.payload_bytes:
+                self._add(each, limits, base)
+        self._base = base
+
+    def look(self, now: float, head_sequence: int) -> None:
+        """Find out which routes are over their quota, if that is due."""
+        if self.due is None or now < self._look_at:
+            return
+        if self._thread is not None and not self._take_loaded():
+            self._look_at = now + _AGAIN_SECONDS
+            return
+        self._look_at = now + _LOOK_SECONDS
+        enough_at = time.monotonic() + _TURN_SECONDS
+        for route in list(self._suspects):
+            del self._suspects[route]  # it is the last one then, if it stays one
+            self._judge(route, now, head_sequence)
+            if time.monotonic() > enough_at:
+                self._look_at = now + _AGAIN_SECONDS
+                break
+        self._metrics.over_quota = {(route, over.policy.value): over.unread_bytes for route, over in self.over.items()}
+
+    def changes(self, config: Config) -> bool:
+        """Whether other routes have a quota under ``config``, or other quotas."""
+        return _quotas(config) != _quotas(self._config)
+
+    def take_over(self, config: Config, before: int) -> None:
+        """Count anew under other settings; ``before`` as of the constructor."""
+        self.close()
+        self._begin(config, before)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._unwanted.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _begin(self, config: Config, before: int) -> None:
+        self._config = config
+        self._any = any(_quotas(config).values())
+        self._base = before
+        self._limits: dict[str, RouteLimits | None] = {}
+        self._unread: dict[str, Unread] = {}
+        self._suspects: dict[str, None] = {}  # may be over their quota; the one that is judged next comes first
+        self._look_at = 0.0
+        self._loaded: dict[str, Unread] = {}
+        self._thread, self._unwanted = None, threading.Event()
+        self._metrics.over_quota = {}
+        self.over.clear()
+        limits = {route: self._limits_of(route) for route in self._root.route_names()} if self._any else {}
+        self.over |= {route: _over(route, each) for route, each in limits.items() if each is not None}
+        if self.over:
+            arguments = list(self.over), before, self._unwanted
+            self._thread = threading.Thread(target=self._load, args=arguments, name="quotas")
+            self._thread.start()
+
+    def _load(self, routes: list[str], before: int, unwanted: threading.Event) -> None:
+        """In the thread: count what complete segments hold."""
+        self._loaded = unread_before(self._root, routes, log_id=self._log_id, before=before, stopping=unwanted.is_set)
+
+    def _take_loaded(self) -> bool:
+        """Go on with what the thread has counted; False if it is still at work."""
+        assert self._thread is not None
+        if self._thread.is_alive():
+            return False
+        self._thread = None
+        for route, older in self._loaded.items():
+            self._unread.setdefault(route, Unread()).follow(older)
+        self._suspects = dict.fromkeys(self.over)
+        self._loaded = {}
+        return True
+
+    def _limits_of(self, route: str) -> RouteLimits | None:
+        """Those of a route with a quota that this enforces."""
+        if route not in self._limits:
+            limits = self._config.limits(route)
+            self._limits[route] = limits if _quota(limits) else None
+        return self._limits[route]
+
+    def _add(self, placed: Placed, limits: RouteLimits, base: int) -> None:
+        draft, route = placed.draft, placed.draft.route.name
+        first, last = placed.base_sequence, placed.last_sequence
+        if not draft.count:  # the rest of a record
+            first = last = draft.continues
+        unread = self._unread.get(route)
+        if unread is None:
+            unread = self._unread[route] = Unread()
+        unread.add(Stretch(base if last >= base else self._base, first, last, draft.payload_bytes))
+        if unread.payload_bytes > (limits.pinned_max_bytes or 0) and route not in self._suspects:
+            self._suspects[route] = None
+            self._look_at = 0.0
+
+    def _judge(self, route: str, now: float, head_sequence: int) -> None:
+        limits, unread = self._limits_of(route), self._unread.get(route)
+        cursor = slowest(self._root, route, log_id=self._log_id, head_sequence=head_sequence)
+        if limits is not None and unread is not None and cursor is not None:
+            quota_bytes = limits.pinned_max_bytes or 0
+            unread.drop(cursor.effective)
+            if unread.payload_bytes > quota_bytes:
+                unread.drop(cursor.effective, self._bases.now(now))
+            if unread.payload_bytes > quota_bytes:
+                self._suspects[route] = None
+                self._enter(_over(route, limits, cursor, unread), now)
+                return
+        before = self.over.pop(route, None)
+        if before is not None and before.group:
+            self._journal.debug("route below quota", route=route)
+
+    def _enter(self, over: Over, now: float) -> None:
+        before, self.over[over.route] = self.over.get(over.route), over
+        if (before is None or not before.group) and now >= self._report_at.get(over.route, 0.0):
+            self._report_at[over.route] = now + _REPORT_SECONDS
+            hint = command_line(self._root.path, "explain")
+            self._journal.warning("route over quota", what=over.message, policy=over.policy.value, hint=hint)
+
+
+class _Bases:
+    """Which segments there are; one counts as gone if two listings lack it, since files are renamed meanwhile."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._list_at = 0.0
+        self._newer: set[int] = set()
+        self._older: set[int] = set()
+
+    def now(self, now: float) -> Callable[[int], bool]:
+        """Whether a segment, by its base, is there."""
+        if now >= self._list_at:
+            began = time.monotonic()
+            with contextlib.suppress(Damaged):
+                bases = {segment.base_sequence for segment in list_segments(self._root).segments}
+                self._older, self._newer = self._newer, bases
+            self._list_at = now + max(_LIST_SECONDS, _REST * (time.monotonic() - began))
+        newest = max(self._older, default=0)
+        return lambda base: base >= newest or base in self._older or base in self._newer
+
+
+def _quota(limits: RouteLimits) -> tuple[int, str] | None:
+    """The quota that this enforces; wald-reclaim enforces those that expire."""
+    if not limits.pinned_max_bytes or limits.on_pinned not in set(Policy):
+        return None
+    return limits.pinned_max_bytes, limits.on_pinned
+
+
+def _quotas(config: Config) -> dict[str, tuple[int, str] | None]:
+    """The quota of each route that the settings name; of the others by "", which names none."""
+    return {route: _quota(config.limits(route)) for route in ("", *config.routes)}
+
+
+def _over(route: str, limits: RouteLimits, cursor: Cursor | None = None, unread: Unread | None = None) -> Over:
+    group, unread_bytes = (cursor.group, unread.payload_bytes) if cursor and unread else ("", 0)
+    return Over(route, Policy(limits.on_pinned), limits.pinned_max_bytes or 0, group, unread_bytes)
