@@ -166,22 +166,31 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a pass needs; it relieves segments if there is a ``relieving``."""
+    """What a pass needs. One without a ``relieving`` looks at no relief, not at interrupted ones either."""
 
     reclaim: Reclaim
     grace_ns: int
     stop: threading.Event
     counts: Counts = field(default_factory=Counts)
     relieving: Relieving | None = None
+    compact_pinned: bool = False
 
     def with_settings(self, wanted: Settings) -> Pass:
         """The same with other settings."""
         self.reclaim.planner.take_over(wanted.limits, verify=wanted.verify)
-        return replace(self, grace_ns=wanted.grace_ns, relieving=_relieving(self.reclaim, wanted))
+        return replace(
+            self,
+            grace_ns=wanted.grace_ns,
+            relieving=_relieving(self.reclaim, wanted),
+            compact_pinned=wanted.compact_pinned,
+        )
 
     def run(self, report: Report, *, now_ns: int) -> None:
         """Make one pass; when stopped, it ends where the next pass can go on."""
         planner = self.reclaim.planner
+        if self.relieving is not None:
+            for error in self.relieving.finish():  # first, as a segment of which two forms are there may go below
+                report.trouble(str(error))
         if (witness := planner.witness(now_ns=now_ns)) is not None:
             self.reclaim.record(witness)
         decisions = takewhile(lambda _: not self.stop.is_set(), planner.decisions(now_ns=now_ns))
@@ -197,13 +206,12 @@ class Pass:
             is_due = decision.segment.kind is decision.segment.kind.deleting
             report.released(decision, due=is_due)
             self.counts.released(decision, due=is_due)
-        if self.relieving is not None:
+        if self.compact_pinned and self.relieving is not None:
             self._relieve(pinned, self.relieving, report, now_ns)
         report.end(planner.troubles)
 
     def _relieve(self, pinned: list[Segment], relieving: Relieving, report: Report, now_ns: int) -> None:
         """Relieve what pays; what cannot be read is left, and without room the next pass tries again."""
-        relieving.finish()
         for segment in pinned:
             if self.stop.is_set():
                 return
@@ -221,17 +229,15 @@ class Pass:
                 report.relieved(relieved)
 
 
-def _relieving(reclaim: Reclaim, wanted: Settings) -> Relieving | None:
-    """What relieves segments, if that is wanted; what an interrupted relief has left is cleared away in any case."""
-    made = Relieving(
+def _relieving(reclaim: Reclaim, wanted: Settings) -> Relieving:
+    """What relieves segments, if that is wanted; what an interrupted relief has left it clears away in any case."""
+    return Relieving(
         reclaim.root,
         reclaim.disk,
         reclaim.planner.log_id,
         reclaim.record,
         require_archived=wanted.limits.require_archived,
     )
-    made.finish()
-    return made if wanted.compact_pinned else None
 
 
 def _show(log: Log, wanted: Settings, report: Report) -> None:
@@ -267,7 +273,7 @@ def _work(log: Log, wanted: Settings, report: Report, counts: Counts, *, reload:
         planner = Planner(log.root, wanted.limits, log_id=log.identity.log_id, verify=wanted.verify)
         with stop_on_signals() as stop:
             reclaim = Reclaim(log.root, disk, ledger, planner)
-            one_pass = Pass(reclaim, wanted.grace_ns, stop, counts, _relieving(reclaim, wanted))
+            one_pass = Pass(reclaim, wanted.grace_ns, stop, counts, _relieving(reclaim, wanted), wanted.compact_pinned)
             if reload is None:
                 one_pass.run(report, now_ns=time.time_ns())
             else:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from wald.errors import Damaged
+from wald.errors import Damaged, command_line
 from wald.format.names import WHOLE, Kind, parse_segment_name
 from wald.format.sealed import BadSealed
 from wald.log import Log
@@ -31,7 +31,7 @@ from wald.store.files.uptime import Moment
 from wald.store.retention.history import History
 from wald.store.retention.pins import Claims, read_claims, sealed_index
 from wald.store.segments.compression import SealedFile
-from wald.store.segments.relieving import Relief, check_relieved, relieve_segment
+from wald.store.segments.relieving import Relief, check_relieved, compare_relieved, relieve_segment
 from wald_reclaim.entries import relieved_entry
 from wald_reclaim.relief import Floors, floors_of
 
@@ -78,19 +78,35 @@ class Relieving:
     def __post_init__(self) -> None:
         self._history = History(self.root)
 
-    def finish(self) -> None:
+    def finish(self) -> list[Damaged]:
         """Finish or undo what an interrupted process has left.
+
+        Returns:
+            what is wrong with each segment of which both forms stay, because neither may replace the other.
 
         Raises:
             OSError: a step failed; the next call tries again.
         """
+        troubles: list[Damaged] = []
         names = [entry.name for entry in os.scandir(self.root.segments) if entry.name.endswith((_MAKING, WHOLE))]
         for name in names:
             found = parse_segment_name(name.removesuffix(WHOLE))
             if name.endswith(_MAKING):
                 self.disk.unlink(self.root.segments / name)
             elif found is not None and found.kind is Kind.SEALED:
-                self._settle(Segment(found.base_sequence, Kind.SEALED, self.root.segments / str(found)))
+                segment = Segment(found.base_sequence, Kind.SEALED, self.root.segments / str(found))
+                if self._history.reclaimed(segment.base_sequence) is not None:
+                    self.disk.unlink(self.root.segments / name)  # the segment has gone meanwhile
+                else:
+                    try:
+                        self._settle(segment, self._compares)
+                    except (Damaged, BadSealed) as error:
+                        troubles.append(self._left(segment, error))
+        return troubles
+
+    def _left(self, segment: Segment, error: Exception) -> Damaged:
+        hint = command_line(self.root.path, "repair --dry-run")
+        return Damaged(f"{segment.path}{WHOLE}: it stays: {error}", hint=f"{hint} shows what can be done")
 
     def relieve(self, segment: Segment, *, now_ns: int) -> Relieved | None:
         """Relieve a segment, if it pays; None if it does not.
@@ -142,19 +158,22 @@ class Relieving:
         self.disk.link(segment.path, segment.path.with_name(segment.path.name + WHOLE))
         self.disk.rename(temporary, segment.path)
         records = sum(each.count for each in relief.dropped)
-        if self._settle(segment):
+        if self._settle(segment, self._is_unneeded):
             return Relieved(segment, relief.stored_bytes, was_bytes, records)
         return Relieved(segment, was_bytes, was_bytes, records, taken_back=True)
 
-    def _settle(self, segment: Segment) -> bool:
+    def _settle(self, segment: Segment, is_enough: Callable[[Segment], bool]) -> bool:
         """Remove the second name of the old form; or give it its name back, if a cursor needs what was dropped.
+
+        Args:
+            is_enough: whether the file with the segment's name has all that the groups need.
 
         Returns:
             whether the segment is relieved.
         """
         whole = segment.path.with_name(segment.path.name + WHOLE)
         self.disk.sync_directory(self.root.segments)  # before the cursors are read, and before the old form goes
-        if self._is_enough(segment):
+        if is_enough(segment):
             self.disk.unlink(whole)
             return True
         self.disk.rename(whole, segment.path)
@@ -163,14 +182,30 @@ class Relieving:
         self.disk.sync_directory(self.root.segments)
         return False
 
-    def _is_enough(self, segment: Segment) -> bool:
-        """Whether the file with the segment's name has all that the groups need."""
-        try:
-            relieved = sealed_index(segment, self.log_id).relieved
-        except (FileNotFoundError, Damaged):
-            return False
-        claims = self._claims()
+    def _is_unneeded(self, segment: Segment) -> bool:
+        """Whether no group needs what was dropped of a form that was read back a moment ago."""
+        relieved, claims = sealed_index(segment, self.log_id).relieved, self._claims()
         return relieved is not None and all(entry.last <= claims.floor(entry.route) for entry in relieved.routes)
+
+    def _compares(self, segment: Segment) -> bool:
+        """Whether the form that another process has left has every batch of the old one that a group needs.
+
+        It may be damaged by now, or made again by a repair: so its index alone decides nothing.
+
+        Raises:
+            Damaged: it is not so, and the old form is damaged.
+        """
+        with SealedFile(segment.path.with_name(segment.path.name + WHOLE)) as source:
+            claims = self._claims()
+            floors = Floors({entry.route: claims.floor(entry.route) for entry in source.index.routes})
+            try:
+                with SealedFile(segment.path) as made:
+                    compare_relieved(source, made, floors.keeps)
+                    return True
+            except (FileNotFoundError, BadSealed, Damaged):
+                for _, error in source.damage():
+                    raise error from None
+                return False
 
     def _claims(self) -> Claims:
         return read_claims(self.root, log_id=self.log_id)

@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from json_page import require_documented
 from repairing import snapshot
-from running import Daemon, eventually, output_of, refusal_of, wald
+from running import Daemon, command, eventually, output_of, refusal_of, run, sidecar, wald
+from tracing import strace
 
 from wald.errors import Damaged, Locked, NotFound, Partial, Refused
 
@@ -71,6 +73,49 @@ def test_afterwards_the_log_verifies_with_the_loss_on_record(damaged: Path) -> N
     assert where.returncode == Damaged.exit_code
     assert b"2: lost: given up by a repair" in where.stdout
     assert b"quarantine/00000000000000000001.wal.zst." in where.stdout
+
+
+def test_a_second_repair_keeps_the_bytes_that_a_killed_one_has_put_on_record(
+    daemon: Daemon, root: Path, tmp_path: Path
+) -> None:
+    """It was killed after the line in the ledger, before the new file had its name."""
+    for value in (b"one\n", b"two\n", b"three\n"):
+        output_of("append", "a", "--root", root, stdin=value)
+    daemon.stop()
+    (raw,) = (root / "segments").glob("*.wal")
+    raw.write_bytes(raw.read_bytes().replace(b"two\n", b"TWO\n"))
+    trace = ["-f", "-qq", "-o", str(tmp_path / "trace"), "-etrace=rename", "-einject=rename:signal=KILL:when=1"]
+    killed = run([strace(), *trace, *command("repair", "--accept-loss", "--root", root)])
+    assert killed.returncode
+    (kept,) = (root / "quarantine").glob("*.wal.*")
+
+    assert wald("repair", "--root", root).returncode == 0
+    assert kept.exists()
+    assert kept.name.encode() in wald("where", 2, "--root", root).stdout
+    assert wald("verify", "--root", root).returncode == 0
+
+
+def test_a_log_of_which_no_segment_is_left_goes_on_behind_what_was_given_up(log: Path) -> None:
+    for path in (log / "segments").glob("*.wal*"):
+        path.write_bytes(os.urandom(path.stat().st_size))
+    done = wald("repair", "--accept-loss", "--root", log)
+
+    assert (done.returncode, done.stderr) == (0, b""), done.stdout
+    assert wald("verify", "--root", log).returncode == 0
+    with Daemon(log):
+        assert output_of("append", "a", "--root", log, stdin=b"seven\n") == b"7 7\n"
+    assert wald("verify", "--root", log).returncode == 0
+
+
+def test_no_other_program_changes_the_log_meanwhile(damaged: Path, tmp_path: Path) -> None:
+    """Also one whose ledger does not exist yet."""
+    trace, sealed = tmp_path / "trace", damaged / "segments/00000000000000000001.wal.zst"
+    line = [strace(), "-f", "-qq", "-o", str(trace), "-P", str(sealed), "-einject=unlink:delay_enter=4000000:when=1"]
+    with subprocess.Popen([*line, *command("repair", "--accept-loss", "--root", damaged)]) as process:
+        eventually(lambda: trace.exists() and "unlink(" in trace.read_text())
+        for other in (sidecar("reclaim", "--root", damaged), command("cursor", "skip", "a", 1, "--root", damaged)):
+            assert run(other).returncode == Locked.exit_code
+        process.wait()
 
 
 def test_the_daemon_goes_on_behind_what_was_given_up(log: Path) -> None:

@@ -62,7 +62,7 @@ class Reclaimer:
             require_archived=self.limits.require_archived,
             moment=lambda: self.now,
         )
-        one_pass = Pass(doing, self.grace_ns, self.stop, relieving=relieving if self.compact_pinned else None)
+        one_pass = Pass(doing, self.grace_ns, self.stop, relieving=relieving, compact_pinned=self.compact_pinned)
         report = Report(as_json=True, intended=False, watching=False, write=lambda _: None, warn=_warn)
         one_pass.run(report, now_ns=now_ns)
 

@@ -128,6 +128,10 @@ def _segment(root: Root, path: Path, kind: FileKind) -> Verdict:
         return Verdict(False, "it comes back if a group needs it; it goes when the grace period is over", reclaiming)
     if kind is FileKind.DELETING:
         return Verdict(False, "its deletion is decided and recorded; the next look carries it out", reclaiming)
+    if kind is FileKind.WHOLE:
+        return Verdict(
+            False, "it may be all that is left of records; the next pass of wald-reclaim decides", reclaiming
+        )
     base = int(path.name[:20])
     try:
         statuses = Backlog(read_view(root, read_identity(root).log_id)).segments()

@@ -12,7 +12,7 @@ import click
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
 from wald.errors import Damaged, Refused, command_line
-from wald.format.names import CURSOR_SUFFIX
+from wald.format.names import CURSOR_SUFFIX, SKIPS
 from wald.format.times import utc
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.verifier import verify
@@ -26,7 +26,12 @@ from wald.store.repairing.plan import Act, Plan
 from wald.store.repairing.proposal import proposed
 from wald.store.writing.lock import Lock, require_free
 
-_OWNERS = {"reclaim.jsonl": "wald-reclaim", "archive.jsonl": "wald-archive", "verify.jsonl": "verification"}
+_OWNERS = {
+    "reclaim.jsonl": "wald-reclaim",
+    "archive.jsonl": "wald-archive",
+    "verify.jsonl": "verification",
+    SKIPS: "wald cursor skip",
+}
 
 
 @click.command()
@@ -65,8 +70,7 @@ def _locked(root: Root) -> Iterator[Lock]:
         lock = Lock(root, disk, now=utc(time.time_ns()))
         stack.callback(lock.release)
         for name, owner in _OWNERS.items():
-            if (root.ledger / name).exists():
-                stack.callback(disk.close, lock_ledger(root.ledger / name, disk, owner))
+            stack.callback(disk.close, lock_ledger(root.ledger / name, disk, owner))
         yield lock
 
 

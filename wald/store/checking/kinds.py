@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from wald.format.names import CONSUMERS, FOUND
+from wald.format.names import CONSUMERS, FOUND, WHOLE
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ROUTE = rf"routes/{_NAME}"
@@ -30,6 +30,7 @@ class FileKind(Enum):
     SEALED = "a sealed segment"
     RELEASED = "a segment that wald-reclaim has released; it comes back if a group needs it in the grace period"
     DELETING = "a segment whose grace period is over; wald-reclaim deletes it"
+    WHOLE = "the form of a segment from before a relief that was interrupted; it may be the only whole one"
     TEMPORARY = "a file in preparation"
     ROUTE = "the directory of a route"
     FIFO = "the FIFO of a route"
@@ -67,6 +68,7 @@ _BY_PATH = tuple(
         (rf"{_SEGMENT}\.zst", FileKind.SEALED),
         (rf"{_SEGMENT}(?:\.zst)?\.released", FileKind.RELEASED),
         (rf"{_SEGMENT}(?:\.zst)?\.deleting", FileKind.DELETING),
+        (rf"{_SEGMENT}\.zst\{WHOLE}", FileKind.WHOLE),
         (rf"(?:[a-z]+/)?[^/]+\.tmp|{_ROUTE}/(?:.*/)?[^/]+\.tmp", FileKind.TEMPORARY),
         (rf"{_ROUTE}/in", FileKind.FIFO),
         (rf"{_ROUTE}/{re.escape(FOUND)}[0-9]+", FileKind.FOUND),

@@ -18,7 +18,7 @@ from pathlib import Path
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.head import Head
 from wald.format.ledger import Decoded
-from wald.format.names import LEDGERS, PART_SUFFIX, Kind, parse_segment_name
+from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE, Kind, parse_segment_name
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.opening import NOTHING
@@ -111,6 +111,10 @@ class Verification:
             name = parse_segment_name(entry.name)
             if name is not None and name.kind.reclaimed:
                 yield Finding(Level.INFO, Path(entry.path), 0, "reclaimed; waits out its grace period")
+            elif entry.name.endswith(WHOLE):
+                yield Finding(
+                    Level.INFO, Path(entry.path), 0, "left by an interrupted relief; wald-reclaim finishes it"
+                )
             elif name is None and not entry.name.endswith(".tmp"):
                 yield Finding(Level.INFO, Path(entry.path), 0, "not a file of the log")
 
@@ -210,7 +214,7 @@ class Verification:
 
     def _on_record(self, first: int, last: int) -> Iterator[Finding]:
         """What of ``first`` to ``last`` was given up, by the ledger."""
-        for held, reason, unrestored in self._losses(first, last):
+        for held, reason, unrestored, _ in self._losses(first, last):
             what = "are not here" if unrestored else "lost"
             records = f"{held.last - held.first + 1} records {what}, on record: {held.first} to {held.last}"
             yield Finding(Level.INFO, self._root.segments, 0, f"{records}; {reason}")

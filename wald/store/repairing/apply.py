@@ -18,7 +18,7 @@ from typing import Any
 
 from wald.errors import Damaged
 from wald.format.head import Head, encode_head
-from wald.format.names import Kind
+from wald.format.names import SEQUENCE_MAX, Kind
 from wald.format.sealed import SealedIndex
 from wald.store.files.directory import TEMPORARY, Listing, Root, Segment, list_segments
 from wald.store.files.disk import Disk
@@ -73,6 +73,11 @@ class Repair:
                 segment = act.facts.segment
                 self.disk.rename(act.path, self.root.segment(segment.base_sequence, segment.kind))
                 self.disk.sync_directory(self.root.segments)
+            case Deed.PUT_BACK:
+                self._put_back(act.path, facts.put_back[act.path])
+            case Deed.CLEAR:
+                self.keep(act.path)
+                self._remove(act.path)
             case Deed.SET_ASIDE:
                 self._set_aside(act)
             case Deed.REMAKE:
@@ -84,6 +89,12 @@ class Repair:
                 self._record(self._sealed(act.facts.segment.path))
             case Deed.HEAD:
                 self._head(facts)
+
+    def _put_back(self, path: Path, whole: Path) -> None:
+        if path.exists():
+            self.keep(path)
+        self.disk.rename(whole, path)
+        self.disk.sync_directory(path.parent)
 
     def _set_aside(self, act: Act) -> None:
         kept = self.keep(act.path)
@@ -108,7 +119,7 @@ class Repair:
         self._put_in_place(old, made)
         if twin is not None:
             self._remove(twin)
-        if not act.loses:
+        if not act.loses and not self._is_named(kept, act.facts.base):
             self._forget(self.root.path / kept)
 
     def _older(self, segment: Segment) -> Listing:
@@ -156,6 +167,10 @@ class Repair:
             self.disk.close(descriptor)
         self.disk.rename(temporary, target)
 
+    def _is_named(self, kept: str, base: int) -> bool:
+        """Whether the ledger says of records of a segment that what is left of them is in ``kept``."""
+        return any(loss.kept == kept for loss in History(self.root).losses(base, SEQUENCE_MAX))
+
     def _forget(self, kept: Path) -> None:
         """Remove the old file of a segment that was made again without a loss."""
         with suppress(FileNotFoundError):
@@ -201,7 +216,10 @@ class Repair:
 
     def _head(self, facts: Facts) -> None:
         """The head, at the end of the newest segment; its sequence never goes down."""
-        newest = list_segments(self.root).segments[-1]
+        segments = list_segments(self.root).segments
+        if not segments:
+            return  # its sequence is still right, and no segment is left to stand in
+        newest = segments[-1]
         state = state_after(Listing((newest,)), facts.log_id, [])
         last = max(facts.last, state.next_sequence - 1)
         head = Head(last, newest.base_sequence, self._end(newest), self.epoch, state.append_time_ns)

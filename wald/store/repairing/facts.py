@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from wald.errors import Damaged
 from wald.format.head import Head
-from wald.format.names import Kind
+from wald.format.names import WHOLE, Kind, parse_segment_name
 from wald.format.segment import BadHeader
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
@@ -76,6 +76,8 @@ class Facts:
         root: of the log; its ledgers may be those that a repair would make of damaged ones.
         last: the last sequence that is known to have been given out.
         leftovers: temporary files of programs that were killed.
+        put_back: by the path of a segment that is lost or damaged, its form from before a relief that was interrupted.
+        unneeded: such forms that are damaged themselves.
         findings: all errors that ``wald verify`` reports.
     """
 
@@ -87,6 +89,8 @@ class Facts:
     last: int
     leftovers: tuple[Path, ...]
     findings: tuple[Finding, ...]
+    put_back: Mapping[Path, Path] = field(default_factory=dict)
+    unneeded: tuple[Path, ...] = ()
 
 
 def examine(root: Root) -> Facts:
@@ -110,18 +114,53 @@ class _Examination:
         verification = self.verification = Verification(root)
         self.history = verification.history
         findings = tuple(each for each in verification.findings(self._check) if each.level is Level.ERROR)
+        put_back, unneeded = self._interrupted()
         segments = [self._segment(number) for number in range(len(self.listing.segments))]
         segments.sort(key=lambda each: each.base)
         ends = [span[1] for each in segments for span in each.spans]
         last = max([*ends, self.head.sequence if self.head else 0, self.history.last_sealed()], default=0)
         segments = [self._before_a_hole(each, segments[number + 1 :], last) for number, each in enumerate(segments)]
         return Facts(
-            root, self.log_id, tuple(segments), self.head, self.history, last, tuple(_leftovers(root)), findings
+            root,
+            self.log_id,
+            tuple(segments),
+            self.head,
+            self.history,
+            last,
+            tuple(_leftovers(root)),
+            findings,
+            put_back,
+            unneeded,
         )
 
     def _check(self, target: SegmentToCheck) -> Checked:
         found = self.checked[target.segment.base_sequence] = check(target)
         return found
+
+    def _interrupted(self) -> tuple[dict[Path, Path], tuple[Path, ...]]:
+        """What an interrupted relief has left; a form that is to be put back takes its place in the listing.
+
+        Both forms are whole as a rule. Then wald-reclaim decides, by the cursors.
+        """
+        put_back: dict[Path, Path] = {}
+        unneeded: list[Path] = []
+        listed = {each.base_sequence: each for each in self.listing.segments}
+        for name in sorted(entry.name for entry in os.scandir(self.root.segments) if entry.name.endswith(WHOLE)):
+            found, path = parse_segment_name(name.removesuffix(WHOLE)), self.root.segments / name
+            if found is None or found.kind is not Kind.SEALED:
+                continue
+            segment = Segment(found.base_sequence, Kind.SEALED, path)
+            if self._is_bad(check(replace(self.verification.target(segment), open_ended=True))):
+                unneeded.append(path)
+            elif self._is_bad(self.checked.get(segment.base_sequence)):
+                put_back[path.with_name(str(found))] = path
+                listed[segment.base_sequence] = segment
+                self.checked.pop(segment.base_sequence, None)
+        self.listing = Listing(tuple(listed[base] for base in sorted(listed)))
+        return put_back, tuple(unneeded)
+
+    def _is_bad(self, checked: Checked | None) -> bool:
+        return checked is None or any(each.level is Level.ERROR for each in checked.findings)
 
     def _segment(self, number: int) -> SegmentFacts:
         listed = self.listing.segments[number]

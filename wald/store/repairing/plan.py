@@ -28,8 +28,12 @@ class Deed(Enum):
     """What a killed program was making is removed."""
     RENAME = "rename"
     """A segment gets its own name."""
+    PUT_BACK = "put back"
+    """A damaged segment is replaced by its form from before a relief that was interrupted."""
     SET_ASIDE = "set aside"
     """A file is moved to ``quarantine/``."""
+    CLEAR = "clear away"
+    """The second form of a segment is moved to ``quarantine/``."""
     REMAKE = "remake"
     """A segment is made again out of what is whole of it."""
     GIVE_UP = "give up"
@@ -101,6 +105,12 @@ class _Planning:
     def plan(self) -> Plan:
         facts = self.facts
         first = [Act(Deed.REMOVE, path, "a program was killed while it made this file") for path in facts.leftovers]
+        for path in facts.put_back:
+            why = "it is lost, or damaged, and its form from before an interrupted relief is whole"
+            first.append(Act(Deed.PUT_BACK, path, why))
+        for path in facts.unneeded:
+            why = "the form of a segment from before an interrupted relief is damaged"
+            first.append(Act(Deed.CLEAR, path, why))
         for segment in facts.segments:
             first += self._placed(segment)
         broken = self._broken()

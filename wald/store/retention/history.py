@@ -38,11 +38,13 @@ class Loss(NamedTuple):
 
     Attributes:
         unrestored: whether they were never in this log, because a restore found them in no bundle.
+        kept: the file in the root that has what is left of them; "" if there is none.
     """
 
     held: ReclaimedSegment
     reason: str
     unrestored: bool = False
+    kept: str = ""
 
 
 class History:
@@ -325,8 +327,8 @@ def _loss(entry: Entry) -> Loss:
     if entry.get("by") == "restore":
         return Loss(held, f"not restored at {at_utc(entry.get('at'))}: {entry.get('why')}", unrestored=True)
     reason = f"given up by a repair at {at_utc(entry.get('at'))} ({entry.get('why', 'it is not known why')})"
-    kept = entry.get("kept")
-    return Loss(held, f"{reason}; what is left of their bytes is in {kept}" if kept else reason)
+    kept = str(entry.get("kept", ""))
+    return Loss(held, f"{reason}; what is left of their bytes is in {kept}" if kept else reason, kept=kept)
 
 
 def _in_runs(entry: Entry, sequence: int) -> bool:

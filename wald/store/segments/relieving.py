@@ -99,6 +99,15 @@ def check_relieved(source: SealedFile, made: SealedFile, relief: Relief, keeps: 
         raise _damaged(source.path, "it does not hold what its index says")
     if made.index != relief.index or made.sha256() != relief.index.sha256:
         raise _damaged(made.path, "it does not read back as it was written")
+    compare_relieved(source, made, keeps)
+
+
+def compare_relieved(source: SealedFile, made: SealedFile, keeps: Keeps) -> None:
+    """Compare every batch of a relieved segment with the one that it was made of.
+
+    Raises:
+        Damaged: a batch that is needed is not in it as it was, or one of the two cannot be read.
+    """
     batches = _batches(source)
     for found in _batches(made):
         replaced = list(_up_to(batches, found.end))
