@@ -106,6 +106,39 @@ def test_where_says_that_a_dropped_record_was_reclaimed(built: Built) -> None:
     }
 
 
+def test_a_record_that_relief_kept_is_lost_with_its_segment(built: Built) -> None:
+    relieve(built, 1, web=40, stuck=12)
+    relieve(built, 1, web=40, stuck=36)  # 39 is left
+    assert built.log.where(39).state is State.SEALED
+    built.path(1, Kind.SEALED).unlink()
+
+    gone = built.log.where(39)
+    assert (gone.state, gone.reclaimed) == (State.LOST, None)
+    assert gone.message == f"lost, after relief had kept it: {gone.segment} is not there, and no ledger says why"
+    assert built.log.where(10).state is built.log.where(9).state is State.RECLAIMED
+
+
+def test_a_record_that_relief_kept_or_dropped_is_lost_or_dropped(built: Built) -> None:
+    relieve(built, 1, web=20)  # stuck is left, 3 to 39, and web, 22 to 40
+    built.path(1, Kind.SEALED).unlink()
+
+    assert built.log.where(2).state is State.RECLAIMED
+    for sequence in (9, 10, 23):
+        found = built.log.where(sequence)
+        assert (found.state, found.message.partition(":")[0]) == (State.LOST, "lost, or dropped by relief before")
+    repair(built.root.path)
+    assert built.log.where(23).state is State.LOST
+    assert "given up by a repair" in built.log.where(23).message
+
+
+def test_without_the_ledger_a_relieved_segment_says_what_was_dropped(built: Built) -> None:
+    relieve(built, 1, web=40)
+    (built.root.ledger / "reclaim.jsonl").unlink()
+
+    assert built.log.where(4).state is State.RECLAIMED
+    assert "relief has dropped it from" in built.log.where(4).message
+
+
 def test_a_kept_batch_keeps_its_place(built: Built) -> None:
     before = {number: built.log.where(number).position for number in STUCK}
     relieve(built, 1, web=40)

@@ -52,6 +52,7 @@ def relieve(built: Built, base: int, **floors: int) -> Relief:
             "at": built.now_ns,
             "sha256": relief.index.sha256.hex(),
             "was_sha256": old.sha256.hex(),
+            "routes": [list(entry) for entry in relief.index.routes],
             "dropped": [
                 {"route": entry.route, "count": entry.count, "first": entry.first, "last": entry.last, "cursors": {}}
                 for entry in relief.dropped

@@ -11,7 +11,7 @@ from wald.format.times import at_utc
 from wald.store.files.directory import Segment
 from wald.store.files.lines import Entry
 from wald.store.retention.cursors import cursors_of
-from wald.store.retention.history import History, member_of
+from wald.store.retention.history import History, Relief, member_of
 from wald.store.segments.head import lost_head
 from wald.store.segments.opened import DroppedBatches, Misplaced
 from wald.store.segments.raw import DamagedBytes
@@ -67,8 +67,8 @@ def where(view: View, sequence: int) -> Whereabouts:
         bundled, removals = history.archived(sequence), _removals(history, sequence)
     except Damaged as error:  # where it is, is known without them
         return replace(found, message=f"{found.message}; {error.message}")
-    if found.durable and found.state is not State.RELEASED:
-        removals = []  # decided, and not carried out
+    if found.state is State.LOST or (found.durable and found.state is not State.RELEASED):
+        removals = []  # not deleted; or decided, and not carried out
     if bundled is not None:
         found = replace(found, bundle=_bundle(bundled), member=member_of(bundled, sequence), bundle_entry=bundled)
     return replace(found, reclaimed=removals[0] if removals else None)
@@ -83,7 +83,7 @@ def _where(view: View, sequence: int, history: History) -> Whereabouts:
     if bound.sequence is not None and sequence > bound.sequence:
         return _beyond(sequence, bound.sequence)
     holding = [segment for segment in segments if segment.base_sequence <= sequence]
-    reason = ""
+    reason, dropped_from = "", ""
     # The newest at or below it; of two forms of one segment the one that is not released.
     holding.sort(key=lambda found: (found.base_sequence, not found.kind.reclaimed))
     for segment in reversed(holding):
@@ -96,14 +96,17 @@ def _where(view: View, sequence: int, history: History) -> Whereabouts:
             break  # the ledger says why
         if isinstance(found, Whereabouts):
             return found
-        reason = found or reason
+        if isinstance(found, DroppedBatches):
+            dropped_from = segment.path.name
+        else:
+            reason = found or reason
         break
     if bound.sequence is None and (not holding or holding[-1].base_sequence == newest):
         return _beyond(sequence, None)
-    return _gone(sequence, reason, history)
+    return _gone(sequence, reason, history, dropped_from=dropped_from)
 
 
-def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | str:
+def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | DroppedBatches | str:
     """Its place in the segment that should hold it; or what is found there instead, "" for nothing.
 
     Raises:
@@ -127,7 +130,7 @@ def _in_segment(view: View, sequence: int, segment: Segment) -> Whereabouts | st
                 if sequence < met.header.end_sequence:
                     return _placed(view, sequence, segment, met)
             elif isinstance(met, DroppedBatches) and met.first_sequence <= sequence < met.next_sequence:
-                return ""  # the ledger says why
+                return met
             elif isinstance(met, StoredBatch) and met.header.base_sequence > sequence:
                 break
     finally:
@@ -168,8 +171,11 @@ def _beyond(sequence: int, last: int | None) -> Whereabouts:
     return Whereabouts(sequence, State.NEVER_ISSUED, f"never issued: {known}")
 
 
-def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
+def _gone(sequence: int, reason: str, history: History, *, dropped_from: str) -> Whereabouts:
     """Issued, and in no segment that can be read.
+
+    Args:
+        dropped_from: the segment that says that relief has dropped it; "": none does.
 
     Raises:
         Damaged: the ledger that would say why is damaged.
@@ -177,13 +183,18 @@ def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
     sealed = history.sealed(sequence)
     segment = segment_name(int(sealed["base"]), Kind.SEALED) if sealed else None
     archived, removals = history.archived(sequence), _removals(history, sequence)
+    relief = history.relief(sequence)
     if reason:
         return Whereabouts(sequence, State.QUARANTINED, reason, segment=segment)
     if archived is not None:
         message = f"in bundle {_bundle(archived)}, member {member_of(archived, sequence) or 'unknown'}"
         return Whereabouts(sequence, State.ARCHIVED, message, segment=segment, route=archived.get("route"))
-    if removals:
+    dropped = dropped_from or (relief is not None and relief.dropped)
+    if removals and (dropped or history.reclaimed(sequence) is not None):
         return Whereabouts(sequence, State.RECLAIMED, _reclaimed(removals, sequence), segment=segment)
+    if dropped_from:
+        message = f"relief has dropped it from {dropped_from}, and no ledger says when"
+        return Whereabouts(sequence, State.RECLAIMED, message, segment=dropped_from)
     skipped = history.skipped(sequence)
     if skipped is not None:
         span = f"{skipped['base']} to {skipped['last']}"
@@ -192,7 +203,11 @@ def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
     if lost := history.losses(sequence, sequence):
         if lost[0].unrestored:
             return Whereabouts(sequence, State.NOT_RESTORED, lost[0].reason)
-        return Whereabouts(sequence, State.LOST, f"lost: {lost[0].reason}", segment=segment)
+        return Whereabouts(sequence, State.LOST, f"{_lost(relief)}: {lost[0].reason}", segment=segment)
+    if relief is not None:
+        name = segment_name(relief.entry["base"], Kind.SEALED)
+        message = f"{_lost(relief)}: {name} is not there, and no ledger says why"
+        return Whereabouts(sequence, State.LOST, message, segment=name)
     message = "it was issued, no segment holds it, and no ledger says why"
     return Whereabouts(sequence, State.UNKNOWN, message, segment=segment)
 
@@ -200,6 +215,13 @@ def _gone(sequence: int, reason: str, history: History) -> Whereabouts:
 def _bundle(entry: Entry) -> str:
     """The path or address of a bundle: its destination, and its file below that."""
     return "/".join(str(part).rstrip("/") for part in (entry.get("dest"), entry.get("path", "unnamed")) if part)
+
+
+def _lost(relief: Relief | None) -> str:
+    """What is known of a lost record whose segment may have been relieved."""
+    if relief is None:
+        return "lost"
+    return "lost, after relief had kept it" if relief.dropped is False else "lost, or dropped by relief before"
 
 
 def _removals(history: History, sequence: int) -> list[Entry]:
@@ -210,7 +232,7 @@ def _removals(history: History, sequence: int) -> list[Entry]:
     deletion = history.reclaimed(sequence)
     if deletion is None:
         relief = history.relief(sequence)
-        return [] if relief is None else [relief]
+        return [] if relief is None else [relief.entry]
     reliefs = [each for each in history.reliefs_before(deletion) if _holders(each, sequence)]
     return [deletion, *reliefs] if _holders(deletion, sequence) or not reliefs else reliefs
 

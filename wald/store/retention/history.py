@@ -47,6 +47,18 @@ class Loss(NamedTuple):
     kept: str = ""
 
 
+class Relief(NamedTuple):
+    """What the ledger says of a record whose segment was relieved.
+
+    Attributes:
+        entry: of the relief that may have dropped it; else of the newest one.
+        dropped: whether it was dropped; None: the entries only count the records of each route, and do not say.
+    """
+
+    entry: Entry
+    dropped: bool | None
+
+
 class History:
     """The ledgers of a root, read when they are asked about.
 
@@ -135,12 +147,17 @@ class History:
         entries = chain(self.reliefs(base), sealed)  # a repair may have written another line "sealed"
         return next((entry for entry in entries if entry.get("sha256") == sha256), None) or self.sealed(base)
 
-    def relief(self, sequence: int) -> Entry | None:
-        """The entry of the relief that may have dropped ``sequence``, which is in its segment no more."""
-        for line in _of(self._reclaim.about(sequence, sequence), "relieved"):
-            if any(held.first <= sequence <= held.last for held in _held(line.entry.get("dropped")) or ()):
-                return line.entry
-        return None
+    def relief(self, sequence: int) -> Relief | None:
+        """Whether relief has dropped ``sequence``; None if its segment was not relieved."""
+        entries = [line.entry for line in _of(self._reclaim.about(sequence, sequence), "relieved")]
+        if not entries:
+            return None
+        left = _among(sequence, _held(entries[0].get("routes")))
+        for entry in entries:
+            dropped = _among(sequence, _held(entry.get("dropped")))
+            if dropped is not False:
+                return Relief(entry, not left if dropped is None and left is not None else dropped)
+        return Relief(entries[0], None if left is None else False)
 
     def dropped(self, base: int) -> tuple[RouteRange, ...]:
         """What reliefs have dropped of segment ``base``, by the ledger alone; more than once if one was repeated."""
@@ -350,6 +367,14 @@ def _held(routes: object) -> tuple[RouteRange, ...] | None:
             case _:
                 return None
     return tuple(held)
+
+
+def _among(sequence: int, held: tuple[RouteRange, ...] | None) -> bool | None:
+    """Whether a record is among those that are ``held``; None: not known, because others are between them."""
+    around = [each for each in held or () if each.first <= sequence <= each.last]
+    if held is None or (around and all(each.records <= each.last - each.first for each in around)):
+        return None
+    return bool(around)
 
 
 def _joined(one: RouteRange, other: RouteRange) -> RouteRange:
