@@ -223,6 +223,19 @@ def test_repair_makes_the_index_of_a_relieved_segment_anew(built: Built) -> None
     assert built.log.where(4).state is State.RECLAIMED
 
 
+def test_a_relieved_segment_whose_relief_no_ledger_has_is_good_and_keeps_its_index(built: Built) -> None:
+    relieve(built, 1, web=40)
+    before = built.path(1, Kind.SEALED).read_bytes()
+    (built.root.ledger / "reclaim.jsonl").unlink()
+
+    assert wrong(built) == []
+    assert "the ledger does not have its relief" in [found.message for found in verify(built.root)]
+    assert not repair(built.root.path).acts
+    assert built.path(1, Kind.SEALED).read_bytes() == before
+    (found,) = missing(built, "web")
+    assert (found.first, found.last, found.records) == (1, 40, 27)
+
+
 def test_repair_keeps_what_is_whole_of_a_relieved_segment(built: Built) -> None:
     relieve(built, 1, web=40)
     path = built.path(1, Kind.SEALED)
