@@ -91,8 +91,10 @@ class Planner:
         self.troubles: list[str] = []
         self._recorded = OnRecord()
         self._excuses = Excuses()
-        self._passed: dict[int, Claims] = {}
-        """For segments that go: the claims that let them go."""
+        self._claims = Claims()
+        """Those that were read last."""
+        self._passed: set[int] = set()
+        """The segments that no group holds back under these."""
         listing = self._contents.take_in(list_segments(self._root))
         there = {segment.base_sequence for segment in (*listing.segments, *listing.released)}
         for entry in self._contents.history.deletions_of(there):
@@ -117,7 +119,7 @@ class Planner:
     def forget(self, segment: Segment) -> None:
         """Take in that the file is deleted."""
         self._recorded.forget(segment.base_sequence)
-        self._passed.pop(segment.base_sequence, None)
+        self._passed.discard(segment.base_sequence)
 
     def changed(self, segment: Segment) -> None:
         """Take in that the file is another one."""
@@ -142,14 +144,10 @@ class Planner:
         renamed = list(released)
         sealing = being_sealed(self._root) if any(s.kind.form is Kind.RAW for s in renamed) else set()
         claims, _ = self._read_claims()
-        lets_go: dict[int, bool] = {}  # by the id of earlier claims, of which there are few
         decisions = []
         for segment in renamed:
-            earlier = self._passed.get(segment.base_sequence)
-            if earlier is not None and id(earlier) not in lets_go:
-                lets_go[id(earlier)] = claims.lets_go(earlier)
             raw = segment.kind.form is Kind.RAW
-            passes = earlier is not None and lets_go[id(earlier)] and not self._limits.require_archived
+            passes = segment.base_sequence in self._passed and not self._limits.require_archived
             with suppress(FileNotFoundError):  # deleted in between, and this is a dry run
                 taken = raw and segment.base_sequence in sealing
                 decisions.append(self._confirm(segment, None if passes else claims, now_ns, sealing=taken))
@@ -207,6 +205,9 @@ class Planner:
         """The claims of the cursors now, and when to read them again."""
         began = self._clock()
         claims = read_claims(self._root, log_id=self.log_id)
+        if not claims.lets_go(self._claims):
+            self._passed.clear()
+        self._claims = claims
         self.troubles = [*claims.troubles(), *([self._ages.trouble] if self._ages.trouble else [])]
         return claims, began + max(CLAIMS_SECONDS, _CLAIMS_SHARE * (self._clock() - began))
 
@@ -275,7 +276,7 @@ class Planner:
         if not self._archived(index, claims):
             return Verdict.NOT_ARCHIVED, None, None
         if not pins:
-            self._passed[segment.base_sequence] = claims
+            self._passed.add(segment.base_sequence)
         entry = None
         if recorded is not None and segment.kind is segment.kind.deleting and unread_records(index, claims) != lost:
             rules = {entry.route: recorded.rules.get(entry.route, Verdict.READ) for entry in index.routes}
@@ -298,8 +299,8 @@ class Planner:
         pins, rules = self._judge_routes(segment, index, facts.age_ns, claims, log)
         known.pin, known.other = _of_two_routes(pin for pin in pins if rules[pin.route] is Verdict.UNREAD)
         verdict = judge(replace(facts, archived=self._archived(index, claims)), self._limits, rules.values())
-        if verdict.goes and not pins:
-            self._passed[base] = claims
+        if verdict.goes and not pins and claims is self._claims:
+            self._passed.add(base)
         if not verdict.goes or recorded:
             return verdict, None
         if self._verify and segment.kind is Kind.SEALED:

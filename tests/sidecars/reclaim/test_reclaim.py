@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from itertools import count
 from pathlib import Path
@@ -18,6 +19,7 @@ from wald.errors import Damaged, Locked, command_line
 from wald.format.names import Kind
 from wald.store.files.ledger import Ledger
 from wald.store.files.routes import retire_route
+from wald.store.retention.pins import Claims
 from wald.store.segments.view import State
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits, Verdict
@@ -480,3 +482,15 @@ def test_there_is_one_reclaimer_at_a_time(built: Built) -> None:
         Reclaimer(built.root, built.disk)
     first.ledger.close()
     Reclaimer(built.root, built.disk).ledger.close()
+
+
+def test_a_pass_keeps_one_reading_of_the_cursors_however_many_it_makes(built: Built) -> None:
+    """A reading may have thousands of cursors, and a long pass makes hundreds."""
+    read_all(built)
+    clock = count(step=1000)  # so that the cursors are read again before each decision
+    planner = Planner(built.root, Limits(), log_id=built.log_id, clock=clock.__next__)
+    gone = [decision for decision in planner.decisions(now_ns=built.now_ns) if decision.verdict.goes]
+    gc.collect()
+
+    assert len(gone) == 4
+    assert sum(type(each) is Claims for each in gc.get_objects()) == 1
