@@ -159,8 +159,10 @@ def test_what_read_writes_as_json_append_takes(daemon: Daemon, root: Path) -> No
     text = output_of("read", "a", "--format", "json", "--root", root)
     output_of("append", "a", "--jsonl", "--root", root, stdin=text)
     first, second = output_of("read", "a", "--format", "json", "--root", root).splitlines()
-    assigned = {"sequence": 2, "append_time_ns": json.loads(second)["append_time_ns"]}
+    given = ("sequence", "append_time_ns", "sender")  # by the daemon
+    assigned = {name: json.loads(second)[name] for name in given}
 
+    assert assigned["sequence"] == 2
     assert json.loads(first) | assigned == json.loads(second)
 
 

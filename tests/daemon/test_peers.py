@@ -36,6 +36,16 @@ def fileno(pipe: IO[bytes] | None) -> int:
     return pipe.fileno()
 
 
+def line_of(program: subprocess.Popen[bytes]) -> bytes:
+    """The next line that a program prints."""
+    line = b""
+    while not line.endswith(b"\n"):
+        read = os.read(fileno(program.stdout), 1)
+        assert read, line
+        line += read
+    return line
+
+
 def senders(root: Path) -> dict[str, list[dict[str, Any]]]:
     """Who sent each record of each route, as ``wald read --format json`` says. ``Any``: JSON."""
     line = command("read", "--root", root, "--format", "json")
@@ -89,12 +99,13 @@ def test_records_of_two_processes_in_one_turn_stay_apart(start: Start, root: Pat
             for _ in range(2)
         ]
         eventually(lambda: stat(daemon)["connections"] == 3)
+        running.callback(daemon.process.send_signal, signal.SIGCONT)
         daemon.process.send_signal(signal.SIGSTOP)  # both requests are there when it goes on
         for each in processes:
             os.write(fileno(each.stdin), b"\n")
-            assert os.read(fileno(each.stdout), 100) == b"sent\n"
+            assert line_of(each) == b"sent\n"
         daemon.process.send_signal(signal.SIGCONT)
-        numbers = {int(os.read(fileno(each.stdout), 100).split()[1]): each.pid for each in processes}
+        numbers = {int(line_of(each).split()[1]): each.pid for each in processes}
     assert numbers == dict(enumerate((sender["pid"] for sender in senders(root)["a"]), start=1))
     assert_sound(root)
 

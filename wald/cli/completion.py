@@ -35,7 +35,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "wald-drain redrive": ("route",),
     "wald-archive": ("route", "..."),
     "wald-archive pack": ("route", "..."),
-    "wald-archive restore": ("", "route"),
+    "wald-archive restore": ("", "route", "..."),
 }
 """What the arguments of a command are; "...": each further one is what the one before it is, "": something else."""
 
@@ -65,7 +65,7 @@ VALUED = {
         "--key-separator",
     ),
     *("--lag-max", "--last", "--limit", "--mode", "--needed-bytes", "--on-missing", "--retry-for", "--socket"),
-    *("--timeout", "--why", "-n"),
+    *("--timeout", "--why", "--during", "-n"),
 }
 """The options of ``wald`` that take a value, which is no argument of the command."""
 

@@ -38,9 +38,12 @@ def test_it_packs_proves_and_restores(root: Path, dest: Path) -> None:
     assert packed[2] == f"bag a/{1:020d}-{17:020d}: 14 records in 2 bundles at {dest}"
     assert len(packed) == 5
     assert output_of("verify", dest) == b"good: 3 bundles proven, 0 info, 0 error\n"
-    for options in (["--format", "raw"], ["--format", "json", "--from", 3, "--to", 13]):
-        read = wald_output_of("read", "a", "--root", root, *options)
-        assert output_of("restore", dest, "a", *options) == read
+    assert output_of("restore", dest, "a", "--format", "raw") == wald_output_of("read", "a", "--root", root)
+    options = ["--format", "json", "--from", 3, "--to", 13]
+    read = [json.loads(line) for line in wald_output_of("read", "a", "--root", root, *options).splitlines()]
+    for record in read:
+        del record["sender"]  # which an archive does not keep
+    assert [json.loads(line) for line in output_of("restore", dest, "a", *options).splitlines()] == read
 
 
 def test_where_damage_ends_a_run_the_hints_can_be_typed_until_all_the_rest_is_packed(
