@@ -41,6 +41,7 @@ from wald.store.files.directory import Root, create_root, read_identity, require
 from wald.store.files.disk import Disk, total_bytes
 from wald.store.files.fifos import has_fifo
 from wald.store.files.ledger import Ledger
+from wald.store.files.moved import moved
 from wald.store.files.routes import add_route
 from wald.store.writing.drafts import Draft
 from wald.store.writing.lives import STOPPED, add_to_life, end_life
@@ -349,6 +350,9 @@ def wanted_routes(root: Root, config: Config, journal: FilteringBoundLogger) -> 
             hint = f"{command_line(root.path, f'route add {name}')} takes it back"
             journal.warning("route is retired", route=name, hint=hint)
         else:
+            if (mark := moved(root, name)) is not None and mark.to not in config.routes:
+                hint = f"rename [routes.{name}] to [routes.{mark.to}]: its limits are those of records in {name}"
+                journal.warning("route was moved", route=name, to=mark.to, hint=hint)
             yield name, route
 
 

@@ -40,6 +40,7 @@ class FileKind(Enum):
     COMMAND = "the lock of the command that wald-drain runs for a group, and how that ended"
     CONSUMERS = "the directory in which other users leave cursors"
     RETIRED = "the mark that the route is retired"
+    MOVED = "the mark that what is sent to the route is stored in another one"
     LEDGER = "a ledger: a chain of lines about what happened to segments and bundles"
     LEDGER_PART = "a sealed part of a ledger: its older lines"
     LEDGER_LOCK = "the lock of a program that writes a ledger"
@@ -77,6 +78,7 @@ _BY_PATH = tuple(
         (rf"{_GROUP}\.command", FileKind.COMMAND),
         (rf"{_ROUTE}/{CONSUMERS}", FileKind.CONSUMERS),
         (rf"{_ROUTE}/retired", FileKind.RETIRED),
+        (rf"{_ROUTE}/moved", FileKind.MOVED),
         (_ROUTE, FileKind.ROUTE),
         (r"ledger/[a-z]+\.jsonl", FileKind.LEDGER),
         (r"ledger/[a-z]+-[0-9]{20}\.jsonl\.zst", FileKind.LEDGER_PART),

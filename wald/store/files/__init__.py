@@ -13,6 +13,7 @@ ledger        chained JSON lines, appended
 ledger_parts  the sealed parts of a ledger: found and read
 ledger_tail   the end of an active ledger: what was synced
 lines         the lines of a ledger, looked up block by block
+moved         routes whose records are stored in another
 making        files, directories, FIFOs: their mode, and whose they are
 part_index    makes the index of a sealed part
 regular       opens a regular file and nothing else

@@ -107,6 +107,9 @@ class Root:
     def retired(self, route: str) -> Path:
         return self.route(route) / "retired"
 
+    def moved(self, route: str) -> Path:
+        return self.route(route) / "moved"
+
     def consumers(self, route: str) -> Path:
         """The directory in which other users than the log's owner leave cursors, if the route has one."""
         return self.route(route) / CONSUMERS

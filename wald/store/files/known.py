@@ -23,7 +23,7 @@ _OF_ROOT = {
     *(path.name for path in (_ANY.segments, _ANY.routes, _ANY.ledger, _ANY.quarantine, _ANY.recovery)),
 }
 _OF_LEDGER = {*LEDGERS, *(str(Path(name).with_suffix(".lock")) for name in LEDGERS)}
-_OF_ROUTE = {path.name for path in (_ANY.fifo("any"), _ANY.retired("any"), _ANY.consumers("any"))}
+_OF_ROUTE = {at("any").name for at in (_ANY.fifo, _ANY.retired, _ANY.moved, _ANY.consumers)}
 
 
 def known_names(root: Root) -> Iterator[tuple[Path, Callable[[str], bool]]]:
