@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -251,6 +252,26 @@ def test_repair_keeps_what_is_whole_of_a_relieved_segment(built: Built) -> None:
     assert wrong(built) == []
     kept = read(built, "stuck")
     assert kept == STUCK[: len(kept)]
+
+
+def test_a_relieved_segment_of_which_only_dropped_records_are_whole_is_repaired_once(tmp_path: Path) -> None:
+    built = Built(tmp_path / "log")
+    noise = Random(0).randbytes(300_000).replace(b"\n", b"-")
+    built.lines("web", [noise])
+    built.lines("stuck", [noise])
+    built.cut()
+    built.lines("web", [b"newest"])
+    built.seal()
+    relieve(built, 1, web=3)
+    path = built.path(1, Kind.SEALED)
+    data = bytearray(path.read_bytes())
+    data[250_000] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+    assert [act.lost for act in repair(built.root.path).acts] == [((2, 2),)]
+    assert not repair(built.root.path).acts
+    assert wrong(built) == []
+    built.crash()
 
 
 def test_a_record_whose_pieces_were_dropped_later_is_not_put_together_wrongly(tmp_path: Path) -> None:

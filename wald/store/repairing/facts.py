@@ -188,7 +188,7 @@ class _Examination:
         wrong = [each.message for each in checked.findings if each.level is Level.ERROR]
         if not wrong:
             last = checked.after.next_sequence - 1
-            spans = ((segment.base_sequence, last),) if checked.records else ()
+            spans = ((segment.base_sequence, last),) if last >= segment.base_sequence else ()  # also if all are dropped
             return replace(found, spans=spans, recorded=found.recorded or not spans)
         digests = frozenset[str]() if target.sha256 is None else frozenset({target.sha256, *target.relieved})
         return self._damaged(replace(found, problem=found.problem or wrong[0]), number, digests)
