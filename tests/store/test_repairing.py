@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -222,6 +223,23 @@ def test_the_lines_of_a_broken_ledger_are_carried_over(log: Path) -> None:
     assert (carried["event"], carried["base"], carried["carried"]) == ("reclaimed", 1, 1)
     assert errors(log) == []
     assert wald.open(log).where(1).state is State.RECLAIMED
+
+
+def test_a_deletion_that_was_taken_back_by_a_damaged_line_is_not_believed(log: Path) -> None:
+    """Else the loss of the segment would be taken for its deletion later."""
+    path = log / "ledger/reclaim.jsonl"
+    segment = min((log / "segments").glob("*.zst"))
+    base = int(segment.name[:20])
+    with closing(Ledger(path, Unsynced())) as ledger:
+        ledger.append({"event": "reclaimed", "base": base, "last": base + 1, "rule": "read", "at": 1})
+        ledger.append({"event": "kept", "base": base, "why": "a group has not read it", "at": 2})
+    change(path, lambda data: data.replace(b'"kept"', b'"kepT"'))
+    repair(log, accept_loss=False)
+    assert errors(log) == []
+
+    segment.unlink()
+    assert errors(log)
+    assert wald.open(log).where(base).state is not State.RECLAIMED
 
 
 class KillingDisk(SteppingDisk):

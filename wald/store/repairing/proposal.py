@@ -70,7 +70,7 @@ def _rehearsed(root: Root, broken: dict[Path, str], directory: Path) -> Root:
         if path.is_file():
             shutil.copyfile(path, directory / path.name)
     for path in broken:
-        found = anew(path)
+        found = anew(root, path)
         if found.entries is not None:
             (directory / path.name).write_bytes(found.lines(kept="", sha256="", now_ns=0))
         for part in found.gone:
