@@ -48,7 +48,7 @@ def test_each_event_has_a_line_and_each_deletion_the_reason_why_it_was_legal(bui
     assert re.search(
         r"segment 1: records 1 to 3 \(a 2, b 1\); legal by the rule read \(a/\w+ at \d+, b/processed at 3\)$", deletion
     )
-    assert lines[-1].endswith("lines read: the chain is whole; every deletion was legal")
+    assert lines[-1].endswith("lines read: the chain is whole; every deletion on record was legal")
 
 
 def test_a_span_of_time_and_a_route_leave_out_the_rest(built: Built) -> None:
@@ -57,7 +57,7 @@ def test_a_span_of_time_and_a_route_leave_out_the_rest(built: Built) -> None:
     _, lines = history(built, "--until", "yesterday")
     assert {line.split()[1] for line in lines[:-1]} == {"sealed", "begun", "archived", "finished"}
     _, lines = history(built, "--since", "2100-01-01T00:00:00Z")
-    assert lines == ["0 lines read: the chain is whole; every deletion was legal"]
+    assert lines == ["0 lines read: the chain is whole; every deletion on record was legal"]
 
 
 def test_a_deletion_that_no_cursor_made_legal_is_an_error(built: Built) -> None:

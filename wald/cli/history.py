@@ -35,7 +35,8 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
     the route was retired, or a limit let unread records expire, which are counted. The line must agree with the one
     that was written when the segment was sealed. The chain of the ledgers is checked over all that is read.
 
-    Exit code 4: a deletion was not legal or that cannot be proven, or a ledger is damaged.
+    Exit code 4: a deletion was not legal or that cannot be proven, or a ledger is damaged. A segment that is gone
+    without a line is not looked for; `wald verify` reports it.
     """
     here = Root(root)
     read_identity(here)
@@ -66,7 +67,7 @@ def _report(story: Story, *, as_json: bool) -> None:
     for message in story.broken:
         click.echo(f"damaged: {message}")
     chain = "the chain is broken" if story.broken else "the chain is whole"
-    judged = f"{story.illegal} deletions not legal" if story.illegal else "every deletion was legal"
+    judged = f"{story.illegal} deletions not legal" if story.illegal else "every deletion on record was legal"
     click.echo(f"{story.lines} lines read: {chain}; {judged}")
 
 
