@@ -37,6 +37,7 @@ TABLE: dict[str, dict[str, FileKind]] = {
         f"segments/{N}.wal.zst.deleting": FileKind.DELETING,
         f"segments/{N}.wal.deleting": FileKind.DELETING,
     },
+    "`segments/N.wal.zst.whole`": {f"segments/{N}.wal.zst.whole": FileKind.WHOLE},
     "`segments/*.tmp`": {
         "segments/spare-1-00.tmp": FileKind.TEMPORARY,
         f"segments/{N}.wal.zst.tmp": FileKind.TEMPORARY,

@@ -152,7 +152,7 @@ def test_what_verify_does_not_call_damage_a_dry_run_does_not_either(log: Path) -
     ledger.write_bytes(b"")
     verified = wald("verify", "--root", log)
     assert (verified.returncode, b"good: " in verified.stdout) == (0, True)
-    assert b"no line of the ledger says that it was sealed; wald repair writes one" in verified.stdout
+    assert b"no line of the ledger says that it was sealed; a repair writes one" in verified.stdout
     proposed = output_of("repair", "--dry-run", "--root", log)
     assert b"repair: record segments/00000000000000000001.wal.zst" in proposed
     assert b"good: 1 act would be done" in proposed

@@ -369,6 +369,16 @@ def retired(site: Site) -> Iterator[None]:
     assert "retired" in site.wald("routes")
 
 
+@trouble("A route is to be renamed, or merged")
+def renamed(site: Site) -> Iterator[None]:
+    site.start()
+    site.append(range(2))
+    yield
+    site.append([2])
+    assert site.read() == ["0", "1"]
+    assert site.wald("read", "sales").split() == ["2"]
+
+
 @trouble("What may be deleted by hand")
 def deleted(site: Site) -> Iterator[None]:
     site.start()

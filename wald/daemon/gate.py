@@ -73,7 +73,7 @@ class Gate:
         self.require_room()
         if (over := self.over.get(route.name)) is not None:
             if over.rejects:
-                raise ProtocolError(Code.FULL, f"{over.message}; wald explain says more")
+                raise ProtocolError(Code.FULL, over.message)
             raise Parked(Quota(route.name))
         if route.name in self.busy:
             if self.overdue:

@@ -186,7 +186,7 @@ class Verification:
             with contextlib.suppress(Damaged):  # the check of the ledgers reports it
                 sealed = self.history.sealed(segment.base_sequence)
                 if sealed is None or sealed["base"] != segment.base_sequence:
-                    message = "no line of the ledger says that it was sealed; wald repair writes one"
+                    message = "no line of the ledger says that it was sealed; a repair writes one"
                     yield Finding(Level.INFO, segment.path, 0, message)
 
     def _follows(self, segment: Segment) -> Iterator[Finding]:

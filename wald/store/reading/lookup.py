@@ -192,6 +192,9 @@ def _gone(sequence: int, reason: str, history: History, *, dropped_from: str) ->
     dropped = dropped_from or (relief is not None and relief.dropped)
     if removals and (dropped or history.reclaimed(sequence) is not None):
         return Whereabouts(sequence, State.RECLAIMED, _reclaimed(removals, sequence), segment=segment)
+    lost = history.losses(sequence, sequence)
+    if lost and lost[0].unrestored:
+        return Whereabouts(sequence, State.NOT_RESTORED, lost[0].reason)
     if dropped_from:
         message = f"relief has dropped it from {dropped_from}, and no ledger says when"
         return Whereabouts(sequence, State.RECLAIMED, message, segment=dropped_from)
@@ -200,9 +203,7 @@ def _gone(sequence: int, reason: str, history: History, *, dropped_from: str) ->
         span = f"{skipped['base']} to {skipped['last']}"
         message = f"a start passed over {span}, and no record of this log has such a number: {skipped.get('why')}"
         return Whereabouts(sequence, State.SKIPPED, message)
-    if lost := history.losses(sequence, sequence):
-        if lost[0].unrestored:
-            return Whereabouts(sequence, State.NOT_RESTORED, lost[0].reason)
+    if lost:
         return Whereabouts(sequence, State.LOST, f"{_lost(relief)}: {lost[0].reason}", segment=segment)
     if relief is not None:
         name = segment_name(relief.entry["base"], Kind.SEALED)
