@@ -298,7 +298,8 @@ def test_the_newest_entries_are_found_behind_a_cut(path: Path) -> None:
 
 def test_an_active_file_that_repair_begins_again_follows_the_parts(root: Root, path: Path) -> None:
     filled(path, 60)
-    root.quarantine.mkdir()
+    for directory in (root.quarantine, root.segments):
+        directory.mkdir()
     ledger = opened(path)
     ledger.append(*(reclaimed(10 * number + 1, 10 * number + 10) for number in range(60, 65)))
     ledger.close()

@@ -278,7 +278,7 @@ def test_any_repair_that_is_killed_is_finished_by_the_next(log: Path, tmp_path: 
 
 
 def test_a_repair_that_is_killed_is_finished_by_the_next(log: Path, tmp_path: Path) -> None:
-    check_killed(log, tmp_path, "a frame", every=4)
+    check_killed(log, tmp_path, "a frame", every=13)
 
 
 def check_killed(log: Path, tmp_path: Path, kind: str, *, every: int) -> None:

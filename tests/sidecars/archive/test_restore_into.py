@@ -63,7 +63,7 @@ def where(root: Path, sequence: int) -> str:
     return wald_output_of("where", sequence, "--root", root).decode()
 
 
-@pytest.mark.parametrize("codec", ["gz", "zst"])
+@pytest.mark.parametrize("codec", [pytest.param("gz", marks=pytest.mark.slow), "zst"])
 def test_it_reads_as_the_log_that_was_archived_and_goes_on_behind_it(tmp_path: Path, new: Path, codec: str) -> None:
     """With everything that records can be, written by a daemon, packed, deleted there, and restored."""
     old, dest = tmp_path / "old", tmp_path / "dest"
