@@ -117,7 +117,7 @@ def test_it_holds_the_packages_and_nothing_else(wheel: Path) -> None:
 
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {each.name for each in PACKAGES}
     assert {name for name in names if name.endswith(".py")} == files
-    assert [name for name in names if "test" in name] == []
+    assert [name for name in names if re.search(r"(^|/)(test_|tests/|conftest)", name)] == []
     assert "wald/py.typed" in names
 
 
