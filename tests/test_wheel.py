@@ -29,7 +29,7 @@ PACKAGES = [ROOT / package for package in PROJECT["tool"]["hatch"]["build"]["tar
 EXTRAS: list[str] = sorted(PROJECT["project"]["optional-dependencies"])
 # Those that import what a user imports and start programs of each package. The others (cli, daemon, store, spark) take
 # many minutes, and find no other gap in a wheel; the tests of docs, deploy and the sources are not about it.
-SUBJECTS = ("producer", "python", "sidecars/archive", "sidecars/drain", "sidecars/reclaim")
+SUBJECTS = ("producer", "python", "sidecars/drain")
 
 pytestmark = pytest.mark.slow  # `make test-wheel` runs it by its name
 
