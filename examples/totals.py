@@ -21,7 +21,7 @@ def main() -> None:
     for batch in wald.open(root).batches("orders", start="earliest", follow=True, limit=limit):
         columns = batch.to_arrow()  # no loop over records, and no copy
         parts.append(pa.table({"key": columns["key"], "size": compute.binary_length(columns["value"])}))
-        total = pa.concat_tables(parts).group_by("key").aggregate([("size", "sum")])
+        total = pa.concat_tables(parts).group_by("key", use_threads=False).aggregate([("size", "sum")])
         parts = [total.rename_columns({"key": "key", "size_sum": "size"})]
         print(batch.last_sequence, {row["key"]: row["size"] for row in parts[0].to_pylist()}, flush=True)
 
