@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import programs
 import pytest
+from command_tree import commands
 from logs import Built
 from pages import ROOT
 from running import output_of, wald
@@ -47,17 +47,6 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("share")
     subprocess.run([sys.executable, ROOT / "scripts/make-manual", directory], check=True)
     return directory
-
-
-def commands(program: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    if isinstance(program, click.Group):
-        context = click.Context(program)
-        for each in program.list_commands(context):
-            inner = program.get_command(context, each)
-            assert inner is not None
-            yield from commands(inner, f"{name} {each}")
-    else:
-        yield name, program
 
 
 def test_every_argument_that_is_a_route_is_listed() -> None:

@@ -7,10 +7,10 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 from archives import archive
 from archives import command as archive_command
+from command_tree import commands
 from json_page import Table, require_documented, sections
 from logs import Built
 from running import Daemon, command, output_of, run, sidecar
@@ -26,18 +26,6 @@ APART = {"wald-audit", "wald-compact", "wald-export", "wald repair"}  # tests of
 RARE = {("wald-reclaim", "taken-back")}  # only if a cursor is moved back while a segment waits out its grace period
 
 
-def with_json(program: click.Command, name: str) -> Iterator[str]:
-    """The commands of a program that take ``--json``."""
-    if isinstance(program, click.Group):
-        context = click.Context(program)
-        for each in program.list_commands(context):
-            inner = program.get_command(context, each)
-            assert inner is not None
-            yield from with_json(inner, f"{name} {each}")
-    elif any(parameter.name == "as_json" for parameter in program.params):
-        yield name
-
-
 def test_every_command_with_json_has_its_section() -> None:
     programs = {
         "wald": cli,
@@ -47,7 +35,12 @@ def test_every_command_with_json_has_its_section() -> None:
         "wald-export": wald_export,
         "wald-reclaim": wald_reclaim,
     }
-    found = {each for name, program in programs.items() for each in with_json(program, name)}
+    found = {
+        line
+        for name, program in programs.items()
+        for line, each in commands(program, name)
+        if any(parameter.name == "as_json" for parameter in each.params)
+    }
 
     assert found | {"wald doctor --canary", "wald status --settings", "wald where --since"} == sections().keys()
 

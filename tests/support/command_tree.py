@@ -1,0 +1,19 @@
+"""The commands of a program of click, as a person types them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+
+def commands(program: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command that is no group, with its words: ``name`` and those of the groups above it."""
+    if isinstance(program, click.Group):
+        context = click.Context(program)
+        for each in program.list_commands(context):
+            inner = program.get_command(context, each)
+            assert inner is not None
+            yield from commands(inner, f"{name} {each}")
+    else:
+        yield name, program
