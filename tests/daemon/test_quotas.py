@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from asking import is_quiet, stat
 from contents import assert_sound, text, values
-from running import Client, Daemon, eventually, output_of, run, sidecar, wald
+from running import Client, Daemon, eventually, output_of, refusal_of, run, sidecar, wald
+
+from wald.errors import DiskFailure
 
 Start = Callable[..., Daemon]
 
@@ -133,6 +135,18 @@ def test_a_request_over_the_quota_is_refused_if_it_shall_be(start: Start, settin
         eventually(lambda: over(daemon) == {})
         client.publish("r", b"x\n")
         assert client.reply().startswith("OK ")
+
+
+def test_the_hint_about_a_refusal_is_what_says_why_there_is_no_room(start: Start, settings: Path) -> None:
+    write(settings, policy="reject")
+    daemon = start("--config", settings)
+    fill(daemon)
+    line = ("append", "r", "--root", daemon.root, "--retry-for", "0.3s")
+    code, message, hint = refusal_of(*line, stdin=b"x\n")
+    assert (code, "full: route r is over its quota" in message) == (DiskFailure.exit_code, True)
+    _, typed, _ = hint.split("; ", 2)
+    assert typed == f"wald --root {daemon.root} explain"
+    assert b"is over its quota" in output_of(*typed.split()[3:], "--root", daemon.root)
 
 
 def test_sighup_changes_a_quota(start: Start, settings: Path) -> None:

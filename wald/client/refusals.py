@@ -56,8 +56,10 @@ def unreachable(reason: OSError | ProtocolError, *, root: Path | None, socket: P
         socket: where the daemon should listen.
     """
     if isinstance(reason, ProtocolError):
-        kind = DiskFailure if reason.code is Code.FULL else Unavailable
-        return kind(f"{socket}: {reason.code}: {reason.message}", hint=_inspect(root, socket, "head"))
+        is_full = reason.code is Code.FULL  # the disk, or the quota of the route
+        kind = DiskFailure if is_full else Unavailable
+        hint = _inspect(root, socket, "explain" if is_full else "head")
+        return kind(f"{socket}: {reason.code}: {reason.message}", hint=hint)
     if isinstance(reason, PermissionError):
         return NotPermitted.of(reason, socket)
     if isinstance(reason, TimeoutError):
