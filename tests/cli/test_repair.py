@@ -163,9 +163,12 @@ def test_what_verify_does_not_call_damage_a_dry_run_does_not_either(log: Path) -
 
 def test_it_refuses_while_a_daemon_runs(daemon: Daemon, root: Path) -> None:
     for options in ((), ("--dry-run",)):
-        code, message, _ = refusal_of("repair", *options, "--root", root)
+        code, message, hint = refusal_of("repair", *options, "--root", root)
         assert code == Locked.exit_code
         assert "another daemon writes to this root" in message
+        stopping, _, killing = hint.partition(", if it is the service; else ")
+        assert stopping == "stop it: systemctl stop wald.socket wald"
+        assert killing == f"kill {daemon.process.pid}"
 
 
 def test_a_cursor_that_cannot_be_read_is_left_with_what_to_type(log: Path) -> None:

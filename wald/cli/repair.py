@@ -11,7 +11,7 @@ import click
 
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
-from wald.errors import Damaged, Refused, command_line
+from wald.errors import Damaged, Locked, Refused, command_line
 from wald.format.names import CURSOR_SUFFIX, SKIPS
 from wald.format.times import utc
 from wald.store.checking.finding import Finding, Level
@@ -24,7 +24,7 @@ from wald.store.repairing.apply import Repair
 from wald.store.repairing.facts import Facts
 from wald.store.repairing.plan import Act, Plan
 from wald.store.repairing.proposal import proposed
-from wald.store.writing.lock import Lock, require_free
+from wald.store.writing.lock import Lock, how_to_stop, require_free
 
 _OWNERS = {
     "reclaim.jsonl": "wald-reclaim",
@@ -51,7 +51,8 @@ def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
     here = Root(root)
     read_identity(here)
     if dry_run:
-        require_free(here, Disk())
+        with _hinting(here):
+            require_free(here, Disk())
         with proposed(here) as (plan, _):
             return _report(plan, plan.left, here, dry_run=True, accept_loss=accept_loss, as_json=as_json)
     with _locked(here) as lock, proposed(here) as (plan, facts):
@@ -67,11 +68,21 @@ def _locked(root: Root) -> Iterator[Lock]:
     """The daemon's lock, and those of the programs that change what is repaired."""
     disk = Disk()
     with ExitStack() as stack:
-        lock = Lock(root, disk, now=utc(time.time_ns()))
+        with _hinting(root):
+            lock = Lock(root, disk, now=utc(time.time_ns()))
         stack.callback(lock.release)
         for name, owner in _OWNERS.items():
             stack.callback(disk.close, lock_ledger(root.ledger / name, disk, owner))
         yield lock
+
+
+@contextmanager
+def _hinting(root: Root) -> Iterator[None]:
+    """Where a daemon must not run, the hint is how to stop it."""
+    try:
+        yield
+    except Locked as error:
+        raise Locked(error.message, hint=how_to_stop(root)) from None
 
 
 def _carry_out(plan: Plan, facts: Facts, repair: Repair, *, accept_loss: bool) -> None:

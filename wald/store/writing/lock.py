@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import socket
 import time
 from collections.abc import Callable
@@ -105,6 +106,13 @@ def holding_processes(root: Root) -> list[int]:
         return [int(line.split()[4]) for line in _listed(root.lock)]
     except (OSError, IndexError, ValueError):
         return []
+
+
+def how_to_stop(root: Root) -> str:
+    """What to type to stop the daemon that holds the lock."""
+    processes = " ".join(map(str, holding_processes(root)))
+    other = f"kill {processes}" if processes else f"fuser -v {shlex.quote(os.fspath(root.lock))} names it"
+    return f"stop it: systemctl stop wald.socket wald, if it is the service; else {other}"
 
 
 def is_held(root: Root, disk: Disk) -> bool:
