@@ -161,6 +161,24 @@ def test_what_verify_does_not_call_damage_a_dry_run_does_not_either(log: Path) -
     assert b"no line of the ledger" not in output_of("verify", "--root", log)
 
 
+def test_a_log_that_has_lost_its_identity_gets_it_back_by_what_other_commands_say(log: Path) -> None:
+    content = (log / "log.json").read_bytes()
+    (log / "log.json").unlink()
+    _, _, hint = refusal_of("read", "a", "--root", log)
+    assert f"wald --root {log} repair" in hint
+    daemon = Daemon(log, ready=False)
+    assert daemon.wait() == Damaged.exit_code
+    assert f"wald --root {log} repair" in daemon.log
+    proposed = wald("repair", "--dry-run", "--root", log)
+    assert proposed.returncode == Damaged.exit_code
+    assert b"repair: identity log.json: it is missing; " in proposed.stdout
+
+    assert b"good: 1 act done, 0 records lost" in output_of("repair", "--root", log)
+    assert json.loads((log / "log.json").read_bytes())["log"] == json.loads(content)["log"]
+    assert b"log.json was made again: it is missing" in output_of("history", "--root", log)
+    assert output_of("read", "a", "--root", log) == b"one\ntwo\nthree\nfour\nfive\nsix\n"
+
+
 def test_it_refuses_while_a_daemon_runs(daemon: Daemon, root: Path) -> None:
     for options in ((), ("--dry-run",)):
         code, message, hint = refusal_of("repair", *options, "--root", root)

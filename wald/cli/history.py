@@ -107,6 +107,9 @@ def _sentence(event: Event) -> str:
             return f"segment {base}: records {base} to {following - 1}, {entry.get('bytes')} bytes"
         case {"event": "repaired", "base": int(), "last": int()}:
             return _repair(entry)
+        case {"event": "identified"}:
+            kept = f"; the old file is {entry['kept']}" if "kept" in entry else ""
+            return f"log.json was made again: {entry.get('why')}{kept}"
         case {"event": "verified"}:
             return f"{entry.get('ok')} ok, {entry.get('errors')} errors"
         case {"event": "archived"}:

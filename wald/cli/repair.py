@@ -17,11 +17,12 @@ from wald.format.times import utc
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.verifier import verify
 from wald.store.files import uptime
-from wald.store.files.directory import Root, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import lock_ledger
 from wald.store.repairing.apply import Repair
 from wald.store.repairing.facts import Facts
+from wald.store.repairing.identity import lost_identity
 from wald.store.repairing.plan import Act, Plan
 from wald.store.repairing.proposal import proposed
 from wald.store.writing.lock import Lock, how_to_stop, require_free
@@ -42,14 +43,15 @@ _OWNERS = {
 def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
     """Make a log good again that `wald verify` calls damaged. The daemon and wald-reclaim must be stopped.
 
-    What can be made again without a loss is made again. What is bad is cut out with --accept-loss only: the bytes stay
-    in quarantine/, and a line in ledger/segments.jsonl gives the records up. Every act is printed first.
+    What can be made again without a loss is made again: indexes, the head, ledgers, log.json. What is bad is cut out
+    with --accept-loss only: the bytes stay in quarantine/, and a line in ledger/segments.jsonl gives the records up.
+    Every act is printed first.
 
     Exit code 0: all of it is good. 9: records would be given up, and --accept-loss was not given. 4: with --dry-run,
     there is damage, as for `wald verify`; else something is left that this command does not repair.
     """
     here = Root(root)
-    read_identity(here)
+    lost_identity(here)  # before anything is written: whether there is a log, and which
     if dry_run:
         with _hinting(here):
             require_free(here, Disk())

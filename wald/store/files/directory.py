@@ -35,7 +35,6 @@ from wald.store.files.regular import read_regular
 FORMAT_VERSION = 1
 TEMPORARY = ".tmp"
 CONSUMERS_FILES_MAX = 10_000  # of other users in one route, who could make every pass over the cursors take minutes
-_RESTORE_IDENTITY = "restore the file: the log id is at offset 16 of every segment in segments/"
 _FOLDERS = ("segments", "routes", "ledger", "quarantine", "recovery")
 
 
@@ -48,6 +47,11 @@ class Root:
     @property
     def identity(self) -> Path:
         return self.path / "log.json"
+
+    @property
+    def unfinished_identity(self) -> Path:
+        """The identity of a log that is being restored, as long as not all of it is there."""
+        return self.path / "log.json.restoring"
 
     @property
     def lock(self) -> Path:
@@ -352,8 +356,7 @@ def read_identity(root: Root) -> Identity:
         UnsupportedFormat: it was written by a newer wald.
         Damaged: ``log.json`` is not readable, or a directory of the log is a symbolic link.
     """
-    for folder in _FOLDERS:
-        require_no_link(root.path / folder)
+    require_folders(root)
     try:
         text = read_regular(root.identity)
     except (FileNotFoundError, NotADirectoryError):
@@ -374,15 +377,37 @@ def read_identity(root: Root) -> Identity:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Damaged(
             f"{root.identity}: not the identity of a log ({error})",
-            hint=_RESTORE_IDENTITY,
+            hint=_how_to_identify(root.path),
         ) from error
+
+
+def require_folders(root: Root) -> None:
+    """
+    Raises:
+        Damaged: a directory of the log is a symbolic link.
+    """
+    for folder in _FOLDERS:
+        require_no_link(root.path / folder)
+
+
+def _how_to_identify(path: Path) -> str:
+    return f"{command_line(path, 'repair')} makes it again from the segments; daemon and wald-reclaim must be stopped"
 
 
 def _where_else(path: Path) -> str:
     """What to do about a path at which there is no log."""
+    if _has_lost_its_identity(Root(path)):
+        return f"log.json is missing: {_how_to_identify(path)}"
     if not path.exists() or _may_become_a_log(path):
         return f"{command_line(path, 'run')} makes one"
     return f"--root takes the directory of a log, which has a log.json; to find one: find {path} -name log.json"
+
+
+def _has_lost_its_identity(root: Root) -> bool:
+    """Whether segments are there, and no restore was about to make a log of them."""
+    if root.unfinished_identity.exists() or not root.segments.is_dir():
+        return False
+    return any(parse_segment_name(name) for name in os.listdir(root.segments))
 
 
 def check_root(path: Path) -> None:
@@ -390,6 +415,7 @@ def check_root(path: Path) -> None:
 
     Raises:
         InvalidInput: the path is not a directory, or holds files that are not a log's.
+        Damaged: there are segments, and nothing says which log they belong to.
         WaldError: as :func:`read_identity`, of a log that is there.
     """
     if path.exists() and not path.is_dir():
@@ -397,6 +423,8 @@ def check_root(path: Path) -> None:
     root = Root(path)
     if root.identity.exists():
         read_identity(root)
+    elif _has_lost_its_identity(root):
+        raise Damaged(f"{root.identity}: missing, though {root.segments} holds segments", hint=_how_to_identify(path))
     elif path.is_dir() and not _may_become_a_log(path):
         raise InvalidInput(f"{path}: not empty, and not a log", hint="name an empty or a new directory with --root")
 
@@ -412,8 +440,6 @@ def create_root(path: Path, disk: Disk, *, now: str) -> Root:
     root = Root(path)
     make_directories(root, disk)
     if not root.identity.exists():
-        if list_segments(root).segments:
-            raise Damaged(f"{root.identity}: missing, though {root.segments} holds segments", hint=_RESTORE_IDENTITY)
         disk.sync_names_above(path)
         # Last, and in one step: a root without it is one whose making was interrupted, and is made again.
         with contextlib.suppress(FileExistsError):  # two daemons started at once: the log has one identity

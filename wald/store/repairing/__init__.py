@@ -2,6 +2,7 @@
 
 apply      carries a plan out, in repeatable steps
 facts      what is wrong, and what is whole
+identity   which log it is, where log.json does not say
 ledgers    a ledger whose chain is broken, begun again
 loss       whose the lost records were
 plan       facts → acts

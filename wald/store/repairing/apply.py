@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from wald.errors import Damaged
 from wald.format.head import Head, encode_head
 from wald.format.names import SEQUENCE_MAX, Kind
 from wald.format.sealed import SealedIndex
-from wald.store.files.directory import TEMPORARY, Listing, Root, Segment, list_segments
+from wald.store.files.directory import TEMPORARY, Listing, Root, Segment, encode_identity, list_segments
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.files.regular import open_file
@@ -65,6 +66,8 @@ class Repair:
         match act.deed:
             case Deed.LEDGER:
                 begin_again(self.root, self.disk, act.path, now_ns=self.now())
+            case Deed.IDENTITY:
+                self._identify(act)
             case Deed.REMOVE:
                 self.disk.unlink(act.path)
                 self.disk.sync_directory(act.path.parent)
@@ -89,6 +92,13 @@ class Repair:
                 self._record(self._sealed(act.facts.segment.path))
             case Deed.HEAD:
                 self._head(facts)
+
+    def _identify(self, act: Act) -> None:
+        assert act.identity is not None
+        log_id = uuid.UUID(bytes=act.identity.log_id)
+        kept = {"kept": self.keep(act.path)} if os.path.lexists(act.path) else {}
+        self._record({"event": "identified", "log": log_id.hex, "why": act.reason} | kept | self._when())
+        self.disk.replace(act.path, encode_identity(log_id, now=act.identity.created))
 
     def _put_back(self, path: Path, whole: Path) -> None:
         if path.exists():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from wald.errors import Damaged
 from wald.store.checking.finding import Finding
-from wald.store.files.directory import Segment
+from wald.store.files.directory import Identity, Segment
 from wald.store.repairing.facts import Facts, SegmentFacts
 from wald.store.repairing.rescue import Span
 
@@ -24,6 +24,8 @@ class Deed(Enum):
 
     LEDGER = "ledger"
     """A ledger is begun again, with the lines of the old one that are whole."""
+    IDENTITY = "identity"
+    """``log.json`` is written again."""
     REMOVE = "remove"
     """What a killed program was making is removed."""
     RENAME = "rename"
@@ -55,6 +57,7 @@ class Act:
         loses: whether it gives up anything, which has to be accepted.
         facts: about the segment.
         broken: the records that are left out of it, because a piece of them is lost.
+        identity: what ``log.json`` gets.
     """
 
     deed: Deed
@@ -64,6 +67,7 @@ class Act:
     loses: bool = False
     facts: SegmentFacts | None = None
     broken: frozenset[int] = frozenset()
+    identity: Identity | None = None
 
     @property
     def lost_records(self) -> int:

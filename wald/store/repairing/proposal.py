@@ -1,22 +1,25 @@
 """What a repair would do to a log, found without changing it.
 
-What is lost is decided by the ledgers. So if one of them is broken, the facts are taken with what it would become.
+What is lost is decided by the ledgers, and what is foreign by the identity. So if one of them is broken, the facts are
+taken with what it would become.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wald.errors import Damaged
 from wald.format.names import LEDGERS
-from wald.store.files.directory import Root
+from wald.store.files.directory import Root, encode_identity, read_identity
 from wald.store.files.ledger import read_files
 from wald.store.repairing.facts import Facts, examine
+from wald.store.repairing.identity import LostIdentity, lost_identity
 from wald.store.repairing.ledgers import anew
 from wald.store.repairing.plan import Act, Deed, Plan, plan
 
@@ -26,16 +29,20 @@ def proposed(root: Root) -> Iterator[tuple[Plan, Facts]]:
     """The plan for ``root``, and the facts, which may be used as long as the block lasts.
 
     Raises:
-        Damaged: the log's identity, or the directory of its segments, is lost.
+        NotFound: there is no log.
+        Damaged: it is not certain which log it is, or the directory of its segments is lost.
     """
     broken = dict(_broken(root))
     acts = tuple(Act(Deed.LEDGER, path, reason) for path, reason in broken.items())
-    if not broken:
+    lost = lost_identity(root)
+    if lost is not None:
+        acts += (Act(Deed.IDENTITY, root.identity, lost.reason, identity=lost.identity),)
+    if not acts:
         facts = examine(root)
         yield plan(facts), facts
         return
     with tempfile.TemporaryDirectory(prefix="wald-repair-") as name:
-        facts = examine(_rehearsed(root, broken, Path(name)))
+        facts = examine(_rehearsed(root, broken, lost, Path(name)))
         found = plan(facts)
         yield replace(found, acts=acts + found.acts), facts
 
@@ -56,16 +63,25 @@ def _broken(root: Root) -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True)
 class _Rehearsed(Root):
-    """A root whose ledgers are those that a repair would make."""
+    """A root whose ledgers and identity are those that a repair would make."""
 
-    ledgers: Path = field(default_factory=Path)
+    made: Path
 
     @property
     def ledger(self) -> Path:
-        return self.ledgers
+        return self.made / "ledger"
+
+    @property
+    def identity(self) -> Path:
+        return self.made / "log.json"
 
 
-def _rehearsed(root: Root, broken: dict[Path, str], directory: Path) -> Root:
+def _rehearsed(root: Root, broken: dict[Path, str], lost: LostIdentity | None, made: Path) -> Root:
+    identity = read_identity(root) if lost is None else lost.identity
+    rehearsed = _Rehearsed(root.path, made)
+    rehearsed.identity.write_bytes(encode_identity(uuid.UUID(bytes=identity.log_id), now=identity.created))
+    directory = rehearsed.ledger
+    directory.mkdir()
     for path in root.ledger.iterdir():
         if path.is_file():
             shutil.copyfile(path, directory / path.name)
@@ -75,4 +91,4 @@ def _rehearsed(root: Root, broken: dict[Path, str], directory: Path) -> Root:
             (directory / path.name).write_bytes(found.lines(kept="", sha256="", now_ns=0))
         for part in found.gone:
             (directory / part.name).unlink()
-    return _Rehearsed(root.path, directory)
+    return rehearsed

@@ -100,7 +100,7 @@ class NewLog:
         self._lock = Lock(root, disk, now=moment)
         if root.identity.exists():  # another process has finished one since
             _require_empty(path, disk)
-        disk.replace(_unfinished(path), encode_identity(self.log_id, now=moment))
+        disk.replace(root.unfinished_identity, encode_identity(self.log_id, now=moment))
         self._ledger = Ledger(root.ledger / "segments.jsonl", disk)
 
     def __enter__(self) -> Self:
@@ -152,7 +152,7 @@ class NewLog:
         disk.replace(root.head, encode_head(head))
         disk.unlink(root.lock)  # no daemon has run; none can start before the next step
         disk.sync_directory(root.path)
-        disk.rename(_unfinished(root.path), root.identity)
+        disk.rename(root.unfinished_identity, root.identity)
         disk.sync_directory(root.path)
         disk.sync_names_above(root.path)
 
@@ -210,16 +210,11 @@ class NewLog:
             self._lines.clear()
 
 
-def _unfinished(path: Path) -> Path:
-    """The name of the log's identity until the log is whole."""
-    return path / "log.json.restoring"
-
-
 def _require_empty(path: Path, disk: Disk) -> None:
     if path.exists() and not path.is_dir():
         raise InvalidInput(f"{path}: not a directory", hint="name a new or an empty directory with --into")
     names = set(os.listdir(path)) - {"lost+found"} if path.exists() else set[str]()
-    if _unfinished(path).name in names:
+    if Root(path).unfinished_identity.name in names:
         require_free(Root(path), disk)
         again = f"rm -r {shlex.quote(str(path))}; then the same command again"
         raise InvalidInput(f"{path}: holds a restore that was not finished, and is no log", hint=again)
