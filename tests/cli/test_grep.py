@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
-from logs import START_NS, Built
+from logs import SECOND_NS, START_NS, Built
 from running import command, output_of, refusal_of, wald
 
 from wald.format.names import Kind
 from wald.format.times import utc
+
+
+def typed(hint: str, behind: str) -> list[str]:
+    """The arguments of the command that a hint begins with."""
+    return shlex.split(hint.partition(behind)[0])[1:]
 
 
 @pytest.fixture
@@ -40,6 +46,14 @@ def test_a_fixed_string_is_no_regular_expression(built: Built) -> None:
 
     assert output_of("grep", "--root", built.root.path, "-F", "a.c") == b"6 a a.c\n"
     assert refusal_of("grep", "--root", built.root.path, "(")[0] == 2
+
+
+@pytest.mark.parametrize("pattern", ["(", "-(", "it's ("])
+def test_the_hint_on_what_is_no_regular_expression_finds_it_as_it_is(built: Built, pattern: str) -> None:
+    built.lines("a", [f"<{pattern}>".encode()])
+    _, _, hint = refusal_of("grep", "--root", built.root.path, "--", pattern)
+
+    assert output_of(*typed(hint, " finds it as it is")) == f"6 a <{pattern}>\n".encode()
 
 
 def test_json_has_what_wald_read_has_of_the_record(built: Built) -> None:
@@ -79,6 +93,27 @@ def test_exit_codes_are_those_of_grep_and_of_read(built: Built) -> None:
     assert (partial.returncode, partial.stdout) == (12, b"4 b An ERROR\n")
     assert b"RECLAIM has removed records 1 to 3" in partial.stderr
     assert wald("grep", "--root", root, "ERROR", "--from", "2").returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "output"),
+    [
+        (["An "], b"4 b An ERROR\n6 a An error\n"),
+        (["-iF", "an e", "a", "--until", utc(START_NS + 60 * SECOND_NS, 9)], b"6 a An error\n"),
+        (["-v", "-c", "--to", "99", "--", "-An"], b"3\n"),
+    ],
+)
+@pytest.mark.parametrize("start", [["--from", "1"], []])
+def test_the_hint_on_reclaimed_records_searches_what_there_is(
+    built: Built, options: list[str], output: bytes, start: list[str]
+) -> None:
+    built.lines("a", [b"An error"])
+    built.reclaim(1)
+    done = wald("grep", "--root", built.root.path, *start, *options)
+    *_, hint = done.stderr.decode().rpartition("hint: ")
+
+    assert done.returncode == (3 if start else 12)
+    assert output_of(*typed(hint, " reads what there is")) == output
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(built: Built) -> None:

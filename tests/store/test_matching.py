@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs import Built
 
-from wald.errors import InvalidInput
 from wald.format.batch import BatchHeader, Encoding
 from wald.store.reading.batches import Batch
-from wald.store.reading.matching import Matcher
+from wald.store.reading.matching import BadPattern, Matcher
 
 PIECES = [b"ab", b"aB", b"b", b"\n", b".", b"error", b"Error", b"\x00", b"\xff", b""]
 PATTERNS = [
@@ -68,5 +67,5 @@ def test_values_of_columns_are_searched_and_may_hold_newlines(tmp_path: Path) ->
 
 
 def test_what_is_no_regular_expression_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"'\(' is no regular expression"):
+    with pytest.raises(BadPattern, match="missing \\)"):
         Matcher(b"(")

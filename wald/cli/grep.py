@@ -11,6 +11,7 @@ import click
 import wald
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line, write_stdout
+from wald.cli.patterns import matcher_of, operand
 from wald.cli.read_output import with_times
 from wald.cli.times import position, time_of
 from wald.errors import Damaged, InvalidInput, Partial
@@ -73,11 +74,18 @@ def grep(
     names a place before them.
     """
     log = wald.open(root)
-    matcher = Matcher(os.fsencode(pattern), fixed=fixed, ignore_case=ignore_case, invert=invert)
+    matcher = matcher_of(root, pattern, fixed=fixed, ignore_case=ignore_case, invert=invert)
     view = log.view()
     begin, end = _range(start, stop, since, until)
     selection = select(view, route if route is None else check_route(route), begin, end, DEFAULT_GROUP)
     show = _counter(matcher) if only_count else _objects(matcher) if as_json else _texts(matcher, times=times)
+    chosen = {"-i": ignore_case, "-F": fixed, "-v": invert, "-c": only_count, "--times": times, "--json": as_json}
+    options = "".join(f" {option}" for option, given in chosen.items() if given)
+    operands = f"{operand(pattern)} {route or ''}".rstrip()
+
+    def again(span: str) -> str:
+        return f"grep{options}{span} {operands}"
+
     records, code = 0, 0
     for event in search(view, selection, show, jobs=jobs or len(os.sched_getaffinity(0))):
         match event:
@@ -88,7 +96,7 @@ def grep(
                 click.echo(f"wald: {event.message}\n  hint: {event.hint}", err=True)
                 code = Damaged.exit_code
             case Missing():
-                _report(event)
+                _report(event, event.hint(stop=until or stop, again=again))
                 code = code or Partial.exit_code
     if only_count:
         click.echo(json_line("grep", {"kind": "count", "records": records}) if as_json else str(records))
@@ -112,15 +120,15 @@ def _range(start: str | None, stop: str | None, since: str | None, until: str | 
     return begin, None if until is None else time_of("--until", until)
 
 
-def _report(missing: Missing) -> None:
+def _report(missing: Missing, hint: str) -> None:
     """Report records that were reclaimed.
 
     Raises:
         NotFound: a place was named at which they would begin.
     """
     if missing.asked:
-        raise missing.error()
-    click.echo(f"wald: {missing.message()}\n  hint: {missing.hint()}", err=True)
+        raise missing.error(hint)
+    click.echo(f"wald: {missing.message()}\n  hint: {hint}", err=True)
 
 
 def _counter(matcher: Matcher) -> Callable[[Batch], Found]:

@@ -75,9 +75,9 @@ def read(root: Path, route: str | None, on_missing: str | None, **options: Any) 
     wanted = Range(*asked.range())
     matcher = None
     if asked.grep is not None:
-        from wald.store.reading.matching import Matcher
+        from wald.cli.patterns import matcher_of
 
-        matcher = Matcher(asked.grep.encode(errors="surrogateescape"))
+        matcher = matcher_of(root, asked.grep)
     if asked.count is not None:
         latest = of_latest(log, wanted, route, asked.count, matcher=matcher)
         if latest is None:
@@ -170,7 +170,9 @@ class _MissingRecords:
 
     def handle(self, missing: Missing) -> None:
         form = "" if self.asked.form == "raw" else f" --format {self.asked.form}"
-        hint = missing.hint(stop=self.asked.until or self.asked.stop, options=self.asked.again(), form=form)
+        before, behind = f"read {missing.route or ''}".rstrip(), self.asked.again() + form
+        stop = self.asked.until or self.asked.stop
+        hint = missing.hint(stop=stop, form=form, again=lambda span: before + span + behind)
         named = missing.asked and self.asked.count is None
         if self.on_missing == "error" or (self.on_missing is None and named):
             raise missing.error(hint)

@@ -13,10 +13,13 @@ from itertools import groupby
 from re import _constants, _parser  # type: ignore[attr-defined]  # nothing public shows what a pattern is made of
 from typing import Any
 
-from wald.errors import InvalidInput
 from wald.format.columns import decode
 from wald.format.record import Record
 from wald.store.reading.batches import Batch
+
+
+class BadPattern(ValueError):
+    """A pattern is no regular expression."""
 
 
 class Matcher:
@@ -27,7 +30,7 @@ class Matcher:
         ignore_case: of the letters of ASCII.
 
     Raises:
-        InvalidInput: the pattern is no regular expression.
+        BadPattern: it is no regular expression.
     """
 
     def __init__(self, pattern: bytes, *, fixed: bool = False, ignore_case: bool = False, invert: bool = False) -> None:
@@ -35,8 +38,7 @@ class Matcher:
         try:
             compiled = re.compile(source, re.IGNORECASE if ignore_case else 0)
         except (re.error, OverflowError, RecursionError) as error:
-            shown = pattern.decode(errors="backslashreplace")
-            raise InvalidInput(f"{shown!r} is no regular expression: {error}", hint="-F takes it as it is") from error
+            raise BadPattern(str(error)) from error
         self._search = compiled.search
         self._invert = invert
         self._folds = bool(compiled.flags & re.IGNORECASE)

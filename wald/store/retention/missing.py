@@ -76,12 +76,13 @@ class Missing:
             return f"{self.root / 'segments'}: {span} lost: {count}{of} {are} missing; {self.lost}"
         return f"{self.root / 'segments'}: RECLAIM has removed {span}: {count}{of} {are} missing"
 
-    def hint(self, *, stop: str | None = None, options: str = "", form: str = "") -> str:
+    def hint(self, *, stop: str | None = None, form: str = "", again: Callable[[str], str] | None = None) -> str:
         """What to type: where archives have them, and how to go on with what there is.
 
         Args:
             stop: the end as the reader gave it, a sequence or a time.
-            options, form: the reader's other options, and the form of the output, to be given again.
+            form: of the output, as an option to be given again.
+            again: makes the reader's command for another range, without ``wald`` and its root; None: ``read``.
         """
         ways = []
         route = self.route or next(iter(sorted(self.routes)), "ROUTE")
@@ -92,9 +93,9 @@ class Missing:
         if self.group is not None:
             ways.append(f"{wald} cursor set {route} {self.last} --group {self.group} passes over them")
         elif stop is None or not stop.isdecimal() or int(stop) > self.last:
-            what = "".join([f" {self.route}" if self.route else "", f" --from {self.last + 1}"])
-            end = f" --to {stop}" if stop else ""
-            ways.append(f"{wald} read{what}{end}{options}{form} reads what there is")
+            span = f" --from {self.last + 1}" + (f" --to {shlex.quote(stop)}" if stop else "")
+            what = f"read {self.route or ''}".rstrip() + span if again is None else again(span)
+            ways.append(f"{wald} {what} reads what there is")
         return "; ".join(ways) or f"{wald} where {self.first} says when and why"
 
     def error(self, hint: str = "") -> NotFound:
