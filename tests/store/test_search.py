@@ -63,7 +63,7 @@ def searched(
         return Found(len(lines), b"".join(lines))
 
     selection = select(log.view, route, start, stop, "processed")
-    return list(search(log.view, selection, show, jobs=jobs))
+    return list(search(log.view, selection, show, absent=matcher.absent, jobs=jobs))
 
 
 def lines_of(events: list[Event], route: str | None = None) -> list[bytes]:
@@ -135,4 +135,4 @@ def test_a_process_that_is_killed_ends_the_search_with_an_error(built: Built) ->
 
     selection = select(built.view, None, "earliest", None, "processed")
     with pytest.raises(OSError, match="a process of the search was killed"):
-        list(search(built.view, selection, show, jobs=2))
+        list(search(built.view, selection, show, absent=lambda _: False, jobs=2))

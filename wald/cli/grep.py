@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -87,7 +88,7 @@ def grep(
         return f"grep{options}{span} {operands}"
 
     records, code = 0, 0
-    for event in search(view, selection, show, jobs=jobs or len(os.sched_getaffinity(0))):
+    for event in search(view, selection, show, absent=matcher.absent, jobs=jobs or len(os.sched_getaffinity(0))):
         match event:
             case Found():
                 records += event.records
@@ -132,7 +133,7 @@ def _report(missing: Missing, hint: str) -> None:
 
 
 def _counter(matcher: Matcher) -> Callable[[Batch], Found]:
-    return lambda batch: Found(sum(1 for _ in matcher.found(batch)), b"")
+    return lambda batch: Found(len(matcher.found(batch)), b"")
 
 
 def _texts(matcher: Matcher, *, times: bool) -> Callable[[Batch], Found]:
@@ -140,9 +141,9 @@ def _texts(matcher: Matcher, *, times: bool) -> Callable[[Batch], Found]:
 
     def show(batch: Batch) -> Found:
         time = f"{utc(batch.append_time_ns, 9)} " if times else ""
-        before = f"{batch.route} {time}".encode()
-        lines = [b"%d %b%b\n" % (sequence, before, value) for sequence, value in matcher.found(batch)]
-        return Found(len(lines), b"".join(lines))
+        found = matcher.found(batch)
+        line = b"%%d %b%%b\n" % f"{batch.route} {time}".encode()
+        return Found(len(found), line * len(found) % tuple(chain.from_iterable(found)))  # all at once: a step for each
 
     return show
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from crc32c import crc32c
 from wald.format.batch import (
     HEADER,
     MAGIC,
+    OUTSIDE_BYTES,
     PAYLOAD_MAX_BYTES,
     TRAILER,
     BatchHeader,
@@ -26,6 +28,9 @@ TRAILER_DAMAGED = "the trailer is wrong"
 _HEADER_BYTES, _TRAILER_BYTES = HEADER.size, TRAILER.size
 _ZEROS = bytes(_HEADER_BYTES)
 _CONTROL, _COLUMNS = int(Flag.CONTROL), int(Encoding.COLUMNS)  # enums are slow
+_IN_PIECES = int(Flag.CONTINUES | Flag.CONTINUED)
+_OUTLINE = struct.Struct("<4s8xI41xBH")  # of a header: magic, payload length, flags, route length
+assert _OUTLINE.size == 60
 
 HeaderFields = tuple[bytes, int, int, int, int, int, int, int, int, int, int, int, int, int]
 """The 64 bytes of a header as :data:`wald.format.batch.HEADER` unpacks them."""
@@ -174,6 +179,20 @@ def whole_batches(
                 return
         yield at, end, fields
         at = end
+
+
+def holds_pieces(data: bytes, at: int) -> bool:
+    """Whether a batch from ``at`` on has a piece of a record that goes on in another, which nothing else shows.
+
+    No checksum is checked. The answer is True, too, if these are not whole batches up to the end of ``data``.
+    """
+    unpack, end = _OUTLINE.unpack_from, len(data)
+    while at + _HEADER_BYTES <= end:
+        magic, payload_bytes, flags, route_bytes = unpack(data, at)
+        if magic != MAGIC or flags & _IN_PIECES:
+            return True
+        at += OUTSIDE_BYTES + (route_bytes + 7 & -8) + (payload_bytes + 7 & -8)
+    return at != end
 
 
 def route_of(data: bytes | memoryview, offset: int, header: BatchHeader) -> str:

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import compress, groupby
+from operator import not_
 from re import _constants, _parser  # type: ignore[attr-defined]  # nothing public shows what a pattern is made of
 from typing import Any
+
+from stringzilla import count as count_bytes
+from stringzilla import find as find_bytes
+from stringzilla import translate
 
 from wald.format.columns import decode
 from wald.format.record import Record
 from wald.store.reading.batches import Batch
+
+_LOWER = bytes(range(256)).lower()
+_LINES_SEARCHED = 8  # in the time in which a line is found by its place in the batch
 
 
 class BadPattern(ValueError):
@@ -44,26 +52,28 @@ class Matcher:
         self._folds = bool(compiled.flags & re.IGNORECASE)
         literal = b"" if invert else _literal(source, compiled.flags)
         self._literal = literal.lower() if self._folds else literal
-        self._find = re.compile(re.escape(self._literal)).search
 
     def matches(self, value: bytes) -> bool:
         """Whether a record with this value is one to find."""
         return (self._search(value) is None) == self._invert
 
-    def found(self, batch: Batch) -> Iterator[tuple[int, bytes]]:
+    def absent(self, data: bytes | memoryview) -> bool:
+        """Whether no record that lies in these bytes, as a line or in columns, is one to find."""
+        return bool(self._literal) and find_bytes(self._text(data), self._literal) < 0
+
+    def found(self, batch: Batch) -> list[tuple[int, bytes]]:
         """Sequence and value of the records of ``batch`` to find, in order."""
-        if self._absent(batch.payload):
-            return
+        text = self._text(batch.payload)
+        occurrences = count_bytes(text, self._literal) if self._literal else batch.count
+        if not occurrences:
+            return []
         if batch.is_columns:
             values = decode(batch.payload).values.to_list()[batch.skipped : batch.skipped + batch.count]
-            for sequence, value in enumerate(values, batch.first_sequence):
-                if self.matches(value or b""):
-                    yield sequence, value or b""
-            return
+            return self._among([value or b"" for value in values], batch.first_sequence)
         payload = bytes(batch.payload)
-        text = payload.lower() if self._folds and self._literal else payload
-        for number, value in self._lines(payload, text, batch.count):
-            yield batch.first_sequence + number, value
+        if occurrences * _LINES_SEARCHED < batch.count:
+            return list(self._lines(payload, text, batch))
+        return self._among(payload.split(b"\n", batch.count)[: batch.count], batch.first_sequence)
 
     def records(self, batch: Batch) -> Iterator[Record]:
         """The records of ``batch`` to find, in order."""
@@ -71,31 +81,30 @@ class Matcher:
             for sequence, value in self.found(batch):
                 ended = batch.terminated or sequence < batch.last_sequence
                 yield Record(batch.route, sequence, value, batch.append_time_ns, terminated=ended)
-        elif not self._absent(batch.payload):
+        elif not self.absent(batch.payload):
             yield from (record for record in batch.records() if self.matches(record.value))
 
-    def _absent(self, payload: memoryview) -> bool:
-        """Whether the literal is not in ``payload``, which is not copied if it need not be."""
-        if self._folds:
-            return self._literal not in bytes(payload).lower()
-        return self._find(payload) is None
+    def _text(self, data: bytes | memoryview) -> bytes | memoryview:
+        """The bytes in which the literal is looked for."""
+        return translate(data, _LOWER) if self._folds and self._literal else data
 
-    def _lines(self, payload: bytes, text: bytes, count: int) -> Iterator[tuple[int, bytes]]:
-        """Number and value of each line to find.
+    def _among(self, values: list[bytes], first: int) -> list[tuple[int, bytes]]:
+        """Those of consecutive records to find, without a step of Python for each."""
+        matches = map(self._search, values)
+        return list(compress(enumerate(values, first), map(not_, matches) if self._invert else matches))
 
-        Args:
-            text: the payload in which the literal is looked for.
-            count: of lines in the payload.
-        """
-        at = number = 0  # of the line that comes next
-        while number < count and (found := text.find(self._literal, at)) >= 0:
+    def _lines(self, payload: bytes, text: bytes | memoryview, batch: Batch) -> Iterator[tuple[int, bytes]]:
+        """The lines to find, from one place at which the literal is found in ``text`` to the next."""
+        at = 0  # where the line begins that comes next
+        sequence = batch.first_sequence
+        while sequence <= batch.last_sequence and (found := find_bytes(text, self._literal, at)) >= 0:
             start = max(at, payload.rfind(b"\n", at, found) + 1)
-            number += payload.count(b"\n", at, start)
+            sequence += count_bytes(payload, b"\n", at, start)
             end = payload.find(b"\n", found)
             end = len(payload) if end < 0 else end
             if self.matches(value := payload[start:end]):
-                yield number, value
-            number, at = number + 1, end + 1
+                yield sequence, value
+            sequence, at = sequence + 1, end + 1
 
 
 def _literal(source: bytes, flags: int) -> bytes:

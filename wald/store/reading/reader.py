@@ -18,7 +18,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from wald.errors import Damaged, InvalidInput, command_line
-from wald.format.parsing import StoredBatch
+from wald.format.parsing import StoredBatch, holds_pieces
 from wald.store.reading.batches import Batch, Joiner
 from wald.store.reading.selection import NO_SEQUENCE, Selection, Start, Stop, select
 from wald.store.reading.walk import DamagedRange, DroppedRange, MissingRange, Walk
@@ -87,12 +87,19 @@ def read_portion(
     first: int,
     last: int,
     *,
+    absent: Callable[[bytes], bool],
     on_damage: Callable[[Damaged], None],
     on_missing: Callable[[Missing], None],
 ) -> Iterator[Batch]:
-    """Batches with those of the selected records that are numbered ``first`` to ``last``."""
+    """Batches with those of the selected records that are numbered ``first`` to ``last``.
+
+    Args:
+        absent: whether nothing is wanted of these bytes of a sealed segment, of which the checksum is right. If no
+            record goes on from a batch of them to another, they are passed over, and none of their batches is looked
+            at: the sealer has, and the index says which records they hold.
+    """
     portion = replace(selection, first=max(first, selection.first), last=min(last, selection.last))
-    reading = _Reading(view, portion, on_damage, on_missing)
+    reading = _Reading(view, portion, on_damage, on_missing, absent)
     return reading.batches(follow=False, cancel=threading.Event(), renewed=False)
 
 
@@ -105,6 +112,7 @@ class _Reading:
         selection: Selection,
         on_damage: Callable[[Damaged], None] | None,
         on_missing: Callable[[Missing], None],
+        absent: Callable[[bytes], bool] | None = None,
     ) -> None:
         self._root = view.root
         # What is released is still there for a reader that needs it.
@@ -112,6 +120,7 @@ class _Reading:
         self._selection = selection
         self._on_damage = on_damage
         self._on_missing = on_missing
+        self._absent = absent
         self._history = History(view.root)
         self._joiner = Joiner()
         self._complete = False
@@ -133,7 +142,7 @@ class _Reading:
         if renewed and _moved(self._view):
             self._view = self._view.renewed()
         lowest = min([selection.first, *selection.floors.values()])
-        walk = Walk(self._view, sequence=lowest, routes=selection.routes)
+        walk = self._walk(lowest)
         try:
             while True:
                 again = yield from self._advance(walk)
@@ -141,7 +150,7 @@ class _Reading:
                     return
                 if again is not None:
                     walk.close()
-                    walk = Walk(self._view, sequence=again, routes=selection.routes)
+                    walk = self._walk(again)
                     continue
                 bound = self._view.bound
                 if not follow and bound.lost and selection.last > (bound.sequence or 0):
@@ -151,6 +160,15 @@ class _Reading:
                 self._view = self._view.renewed()
         finally:
             walk.close()
+
+    def _walk(self, sequence: int) -> Walk:
+        absent = self._absent
+
+        def passable(data: bytes, at: int) -> bool:
+            return absent is not None and not self._joiner.waits and absent(data) and not holds_pieces(data, at)
+
+        routes = self._selection.routes
+        return Walk(self._view, sequence=sequence, routes=routes, passable=absent and passable)
 
     def _advance(self, walk: Walk) -> Generator[Batch, None, int | None]:
         """Go on to the end of the view, or of what is wanted; return where to begin again, if that is necessary."""

@@ -40,10 +40,14 @@ class _Failed(NamedTuple):
 
 Event = Found | Damaged | Missing
 Show = Callable[[Batch], Found]
+Absent = Callable[[bytes], bool]
 
 
-def search(view: View, selection: Selection, show: Show, *, jobs: int) -> Iterator[Event]:
+def search(view: View, selection: Selection, show: Show, *, absent: Absent, jobs: int) -> Iterator[Event]:
     """What ``show`` finds in the selected batches, and what cannot be read, in the order of the log.
+
+    Args:
+        absent: whether ``show`` would find nothing, whatever batches these bytes are.
 
     Raises:
         WaldError, OSError: the search cannot go on.
@@ -52,17 +56,20 @@ def search(view: View, selection: Selection, show: Show, *, jobs: int) -> Iterat
     dealt = list(portions(view, selection))
     if jobs == 1 or len(dealt) == 1:
         for portion in dealt:
-            yield from _searched(view, selection, portion, show)
+            yield from _searched(view, selection, portion, show, absent)
         return
-    with closing(_in_processes(view, selection, dealt, show, min(jobs, len(dealt)))) as events:
+    with closing(_in_processes(view, selection, dealt, show, absent, min(jobs, len(dealt)))) as events:
         yield from events
 
 
-def _searched(view: View, selection: Selection, portion: tuple[int, int], show: Show) -> Iterator[Event]:
+def _searched(
+    view: View, selection: Selection, portion: tuple[int, int], show: Show, absent: Absent
+) -> Iterator[Event]:
     """One portion."""
     events: list[Event] = []
     records, parts, held = 0, list[bytes](), 0
-    batches = read_portion(view, selection, *portion, on_damage=events.append, on_missing=events.append)
+    report = events.append
+    batches = read_portion(view, selection, *portion, absent=absent, on_damage=report, on_missing=report)
     for batch in batches:
         found = show(batch)
         if events or held > _HELD_BYTES:
@@ -79,7 +86,7 @@ def _searched(view: View, selection: Selection, portion: tuple[int, int], show: 
 
 
 def _in_processes(
-    view: View, selection: Selection, dealt: Sequence[tuple[int, int]], show: Show, jobs: int
+    view: View, selection: Selection, dealt: Sequence[tuple[int, int]], show: Show, absent: Absent, jobs: int
 ) -> Generator[Event]:
     import multiprocessing  # 20 ms, which a small log need not take
 
@@ -90,7 +97,7 @@ def _in_processes(
         for number in range(jobs):
             receiver, sender = context.Pipe(duplex=False)
             receivers.append(receiver)
-            work = (view, selection, dealt[number::jobs], show, sender, receivers)
+            work = (view, selection, dealt[number::jobs], show, absent, sender, receivers)
             processes.append(context.Process(target=_work, args=work, daemon=True))
             processes[-1].start()
             sender.close()
@@ -122,6 +129,7 @@ def _work(
     selection: Selection,
     dealt: Sequence[tuple[int, int]],
     show: Show,
+    absent: Absent,
     sender: Connection,
     receivers: Sequence[Connection],
 ) -> None:
@@ -133,7 +141,7 @@ def _work(
     with suppress(BrokenPipeError):
         try:
             for portion in dealt:
-                for event in _searched(view, selection, portion, show):
+                for event in _searched(view, selection, portion, show, absent):
                     sender.send(event)
                 sender.send(None)
         except BrokenPipeError:

@@ -16,7 +16,14 @@ from wald.format.names import Kind
 from wald.format.parsing import StoredBatch
 from wald.store.files.directory import Segment
 from wald.store.retention.missing import RouteRange
-from wald.store.segments.opened import DroppedBatches, Misplaced, OpenSegment, SealedSegment, SkippedBatches
+from wald.store.segments.opened import (
+    DroppedBatches,
+    Misplaced,
+    OpenSegment,
+    Passable,
+    SealedSegment,
+    SkippedBatches,
+)
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
 from wald.store.segments.view import SecondListing, SegmentGone, View
 
@@ -70,11 +77,15 @@ class Walk:
     Args:
         sequence: the first record wanted; batches before it may be met, too.
         routes: batches of other routes may be skipped; None: none may.
+        passable: which others of a sealed segment may be skipped; None: none may.
     """
 
-    def __init__(self, view: View, *, sequence: int, routes: frozenset[str] | None) -> None:
+    def __init__(
+        self, view: View, *, sequence: int, routes: frozenset[str] | None, passable: Passable | None = None
+    ) -> None:
         self._second_listing = SecondListing()
         self._routes = routes
+        self._passable = passable
         self._wanted = sequence
         self._current: OpenSegment | None = None
         self._position = 0
@@ -159,7 +170,7 @@ class Walk:
         limit = view.bound.limit(segment.base_sequence)
         if limit is not None and segment.replaced():
             segment = self._reopen(segment, view)
-        for found in segment.batches(self._position, limit, self._routes):
+        for found in segment.batches(self._position, limit, self._routes, self._passable):
             if isinstance(found, DamagedBytes):
                 self._pending = self._pending or found
                 self._position = found.offset + found.length

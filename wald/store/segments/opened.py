@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,6 +54,9 @@ class DroppedBatches(SkippedBatches):
 
 
 Met = StoredBatch | DamagedBytes | SkippedBatches
+
+Passable = Callable[[bytes, int], bool]
+"""Whether the batches in these bytes, from an offset on, may be passed over: a reader wants no record of them."""
 
 _DROPPED = int(Flag.DROPPED)  # enums are slow
 
@@ -127,7 +130,13 @@ class RawSegment:
         """Append time of the first batch; None if there is none."""
         return first_time_ns(self.batches(FIRST_BATCH, limit))
 
-    def batches(self, position: int, limit: int | None, _routes: frozenset[str] | None = None) -> Iterator[Met]:
+    def batches(
+        self,
+        position: int,
+        limit: int | None,
+        _routes: frozenset[str] | None = None,
+        _passable: Passable | None = None,
+    ) -> Iterator[Met]:
         """Every batch from ``position`` to ``limit``; afterwards :attr:`tail` says where and how they ended.
 
         Args:
@@ -246,8 +255,19 @@ class SealedSegment:
             return self.index.peers()
         return {}
 
-    def batches(self, position: int, limit: int | None, routes: frozenset[str] | None = None) -> Iterator[Met]:
-        """As :meth:`RawSegment.batches`; frames that hold none of ``routes`` are not decompressed."""
+    def batches(
+        self,
+        position: int,
+        limit: int | None,
+        routes: frozenset[str] | None = None,
+        passable: Passable | None = None,
+    ) -> Iterator[Met]:
+        """As :meth:`RawSegment.batches`; frames that hold none of ``routes`` are not decompressed.
+
+        Args:
+            passable: is asked about each frame that is decompressed, so its checksum is right. Then no frame is
+                decompressed ahead, as a search has other work for each processor.
+        """
         index = self.index
         names = RouteTable.of(index.routes).names
         wanted = None if routes is None else {i for i, route in enumerate(names) if route in routes}
@@ -262,14 +282,14 @@ class SealedSegment:
             for number, frame in readable.items()
             if not index.is_damage(frame) and self._is_needed(frame, wanted)
         ]
-        following = dict(pairwise(needed))
+        following = dict(pairwise(needed)) if passable is None else {}
         for number, frame in readable.items():
             if index.is_damage(frame):
                 yield DamagedBytes(frame.raw_offset, frame.raw_bytes, "damaged before it was sealed")
             elif not self._is_needed(frame, wanted):
                 yield self._skipped(frame)
             else:
-                yield from self._frame(number, following.get(number), position, limit)
+                yield from self._frame(number, following.get(number), position, limit, passable)
         if limit is None or limit >= index.raw_bytes:
             yield SkippedBatches(index.raw_bytes, index.next_sequence, index.next_sequence)
 
@@ -285,7 +305,9 @@ class SealedSegment:
             return SkippedBatches(*span)
         return DroppedBatches(*span, frame.latest_ns)
 
-    def _frame(self, number: int, following: int | None, position: int, limit: int | None) -> Iterator[Met]:
+    def _frame(
+        self, number: int, following: int | None, position: int, limit: int | None, passable: Passable | None
+    ) -> Iterator[Met]:
         frame = self.index.frames[number]
         end = frame.raw_offset + frame.raw_bytes
         try:
@@ -295,6 +317,10 @@ class SealedSegment:
             yield DamagedBytes(frame.raw_offset, frame.raw_bytes, reason)
             return
         at = max(position - frame.raw_offset, FIRST_BATCH if frame.raw_offset == 0 else 0)
+        whole = self.index.relieved is None and (limit is None or end <= limit)  # what was dropped, batches say
+        if whole and passable is not None and passable(data, at):
+            yield self._skipped(frame)
+            return
         batches = Batches(data, at, position=frame.raw_offset, salt=self.index.salt, verified=True)
         for batch in batches:
             if limit is not None and batch.position >= limit:

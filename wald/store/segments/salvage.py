@@ -28,7 +28,7 @@ from wald.store.files.directory import Segment
 from wald.store.files.regular import open_regular
 from wald.store.segments.contents import Contents
 from wald.store.segments.frames import FRAME_BYTES
-from wald.store.segments.opened import Met, as_met, check_name, first_time_ns, introduced_peer
+from wald.store.segments.opened import Met, Passable, as_met, check_name, first_time_ns, introduced_peer
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, SegmentEnd
 
 _STORED_MAX_BYTES = 2 * FRAME_BYTES  # of a frame that holds as much as a sealer puts together
@@ -92,7 +92,13 @@ class SalvagedSegment:
         """As :meth:`RawSegment.peer`."""
         return introduced_peer(self.batches(position_of(number), None), number)
 
-    def batches(self, position: int, limit: int | None, _routes: frozenset[str] | None = None) -> Iterator[Met]:
+    def batches(
+        self,
+        position: int,
+        limit: int | None,
+        _routes: frozenset[str] | None = None,
+        _passable: Passable | None = None,
+    ) -> Iterator[Met]:
         """As :meth:`RawSegment.batches`; positions are those of the raw segment."""
         return (as_met(met) if isinstance(met, StoredBatch) else met for met in self.stored(position, limit))
 
