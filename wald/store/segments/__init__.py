@@ -6,6 +6,7 @@ frames      the frames of a sealed segment, written
 head        how far the log may be read
 indexes     the sparse index beside a raw segment
 raw         a raw segment, scanned whatever its bytes
+read_ahead  frames of a sealed segment, decompressed in time
 relieving   a sealed segment written again without what is not needed
 resync      the next batch behind damage
 salvage     a sealed segment with a damaged index

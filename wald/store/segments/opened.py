@@ -30,10 +30,9 @@ from wald.store.files.regular import open_regular
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.indexes import read_index
 from wald.store.segments.raw import FIRST_BATCH, WINDOW_BYTES, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
+from wald.store.segments.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
-
     from wald.store.segments.salvage import SalvagedSegment
 
 
@@ -208,9 +207,8 @@ class SealedSegment:
     def __init__(self, segment: Segment, log_id: bytes) -> None:
         self.base_sequence = segment.base_sequence
         self.path = segment.path
-        self._pool: ThreadPoolExecutor | None = None
-        self._ahead: tuple[int, Future[bytes]] | None = None
         self._file = SealedFile(segment.path)
+        self._ahead = ReadAhead(self._file.frame)
         self.index = self._file.index
         try:
             check_name(segment, log_id, self.index)
@@ -219,8 +217,7 @@ class SealedSegment:
             raise
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        self._ahead.close()
         self._file.close()
 
     def file_offset(self, position: int) -> int:
@@ -311,7 +308,7 @@ class SealedSegment:
         frame = self.index.frames[number]
         end = frame.raw_offset + frame.raw_bytes
         try:
-            data = self._load(number, following)
+            data = self._ahead.load(number, following)
         except Damaged as error:
             reason = error.message.removeprefix(f"{self.path}: offset {frame.offset}: ")
             yield DamagedBytes(frame.raw_offset, frame.raw_bytes, reason)
@@ -328,23 +325,6 @@ class SealedSegment:
             yield as_met(batch)
         if (at := frame.raw_offset + batches.end) < (end if limit is None else min(end, limit)):
             yield DamagedBytes(at, end - at, "no valid batch header")
-
-    def _load(self, number: int, following: int | None) -> bytes:
-        """One frame; from the second on, the one that will be wanted next is decompressed meanwhile."""
-        if self._pool is None:
-            data = self._file.frame(number)
-            if following is not None:
-                from concurrent.futures import ThreadPoolExecutor  # 10 ms, which reading one record need not take
-
-                self._pool = ThreadPoolExecutor(1, "wald-read-ahead")
-            return data
-        ahead, self._ahead = self._ahead, None
-        # Everything in the one thread: a SealedFile demands it.
-        known = ahead is not None and ahead[0] == number
-        loading = ahead[1] if ahead is not None and known else self._pool.submit(self._file.frame, number)
-        if following is not None:
-            self._ahead = (following, self._pool.submit(self._file.frame, following))
-        return loading.result()
 
 
 def first_time_ns(batches: Iterator[Met]) -> int | None:
