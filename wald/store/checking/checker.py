@@ -9,7 +9,7 @@ cases.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -211,12 +211,12 @@ class _Check:
 
     def _frames(self, file: SealedFile) -> Iterator[Finding]:
         index, digest, whole = file.index, hashlib.sha256(), True
-        for number, frame in enumerate(index.frames):
+        for number in range(len(index.frames)):
             try:
                 data = file.frame(number)
             except Damaged as error:
                 whole = False
-                yield self._lost(frame, error)
+                yield from self._lost(file, number, error)
                 continue
             digest.update(data)
             self._raw_bytes += len(data)
@@ -224,14 +224,18 @@ class _Check:
         if whole:
             yield from self._agrees(index, digest.digest())
 
-    def _lost(self, frame: Frame, error: Damaged) -> Finding:
-        """A frame that cannot be read."""
+    def _lost(self, file: SealedFile, number: int, error: Damaged) -> Iterator[Finding]:
+        """A damaged frame: what is in front of the damage can be read."""
+        frame = file.index.frames[number]
+        yield from self._batches(file.index, number, file.beginning(number))
+        first = max(self._state.next_sequence, frame.first_sequence)
         self._state.open_records.clear()
         self._opening.lost = True
-        self._state.next_sequence = max(self._state.next_sequence, frame.next_sequence)
+        self._state.next_sequence = max(first, frame.next_sequence)
         found = self._damaged(error)
-        records = f"records {frame.first_sequence} to {frame.next_sequence - 1}"
-        return replace(found, message=f"{records} cannot be read: {found.message}")
+        lost = f"records {first} to {frame.next_sequence - 1} cannot be read"
+        lost = lost if first < frame.next_sequence else "no record is lost"
+        yield replace(found, message=f"{lost}: {found.message}")
 
     def _salvaged(self, error: Damaged) -> Iterator[Finding]:
         """What readers still get of a segment whose index cannot be trusted."""
@@ -265,14 +269,20 @@ class _Check:
                 yield self._error(frame.offset, message)
             return
         self._contents.take()  # of the frame before, which may have been damaged
-        batches = Batches(data, 0 if number else FIRST_BATCH, position=frame.raw_offset, salt=index.salt)
-        for batch in batches:
-            yield from self._batch(batch.position, batch.header, batch.route, batch.payload)
+        batches = yield from self._batches(index, number, data)
         if batches.end < len(data):
             message = f"at {batches.end} of frame {number}: {batches.rest.reason or 'zeros where a batch belongs'}"
             yield self._error(frame.offset, message)
         elif not self._is_described(index, frame):
             yield self._error(frame.offset, f"the index is wrong about frame {number}")
+
+    def _batches(self, index: SealedIndex, number: int, data: bytes) -> Generator[Finding, None, Batches]:
+        """Every whole batch of a frame; returns where they end, and why."""
+        position = index.frames[number].raw_offset
+        batches = Batches(data, 0 if number else FIRST_BATCH, position=position, salt=index.salt)
+        for batch in batches:
+            yield from self._batch(batch.position, batch.header, batch.route, batch.payload)
+        return batches
 
     def _is_described(self, index: SealedIndex, frame: Frame) -> bool:
         """Whether the index says of a frame what was just read in it."""

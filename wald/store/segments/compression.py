@@ -35,7 +35,7 @@ from wald.format.tables import Frame, FrameTable
 from wald.store.files.disk import Disk
 from wald.store.files.regular import open_file, open_regular
 from wald.store.segments.contents import Contents
-from wald.store.segments.frames import FRAME_BYTES, LEVEL, FrameWriter
+from wald.store.segments.frames import FRAME_BYTES, LEVEL, FrameWriter, beginning
 from wald.store.segments.indexes import read_index
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 
@@ -187,6 +187,18 @@ class SealedFile:
             return self._decompressor.decompress(stored, max_output_size=frame.raw_bytes, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise self._damaged(frame.offset, f"frame {number} does not decompress ({error})") from error
+
+    def beginning(self, number: int) -> bytes:
+        """What a damaged frame holds in front of the damage; it is to be checked batch by batch."""
+        frame = self.index.frames[number]
+        stored = self._read(frame.offset, frame.compressed_bytes)
+        if frame.raw_bytes > FRAME_BYTES:
+            try:
+                if not self._is_one_batch(stored, frame.raw_bytes):
+                    return b""
+            except zstandard.ZstdError:
+                return b""
+        return beginning(stored, frame.raw_bytes)[0]
 
     def _is_one_batch(self, stored: bytes, raw_bytes: int) -> bool:
         """Whether a frame begins like a batch of about this length; only a batch has a frame longer than most."""

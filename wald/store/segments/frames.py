@@ -1,4 +1,4 @@
-"""The frames of a sealed segment, written one after the other."""
+"""The frames of a sealed segment: written one after the other, and what is left of a damaged one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,22 @@ from wald.store.segments.raw import RawFile
 
 FRAME_BYTES = (1 << 20) + (1 << 16)  # 1 MiB, and room for the headers of two half-MiB batches that fill it
 LEVEL = 3
+_PART_BYTES = 128 << 10  # a block of zstd: what is in front of a damaged one decompresses
+
+
+def beginning(stored: bytes, wanted: int) -> tuple[bytes, str]:
+    """The first ``wanted`` bytes of what a frame holds, as far as it decompresses; and what is wrong; "": nothing."""
+    parts, got = [], 0
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(stored) as stream:
+            while got < wanted and (part := stream.read(min(_PART_BYTES, wanted - got))):
+                parts.append(part)
+                got += len(part)
+            if got == wanted:
+                stream.read(1)  # behind the last byte it compares the checksum
+    except zstandard.ZstdError as error:
+        return b"".join(parts), f"a frame does not decompress ({error})"
+    return b"".join(parts), "" if got == wanted else "the frame is cut short"
 
 
 class FrameWriter:

@@ -2,7 +2,8 @@
 
 Positions are offsets in the raw segment; the sealed form has the same ones, so a place stays a place when a segment is
 sealed. Raw batches are checked against their checksums as they are read. Sealed ones are not checked again: the sealer
-has, and each frame has a checksum of its own that decompression holds it to.
+has, and each frame has a checksum of its own that decompression holds it to. Of a frame that fails it, the batches in
+front of the damage are given, each by its own checksums.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ class RawSegment:
 
 
 class SealedSegment:
-    """A sealed segment; a damaged frame is a gap, and the frames behind it stay readable.
+    """A sealed segment; what a frame holds from damage on is a gap, and the frames behind it stay readable.
 
     Raises:
         FileNotFoundError: it has been reclaimed.
@@ -307,24 +308,26 @@ class SealedSegment:
     ) -> Iterator[Met]:
         frame = self.index.frames[number]
         end = frame.raw_offset + frame.raw_bytes
+        reason = ""
         try:
             data = self._ahead.load(number, following)
         except Damaged as error:
             reason = error.message.removeprefix(f"{self.path}: offset {frame.offset}: ")
-            yield DamagedBytes(frame.raw_offset, frame.raw_bytes, reason)
-            return
+            data = self._file.beginning(number)
         at = max(position - frame.raw_offset, FIRST_BATCH if frame.raw_offset == 0 else 0)
-        whole = self.index.relieved is None and (limit is None or end <= limit)  # what was dropped, batches say
+        whole = (
+            not reason and self.index.relieved is None and (limit is None or end <= limit)
+        )  # what was dropped, batches say
         if whole and passable is not None and passable(data, at):
             yield self._skipped(frame)
             return
-        batches = Batches(data, at, position=frame.raw_offset, salt=self.index.salt, verified=True)
+        batches = Batches(data, at, position=frame.raw_offset, salt=self.index.salt, verified=not reason)
         for batch in batches:
             if limit is not None and batch.position >= limit:
                 return
             yield as_met(batch)
         if (at := frame.raw_offset + batches.end) < (end if limit is None else min(end, limit)):
-            yield DamagedBytes(at, end - at, "no valid batch header")
+            yield DamagedBytes(at, end - at, reason or "no valid batch header")
 
 
 def first_time_ns(batches: Iterator[Met]) -> int | None:

@@ -27,12 +27,11 @@ from wald.format.zframes import BadFrame, FrameSpan, span_at
 from wald.store.files.directory import Segment
 from wald.store.files.regular import open_regular
 from wald.store.segments.contents import Contents
-from wald.store.segments.frames import FRAME_BYTES
+from wald.store.segments.frames import FRAME_BYTES, beginning
 from wald.store.segments.opened import Met, Passable, as_met, check_name, first_time_ns, introduced_peer
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, SegmentEnd
 
 _STORED_MAX_BYTES = 2 * FRAME_BYTES  # of a frame that holds as much as a sealer puts together
-_PART_BYTES = 128 << 10
 
 
 class SalvagedSegment:
@@ -176,17 +175,7 @@ class SalvagedSegment:
             return b"", f"the frame claims {wanted} bytes, and no batch of that length begins it"
         if wanted <= FRAME_BYTES:
             stored_bytes = min(stored_bytes, _STORED_MAX_BYTES)
-        parts, got = [], 0
-        try:
-            with zstandard.ZstdDecompressor().stream_reader(self._read(offset, stored_bytes)) as stream:
-                while got < wanted and (part := stream.read(min(_PART_BYTES, wanted - got))):
-                    parts.append(part)
-                    got += len(part)
-                if got == wanted:
-                    stream.read(1)  # behind the last byte it compares the checksum
-        except zstandard.ZstdError as error:
-            return b"".join(parts), f"a frame does not decompress ({error})"
-        return b"".join(parts), "" if got == wanted else "the frame is cut short"
+        return beginning(self._read(offset, stored_bytes), wanted)
 
     def _long_batch_bytes(self, offset: int, begin: int) -> int:
         """How long the batch is with which a frame begins: what the frame claims is not what memory is taken for."""

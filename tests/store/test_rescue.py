@@ -1,0 +1,165 @@
+"""What damage costs: readers, ``wald verify`` and ``wald repair`` take the same records for whole, before and after."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from contents import errors
+from logs import Built
+from repairing import repair
+
+import wald
+from wald.format.names import Kind
+from wald.format.record import Record
+from wald.store.checking.finding import Level
+from wald.store.checking.verifier import verify
+from wald.store.files.directory import Root
+from wald.store.repairing import rewrite
+from wald.store.segments.compression import SealedFile, compress_segment
+from wald.store.segments.raw import RawFile, ScannedBatch
+from wald.store.writing import sealer
+
+FRAME_BYTES = 450_000  # several blocks of zstd, of which those in front of damage decompress
+RECORD_BYTES = 16_000
+BLOCK_RECORDS = 16  # at most, in a block of zstd, with a record that has a piece there
+
+Records = dict[int, Record]
+
+
+def built(path: Path) -> Built:
+    """Three segments; the middle one has four frames of some 25 records each, and pieces of long records."""
+    log, rng = Built(path, segment_max_bytes=16 << 20), random.Random(7)
+    log.lines("a", [b"first"] * 3)
+    log.cut()
+    for number in range(50):
+        text = rng.randbytes(RECORD_BYTES).hex().encode()
+        log.lines("ab"[number % 2], [text, b"%d" % number])
+        if number % 10 == 3:
+            log.piece("p", b"begins " + text[:200], begins=True, ends=False)
+        if number % 10 == 5:
+            log.piece("p", b"and ends\n", begins=False, ends=True)
+    log.cut()
+    log.lines("a", [b"last"] * 3)
+    return log
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (sealer, rewrite):
+            patch.setattr(module, "compress_segment", partial(compress_segment, frame_bytes=FRAME_BYTES))
+        log = built(tmp_path_factory.mktemp("sealed") / "log")
+        log.seal()
+        log.crash()
+        yield log
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    log = built(tmp_path_factory.mktemp("raw") / "log")
+    log.crash()
+    return log
+
+
+def readable(root: Path) -> tuple[Records, bool]:
+    """What a reader gets, and whether it reports damage."""
+    reported: list[object] = []
+    found = wald.open(root).records(start=1, on_damage=reported.append, on_missing="skip")
+    return {record.sequence: record for record in found}, bool(reported)
+
+
+def named_lost(root: Path) -> set[int]:
+    """The records that ``wald verify`` names in its errors."""
+    messages = [found.message for found in verify(Root(root)) if found.level is Level.ERROR]
+    spans = [match for message in messages if (match := re.match(r"records (\d+) to (\d+) cannot be read", message))]
+    return {sequence for span in spans for sequence in range(int(span[1]), int(span[2]) + 1)}
+
+
+def check(log: Built, root: Path, path: Path, damage: Callable[[bytearray], object], *, named: bool) -> int:
+    """Damage a copy of ``log``; returns how many records that costs."""
+    shutil.copytree(log.root.path, root)
+    target = root / path.relative_to(log.root.path)
+    data = bytearray(target.read_bytes())
+    damage(data)
+    target.write_bytes(data)
+    whole = readable(log.root.path)[0]
+
+    before, _ = readable(root)
+    assert before.items() <= whole.items()
+    lost = whole.keys() - before.keys()
+    if named:  # a record of which a piece is lost begins in front of the damage
+        assert {each for each in lost if whole[each].route != "p"} <= named_lost(root) <= lost
+    acts = repair(root).acts
+    after, reported = readable(root)
+    assert (after, reported) == (before, False)
+    assert {each for act in acts for first, last in act.lost for each in range(first, last + 1)} == lost
+    assert errors(root) == []
+    return len(lost)
+
+
+def flip(at: int, data: bytearray) -> None:
+    data[at] ^= 0x55
+
+
+def zero(at: int, data: bytearray) -> None:
+    data[at : at + 200] = bytes(len(data[at : at + 200]))
+
+
+def cut(at: int, data: bytearray) -> None:
+    del data[at:]
+
+
+@pytest.mark.parametrize("damage", [flip, zero, cut])
+@pytest.mark.parametrize("place", [0.0, 0.02, 0.3, 0.6, 0.999])
+def test_in_a_frame_what_is_in_front_of_damage_is_whole(
+    sealed: Built, tmp_path: Path, damage: Callable[[int, bytearray], None], place: float
+) -> None:
+    path = sealed.path(4, Kind.SEALED)
+    with SealedFile(path) as file:
+        frame = file.index.frames[1]
+        records = frame.next_sequence - frame.first_sequence
+        behind = file.index.next_sequence - frame.next_sequence
+    at = frame.offset + int(place * frame.compressed_bytes)
+    lost = check(sealed, tmp_path / "log", path, partial(damage, at), named=damage is not cut)
+    most = records + behind if damage is cut else records
+    assert lost <= most - records * place + BLOCK_RECORDS
+
+
+@pytest.mark.parametrize("bytes_from_end", [3, 20, 300, 600])
+def test_damage_in_the_index_costs_no_record(sealed: Built, tmp_path: Path, bytes_from_end: int) -> None:
+    path = sealed.path(4, Kind.SEALED)
+    at = path.stat().st_size - bytes_from_end
+    for number, damage in enumerate((flip, zero)):
+        assert check(sealed, tmp_path / str(number), path, partial(damage, at), named=False) == 0
+
+
+def places(path: Path) -> dict[str, int]:
+    """Where what stands in a raw segment, by what it is."""
+    with open(path, "rb") as file:
+        batches = [met for met in RawFile(file.fileno()).scan() if isinstance(met, ScannedBatch)]
+    batch = next(met for met in batches[20:] if met.header.count == 2)
+    return {
+        "the header of the segment": 20,
+        "the header of a batch": batch.offset + 20,
+        "the payload of a batch": batch.offset + batch.header.payload_offset + 100,
+        "the trailer of a batch": batch.end - 4,
+        "the header of the last batch": batches[-1].offset + 20,
+    }
+
+
+@pytest.mark.parametrize("damage", [flip, zero, cut])
+@pytest.mark.parametrize("place", range(5))
+def test_in_a_raw_segment_only_what_is_hit_is_lost(
+    raw: Built, tmp_path: Path, damage: Callable[[int, bytearray], None], place: int
+) -> None:
+    path = raw.path(4, Kind.RAW)
+    what, at = list(places(path).items())[place]
+    lost = check(raw, tmp_path / "log", path, partial(damage, at), named=False)
+    if damage is flip:
+        assert lost == (0 if what == "the header of the segment" else 2), what
