@@ -38,10 +38,15 @@ def words_of(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_in_words_come_from_where_the_root_is_added(path: Path) -> None:
+def test_commands_in_words_come_from_where_the_root_is_added() -> None:
     """``wald.errors.command_line`` quotes it, too."""
-    assert [(number, words) for number, words in words_of(path) if BARE.search(words) and words not in TITLES] == []
+    assert len(FILES) > 100
+    assert [
+        (str(path), number, words)
+        for path in FILES
+        for number, words in words_of(path)
+        if BARE.search(words) and words not in TITLES
+    ] == []
 
 
 @pytest.fixture(scope="module")

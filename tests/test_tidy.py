@@ -1,4 +1,7 @@
-"""The source keeps its house rules: what a linter does not ask, asked of every file."""
+"""The source keeps its house rules: what a linter does not ask, asked of every file.
+
+A rule is one test that lists the files that break it: a test for each file and rule takes longer to report than to run.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
-import pytest
 from pages import VAGUE
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +33,7 @@ STDERR_WRITERS = {
 }
 STREAMS = re.compile(r"sys\.__?std(out|err)__|sys\.std(out|err)(?!\.fileno|\.isatty)")
 # Of wald, only the disk may call these: a test replaces it to make them fail.
+DISK = ROOT / "wald/store/files/disk.py"
 DURABLE = {"os.fsync", "os.fdatasync", "os.sync", "os.ftruncate", "os.truncate", "os.posix_fallocate", "os.pwritev"}
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 SCRIPTS = sorted(path for path in (ROOT / "scripts").rglob("*") if path.is_file() and path.suffix != ".pyc")
@@ -47,13 +52,25 @@ MACHINE_PATH = re.compile(r"""(?<![\w.])/(?:home|Users|work|root|opt|mnt)/\w""")
 ADDRESS = re.compile(r"https?://[\w.-]*(?:pypi|pythonhosted|/simple)", re.IGNORECASE)
 
 
-def shown(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+def breaking(paths: Iterable[Path], rule: Callable[[Path], object]) -> dict[str, object]:
+    """What ``rule`` finds wrong in each file; nothing of those in which it finds nothing."""
+    return {str(path.relative_to(ROOT)): found for path in paths if (found := rule(path))}
 
 
+@cache
+def text(path: Path) -> str:
+    return path.read_text(errors="replace")
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(text(path))
+
+
+@cache
 def calls(path: Path) -> set[str]:
     """What a file calls, as it is written there."""
-    return {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
+    return {ast.unparse(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)}
 
 
 def passed(call: ast.Call) -> list[str]:
@@ -61,89 +78,91 @@ def passed(call: ast.Call) -> list[str]:
     return [ast.unparse(value) for value in (*call.args, *(keyword.value for keyword in call.keywords))]
 
 
-@pytest.mark.parametrize("path", SOURCES + TESTS, ids=shown)
-def test_module_says_what_it_is_in_its_first_sentence(path: Path) -> None:
+def test_the_rules_are_asked_of_every_file() -> None:
+    """None of the lists of files has come to be empty."""
+    assert len(SOURCES) > 100 < len(TESTS)
+    assert min(map(len, (LIBRARIES, MAPPED, SCRIPTS, PAGES, LOCKS))) > 2
+    assert all(path.exists() for path in (*STDERR_WRITERS, *LOCKS))
+
+
+def test_modules_say_what_they_are_in_their_first_sentence() -> None:
     """Every module opens with a docstring whose first paragraph is a whole sentence."""
-    if path.read_text() == "" and path.name == "__init__.py":
-        return
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
 
-    assert docstring, "no docstring"
-    assert docstring.split("\n\n")[0].rstrip()[-1] in ".:?"
+    def says_nothing(path: Path) -> bool:
+        docstring = ast.get_docstring(tree(path)) or ""
+        is_empty = text(path) == "" and path.name == "__init__.py"
+        return not is_empty and docstring.split("\n\n")[0].rstrip()[-1:] not in (".", ":", "?")
+
+    assert breaking(SOURCES + TESTS, says_nothing) == {}
 
 
-@pytest.mark.parametrize("path", TESTS, ids=shown)
-def test_test_module_can_be_read_as_a_whole(path: Path) -> None:
+def test_test_modules_can_be_read_as_a_whole() -> None:
     """A longer one has several subjects, and is parted by them."""
-    assert len(path.read_text().splitlines()) <= LINES_MAX
+    assert breaking(TESTS, lambda path: max(0, len(text(path).splitlines()) - LINES_MAX)) == {}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=shown)
-def test_module_has_a_home(path: Path) -> None:
+def test_modules_have_a_home() -> None:
     """No drawer for odds and ends."""
-    assert path.stem not in HOMELESS
+    assert breaking(SOURCES, lambda path: path.stem in HOMELESS) == {}
 
 
-@pytest.mark.parametrize("path", LIBRARIES, ids=shown)
-def test_only_commands_print_and_exit(path: Path) -> None:
+def test_only_commands_print_and_exit() -> None:
     """Libraries return values: only ``wald.cli`` and the module ``command`` of a sidecar print, and only they exit."""
-    tree = ast.parse(path.read_text())
-    arguments = [value for node in ast.walk(tree) if isinstance(node, ast.Call) for value in passed(node)]
 
-    used = [*filter(PRINTING.fullmatch, calls(path)), *filter(STREAMS.match, arguments)]
-    allowed = "sys.stderr" if path in STDERR_WRITERS else "nothing"
-    assert [use for use in used if not use.startswith(allowed)] == []
-    assert "os.write(1" not in path.read_text()
+    def prints(path: Path) -> list[str]:
+        arguments = [value for node in ast.walk(tree(path)) if isinstance(node, ast.Call) for value in passed(node)]
+        used = [*filter(PRINTING.fullmatch, calls(path)), *filter(STREAMS.match, arguments)]
+        allowed = "sys.stderr" if path in STDERR_WRITERS else "nothing"
+        return [use for use in used if not use.startswith(allowed)] + re.findall(r"os\.write\(1", text(path))
+
+    assert breaking(LIBRARIES, prints) == {}
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.is_relative_to(ROOT / "wald")], ids=shown)
-def test_only_the_disk_makes_bytes_durable(path: Path) -> None:
+def test_only_the_disk_makes_bytes_durable() -> None:
     """So a test that replaces the disk sees every step that a crash may come between."""
-    assert path == ROOT / "wald/store/files/disk.py" or DURABLE.intersection(calls(path)) == set()
+    others = [path for path in SOURCES if path.is_relative_to(ROOT / "wald") and path != DISK]
+
+    assert breaking(others, lambda path: DURABLE & calls(path)) == {}
+    assert DURABLE & calls(DISK)
 
 
-@pytest.mark.parametrize("package", MAPPED, ids=shown)
-def test_a_layer_lists_its_modules(package: Path) -> None:
+def test_layers_list_their_modules() -> None:
     """The docstring of a layer, or of a room of the store, names each module, so that a reader finds it."""
-    listed = set(re.findall(r"\w+", ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""))
 
-    assert {path.stem for path in package.glob("*.py") if path.stem != "__init__"} - listed == set()
+    def unlisted(package: Path) -> set[str]:
+        listed = set(re.findall(r"\w+", ast.get_docstring(tree(package / "__init__.py")) or ""))
+        return {path.stem for path in package.glob("*.py") if path.stem != "__init__"} - listed
+
+    assert breaking(MAPPED, unlisted) == {}
 
 
-@pytest.mark.parametrize("path", SOURCES + TESTS + SCRIPTS + OTHERS, ids=shown)
-def test_names_no_machine(path: Path) -> None:
+def test_no_file_names_a_machine() -> None:
     """Nothing in the repository holds on one machine only, or spells out where packages come from."""
-    if not path.exists() or path == Path(__file__):
-        return
-    text = path.read_text(errors="replace")
+    files = [path for path in SOURCES + TESTS + SCRIPTS + OTHERS if path.exists() and path != Path(__file__)]
 
-    assert MACHINE_PATH.findall(text) == []
-    assert ADDRESS.findall(text) == []
+    assert breaking(files, lambda path: MACHINE_PATH.findall(text(path)) + ADDRESS.findall(text(path))) == {}
 
 
-@pytest.mark.parametrize("path", TESTS, ids=shown)
-def test_tests_wait_for_conditions(path: Path) -> None:
+def test_tests_wait_for_conditions() -> None:
     """A test that sleeps is slow on a fast machine and wrong on a slow one; only ``running`` polls."""
-    assert "time.sleep" not in calls(path) or path.stem == "running"
+    assert list(breaking(TESTS, lambda path: "time.sleep" in calls(path))) == ["tests/support/running.py"]
 
 
-@pytest.mark.parametrize("path", SOURCES + SCRIPTS, ids=shown)
-def test_the_language_is_plain(path: Path) -> None:
+def test_the_language_is_plain() -> None:
     """Names, comments and messages; the documents are held to the same words by tests/docs."""
-    assert VAGUE.findall(path.read_text(errors="replace")) == []
+    assert breaking(SOURCES + SCRIPTS, lambda path: VAGUE.findall(text(path))) == {}
 
 
-@pytest.mark.parametrize("path", LOCKS, ids=shown)
-def test_lock_pins_every_package_by_hash(path: Path) -> None:
+def test_locks_pin_every_package_by_hash() -> None:
     """The lock says exactly what is installed, and not from where."""
-    text = path.read_text()
-    entries = [line for line in text.splitlines() if line and not line.startswith(" ")]
+    for path in LOCKS:
+        entries = [line for line in text(path).splitlines() if line and not line.startswith(" ")]
 
-    assert entries
-    assert [line for line in entries if not re.match(r"[a-z0-9-]+==[^ ]+ ", line)] == []
-    assert len(entries) <= text.count("--hash=sha256:")
-    assert "://" not in text
-    assert not re.search(r"--(index|find|extra|trusted)", text)
+        assert entries, path
+        assert [line for line in entries if not re.match(r"[a-z0-9-]+==[^ ]+ ", line)] == [], path
+        assert len(entries) <= text(path).count("--hash=sha256:"), path
+        assert "://" not in text(path), path
+        assert not re.search(r"--(index|find|extra|trusted)", text(path)), path
 
 
 def test_lock_holds_what_the_project_asks_for() -> None:
