@@ -6,6 +6,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PYTHON ?= python3
 
+# Programs and tests are compiled once, not by each process that a test starts.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Scripts find python3 and wald where setup put them.
 RUN    := PATH="$(abspath $(BIN)):$$PATH"
 
