@@ -134,6 +134,7 @@ def test_a_row(log: Log, what: str) -> None:
         allowed = TABLE[what][USERS.index(user)] == "yes"
         wrong = {line: done for line, done in tried.items() if (done[0] == 0) != allowed}
         assert not wrong, (user.name, allowed, wrong)
+        assert not [err for _, err in tried.values() if "Traceback" in err and "PermissionError" not in err]
         if what.startswith("`wald cursor") and not allowed:
             assert {code for code, _ in tried.values()} - {NotFound.exit_code} == {NotPermitted.exit_code}
     if "of another consumer's group" in what:

@@ -1,17 +1,20 @@
 """Programs of ours as processes that nobody has to wait for: forked from one that has imported them already.
 
 An interpreter and our imports take a third of a second of a processor, most of what a test that runs commands would
-take. A fork has its own environment, working directory and descriptors, and ends as the program does; what depends on
-how the interpreter starts, or on the memory it has, runs ``python -m`` instead (:func:`forks`).
+take. A fork has its own environment, working directory and descriptors, becomes another user where setpriv would, and
+ends as the program does; what depends on how the interpreter starts, or on the memory it has, runs ``python -m``
+instead (:func:`forks`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
 import os
 import pkgutil
+import re
 import runpy
 import select
 import signal
@@ -25,6 +28,9 @@ from contextlib import suppress
 SETTINGS = ("WALD_", "ARCHIVE_")  # the variables of the environment that only our programs read
 _PROGRAMS = ("wald", "wald_archive", "wald_drain", "wald_reclaim")
 _PACKAGES = ("wald.cli", "wald.daemon", *_PROGRAMS[1:])  # what they import when they are told what to do
+_ENCODINGS = ("utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le")  # what json looks for in bytes
+_USER = re.compile(r"\S*/setpriv --reuid=(\d+) --regid=(\d+) (?:--clear-groups|--groups=([\d,]+)) ")
+_PR_SET_DUMPABLE = 4  # prctl(2)
 _MESSAGE_BYTES = 1 << 17
 _NUMBER_BYTES = 8
 _template: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []  # started when it is first asked
@@ -48,7 +54,9 @@ class Forked:
                 null.fileno() if each in (None, subprocess.DEVNULL) else each for each in (stdin, stdout, stderr)
             ]
             settings = {name: value for name, value in env.items() if name.startswith(SETTINGS)}
-            message = json.dumps({"line": list(line[2:]), "env": settings, "cwd": os.getcwd()}).encode()
+            user, program = _user_and_program(line)
+            asked = {"line": program[2:], "user": user, "env": settings, "cwd": os.getcwd()}
+            message = json.dumps(asked).encode()
             socket.send_fds(_asking(), [message], [telling.fileno(), *standard])
         self._reported = reported
         self.pid = _number(reported)
@@ -119,9 +127,25 @@ def run_forked(
 
 
 def forks(line: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether a command line can be run so: one of ours, and nothing but our settings differs."""
-    ours = line[0] == sys.executable and line[1] == "-m" and line[2] in _PROGRAMS
+    """Whether a command line can be run so: one of ours, as some user, and nothing but our settings differs."""
+    _, program = _user_and_program(line)
+    ours = program[:2] == [sys.executable, "-m"] and program[2] in _PROGRAMS
     return ours and all(name.startswith(SETTINGS) or os.environ.get(name) == value for name, value in env.items())
+
+
+def _user_and_program(line: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Who is to run a command line by the setpriv before it, and what comes after: user, group and further groups."""
+    if match := _USER.match(" ".join([*line[:4], ""])):
+        return [int(number) for number in re.findall(r"\d+", " ".join(filter(None, match.groups())))], list(line[4:])
+    return [], list(line)
+
+
+def _act_as(user: int, group: int, *groups: int) -> None:
+    """Become another user for good; as after the exec(2) of setpriv, /proc/self belongs to that user."""
+    os.setgroups(groups)
+    os.setresgid(group, group, group)
+    os.setresuid(user, user, user)
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def _asking() -> socket.socket:
@@ -170,6 +194,8 @@ def _become(message: bytes, descriptors: list[int]) -> None:
     asked = json.loads(message)
     os.chdir(asked["cwd"])
     os.environ.update(asked["env"])
+    if asked["user"]:
+        _act_as(*asked["user"])
     module, *arguments = asked["line"]
     sys.argv = [module, *arguments]
     runpy.run_module(f"{module}.__main__", run_name="__main__", alter_sys=True)
@@ -180,4 +206,6 @@ if __name__ == "__main__":
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
+    for encoding in _ENCODINGS:  # another user may not get at the standard library of this interpreter
+        importlib.import_module(f"encodings.{encoding}")
     _serve(socket.socket(fileno=int(sys.argv[1])))
