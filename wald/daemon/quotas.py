@@ -5,7 +5,9 @@ Each turn adds what it has written to the routes that have a quota; the others c
 loop, at most for 2 ms each. What segments held at the start is read from their indexes, in a thread, and until that is
 done nothing is taken of routes that have a quota.
 
-A cursor that is moved back, and a new group, count from the next start or change of the quotas on.
+A cursor that is moved back, and a new group, need what does not count any more. So the cursors of the routes with a
+quota are looked at some times a second while the daemon has work, and such a route is counted again, in the thread; it
+goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ from wald.store.writing.drafts import Placed
 _LOOK_SECONDS = 0.25  # between looks at a route that is over its quota
 _AGAIN_SECONDS = 0.02  # before a look that is not finished goes on, and while the indexes are read
 _TURN_SECONDS = 0.002  # that a look may take
+_WATCH_REST = 200  # times the duration of a look at whether cursors were moved back
 _LIST_SECONDS = 1.0  # between listings of the segments, at least
-_REST = 20  # times the duration of a listing
+_REST = 20  # times the duration of a listing, or of a count
 _REPORT_SECONDS = 60.0  # between reports of the same route
 
 
@@ -132,12 +135,14 @@ class Quotas:
 
     def look(self, now: float, head_sequence: int) -> None:
         """Find out which routes are over their quota, if that is due."""
+        if now >= self._watch_at and self._thread is None and self._unread:
+            self._watch(now, head_sequence)
         if self.due is None or now < self._look_at:
             return
-        if self._thread is not None and not self._take_loaded():
-            self._look_at = now + _AGAIN_SECONDS
-            return
-        self._look_at = now + _LOOK_SECONDS
+        is_loading = self._thread is not None and not self._take_loaded(now)
+        self._look_at = now + (_AGAIN_SECONDS if is_loading else _LOOK_SECONDS)
+        if is_loading and not self._loads_again:
+            return  # those that are over their quota only because they are being counted stay so
         enough_at = time.monotonic() + _TURN_SECONDS
         for route in list(self._suspects):
             del self._suspects[route]  # it is the last one then, if it stays one
@@ -169,33 +174,67 @@ class Quotas:
         self._limits: dict[str, RouteLimits | None] = {}
         self._unread: dict[str, Unread] = {}
         self._suspects: dict[str, None] = {}  # may be over their quota; the one that is judged next comes first
-        self._look_at = 0.0
+        self._look_at = self._watch_at = 0.0
+        self._to_watch: list[str] = []
         self._loaded: dict[str, Unread] = {}
+        self._load_before, self._loads_again, self._load_began = before, False, time.monotonic()
         self._thread, self._unwanted = None, threading.Event()
         self._metrics.over_quota = {}
         self.over.clear()
         limits = {route: self._limits_of(route) for route in self._root.route_names()} if self._any else {}
         self.over |= {route: _over(route, each) for route, each in limits.items() if each is not None}
         if self.over:
-            arguments = list(self.over), before, self._unwanted
-            self._thread = threading.Thread(target=self._load, args=arguments, name="quotas")
-            self._thread.start()
+            self._unread = {route: Unread(before - 1) for route in self.over}
+            self._start_load(list(self.over), before - 1)
 
-    def _load(self, routes: list[str], before: int, unwanted: threading.Event) -> None:
+    def _watch(self, now: float, head_sequence: int) -> None:
+        """Count routes again of which a group needs more than is counted; takes a part of them at a time."""
+        began = time.monotonic()
+        self._to_watch = self._to_watch or list(self._unread)
+        again = []
+        while self._to_watch and time.monotonic() < began + _TURN_SECONDS:
+            route = self._to_watch.pop()
+            cursor = slowest(self._root, route, log_id=self._log_id, head_sequence=head_sequence)
+            if cursor is not None and cursor.effective < self._unread[route].floor:
+                again.append(route)
+        self._watch_at = now + max(_LOOK_SECONDS, _WATCH_REST * (time.monotonic() - began))
+        if again:
+            self._load_before, self._loads_again, self._load_began = self._base, True, now
+            self._start_load(again, head_sequence)
+
+    def _start_load(self, routes: list[str], head_sequence: int) -> None:
+        arguments = routes, self._load_before, head_sequence, self._unwanted
+        self._thread = threading.Thread(target=self._load, args=arguments, name="quotas")
+        self._thread.start()
+
+    def _load(self, routes: list[str], before: int, head_sequence: int, unwanted: threading.Event) -> None:
         """In the thread: count what complete segments hold."""
-        self._loaded = unread_before(self._root, routes, log_id=self._log_id, before=before, stopping=unwanted.is_set)
+        self._loaded = unread_before(
+            self._root,
+            routes,
+            log_id=self._log_id,
+            before=before,
+            head_sequence=head_sequence,
+            stopping=unwanted.is_set,
+        )
 
-    def _take_loaded(self) -> bool:
+    def _take_loaded(self, now: float) -> bool:
         """Go on with what the thread has counted; False if it is still at work."""
         assert self._thread is not None
         if self._thread.is_alive():
             return False
         self._thread = None
         for route, older in self._loaded.items():
-            self._unread.setdefault(route, Unread()).follow(older)
-        self._suspects = dict.fromkeys(self.over)
+            self._unread[route].follow(older, self._load_before)
+        self._suspects |= dict.fromkeys([*self.over, *self._loaded])
         self._loaded = {}
+        self._watch_at = max(self._watch_at, now + _REST * (now - self._load_began))
         return True
+
+    @property
+    def _kept_from(self) -> int:
+        """The first segment of which what is read is kept, for a count that has begun or the next one."""
+        return self._base if self._thread is None else self._load_before
 
     def _limits_of(self, route: str) -> RouteLimits | None:
         """Those of a route with a quota that this enforces."""
@@ -222,9 +261,9 @@ class Quotas:
         cursor = slowest(self._root, route, log_id=self._log_id, head_sequence=head_sequence)
         if limits is not None and unread is not None and cursor is not None:
             quota_bytes = limits.pinned_max_bytes or 0
-            unread.drop(cursor.effective)
+            unread.drop(cursor.effective, self._kept_from)
             if unread.payload_bytes > quota_bytes:
-                unread.drop(cursor.effective, self._bases.now(now))
+                unread.drop(cursor.effective, self._kept_from, self._bases.now(now))
             if unread.payload_bytes > quota_bytes:
                 self._suspects[route] = None
                 self._enter(_over(route, limits, cursor, unread), now)

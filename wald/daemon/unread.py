@@ -1,7 +1,8 @@
 """How many payload bytes of a route a group has not read: what the segments held at the start, and what came since.
 
 The bytes are kept in stretches of records, of which there are few. A stretch that is read in part counts by the share
-of its records.
+of its records. What is read of the active segment, of which there is no index yet, is kept too: a cursor may be moved
+back to it.
 """
 
 from __future__ import annotations
@@ -36,42 +37,68 @@ class Stretch:
 
     def behind(self, floor: int) -> Stretch:
         """What of it is behind ``floor``, if anything is."""
-        if floor < self.first:
-            return self
-        payload_bytes = self.payload_bytes * (self.last - floor) // (self.last - self.first + 1)
-        return Stretch(self.base, floor + 1, self.last, payload_bytes)
+        return self._part(max(self.first, floor + 1), self.last)
+
+    def up_to(self, floor: int) -> Stretch:
+        """What of it is not, if anything is."""
+        return self._part(self.first, min(self.last, floor))
+
+    def _part(self, first: int, last: int) -> Stretch:
+        payload_bytes = self.payload_bytes * (last - first + 1) // (self.last - self.first + 1)
+        return Stretch(self.base, first, last, payload_bytes)
 
 
 class Unread:
     """One route.
 
     Attributes:
+        floor: up to which record nothing is counted.
         payload_bytes: that were not known to be read at the last :meth:`drop`, and what came since.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, floor: int = 0) -> None:
+        self.floor = floor
         self.payload_bytes = 0
         self._stretches: list[Stretch] = []
+        self._read: list[Stretch] = []
 
     def add(self, stretch: Stretch) -> None:
         """Count records behind those that are known."""
         self.payload_bytes += stretch.payload_bytes
-        self._stretches.append(stretch)
-        if len(self._stretches) > STRETCHES_MAX:
-            pairs = zip(self._stretches[:-1:2], self._stretches[1:-1:2], strict=True)
-            self._stretches = [*(one.joined(other) for one, other in pairs), self._stretches[-1]]
+        _append(self._stretches, stretch)
 
-    def follow(self, older: Unread) -> None:
-        """Count what came before this as well."""
-        newer, self._stretches, self.payload_bytes = self._stretches, older._stretches, older.payload_bytes
+    def follow(self, older: Unread, before: int) -> None:
+        """Count what ``older`` has of the records before ``before``, and of those from it on what is known here."""
+        newer = [*self._read, *self._stretches]
+        self.floor, self._stretches, self.payload_bytes = older.floor, older._stretches, older.payload_bytes
+        self._read = []
         for stretch in newer:
-            self.add(stretch)
+            if stretch.last >= before:
+                self.add(stretch.behind(before - 1))
+        self.drop(self.floor, before)
 
-    def drop(self, floor: int, is_there: Callable[[int], bool] | None = None) -> None:
-        """Count no more what is read up to ``floor``, or stood in a segment that is not there any more."""
-        kept = (stretch.behind(floor) for stretch in self._stretches if stretch.last > floor)
-        self._stretches = [stretch for stretch in kept if is_there is None or is_there(stretch.base)]
+    def drop(self, floor: int, kept_from: int, is_there: Callable[[int], bool] | None = None) -> None:
+        """Count no more what is read up to ``floor``, or stood in a segment that is not there any more.
+
+        Args:
+            kept_from: the base of the first segment of which a later count needs what is read, too.
+        """
+        self.floor = max(self.floor, floor)
+        self._read = [stretch for stretch in self._read if stretch.base >= kept_from]
+        for stretch in self._stretches:
+            if stretch.base >= kept_from and stretch.first <= floor:
+                _append(self._read, stretch.up_to(floor))
+        unread = (stretch.behind(floor) for stretch in self._stretches if stretch.last > floor)
+        self._stretches = [stretch for stretch in unread if is_there is None or is_there(stretch.base)]
         self.payload_bytes = sum(stretch.payload_bytes for stretch in self._stretches)
+
+
+def _append(stretches: list[Stretch], stretch: Stretch) -> None:
+    """Append to a list; one that gets long is joined to half as many."""
+    stretches.append(stretch)
+    if len(stretches) > STRETCHES_MAX:
+        pairs = zip(stretches[:-1:2], stretches[1:-1:2], strict=True)
+        stretches[:] = [*(one.joined(other) for one, other in pairs), stretches[-1]]
 
 
 def slowest(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> Cursor | None:
@@ -86,7 +113,7 @@ def slowest(root: Root, route: str, *, log_id: bytes, head_sequence: int) -> Cur
 
 
 def unread_before(
-    root: Root, routes: Iterable[str], *, log_id: bytes, before: int, stopping: Callable[[], bool]
+    root: Root, routes: Iterable[str], *, log_id: bytes, before: int, head_sequence: int, stopping: Callable[[], bool]
 ) -> dict[str, Unread]:
     """What complete segments hold of ``routes`` that a group has not read; segments that cannot be read do not count.
 
@@ -94,9 +121,9 @@ def unread_before(
         before: the base of the active segment.
         stopping: whether the answer is not wanted any more.
     """
-    cursors = {route: slowest(root, route, log_id=log_id, head_sequence=before - 1) for route in routes}
+    cursors = {route: slowest(root, route, log_id=log_id, head_sequence=head_sequence) for route in routes}
     floors = {route: cursor.effective for route, cursor in cursors.items() if cursor is not None}
-    found = {route: Unread() for route in floors}
+    found = {route: Unread(floor) for route, floor in floors.items()}
     least = min(floors.values(), default=before)
     with suppress(Damaged):
         view = read_view(root, log_id)
