@@ -359,7 +359,8 @@ class Planner:
             except Unreadable as error:
                 known.problem = str(error)
             else:
-                known.records = index.next_sequence - index.base_sequence
+                dropped = index.relieved.routes if index.relieved is not None else ()
+                known.records = index.next_sequence - index.base_sequence - sum(entry.count for entry in dropped)
         except FileNotFoundError:
             return None
         self._known[segment.base_sequence] = known

@@ -18,7 +18,7 @@ import pytest
 from archives import archive
 from faults import Died, DyingDisk
 from logs import Built
-from reclaiming import Reclaimer, ledger, reclaim
+from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 from relieving import relieve
 from repairing import repair
 from running import run, sidecar
@@ -161,6 +161,13 @@ def test_what_is_young_or_among_the_newest_bytes_stays_whole(built: Built) -> No
     reclaim(built, Limits(keep_bytes=1 << 30), compact_pinned=True)
     reclaim(built, Limits(min_age_ns=10**18), compact_pinned=True)
     assert sizes(built) == before
+
+
+def test_limits_count_the_records_that_relief_has_left(built: Built) -> None:
+    reclaim(built, compact_pinned=True)
+    before = bases(built.root)
+    reclaim(built, Limits(max_records=len(list(built.log.records())), others=EXPIRE))
+    assert bases(built.root) == before
 
 
 def test_what_is_not_archived_stays_if_that_is_required(built: Built) -> None:
