@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from logs import Built, Unsynced
 from relieving import relieve
 from repairing import build, repair, small_frames, snapshot
-from spoiling import DAMAGE, Damage, flip
+from spoiling import DAMAGE, Damage, flip, zero
 
 import wald
 from wald.errors import Damaged
@@ -338,6 +338,7 @@ def check_repair(written: Written, spoiled: list[tuple[int, Damage | None]]) -> 
 @settings(max_examples=8, deadline=None, suppress_health_check=QUIET)
 @given(spoiled=SPOILED)
 @example(spoiled=[(1, flip([0.31])), (0, None)])
+@example(spoiled=[(0, zero(0.8125)), (0, flip([0.0])), (2, zero(0.5))])  # 49 is broken, and open in between
 def test_after_a_repair_all_is_good_and_what_could_be_read_still_can(
     written: Written, spoiled: list[tuple[int, Damage | None]]
 ) -> None:

@@ -167,10 +167,14 @@ def _moved(root: Root, disk: Disk, source: Source, before: LogState) -> Iterator
 
 
 def _joined(found: LogState | None, before: LogState, broken: frozenset[int]) -> LogState:
-    """The state that a control batch gives, without broken records; of what it cannot know, the one before it."""
+    """The state that a control batch gives, without broken records; of what it cannot know, the one before it.
+
+    A broken record that is still open in the segment before, which stays as it is, is open here, too.
+    """
     if found is None:
         return before
-    found.open_records = {route: at for route, at in found.open_records.items() if at not in broken}
+    begun = before.open_records
+    found.open_records = {r: at for r, at in found.open_records.items() if at not in broken or begun.get(r) == at}
     found.append_time_ns = max(found.append_time_ns, before.append_time_ns)
     return found
 
