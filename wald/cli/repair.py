@@ -127,7 +127,9 @@ def _print(plan: Plan, root: Root, *, accept_loss: bool) -> None:
 
 def _line(act: Act, root: Root) -> str:
     lost = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in act.lost)
-    cost = f"; gives up {act.lost_records} records: {lost}" if lost else ""
+    relieved = act.spanned - act.lost_records
+    among = f", of which relief had dropped {relieved}" if relieved else ""
+    cost = f"; gives up {act.lost_records} records: {lost}{among}" if lost else ""
     return f"{act.deed.value} {_short(act.path, root)}: {act.reason}{cost}"
 
 

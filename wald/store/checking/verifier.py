@@ -214,10 +214,11 @@ class Verification:
 
     def _on_record(self, first: int, last: int) -> Iterator[Finding]:
         """What of ``first`` to ``last`` was given up, by the ledger."""
-        for held, reason, unrestored, _ in self._losses(first, last):
-            what = "are not here" if unrestored else "lost"
-            records = f"{held.last - held.first + 1} records {what}, on record: {held.first} to {held.last}"
-            yield Finding(Level.INFO, self._root.segments, 0, f"{records}; {reason}")
+        for loss in self._losses(first, last):
+            held, what = loss.held, "are not here" if loss.unrestored else "lost"
+            among = "among " if loss.records < held.last - held.first + 1 else ""
+            records = f"{loss.records} records {what}, on record: {among}{held.first} to {held.last}"
+            yield Finding(Level.INFO, self._root.segments, 0, f"{records}; {loss.reason}")
 
     def _losses(self, first: int, last: int) -> list[Loss]:
         with contextlib.suppress(Damaged):  # the check of the ledgers reports it

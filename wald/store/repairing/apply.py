@@ -28,7 +28,7 @@ from wald.store.files.regular import open_file
 from wald.store.files.uptime import Moment
 from wald.store.repairing.facts import Facts, SegmentFacts
 from wald.store.repairing.ledgers import begin_again
-from wald.store.repairing.loss import routes_lost
+from wald.store.repairing.loss import records_lost, routes_lost
 from wald.store.repairing.plan import Act, Deed
 from wald.store.repairing.rewrite import Made, Source, remake
 from wald.store.retention.history import History
@@ -200,6 +200,9 @@ class Repair:
                 continue
             reason = "a piece of it is lost" if first == last and first in act.broken else act.reason
             entry: Entry = {"event": "lost", "base": first, "last": last, "why": reason}
+            records = min(act.lost_records, records_lost([(first, last)], act.facts, history))
+            if records < last - first + 1:
+                entry["records"] = records
             if kept:
                 entry["kept"] = kept
             routes = routes_lost((first, last), act.facts.segment if act.facts is not None else None, history)

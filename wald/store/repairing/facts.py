@@ -41,6 +41,7 @@ class SegmentFacts:
         foreign: whether it is another log's.
         recorded: whether a line of the ledger says that it was sealed, and what it held.
         durable: where the head stands in it.
+        dropped: of a damaged one, what relief had dropped by its index; None if that cannot be read.
         open_records: those that have begun and not ended at its end; only of one in front of a hole.
     """
 
@@ -54,6 +55,7 @@ class SegmentFacts:
     foreign: bool = False
     recorded: bool = True
     durable: int | None = None
+    dropped: tuple[Span, ...] | None = None
     open_records: frozenset[int] = frozenset()
 
     @property
@@ -203,7 +205,10 @@ class _Examination:
             met = survey(segment, self.log_id, before, durable=found.durable, end=self._end(number))
         twin_spans = self._twin(found)
         changed = not met.reason and bool(digests) and self._digest(segment) not in digests
-        return replace(found, spans=tuple(met.spans), survey=met, changed=changed, twin_spans=twin_spans)
+        dropped = _dropped(segment)
+        return replace(
+            found, spans=tuple(met.spans), survey=met, changed=changed, twin_spans=twin_spans, dropped=dropped
+        )
 
     def _end(self, number: int) -> int:
         """The base of the next segment that is whole: after a repair that was killed it may be a part of this one."""
@@ -248,6 +253,14 @@ def _claimed(segment: Segment) -> tuple[bytes, int] | None:
             header = RawFile(file.fileno()).header()
             return header.log_id, header.base_sequence
     except (Damaged, BadHeader, OSError):
+        return None
+
+
+def _dropped(segment: Segment) -> tuple[Span, ...] | None:
+    try:
+        with SealedFile(segment.path) as sealed:
+            return () if sealed.index.relieved is None else tuple(sealed.index.relieved.ranges)
+    except (Damaged, OSError):
         return None
 
 

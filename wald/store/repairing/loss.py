@@ -1,17 +1,48 @@
-"""Whose the lost records were, as far as the ledger or what is left of an index says."""
+"""How many records were lost, and whose they were, as far as the ledger or what is left of an index says.
+
+What relief had dropped before the damage is not lost. An index says which records that were; the ledger only counts
+those of each route that were left.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from wald.errors import Damaged
 from wald.format.sealed import BadSealed
 from wald.format.tables import RouteEntry
 from wald.store.files.directory import Segment
-from wald.store.repairing.rescue import Span
+from wald.store.repairing.facts import SegmentFacts
+from wald.store.repairing.rescue import Span, overlap
 from wald.store.retention.history import History
 from wald.store.segments.compression import SealedFile
 
 Batch = tuple[str, int, int, int]
 """A route; the first sequence of a batch of it, how many records begin in that, and the bytes of its payload."""
+
+
+def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: History) -> int:
+    """How many records of ``spans`` were there before the damage; no more than that.
+
+    Args:
+        found: about the segment that they were in, if it is there.
+    """
+    total = sum(last - first + 1 for first, last in spans)
+    if found is not None and found.dropped is not None:
+        return total - sum(overlap(span, each) for span in spans for each in found.dropped)
+    try:
+        sealed = history.sealed(spans[0][0]) if spans else None
+        left = history.left(sealed["base"]) if sealed is not None else None
+    except Damaged:
+        return total
+    if sealed is None or left is None or spans[-1][1] > sealed["last"]:
+        return total
+    there = 0
+    if found is not None:
+        if found.survey is None or found.base != sealed["base"]:
+            return total
+        there = found.survey.kept - sum(first == last and first in found.survey.broken for first, last in spans)
+    return min(total, max(0, sum(entry.count for entry in left) - there))
 
 
 def routes_lost(span: Span, segment: Segment | None, history: History) -> list[RouteEntry] | None:
@@ -31,13 +62,16 @@ def _by_index(span: Span, segment: Segment) -> list[RouteEntry] | None:
     try:
         with SealedFile(segment.path) as sealed:
             table, names = sealed.index.batch_table(), [entry.route for entry in sealed.index.routes]
+            relieved = sealed.index.relieved
     except (Damaged, BadSealed, OSError):
         return None
     for base, count, number in zip(table.bases, table.counts, table.routes, strict=True):
         begin, end = max(first, base), min(last, base + count - 1)
         if begin <= end:
             _add(entries, RouteEntry(names[number], end - begin + 1, begin, end, 0))
-    return _complete(entries, span)
+    dropped = sum(overlap(span, each) for each in (relieved.ranges if relieved is not None else ()))
+    total = sum(entry.count for entry in entries.values())
+    return list(entries.values()) if total + dropped == last - first + 1 else None
 
 
 def _by_ledger(span: Span, history: History) -> list[RouteEntry] | None:
@@ -47,15 +81,17 @@ def _by_ledger(span: Span, history: History) -> list[RouteEntry] | None:
     while at <= span[1]:
         try:
             sealed = history.sealed(at)
-            held = history.held(at)
+            held, left = history.held(at), history.left(at)
         except Damaged:
             return None
-        if sealed is None or held is None or sealed["base"] != at or sealed["last"] > span[1]:
+        if sealed is None or held is None or left is None or sealed["base"] != at or sealed["last"] > span[1]:
             return None
-        for entry in held:
+        if sum(entry.count for entry in held) != sealed["last"] - at + 1:
+            return None
+        for entry in left:
             _add(entries, entry)
         at = sealed["last"] + 1
-    return _complete(entries, span)
+    return list(entries.values())
 
 
 def _add(entries: dict[str, RouteEntry], entry: RouteEntry) -> None:
@@ -67,8 +103,3 @@ def _add(entries: dict[str, RouteEntry], entry: RouteEntry) -> None:
         max(known.last, entry.last),
         known.payload_bytes + entry.payload_bytes,
     )
-
-
-def _complete(entries: dict[str, RouteEntry], span: Span) -> list[RouteEntry] | None:
-    total = sum(entry.count for entry in entries.values())
-    return list(entries.values()) if total == span[1] - span[0] + 1 else None

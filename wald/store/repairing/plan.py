@@ -16,6 +16,7 @@ from wald.errors import Damaged
 from wald.store.checking.finding import Finding
 from wald.store.files.directory import Identity, Segment
 from wald.store.repairing.facts import Facts, SegmentFacts
+from wald.store.repairing.loss import records_lost
 from wald.store.repairing.rescue import Span
 
 
@@ -54,6 +55,7 @@ class Act:
         path: the file that it is about.
         reason: what is wrong with that.
         lost: the records that are given up with it.
+        lost_records: how many of these there were; relief may have dropped others.
         loses: whether it gives up anything, which has to be accepted.
         facts: about the segment.
         broken: the records that are left out of it, because a piece of them is lost.
@@ -64,13 +66,15 @@ class Act:
     path: Path
     reason: str
     lost: tuple[Span, ...] = ()
+    lost_records: int = 0
     loses: bool = False
     facts: SegmentFacts | None = None
     broken: frozenset[int] = frozenset()
     identity: Identity | None = None
 
     @property
-    def lost_records(self) -> int:
+    def spanned(self) -> int:
+        """How many sequences ``lost`` has."""
         return sum(last - first + 1 for first, last in self.lost)
 
 
@@ -188,10 +192,11 @@ class _Planning:
         begin, end = self._extent(found)
         ours = tuple(span for span in lost if begin <= span[0] < end)
         reason = found.problem or f"a piece of record {min(inside, default=0)} is lost"
-        loses = bool(ours or found.changed or (found.survey is not None and found.survey.broken))
+        records = records_lost(ours, found, self.facts.history)
+        loses = bool(records or found.changed or (found.survey is not None and found.survey.broken))
         if found.survey is not None and not (found.survey.spans or found.survey.pieces):
-            return Act(Deed.SET_ASIDE, found.segment.path, reason, ours, loses, found)
-        return Act(Deed.REMAKE, found.segment.path, reason, ours, loses, found, frozenset(broken))
+            return Act(Deed.SET_ASIDE, found.segment.path, reason, ours, records, loses, found)
+        return Act(Deed.REMAKE, found.segment.path, reason, ours, records, loses, found, frozenset(broken))
 
     def _extent(self, found: SegmentFacts) -> Span:
         """From its base to its end; of a damaged one that the ledger does not list, to the next one."""
@@ -206,7 +211,8 @@ class _Planning:
         return [span for span in lost if span not in taken]
 
     def _given_up(self, span: Span) -> Act:
-        return Act(Deed.GIVE_UP, self.facts.root.segments, "no segment holds them", (span,), loses=True)
+        records = records_lost((span,), None, self.facts.history)
+        return Act(Deed.GIVE_UP, self.facts.root.segments, "no segment holds them", (span,), records, loses=True)
 
     def _head(self, acts: list[Act]) -> list[Act]:
         """The head stands in a segment that is made again, or cannot be read."""

@@ -28,6 +28,11 @@ Span = tuple[int, int]
 """A first and a last sequence."""
 
 
+def overlap(one: Span, other: Span) -> int:
+    """How many sequences are in both."""
+    return max(0, min(one[1], other[1]) - max(one[0], other[0]) + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Whole:
     """A batch that is whole, its place in the raw segment, and the payload that is kept of it."""
@@ -47,6 +52,7 @@ class Survey:
         open_records: at the end, by route.
         reason: what is wrong, of the first damage; "": every batch is whole.
         pieces: whether batches continue a record without beginning one.
+        kept: how many records begin in whole batches.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -54,6 +60,7 @@ class Survey:
     open_records: dict[str, int] = field(default_factory=dict)
     reason: str = ""
     pieces: bool = False
+    kept: int = 0
 
     def add(self, header: BatchHeader, route: str) -> None:
         begun = self.open_records.pop(route, 0)
@@ -61,6 +68,7 @@ class Survey:
             self.broken.add(begun)
         if header.open_sequence:
             self.open_records[route] = header.open_sequence
+        self.kept += header.count
         if header.count:
             self._cover(header)
         else:

@@ -39,12 +39,14 @@ class Loss(NamedTuple):
     Attributes:
         unrestored: whether they were never in this log, because a restore found them in no bundle.
         kept: the file in the root that has what is left of them; "" if there is none.
+        records: how many there were at most; fewer than ``held`` spans if relief had dropped some before.
     """
 
     held: ReclaimedSegment
     reason: str
     unrestored: bool = False
     kept: str = ""
+    records: int = 0
 
 
 class Relief(NamedTuple):
@@ -242,15 +244,15 @@ class History:
     def held(self, base: int) -> list[RouteEntry] | None:
         """What segment ``base`` held of each route when it was sealed; None if no whole line says."""
         entry = self.sealed(base)
-        routes = entry.get("routes") if entry is not None and entry["base"] == base else None
-        held = []
-        for route in routes if isinstance(routes, list) else [None]:
-            match route:
-                case [str(name), int(count), int(first), int(last), int(payload_bytes)]:
-                    held.append(RouteEntry(name, count, first, last, payload_bytes))
-                case _:
-                    return None
-        return held
+        return None if entry is None or entry["base"] != base else _entries(entry.get("routes"))
+
+    def left(self, base: int) -> list[RouteEntry] | None:
+        """What segment ``base`` held of each route after its newest relief, or, without one, when it was sealed."""
+        entry = self.sealed(base)
+        relief = next(self.reliefs(base), None)
+        if entry is None or relief is None or relief["last"] != entry["last"]:
+            return self.held(base)
+        return _entries(relief.get("routes"))
 
     def last_sealed(self) -> int:
         """The last sequence in any segment that was ever sealed; 0: no ledger lists one."""
@@ -342,10 +344,16 @@ def _of(lines: Iterator[Line], event: str) -> Iterator[Line]:
 def _loss(entry: Entry) -> Loss:
     held = ReclaimedSegment(entry["base"], entry["last"], _held(entry.get("routes")))
     if entry.get("by") == "restore":
-        return Loss(held, f"not restored at {at_utc(entry.get('at'))}: {entry.get('why')}", unrestored=True)
+        return Loss(
+            held,
+            f"not restored at {at_utc(entry.get('at'))}: {entry.get('why')}",
+            unrestored=True,
+            records=held.last - held.first + 1,
+        )
     reason = f"given up by a repair at {at_utc(entry.get('at'))} ({entry.get('why', 'it is not known why')})"
-    kept = str(entry.get("kept", ""))
-    return Loss(held, f"{reason}; what is left of their bytes is in {kept}" if kept else reason, kept=kept)
+    kept, records = str(entry.get("kept", "")), entry.get("records")
+    reason = f"{reason}; what is left of their bytes is in {kept}" if kept else reason
+    return Loss(held, reason, kept=kept, records=records if isinstance(records, int) else held.last - held.first + 1)
 
 
 def _in_runs(entry: Entry, sequence: int) -> bool:
@@ -382,6 +390,18 @@ def _joined(one: RouteRange, other: RouteRange) -> RouteRange:
         return one
     records = one.records + other.records
     return RouteRange(one.route, records, min(one.first, other.first), max(one.last, other.last))
+
+
+def _entries(routes: object) -> list[RouteEntry] | None:
+    """The routes as a line about a sealed or relieved segment has them; None if it does not make sense."""
+    held = []
+    for route in routes if isinstance(routes, list) else [None]:
+        match route:
+            case [str(name), int(count), int(first), int(last), int(payload_bytes)]:
+                held.append(RouteEntry(name, count, first, last, payload_bytes))
+            case _:
+                return None
+    return held
 
 
 def _made(entry: Entry) -> int:

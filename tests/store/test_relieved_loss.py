@@ -1,0 +1,149 @@
+"""What a repair gives up of a relieved segment: what relief had left in it, and nothing that it had dropped."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from contents import errors
+from logs import Built
+from relieving import relieve
+from repairing import repair
+
+import wald
+from wald.format.names import Kind
+from wald.store.checking.verifier import verify
+from wald.store.files.directory import Root
+from wald.store.files.ledger import read_ledger
+from wald.store.repairing.plan import Plan
+from wald.store.repairing.proposal import proposed
+from wald.store.segments import relieving
+from wald.store.segments.compression import SealedFile
+
+BATCHES, OF_BATCH = 60, 5
+
+
+@pytest.fixture
+def relieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
+    """One sealed segment of several frames, of which the older half of one route is left, and all of another."""
+    monkeypatch.setattr(relieving, "FRAME_BYTES", 30_000)
+    built, rng = Built(tmp_path / "log"), random.Random(3)
+    for number in range(BATCHES):
+        built.lines("stuck" if number % 3 else "web", [rng.randbytes(200).hex().encode()] * OF_BATCH)
+    built.cut()
+    built.seal()
+    relieve(built, 1, stuck=150, web=250)
+    built.crash()
+    with SealedFile(built.path(1, Kind.SEALED)) as file:
+        assert len(file.index.frames) > 4
+    return built
+
+
+def left_by_ledger(built: Built) -> dict[str, int]:
+    """How many records of each route relief has left, by its line in the ledger: the oracle."""
+    (line,) = (each for each in read_ledger(built.root.ledger / "reclaim.jsonl").entries if each["event"] == "relieved")
+    return {route: count for route, count, *_ in line["routes"]}
+
+
+def readable(built: Built) -> dict[str, int]:
+    counts = dict.fromkeys(("stuck", "web"), 0)
+    for record in wald.open(built.root.path).records(start=1, on_damage=lambda _: None, on_missing="skip"):
+        counts[record.route] += 1
+    return counts
+
+
+def frame(built: Built, number: int) -> int:
+    with SealedFile(built.path(1, Kind.SEALED)) as file:
+        return file.index.frames[number].offset
+
+
+def change(built: Built, damage: Callable[[bytes], bytes]) -> None:
+    path = built.path(1, Kind.SEALED)
+    path.write_bytes(damage(path.read_bytes()))
+
+
+def flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+
+
+def two_frames(built: Built) -> None:
+    for number in (1, 3):
+        at = frame(built, number) + 40
+        change(built, lambda data, at=at: flip(data, at))  # type: ignore[misc]
+
+
+def cut(built: Built, number: int) -> None:
+    at = frame(built, number) + 100
+    change(built, lambda data: data[:at])
+
+
+def frame_and_index(built: Built) -> None:
+    at = frame(built, 2) + 40
+    change(built, lambda data: flip(flip(data, at), len(data) - 30))
+
+
+DAMAGE: dict[str, Callable[[Built], object]] = {
+    "a frame": lambda built: change(built, lambda data: flip(data, frame(built, 1) + 40)),
+    "the last frame": lambda built: change(built, lambda data: flip(data, frame(built, -1) + 40)),
+    "two frames": two_frames,
+    "the end of the file": lambda built: cut(built, -2),
+    "nearly all of the file": lambda built: cut(built, 0),
+    "a frame and the index": frame_and_index,
+    "the content of the file": lambda built: change(built, lambda data: bytes(len(data))),
+    "the file": lambda built: built.path(1, Kind.SEALED).unlink(),
+}
+
+
+def given_up(plan: Plan) -> int:
+    return sum(act.lost_records for act in plan.acts)
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_what_was_given_up_and_what_is_there_is_what_relief_had_left(relieved: Built, what: str) -> None:
+    left = left_by_ledger(relieved)
+    assert 0 < left["web"] < left["stuck"] < BATCHES * OF_BATCH
+    DAMAGE[what](relieved)
+    with proposed(relieved.root) as (plan, _):
+        expected = given_up(plan)
+    assert given_up(repair(relieved.root.path)) == expected
+
+    assert errors(relieved.root.path) == []
+    found = readable(relieved)
+    assert expected + sum(found.values()) == sum(left.values())
+    lines = [each for each in read_ledger(relieved.root.ledger / "segments.jsonl").entries if each["event"] == "lost"]
+    assert sum(line.get("records", line["last"] - line["base"] + 1) for line in lines) == expected
+    if all("routes" in line for line in lines):
+        for route, count in left.items():
+            lost = sum(held[1] for line in lines for held in line["routes"] if held[0] == route)
+            assert lost + found[route] == count
+    messages = [each.message for each in verify(Root(relieved.root.path)) if "lost, on record" in each.message]
+    assert sum(int(message.split()[0]) for message in messages) == expected
+    assert repair(relieved.root.path).acts == ()
+
+
+@pytest.mark.parametrize("what", ["a frame", "two frames", "the content of the file", "the file"])
+def test_whose_they_were_is_known(relieved: Built, what: str) -> None:
+    DAMAGE[what](relieved)
+    known = what in ("two frames", "a frame", "the file")  # by the index, or by the ledger alone
+    repair(relieved.root.path)
+    lines = [each for each in read_ledger(relieved.root.ledger / "segments.jsonl").entries if each["event"] == "lost"]
+    assert lines
+    assert all("routes" in line for line in lines) or not known
+
+
+def test_where_relief_had_dropped_all_that_is_damaged_nothing_is_given_up(relieved: Built) -> None:
+    """The first frames hold nothing but what stands in the place of dropped batches."""
+    path = relieved.path(1, Kind.SEALED)
+    relieve(relieved, 1, stuck=250, web=300)
+    with SealedFile(path) as file:
+        number, first = next(
+            (number, each) for number, each in enumerate(file.index.frames) if not each.routes and number
+        )
+    change(relieved, lambda data: flip(data, first.offset + 14))
+    before = readable(relieved)
+    plan = repair(relieved.root.path, accept_loss=False)
+    assert (plan.acts != (), plan.loses, given_up(plan)) == (True, False, 0), number
+    assert errors(relieved.root.path) == []
+    assert readable(relieved) == before
