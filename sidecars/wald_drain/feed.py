@@ -14,6 +14,7 @@ or the handover is finished. If a command outlives its drain, the next start wai
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -22,8 +23,9 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from wald.errors import DISK_ERRORS, DiskFailure
+from wald.errors import DISK_ERRORS, DiskFailure, command_line
 from wald.format.protocol import REQUEST_MAX_BYTES
+from wald.store.files.moved import moved
 from wald_drain.attempt import Attempts
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts, Result
@@ -77,6 +79,7 @@ class Drain:
         self._stop = stop
         self._report = report
         self._given_up = 0
+        self._reported_moved = False
 
     def run(self) -> int:
         """Run to the end of the route, if the job exits there, or until ``stop`` is set; return how many were given up.
@@ -123,7 +126,8 @@ class Drain:
                     if step is NextStep.SKIPPED:
                         break
                 else:
-                    if job.exit_at_end or not consumer.more_come(self._stop):
+                    self._report_moved()
+                    if job.exit_at_end or not consumer.more_come(self._stop, self._report_moved):
                         return
 
     def _finish_run(self, attempts: Attempts) -> None:
@@ -206,6 +210,16 @@ class Drain:
             case _:
                 text += f", try {number}{of_tries}"
         self._report(text)
+
+    def _report_moved(self) -> None:
+        """Report once, at the end of the route, that nothing more comes to it, and how to go on."""
+        root, consumer = self._consumer.log.root, self._consumer
+        if self._reported_moved or (mark := moved(root, consumer.route)) is None:
+            return
+        self._reported_moved = True
+        words = f"feed {mark.to} --group {consumer.group} -- {shlex.join(self._job.command)}"
+        going_on = command_line(root.path, words, program="wald-drain")
+        self._report(f"{mark.told(consumer.route)}\n  hint: {going_on}")
 
     def _report_of_route(self, text: str) -> None:
         self._report(f"{self._consumer.route}: {text}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -238,3 +239,27 @@ def test_readers_and_lists_say_where_it_went(start: Start, root: Path) -> None:
     assert (done.stdout, b"what was sent to it after record 1 is in b" in done.stderr) == (b"one\n", True)
     assert b"moved to b" in output_of("routes", *at)
     assert b"is in b" in output_of("cursor", "show", "a", *at)
+
+
+def test_status_explain_and_drain_say_where_a_route_was_moved(start: Start, root: Path) -> None:
+    """Drain says it once, when it has processed all there is; the command that it names goes on."""
+    daemon = start()
+    assert daemon.ask("ROUTE ADD a") == "OK added a"
+    with Client(daemon.socket_path) as client:
+        client.publish("a", b"1\n")
+        assert client.reply() == "OK 1 1"
+    words = [*sidecar("drain", "--root", root, "a"), "--", "sh", "-c", "cat > /dev/null"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE) as drain:
+        eventually(lambda: wald.open(root).cursor("a").effective == 1)
+        output_of("route", "rename", "a", "b", "--root", root)
+        assert drain.stderr is not None
+        said = [drain.stderr.readline().decode(), drain.stderr.readline().decode()]
+        drain.terminate()
+        assert drain.stderr.read() == b""
+    told = "a was moved: what was sent to it after record 1 is in b"
+    typed = f"wald-drain --root {root} feed b --group processed -- sh -c 'cat > /dev/null'"
+    assert said == [f"wald-drain: {told}\n", f"  hint: {typed}\n"]
+    assert f"{told}." in output_of("explain", "--root", root).decode().splitlines()
+    assert "moved       a to b after record 1" in output_of("status", "--root", root).decode().splitlines()
+    assert daemon.ask("ROUTE RETIRE a") == "OK retired a"
+    assert "moved" not in (output_of("explain", "--root", root) + output_of("status", "--root", root)).decode()

@@ -106,6 +106,7 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
         ("wald route add", command("route", "add", "d", *at)),
         ("wald route rename", command("route", "rename", "d", "e", *at)),
         ("wald route merge", command("route", "merge", "d", "e", *at)),
+        ("wald status", command("status", *at)),
         ("wald cursor set", command("cursor", "set", "b", 3, "--group", "other", *at)),
         ("wald cursor get", command("cursor", "get", "a", *at)),
         ("wald cursor show", command("cursor", "show", "b", *at)),

@@ -15,6 +15,7 @@ from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.files.disk import free_bytes
 from wald.store.files.fifos import troubles
+from wald.store.files.moved import Moved, moved_routes
 from wald.store.retention.backlog import Backlog, GroupBacklog
 from wald.store.retention.cursors import CursorState
 from wald.store.segments.head import readable_head
@@ -53,6 +54,7 @@ class Facts:
         unreadable: what is wrong with segments, or with the log as a whole.
         full_seconds: until the disk is full, if nothing is reclaimed; None: not known, or the log does not grow.
         fifos: what keeps lines that were written to a FIFO from the log.
+        moved: the routes whose records are stored in others.
     """
 
     root: Path
@@ -65,6 +67,7 @@ class Facts:
     free_bytes: int
     full_seconds: float | None
     fifos: tuple[str, ...]
+    moved: Mapping[str, Moved]
 
     @property
     def waiting(self) -> list[GroupBacklog]:
@@ -101,6 +104,7 @@ def read_facts(log: Log, *, socket: Path | None, seconds: float, now_ns: int) ->
         free_bytes(root.path),
         full_seconds,
         tuple(message for _, message in troubles(root)),
+        moved_routes(root),
     )
 
 

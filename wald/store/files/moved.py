@@ -7,6 +7,7 @@ where it is, so no writer notices. Nothing is ever written to ``<name>`` again u
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 
 from wald.errors import Damaged, InvalidInput, Refused, command_line
@@ -29,6 +30,10 @@ class Moved:
     after: int
     at: str
 
+    def told(self, route: str) -> str:
+        """What to say to those who still use ``route``."""
+        return f"{route} was moved: what was sent to it after record {self.after} is in {self.to}"
+
     def encoded(self) -> bytes:
         return json.dumps({"to": self.to, "after": self.after, "at": self.at}).encode() + b"\n"
 
@@ -49,6 +54,16 @@ def moved(root: Root, route: str) -> Moved | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError, InvalidInput) as error:
         retiring = command_line(root.path, f"route retire {route}")
         raise Damaged(f"{path}: does not say where the route was moved ({error})", hint=retiring) from error
+
+
+def moved_routes(root: Root) -> dict[str, Moved]:
+    """The routes that were moved and are not retired; a mark that cannot be read is left to those who need it."""
+    found = {}
+    for route in root.route_names():
+        with suppress(Damaged):
+            if (mark := moved(root, route)) is not None and not root.retired(route).exists():
+                found[route] = mark
+    return found
 
 
 def destination(root: Root, route: str) -> str:
