@@ -219,7 +219,7 @@ class Drain:
         self._reported_moved = True
         words = f"feed {mark.to} --group {consumer.group} -- {shlex.join(self._job.command)}"
         going_on = command_line(root.path, words, program="wald-drain")
-        self._report(f"{mark.told(consumer.route)}\n  hint: {going_on}")
+        self._report(f"{mark.message(consumer.route)}\n  hint: {going_on}")
 
     def _report_of_route(self, text: str) -> None:
         self._report(f"{self._consumer.route}: {text}")

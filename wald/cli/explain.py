@@ -207,7 +207,7 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
     for over in over_quota(log.root, seconds=_ASK_SECONDS):
         yield f"{over['message']}. {_OVER[over['policy']]}, until the group has read on or the quota is raised."
     if moves := moved_routes(log.root):
-        yield "\n".join(f"{mark.told(route)}." for route, mark in moves.items())
+        yield "\n".join(f"{mark.message(route)}." for route, mark in moves.items())
     retired = sorted({group.cursor.route for group in groups if group.retired})
     if retired:
         yield f"Retired: {_names(retired)}. Nothing is held back for them, and their unread records may be deleted."

@@ -127,7 +127,7 @@ def _report_moved(log: Log, route: str) -> None:
     """Report that what is sent to the route is stored in another one by now, so that none waits here for it."""
     if (mark := moved(log.root, route)) is not None:
         reading = command_line(log.root.path, f"read {mark.to}")
-        click.echo(f"wald: {mark.told(route)}\n  hint: read {route} to its end, and then: {reading}", err=True)
+        click.echo(f"wald: {mark.message(route)}\n  hint: read {route} to its end, and then: {reading}", err=True)
 
 
 def _report_absent(log: Log, route: str, group: str) -> None:

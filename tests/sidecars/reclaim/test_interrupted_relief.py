@@ -132,3 +132,12 @@ def test_it_may_not_be_deleted_by_hand(built: Built) -> None:
         f"{whole(built).name}: left by an interrupted relief"
         in wald("verify", "--root", built.root.path).stdout.decode()
     )
+
+
+def test_a_later_pass_keeps_the_new_form_if_nobody_needs_the_old_one(built: Built) -> None:
+    """Also one that relieves nothing itself."""
+    path = built.path(1, Kind.SEALED)
+    relieved = path.read_bytes()
+    reclaim(built)
+    assert path.read_bytes() == relieved
+    assert not whole(built).exists()

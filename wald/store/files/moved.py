@@ -30,7 +30,7 @@ class Moved:
     after: int
     at: str
 
-    def told(self, route: str) -> str:
+    def message(self, route: str) -> str:
         """What to say to those who still use ``route``."""
         return f"{route} was moved: what was sent to it after record {self.after} is in {self.to}"
 
