@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from wald.format.names import Kind
 from wald.store.files.directory import Root, Segment
@@ -22,11 +22,13 @@ from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.files.lines import Entry
 from wald_reclaim.decision import Decision
+from wald_reclaim.entries import excused_entry
+from wald_reclaim.excuses import Excuses, joined
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Verdict
 
 # Recorded with one sync of the ledger, and renamed with one of the directory:
-_SEGMENTS_AT_ONCE = 64
+_SEGMENTS_AT_ONCE = 128
 _DELETED_AT_ONCE = 1024  # for all of them the cursors are read again once, which is slow if there are thousands
 _BYTES_AT_ONCE = 1 << 20  # of their lists of routes, which limits the memory for segments with a thousand routes
 
@@ -43,6 +45,7 @@ class Reclaim:
     disk: Disk
     ledger: Ledger
     planner: Planner
+    excuses: Excuses = field(default_factory=Excuses)
 
     def record(self, *entries: Entry) -> None:
         """Write lines into the ledger; they are on disk when this returns."""
@@ -57,7 +60,7 @@ class Reclaim:
         Renamed segments must be confirmed, which :meth:`delete` does.
         """
         for group in _groups(decisions):
-            if entries := [decision.entry for decision in group if decision.entry is not None]:
+            if entries := self._lines(group):
                 self.record(*entries)
             for number, decision in enumerate(group):
                 if not decision.verdict.goes:
@@ -102,6 +105,17 @@ class Reclaim:
                 self.disk.sync_directory(self.root.segments)
             yield from decisions
 
+    def _lines(self, group: Iterable[Decision]) -> list[Entry]:
+        """The lines about a group, and before them the one that some of them share."""
+        lines = [(decision.entry, decision.excuse) for decision in group if decision.entry is not None]
+        sharing = [(entry, excuse) for entry, excuse in lines if excuse is not None]
+        if not sharing:
+            return [entry for entry, _ in lines]
+        routes = joined([excuse.routes for _, excuse in sharing])
+        shared = excused_entry([entry for entry, _ in sharing], self.excuses.text(routes, sharing[0][1].claims, {}))
+        shares = {"excused": shared["base"]}
+        return [shared, *(entry if excuse is None else entry | shares for entry, excuse in lines)]
+
     def _renamed(self, segment: Segment, kind: Kind) -> Segment:
         """The segment under the name of another state."""
         path = self.root.segment(segment.base_sequence, kind)
@@ -131,14 +145,19 @@ class Reclaim:
 
 
 def _groups(decisions: Iterable[Decision]) -> Iterator[list[Decision]]:
-    """The decisions in groups, each recorded with one sync."""
+    """The decisions in groups, each recorded with one sync; those of one that share a line rest on the same cursors."""
     group: list[Decision] = []
-    size = 0
+    size, claims = 0, None
     for decision in decisions:
+        under = decision.excuse.claims if decision.excuse is not None else claims
+        if claims is not None and under is not claims:
+            yield group
+            group, size = [], 0
+        claims = under
         group.append(decision)
         size += len(decision.entry.get("routes", "")) if decision.entry else 0
         if len(group) == _SEGMENTS_AT_ONCE or size >= _BYTES_AT_ONCE:
             yield group
-            group, size = [], 0
+            group, size, claims = [], 0, None
     if group:
         yield group

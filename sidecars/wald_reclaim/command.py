@@ -32,7 +32,7 @@ from wald_reclaim.report import Report
 from wald_reclaim.settings import Settings, settings
 
 PERIOD_SECONDS = 15.0  # between two passes without a change
-_RESERVE_BYTES = 64 << 10  # of the ledger: on a full disk, deleting must still be recorded first
+_RESERVE_BYTES = 256 << 10  # of the ledger: on a full disk, deleting must still be recorded first
 _CENTURY = 36_600  # days
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from wald.store.files.directory import Segment
 from wald.store.files.lines import Entry
 from wald.store.retention.pins import Pin
+from wald_reclaim.excuses import Excuse
 from wald_reclaim.policy import Verdict
 
 
@@ -20,6 +21,7 @@ class Decision:
         withdrawal: the line before that, which takes back an earlier one; None: there is none to take back.
         recorded: whether the ledger says already that the segment is reclaimed.
         relievable: whether it is sealed, and would be deleted if its unread records were not in it.
+        excuse: what the line leaves to one that it shares with others, if it does.
         message: what is wrong with the segment; "" if nothing is known to be.
     """
 
@@ -33,3 +35,4 @@ class Decision:
     withdrawal: Entry | None = None
     alone: bool = False
     relievable: bool = False
+    excuse: Excuse | None = None

@@ -1,7 +1,8 @@
 """The lines that reclaim writes into ``ledger/reclaim.jsonl``, without the moment of the boot that each gets.
 
-{"event": "reclaimed", "base", "last", "at", "rule", "bytes", "sha256" or "form", "routes", "lost", "lost_bytes",
- "damaged"}
+{"event": "reclaimed", "base", "last", "at", "rule", "bytes", "sha256" or "form", "routes" or "excused", "lost",
+ "lost_bytes", "damaged"}
+{"event": "excused", "base", "last", "at", "routes"}      of the segments whose lines follow and say "excused": base
 {"event": "relieved", "base", "last", "at", "bytes", "sha256", "was_bytes", "was_sha256", "routes", "dropped"}
 {"event": "kept", "base", "why", "at"}      an earlier line about the segment does not hold any more
 {"event": "seen", "through", "at"}          every complete segment up to this one existed (wald_reclaim.ages)
@@ -9,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from wald.errors import Damaged
@@ -22,7 +23,7 @@ from wald.store.files.lines import Entry
 from wald.store.retention.pins import Claims
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.relieving import Relief
-from wald_reclaim.excuses import excused
+from wald_reclaim.excuses import LISTED_MAX, excused
 from wald_reclaim.policy import Verdict
 from wald_reclaim.routes import share_of_bytes
 
@@ -44,7 +45,7 @@ def reclaimed_entry(
     segment: Segment,
     index: SealedIndex,
     verdict: Verdict,
-    routes: Written,
+    routes: Written | None,
     lost: Mapping[str, int],
     stored_bytes: int,
     now_ns: int,
@@ -52,7 +53,7 @@ def reclaimed_entry(
     """The segment is deleted: by which rule, and where the cursors of its routes were.
 
     Args:
-        routes: as :mod:`wald_reclaim.excuses` lists them.
+        routes: as :mod:`wald_reclaim.excuses` lists them; None: a line ``excused`` does.
         lost: of each route, how many of its records are unread, if any are.
     """
     line: Entry = {
@@ -63,8 +64,9 @@ def reclaimed_entry(
         "rule": verdict.value,
         "bytes": stored_bytes,
         **_form(segment, index),
-        "routes": routes,
     }
+    if routes is not None:
+        line["routes"] = routes
     if lost:
         line["lost"] = dict(lost)
         line["lost_bytes"] = {
@@ -74,6 +76,21 @@ def reclaimed_entry(
         line["damaged"] = True
         line["damaged_bytes"] = sum(length for _, length in index.damage)
     return line
+
+
+def may_share(segment: Segment, index: SealedIndex) -> bool:
+    """Whether the line of a read segment may leave its routes to one that several share.
+
+    They are many, and the line about the sealing has them: with the digest, that is what the segment holds.
+    """
+    whole = index.sha256 and not index.damage and index.relieved is None
+    return bool(whole and segment.kind.form is Kind.SEALED and len(index.routes) > LISTED_MAX)
+
+
+def excused_entry(lines: Sequence[Entry], routes: Written) -> Entry:
+    """What the segments of these lines held together, and where the cursors of their routes were."""
+    base, last = min(line["base"] for line in lines), max(line["last"] for line in lines)
+    return {"event": "excused", "base": base, "last": last, "at": lines[0]["at"], "routes": routes}
 
 
 def relieved_entry(

@@ -1,13 +1,15 @@
 """What a line of the ledger says of the routes in a segment: what it holds of each, and why that may go.
 
 The text of a long list is made from the columns of the table, without a step for each route: consecutive segments have
-the same routes, and while no cursor moves, only the numbers in their lines differ.
+the same routes, and while no cursor moves, only the numbers in their lines differ. Segments with many routes that every
+group has read share one list, which says what all of them together held.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from wald.format.ledger import Written
@@ -15,6 +17,16 @@ from wald.format.tables import RouteEntry, RouteTable
 from wald.store.files.lines import Entry
 from wald.store.retention.pins import Claims
 from wald_reclaim.policy import Verdict
+
+LISTED_MAX = 32  # routes that a segment's own line lists: about 3 KB, and one line says all that there is to know
+
+
+@dataclass(frozen=True, slots=True)
+class Excuse:
+    """What a segment held, and the cursors that make its deletion legal."""
+
+    routes: RouteTable
+    claims: Claims
 
 
 def excused(entry: RouteEntry, claims: Claims) -> Entry:
@@ -43,6 +55,36 @@ class Excuses:
             self._made_of = table.names, claims, rules
         numbers = chain.from_iterable(zip(table.counts, table.firsts, table.lasts, strict=True))
         return Written(self._template % tuple(numbers))
+
+
+def joined(tables: Sequence[RouteTable]) -> RouteTable:
+    """What all of them hold of each route; there is one at least."""
+    alike: dict[tuple[str, ...], list[RouteTable]] = {}
+    for table in tables:
+        alike.setdefault(table.names, []).append(table)
+    columns = [_added(each) for each in alike.values()]
+    if len(columns) == 1:
+        return columns[0]
+    held: dict[str, list[RouteEntry]] = {}
+    for entry in chain.from_iterable(columns):
+        held.setdefault(entry.route, []).append(entry)
+    rows = (_added([RouteTable.of([entry]) for entry in entries])[0] for entries in held.values())
+    return RouteTable.of(list(rows))
+
+
+def _added(tables: Sequence[RouteTable]) -> RouteTable:
+    """The same, of tables with the same names."""
+    return RouteTable(
+        tables[0].names,
+        _each(sum, (table.counts for table in tables)),
+        _each(min, (table.firsts for table in tables)),
+        _each(max, (table.lasts for table in tables)),
+        _each(sum, (table.payload_bytes for table in tables)),
+    )
+
+
+def _each(function: Callable[[Iterable[int]], int], columns: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(map(function, zip(*columns, strict=True)))
 
 
 def _templates(names: Sequence[str], claims: Claims, rules: Mapping[str, Verdict]) -> Iterator[str]:

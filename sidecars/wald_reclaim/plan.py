@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from wald.format.names import Kind
 from wald.format.sealed import BadSealed, SealedIndex
+from wald.format.tables import RouteTable
 from wald.store.files import uptime
 from wald.store.files.directory import Root, Segment, being_sealed, list_segments
 from wald.store.files.lines import Entry
@@ -27,11 +28,12 @@ from wald_reclaim.entries import (
     COUNTED_AGAIN,
     damaged_frames,
     kept_entry,
+    may_share,
     reclaimed_entry,
     unexplained_entry,
     unread_records,
 )
-from wald_reclaim.excuses import Excuses
+from wald_reclaim.excuses import Excuse, Excuses
 from wald_reclaim.policy import Facts, Limits, Verdict, judge, over
 from wald_reclaim.recorded import OnRecord, Recorded
 from wald_reclaim.routes import Routes
@@ -219,9 +221,10 @@ class Planner:
         verdict = judge(facts, self._limits, [Verdict.EACH_ROUTE if concerned else log or Verdict.READ])
         pin: Pin | None = None
         entry: Entry | None = None
+        excuse: Excuse | None = None
         if verdict.goes:
             try:
-                verdict, entry = self._judge_opened(segment, known, facts, claims, now_ns, recorded=recorded)
+                verdict, entry, excuse = self._judge_opened(segment, known, facts, claims, now_ns, recorded=recorded)
                 pin = known.pin
             except (Unreadable, BadSealed) as error:  # readable in an earlier pass, or the loss cannot be counted
                 known.problem = str(error)
@@ -240,6 +243,7 @@ class Planner:
             message,
             alone=pin is not None and known.other is None,
             relievable=unneeded and segment.kind is Kind.SEALED and not known.damage,
+            excuse=excuse,
         )
 
     def _confirm(self, segment: Segment, claims: Claims | None, now_ns: int, *, sealing: bool) -> Decision:
@@ -281,20 +285,23 @@ class Planner:
         if recorded is not None and segment.kind is segment.kind.deleting and unread_records(index, claims) != lost:
             rules = {entry.route: recorded.rules.get(entry.route, Verdict.READ) for entry in index.routes}
             stored_bytes = segment.path.stat().st_size
-            entry = self._reclaimed(segment, index, claims, verdict, rules, stored_bytes, now_ns)
+            entry, _ = self._reclaimed(segment, index, claims, verdict, rules, stored_bytes, now_ns)
         return verdict, None, entry
 
     def _judge_opened(
         self, segment: Segment, known: _Known, facts: Facts, claims: Claims, now_ns: int, *, recorded: bool
-    ) -> tuple[Verdict, Entry | None]:
-        """The verdict by the segment's index; and the line for the ledger, if it goes and has none yet."""
+    ) -> tuple[Verdict, Entry | None, Excuse | None]:
+        """The verdict by the segment's index; and the line for the ledger, if it goes and has none yet.
+
+        The excuse is what the line leaves to another one.
+        """
         base, log = segment.base_sequence, over(facts, self._limits)
         if known.pin is not None and all(
             claims.still(pin) and not self._routes.may_let_go(pin.route, base, facts.age_ns, log)
             for pin in (known.pin, known.other)
             if pin is not None
         ):
-            return Verdict.UNREAD, None
+            return Verdict.UNREAD, None, None
         index = self._contents.index(segment)
         pins, rules = self._judge_routes(segment, index, facts.age_ns, claims, log)
         known.pin, known.other = _of_two_routes(pin for pin in pins if rules[pin.route] is Verdict.UNREAD)
@@ -302,11 +309,12 @@ class Planner:
         if verdict.goes and not pins and claims is self._claims:
             self._passed.add(base)
         if not verdict.goes or recorded:
-            return verdict, None
+            return verdict, None, None
         if self._verify and segment.kind is Kind.SEALED:
             index, damage = damaged_frames(segment, index)
             known.damage = damage or known.damage
-        return verdict, self._reclaimed(segment, index, claims, verdict, rules, known.stored_bytes, now_ns)
+        entry, excuse = self._reclaimed(segment, index, claims, verdict, rules, known.stored_bytes, now_ns)
+        return verdict, entry, excuse
 
     def _judge_routes(
         self, segment: Segment, index: SealedIndex, age_ns: int, claims: Claims, log: Verdict | None
@@ -334,10 +342,14 @@ class Planner:
         rules: Mapping[str, Verdict],
         stored_bytes: int,
         now_ns: int,
-    ) -> Entry:
-        routes = self._excuses.text(index.routes, claims, rules if verdict is Verdict.EACH_ROUTE else {})
+    ) -> tuple[Entry, Excuse | None]:
         lost = unread_records(index, claims)
-        return self._stamped(reclaimed_entry(segment, index, verdict, routes, lost, stored_bytes, now_ns))
+        routes, excuse = None, None
+        if verdict is not Verdict.EACH_ROUTE and not lost and may_share(segment, index):
+            excuse = Excuse(RouteTable.of(index.routes), claims)
+        else:
+            routes = self._excuses.text(index.routes, claims, rules if verdict is Verdict.EACH_ROUTE else {})
+        return self._stamped(reclaimed_entry(segment, index, verdict, routes, lost, stored_bytes, now_ns)), excuse
 
     def _stamped(self, entry: Entry) -> Entry:
         """A line with the moment of this boot, by which the grace period is measured."""

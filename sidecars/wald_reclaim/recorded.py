@@ -55,7 +55,7 @@ class OnRecord:
             return
         if entry.get("event") == "reclaimed":
             self._found[base] = Recorded.of(entry)
-        else:
+        elif entry.get("event") != "excused":
             self._found.pop(base, None)
 
     def forget(self, base: int) -> None:

@@ -10,6 +10,7 @@ from wald.cli.output import json_line, ledger_fields
 from wald.format.ledger import read_out
 from wald.setting_types import format_bytes
 from wald_reclaim.decision import Decision
+from wald_reclaim.excuses import Excuses
 from wald_reclaim.policy import Verdict
 from wald_reclaim.relieve import Relieved
 
@@ -44,6 +45,7 @@ class Report:
     """That route, of each segment that may be relieved."""
     _lost: Counter[str] = field(default_factory=Counter)
     _warned: set[str] = field(default_factory=set)
+    _excuses: Excuses = field(default_factory=Excuses)
 
     def decision(self, decision: Decision) -> None:
         """Report the decision about one segment; a segment that stays is only counted."""
@@ -63,7 +65,9 @@ class Report:
         lost = entry.get("lost", {})
         self._lost.update(lost)
         if self.as_json:
-            self._object("would-reclaim" if self.intended else "reclaimed", ledger_fields(read_out(entry)))
+            excuse = decision.excuse
+            routes = {"routes": self._excuses.text(excuse.routes, excuse.claims, {})} if excuse is not None else {}
+            self._object("would-reclaim" if self.intended else "reclaimed", ledger_fields(read_out(entry | routes)))
             return
         records = f"records {entry['base']} to {entry['last']}" if "last" in entry else "decided before"
         unread = ", ".join(f"{count} unread of {route}" for route, count in lost.items())

@@ -85,6 +85,50 @@ LEDGER: list[dict[str, Any]] = [
     {"event": "sealed", "at": "2026-11-21T10:00:01Z", "base": 1, "last": 249, "routes": {"web": [249, 1, 249]}},
     {"event": "damaged", "at": "2026-11-21T10:00:02Z", "path": "caf\u00e9 \udcff"},
 ]
+_HELD = [["db", 2, 256, 257, 40], ["web", 8, 250, 259, 700]]
+SEALED_LINES: list[dict[str, Any]] = [
+    {"event": "sealed", "base": base, "last": base + 9, "sha256": "00" * 32, "routes": _HELD, "at": TIME_NS}
+    for base in (250, 260)
+]
+RECLAIM: list[dict[str, Any]] = [
+    {
+        "event": "reclaimed",
+        "base": 250,
+        "last": 259,
+        "at": TIME_NS,
+        "rule": "read",
+        "bytes": 700,
+        "sha256": "00" * 32,
+        "routes": [
+            {"route": "db", "count": 2, "first": 256, "last": 257, "cursors": {"processed": 257}},
+            {"route": "web", "count": 8, "first": 250, "last": 259, "retired": True},
+        ],
+        "boot": "00ad4aa5-eeab-42a0-9c91-ab6bc4b1f1ea",
+        "boottime": 1,
+    },
+    {
+        "event": "excused",
+        "base": 260,
+        "last": 289,
+        "at": TIME_NS + 1,
+        "routes": [
+            {"route": "db", "count": 4, "first": 256, "last": 280, "cursors": {"audit": 300, "processed": 280}},
+            {"route": "web", "count": 9, "first": 250, "last": 289, "retired": True},
+        ],
+    },
+    {
+        "event": "reclaimed",
+        "base": 260,
+        "last": 269,
+        "at": TIME_NS + 1,
+        "rule": "read",
+        "bytes": 700,
+        "sha256": "00" * 32,
+        "boot": "00ad4aa5-eeab-42a0-9c91-ab6bc4b1f1ea",
+        "boottime": 2,
+        "excused": 260,
+    },
+]
 INDEX = sealed.SealedIndex(
     log_id=LOG_ID,
     base_sequence=250,
@@ -137,9 +181,9 @@ def _columns_value(data: bytes) -> object:
     return decoded.values.to_list(), decoded.keys.to_list(), decoded.headers.to_list(), list(decoded.times.cast("q"))
 
 
-def _ledger() -> bytes:
+def ledger_of(entries: list[dict[str, Any]]) -> bytes:
     data, prev = b"", GENESIS
-    for entry in LEDGER:
+    for entry in entries:
         line = encode_line(entry, prev)
         data, prev = data + line, digest(line)
     return data
@@ -151,7 +195,7 @@ def _ledger_value(data: bytes) -> object:
 
 
 def _ledger_part() -> bytes:
-    lines = _ledger()
+    lines = ledger_of(LEDGER)
     builder = IndexBuilder(1, GENESIS)
     frame = zstandard.ZstdCompressor(write_checksum=True).compress(lines)
     builder.add(len(frame), len(lines), LEDGER, decode_ledger(lines).tip)
@@ -167,7 +211,7 @@ def _ledger_part_value(data: bytes) -> object:
 
 
 def _ledger_part_index() -> PartIndex:
-    lines = _ledger()
+    lines = ledger_of(LEDGER)
     builder = IndexBuilder(1, GENESIS)
     builder.add(0, len(lines), LEDGER, decode_ledger(lines).tip)
     return builder.finish()
@@ -248,7 +292,8 @@ SAMPLES = [
         lambda: json.dumps(encode_offsets(OFFSETS)).encode(),
         lambda data: decode_offsets(json.loads(data)),
     ),
-    Sample("ledger.jsonl", (LEDGER, [], True), _ledger, _ledger_value),
+    Sample("ledger.jsonl", (LEDGER, [], True), lambda: ledger_of(LEDGER), _ledger_value),
+    Sample("reclaim.jsonl", (RECLAIM, [], True), lambda: ledger_of(RECLAIM), _ledger_value, version=2),
     Sample(
         "ledger-00000000000000000001.jsonl.zst",
         ((LEDGER, [], True), _ledger_part_index()),

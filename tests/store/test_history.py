@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from effort import steps
+from golden.samples import GOLDEN, SEALED_LINES, ledger_of
 from logs import Unsynced
 
 from wald.errors import Damaged
 from wald.store.files.directory import Root
 from wald.store.files.ledger import Ledger
 from wald.store.retention.history import History, member_of, runs_of
+from wald.store.retention.legality import judge
 
 
 @pytest.fixture
@@ -51,6 +53,34 @@ def test_what_was_reclaimed_is_known_while_the_sealers_ledger_is_damaged(root: R
     assert list(History(root).unexplained(1, 4)) == []
     with pytest.raises(Damaged):
         list(History(root).unexplained(1, 5))  # a start may have passed over the last
+
+
+def test_the_golden_deletions_are_legal_each_with_the_cursors_of_its_own_line_or_of_a_shared_one(root: Root) -> None:
+    (root.ledger / "reclaim.jsonl").write_bytes((GOLDEN / "v2/reclaim.jsonl").read_bytes())
+    (root.ledger / "segments.jsonl").write_bytes(ledger_of(SEALED_LINES))
+    history = History(root)
+    newer, older = history.deletions()
+
+    for entry in (newer, older):
+        assert judge(entry, history.made_by(entry["base"], entry["sha256"])).errors == ()
+        assert [each["route"] for each in entry["routes"]] == ["db", "web"]
+    assert newer["routes"][0] == {
+        "route": "db",
+        "count": 2,
+        "first": 256,
+        "last": 257,
+        "cursors": {"audit": 300, "processed": 280},
+    }
+
+
+def test_a_shared_line_that_makes_no_sense_gives_a_deletion_no_routes(root: Root) -> None:
+    bare = reclaimed(1, 2) | {"excused": 1}
+    wrong: tuple[Any, ...] = (5, [5], [{}], [{"route": "a", "first": "1", "last": 2}])
+    for routes in wrong:
+        tell(root, "reclaim.jsonl", {"event": "excused", "base": 1, "last": 2, "routes": routes}, bare)
+
+        assert next(History(root).deletions()) == bare
+        assert next(History(root).gone(1, 2)).routes is None
 
 
 def test_a_ledger_that_has_grown_is_read_on(root: Root) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from wald.errors import Damaged
 from wald.format.names import LEDGERS
@@ -18,7 +19,7 @@ from wald.store.retention.history import History
 from wald.store.retention.legality import Overlaps, Ruling, judge, judge_relief
 
 END_OF_TIME_NS = 1 << 63
-_BESIDE = ("seen", "continues")  # they say nothing that happened to records
+_BESIDE = ("seen", "continues", "excused")  # they say nothing that happened to records, or other lines do
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,9 @@ class Story:
 
     def _judged(self, event: Event) -> Event:
         entry = event.entry
+        if event.ledger == "reclaim.jsonl":
+            entry = self._completed(entry)
+            event = replace(event, entry=entry)
         match entry:
             case {"event": "reclaimed", "base": int(base), "last": int()} if event.ledger == "reclaim.jsonl":
                 if self._taken_back.get(base, 0) > event.number:
@@ -93,7 +97,13 @@ class Story:
             case _:
                 return event
         self.illegal += bool(ruling.errors)
-        return Event(event.at_ns, event.ledger, event.number, entry, ruling)
+        return replace(event, ruling=ruling)
+
+    def _completed(self, entry: Entry) -> Entry:
+        """The line with its routes; as it stands where the ledgers do not give them."""
+        with suppress(Damaged):  # the reading of that ledger reports it
+            return self._history.completed(entry)
+        return entry
 
     def _made_by(self, base: int, sha256: object) -> Entry | None:
         """The line that says what a segment held when it had this digest; None if no whole ledger has it."""

@@ -5,6 +5,7 @@ beginning  where a new group begins
 conditions what keeps a segment
 cursors    where consumers stand
 holders    the same as pins, for many segments
+excused    what a deletion's line leaves to others
 history    what the ledgers say of missing segments
 legality   whether a deletion was legal, by its line
 missing    records asked for that are reclaimed

@@ -5,6 +5,7 @@
                      {"event": "lost", "base": 301, "last": 310, "why": …, …}          given up by wald repair, or
                                                                                        (by restore) in no bundle
     reclaim.jsonl    {"event": "reclaimed", "base": 1, "last": 250, …}                 before each deletion
+                     {"event": "excused", "base": 1, "last": 900, "routes": …}         before those that share it
                      {"event": "kept", "base": 1}                                      that deletion was not carried out
                      {"event": "relieved", "base": 1, "last": 250, "dropped": …}       before each relief
     archive.jsonl    {"event": "archived", "route": …, "first": 1, "last": 250, …}     for each bundle
@@ -30,7 +31,10 @@ from wald.store.files.directory import Root
 from wald.store.files.lines import NO_SEQUENCE, Entry, Line, Lines
 from wald.store.files.part_index import archived_run
 from wald.store.files.runs import Spans
+from wald.store.retention.excused import completed, shares
 from wald.store.retention.missing import ReclaimedSegment, RouteRange
+
+_JUDGING = ("reclaimed", "kept")  # the newest of these lines says whether a segment was deleted
 
 
 class Loss(NamedTuple):
@@ -77,7 +81,7 @@ class History:
 
     def reclaimed(self, sequence: int) -> Entry | None:
         """The entry of the reclaimed segment that held ``sequence``."""
-        return next((line.entry for line in self._deletions(sequence, sequence)), None)
+        return next(self.deletions(sequence, sequence), None)
 
     def unexplained(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """The runs (first, last) from ``first`` to ``last`` that no line says to be reclaimed, passed over or lost."""
@@ -98,8 +102,8 @@ class History:
 
     def gone(self, first: int, last: int) -> Iterator[ReclaimedSegment]:
         """What reclaimed segments held of the records ``first`` to ``last``, in no order."""
-        for line in self._deletions(first, last):
-            yield self._gone(line.entry)
+        for entry in self.deletions(first, last):
+            yield self._gone(entry)
 
     def _gone(self, entry: Entry) -> ReclaimedSegment:
         """The line of the deletion gives the routes, that of the sealer the times, which may be unknown."""
@@ -179,7 +183,18 @@ class History:
     def deletions(self, first: int = 1, last: int = NO_SEQUENCE) -> Iterator[Entry]:
         """The entries of the reclaimed segments with any of ``first`` to ``last``, the newest deletion first."""
         for line in self._deletions(first, last):
-            yield line.entry
+            yield self.completed(line.entry)
+
+    def completed(self, deletion: Entry) -> Entry:
+        """The entry of a deletion with its routes, where they are in other lines; without, if those are lost."""
+        if "excused" not in deletion:
+            return deletion
+        about = (line.entry for line in self._reclaim.about(deletion["base"], deletion["base"]))
+        shared = next((entry for entry in about if shares(deletion, entry)), None)
+        sealed = None
+        with suppress(Damaged):
+            sealed = self.made_by(deletion["base"], deletion.get("sha256"))
+        return deletion if shared is None else completed(deletion, shared, sealed)
 
     def _deletions(self, first: int, last: int) -> Iterator[Line]:
         """The lines of the deletions that were not taken back."""
@@ -195,24 +210,25 @@ class History:
     def _stands(self, deletion: Line) -> bool:
         """Whether no later line takes a deletion back."""
         about = self._reclaim.about(deletion.low, deletion.low)
-        newest = next((line for line in about if line.entry.get("base") == deletion.low), deletion)
-        return newest.entry.get("event") == "reclaimed"
+        judged = (each for each in about if each.low == deletion.low and each.entry.get("event") in _JUDGING)
+        return next(judged, deletion).entry.get("event") == "reclaimed"
 
     def deletions_of(self, bases: Collection[int]) -> Iterator[Entry]:
-        """The deletions of these segments that were not taken back."""
+        """The deletions of these segments that were not taken back, as their own lines have them."""
         read, deleted, newest = 0, Spans(), dict[int, Entry]()
         for index in self._reclaim.sealed():
             read = index.line + index.lines - 1
             for run in index.reclaimed:
                 deleted.add(*run)
         for line in self._reclaim.oldest_first(behind=read):
-            if line.low in bases and line.entry.get("event") in ("reclaimed", "kept"):
+            if line.low in bases and line.entry.get("event") in _JUDGING:
                 newest[line.low] = line.entry
         for base in bases:
             if base in newest:
                 found: Entry | None = newest[base]
             else:  # a segment that no part has among its deletions is not looked for in any
-                found = self.reclaimed(base) if deleted.meets(base, base) else None
+                about = self._deletions(base, base) if deleted.meets(base, base) else iter(())
+                found = next((line.entry for line in about), None)
             if found is not None and found["event"] == "reclaimed" and found["base"] == base:
                 yield found
 

@@ -8,7 +8,8 @@ A segment may be deleted if one of these holds for each route in it, by the line
 
 The last one is legal, but records are lost, so they are counted. Its rule is one of ``EXPIRING``. If routes go by
 different rules, the line says "rule": "each_route", and each route in it has its own. The line also has to agree on
-what the segment held with the ``sealed`` line, which the daemon wrote when it sealed the segment.
+what the segment held with the ``sealed`` line, which the daemon wrote when it sealed the segment. Where it leaves its
+routes to a line ``excused``, that has the cursors, and the ``sealed`` line says what they must have reached.
 
 Of what a relief has dropped, the same must hold for each route, but for the last way. With what it says is left, that
 must be what the segment held before, by the ``sealed`` line or by the line of an earlier relief.
@@ -151,14 +152,14 @@ def judge(line: Entry, sealed: Entry | None, *, there: bool = False) -> Ruling:
     """The ruling on the deletion that a line ``reclaimed`` records.
 
     Args:
+        line: with its routes, as :meth:`wald.store.retention.history.History.completed` gives it.
         sealed: the ``sealed`` line of the segment; None if the ledger has none.
         there: whether the segment still exists.
     """
     judgement = _Judgement()
     if not isinstance(line.get("routes"), list):
-        judgement.errors.append(
-            f"no cursors are recorded ({line.get('rule', 'no rule')}): it cannot be proven that it was legal"
-        )
+        what = "its line 'excused' is missing" if "excused" in line else "no cursors are recorded"
+        judgement.errors.append(f"{what} ({line.get('rule', 'no rule')}): it cannot be proven that it was legal")
     else:
         try:
             judgement.check_claims(line)

@@ -1,0 +1,191 @@
+"""Segments with many routes share one line of the ledger with the cursors, and each deletion is proven by it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contents import errors
+from faults import Died, DyingDisk, until_it_survives
+from golden.samples import ledger_of
+from logs import Built
+from reclaiming import Reclaimer, bases, ledger, reclaim
+
+from wald.format.names import Kind
+from wald.store.checking.story import Story
+from wald.store.files.directory import Root
+from wald.store.retention.history import History
+from wald.store.retention.legality import judge
+from wald_reclaim.excuses import LISTED_MAX
+
+MANY = [f"r{number:02}" for number in range(LISTED_MAX + 1)]
+HALF = len(MANY)
+
+
+def make(path: Path) -> Built:
+    """Sealed segments of many routes, of one, of many, and of one more."""
+    built = Built(path)
+    for routes in (MANY, MANY[:1], MANY, [*MANY, "z"]):
+        for route in routes:
+            built.lines(route, [b"x", b"y"])
+        built.cut()
+    built.seal()
+    for route in [*MANY, "z"]:
+        built.log.set_cursor(route, built.last)
+    return built
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    return make(tmp_path / "root")
+
+
+def held(root: Root) -> dict[int, list[list[Any]]]:
+    """What each segment held, by the lines of the sealer."""
+    lines = History(root).ledgers["segments.jsonl"].oldest_first()
+    return {line.low: line.entry["routes"] for line in lines if line.entry["event"] == "sealed"}
+
+
+def rewrite(root: Root, entries: list[dict[str, Any]]) -> None:
+    """Make a ledger of deletions of these lines."""
+    (root.ledger / "reclaim.jsonl").write_bytes(ledger_of(entries))
+
+
+def rulings(root: Root) -> dict[int, tuple[str, ...]]:
+    """What ``wald history`` objects to in each deletion."""
+    story = Story(root)
+    return {event.ruling.base: event.ruling.errors for event in story.events() if event.ruling is not None}
+
+
+def test_many_routes_are_listed_once_for_all_segments_recorded_together(built: Built) -> None:
+    before = held(built.root)
+    reclaim(built)
+    shared, *lines = ledger(built.root.path)
+
+    assert bases(built.root) == []
+    assert [line["event"] for line in (shared, *lines)] == ["excused", *["reclaimed"] * 4]
+    assert [line.get("excused") for line in lines] == [1, None, 1, 1]
+    assert ["routes" in line for line in lines] == [False, True, False, False]
+    assert (shared["base"], shared["last"]) == (1, built.last)
+    last, end = {name: final for routes in before.values() for name, _, _, final, _ in routes}, built.last
+    assert shared["routes"] == [
+        *(
+            {"route": name, "count": 6, "first": 1 + 2 * n, "last": last[name], "cursors": {"processed": end}}
+            for n, name in enumerate(MANY)
+        ),
+        {"route": "z", "count": 2, "first": end - 1, "last": end, "cursors": {"processed": end}},
+    ]
+    assert errors(built.root.path) == []
+
+
+def test_each_deletion_has_the_routes_that_its_segment_held(built: Built) -> None:
+    before = held(built.root)
+    reclaim(built)
+    history = History(built.root)
+
+    for base, routes in before.items():
+        entry = history.reclaimed(base)
+        assert entry is not None
+        assert entry["routes"] == [
+            {"route": name, "count": count, "first": first, "last": last, "cursors": {"processed": built.last}}
+            for name, count, first, last, _ in routes
+        ]
+    assert {each.first: len(each.routes or ()) for each in history.gone(1, built.last)} == {
+        base: len(routes) for base, routes in before.items()
+    }
+    assert f"cursors: r01/processed at {built.last}" in built.log.where(3).message
+    assert rulings(built.root) == dict.fromkeys(before, ())
+
+
+def test_without_the_sealers_ledger_the_shared_line_still_proves_each_deletion(built: Built) -> None:
+    reclaim(built)
+    (built.root.ledger / "segments.jsonl").unlink()
+    history = History(built.root)
+
+    for entry in history.deletions():
+        ruling = judge(entry, None)
+        assert ruling.errors == ()
+        assert all(entry["base"] <= each["first"] <= each["last"] <= entry["last"] for each in entry["routes"])
+    routes = next(history.gone(1, 1)).routes
+    assert routes is not None
+    assert {each.route: (each.records > 0, each.last) for each in routes}["r00"] == (False, 2 * HALF)
+
+
+def test_a_deletion_whose_shared_line_is_lost_is_not_proven(built: Built) -> None:
+    reclaim(built)
+    rewrite(built.root, ledger(built.root.path)[1:])
+
+    found = rulings(built.root)
+    assert [base for base, objections in found.items() if not objections] == [1 + 2 * HALF]
+    assert found[1] == ("its line 'excused' is missing (read): it cannot be proven that it was legal",)
+    assert History(built.root).reclaimed(1) is not None
+
+
+def test_a_cursor_that_had_not_reached_a_segments_last_record_makes_that_deletion_illegal(built: Built) -> None:
+    """The line speaks for all segments that share it, and the sealer's line says which of them needed more."""
+    reclaim(built)
+    shared, *lines = ledger(built.root.path)
+    shared["routes"][0]["cursors"] = {"processed": 2}
+    del shared["routes"][1]
+    rewrite(built.root, [shared, *lines])
+
+    found = rulings(built.root)
+    assert found[1] == ("no cursor of route r01 is recorded, and record 4 of it was deleted",)
+    assert len(found[1 + 2 * HALF]) == 0
+    assert any("of route r00 was deleted, and not read by processed at 2" in each for each in found[3 + 2 * HALF])
+
+
+def test_a_segment_that_came_back_and_went_again_is_judged_by_the_newer_shared_line(built: Built) -> None:
+    reclaimer = Reclaimer(built.root, built.disk, grace_ns=10**18)
+    reclaimer.look(now_ns=built.now_ns)
+    built.log.set_cursor("r05", 0, rewind=True)
+    reclaimer.look(now_ns=built.now_ns + 1)
+    assert bases(built.root) == [1, 3 + 2 * HALF, 3 + 4 * HALF]
+    built.log.set_cursor("r05", built.last)
+    built.log.set_cursor("r06", built.last - 1, "audit")
+    reclaimer.look(now_ns=built.now_ns + 2)
+    reclaimer.ledger.close()
+
+    events = [entry["event"] for entry in ledger(built.root.path)]
+    assert events.count("excused") == 2
+    entry = History(built.root).reclaimed(1)
+    assert entry is not None
+    audited = [each["route"] for each in entry["routes"] if "audit" in each["cursors"]]
+    assert audited == ["r06"]
+    assert not any(rulings(built.root).values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [0.0, 0.5])
+def test_a_crash_at_any_step_is_finished_by_the_next_run(tmp_path: Path, part: float) -> None:
+    made = make(tmp_path / "made")
+    for number, disk in enumerate(until_it_survives(lambda last: DyingDisk(last, part=part))):
+        root = Root(shutil.copytree(made.root.path, tmp_path / str(number)))
+        try:
+            look(root, made, disk)
+            survived = True
+        except Died:
+            disk.abandon()  # type: ignore[attr-defined]
+            survived = False
+        assert errors(root.path) == []
+        look(root, made, made.disk)
+        assert bases(root) == bases(root, Kind.RELEASED) == bases(root, Kind.DELETING) == []
+        assert sorted(entry["base"] for entry in ledger(root.path) if entry["event"] == "reclaimed") == sorted(
+            held(root)
+        )
+        assert rulings(root) == dict.fromkeys(held(root), ())
+        assert errors(root.path) == []
+        shutil.rmtree(root.path)
+        if survived:
+            break
+    assert number > 8
+
+
+def look(root: Root, made: Built, disk: Any) -> None:
+    reclaimer = Reclaimer(root, disk)
+    try:
+        reclaimer.look(now_ns=made.now_ns)
+    finally:
+        reclaimer.ledger.close()
