@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from wald.format.names import Kind
 from wald.format.sealed import BadSealed, SealedIndex
@@ -34,6 +34,7 @@ from wald_reclaim.entries import (
     unread_records,
 )
 from wald_reclaim.excuses import Excuse, Excuses
+from wald_reclaim.known import Known
 from wald_reclaim.policy import Facts, Limits, Verdict, judge, over
 from wald_reclaim.recorded import OnRecord, Recorded
 from wald_reclaim.routes import Routes
@@ -41,21 +42,6 @@ from wald_reclaim.waiting import WaitingRaw
 
 CLAIMS_SECONDS = 0.25  # claims older than this are read again; a thousand cursors take about a third of it
 _CLAIMS_SHARE = 4  # times the duration of the last reading, if that is more than the above
-
-
-@dataclass(slots=True)
-class _Known:
-    """What is kept of a segment between two passes."""
-
-    kind: Kind
-    stored_bytes: int
-    records: int
-    pin: Pin | None = None
-    other: Pin | None = None
-    """Of another route than ``pin``; None if that one alone holds the segment back."""
-    problem: str = ""
-    damage: str = ""
-    """What is wrong with its index, if it is known from elsewhere what the segment holds."""
 
 
 class Planner:
@@ -88,7 +74,7 @@ class Planner:
         self._ages = Ages(root, moment)
         self._contents = Contents(root, log_id)
         self._routes = Routes(limits)
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, Known] = {}
         self._waiting = WaitingRaw(clock)
         self.troubles: list[str] = []
         self._recorded = OnRecord()
@@ -171,10 +157,10 @@ class Planner:
         claims, due = self._read_claims()
         sealing = being_sealed(self._root)
         self._known = {base: known for base, known in self._known.items() if base in bases}
-        waiting: list[tuple[Segment, _Known, int, int]] = []
+        waiting: list[tuple[Segment, Known, int, int]] = []
         newer_bytes = newer_records = 0
         for segment in reversed(complete):
-            known = self._learn(segment, claims)
+            known = self._learn(segment)
             if known is None:
                 continue  # deleted in between
             waiting.append((segment, known, newer_bytes, newer_records))
@@ -185,19 +171,21 @@ class Planner:
             if self._clock() >= due:
                 claims, due = self._read_claims()
             segment, known, newer_bytes, newer_records = waiting.pop()
-            facts = Facts(
-                age_ns=self._ages.at_least_ns(segment.base_sequence) if self._limits.by_age else 0,
-                stored_bytes=known.stored_bytes,
-                records=known.records,
-                newer_bytes=newer_bytes,
-                newer_records=newer_records,
-                archived=True,
-                newest=segment is listing.segments[-1],
-                sealing=self._in_both_forms(segment) or (segment.kind is Kind.RAW and segment.base_sequence in sealing),
-                readable=not known.problem,
-            )
             with suppress(FileNotFoundError):  # deleted in between
-                yield self._decide(segment, known, facts, claims, now_ns)
+                index = None if known.opened else self._open(segment, known)
+                facts = Facts(
+                    age_ns=self._ages.at_least_ns(segment.base_sequence) if self._limits.by_age else 0,
+                    stored_bytes=known.stored_bytes,
+                    records=known.records,
+                    newer_bytes=newer_bytes,
+                    newer_records=newer_records,
+                    archived=True,
+                    newest=segment is listing.segments[-1],
+                    sealing=self._in_both_forms(segment)
+                    or (segment.kind is Kind.RAW and segment.base_sequence in sealing),
+                    readable=not known.problem,
+                )
+                yield self._decide(segment, known, index, facts, claims, now_ns)
 
     def _in_both_forms(self, segment: Segment) -> bool:
         """Whether the raw form of a sealed segment still exists, because the sealer has not finished."""
@@ -213,7 +201,10 @@ class Planner:
         self.troubles = [*claims.troubles(), *([self._ages.trouble] if self._ages.trouble else [])]
         return claims, began + max(CLAIMS_SECONDS, _CLAIMS_SHARE * (self._clock() - began))
 
-    def _decide(self, segment: Segment, known: _Known, facts: Facts, claims: Claims, now_ns: int) -> Decision:
+    def _decide(
+        self, segment: Segment, known: Known, index: SealedIndex | None, facts: Facts, claims: Claims, now_ns: int
+    ) -> Decision:
+        """The decision by the index, which is read here if it is not given and the verdict depends on it."""
         recorded = self._recorded.get(segment.base_sequence) is not None
         log = over(facts, self._limits)
         concerned = self._routes.concerns(segment.base_sequence, facts.age_ns, log)
@@ -224,7 +215,9 @@ class Planner:
         excuse: Excuse | None = None
         if verdict.goes:
             try:
-                verdict, entry, excuse = self._judge_opened(segment, known, facts, claims, now_ns, recorded=recorded)
+                verdict, entry, excuse = self._judge_opened(
+                    segment, known, index, facts, claims, now_ns, recorded=recorded
+                )
                 pin = known.pin
             except (Unreadable, BadSealed) as error:  # readable in an earlier pass, or the loss cannot be counted
                 known.problem = str(error)
@@ -282,14 +275,23 @@ class Planner:
         if not pins:
             self._passed.add(segment.base_sequence)
         entry = None
-        if recorded is not None and segment.kind is segment.kind.deleting and unread_records(index, claims) != lost:
+        unread = unread_records(index, claims)
+        if recorded is not None and segment.kind is segment.kind.deleting and unread != lost:
             rules = {entry.route: recorded.rules.get(entry.route, Verdict.READ) for entry in index.routes}
             stored_bytes = segment.path.stat().st_size
-            entry, _ = self._reclaimed(segment, index, claims, verdict, rules, stored_bytes, now_ns)
+            entry, _ = self._reclaimed(segment, index, claims, verdict, rules, unread, stored_bytes, now_ns)
         return verdict, None, entry
 
     def _judge_opened(
-        self, segment: Segment, known: _Known, facts: Facts, claims: Claims, now_ns: int, *, recorded: bool
+        self,
+        segment: Segment,
+        known: Known,
+        index: SealedIndex | None,
+        facts: Facts,
+        claims: Claims,
+        now_ns: int,
+        *,
+        recorded: bool,
     ) -> tuple[Verdict, Entry | None, Excuse | None]:
         """The verdict by the segment's index; and the line for the ledger, if it goes and has none yet.
 
@@ -302,7 +304,7 @@ class Planner:
             if pin is not None
         ):
             return Verdict.UNREAD, None, None
-        index = self._contents.index(segment)
+        index = index or self._contents.index(segment)
         pins, rules = self._judge_routes(segment, index, facts.age_ns, claims, log)
         known.pin, known.other = _of_two_routes(pin for pin in pins if rules[pin.route] is Verdict.UNREAD)
         verdict = judge(replace(facts, archived=self._archived(index, claims)), self._limits, rules.values())
@@ -313,7 +315,8 @@ class Planner:
         if self._verify and segment.kind is Kind.SEALED:
             index, damage = damaged_frames(segment, index)
             known.damage = damage or known.damage
-        entry, excuse = self._reclaimed(segment, index, claims, verdict, rules, known.stored_bytes, now_ns)
+        lost = unread_records(index, claims) if pins else {}
+        entry, excuse = self._reclaimed(segment, index, claims, verdict, rules, lost, known.stored_bytes, now_ns)
         return verdict, entry, excuse
 
     def _judge_routes(
@@ -340,10 +343,10 @@ class Planner:
         claims: Claims,
         verdict: Verdict,
         rules: Mapping[str, Verdict],
+        lost: Mapping[str, int],
         stored_bytes: int,
         now_ns: int,
     ) -> tuple[Entry, Excuse | None]:
-        lost = unread_records(index, claims)
         routes, excuse = None, None
         if verdict is not Verdict.EACH_ROUTE and not lost and may_share(segment, index):
             excuse = Excuse(RouteTable.of(index.routes), claims)
@@ -358,25 +361,31 @@ class Planner:
     def _archived(self, index: SealedIndex, claims: Claims) -> bool:
         return not self._limits.require_archived or self._contents.all_archived(index, claims.retired)
 
-    def _learn(self, segment: Segment, claims: Claims) -> _Known | None:
+    def _learn(self, segment: Segment) -> Known | None:
         """What is kept of a segment; a segment that could not be read is tried again in each pass."""
         known = self._known.get(segment.base_sequence)
-        if known is not None and not known.problem and known.kind is segment.kind:
-            return known
         try:
-            known = _Known(segment.kind, segment.path.stat().st_size, 0)
-            try:
-                index, known.damage = self._contents.index_and_damage(segment)
-                known.pin, known.other = _of_two_routes(claims.pins(self._contents.needs(segment, index)))
-            except Unreadable as error:
-                known.problem = str(error)
-            else:
-                dropped = index.relieved.routes if index.relieved is not None else ()
-                known.records = index.next_sequence - index.base_sequence - sum(entry.count for entry in dropped)
+            if known is None or known.problem or known.kind is not segment.kind:
+                known = Known(segment.kind, segment.path.stat().st_size)
+            if self._limits.max_records is not None and not known.opened:
+                self._open(segment, known)
         except FileNotFoundError:
             return None
         self._known[segment.base_sequence] = known
         return known
+
+    def _open(self, segment: Segment, known: Known) -> SealedIndex | None:
+        """Read the index of a segment, and keep what a pass needs of each; None if it cannot be read."""
+        try:
+            index, known.damage = self._contents.index_and_damage(segment)
+            self._contents.needs(segment, index)
+        except Unreadable as error:
+            known.opened, known.problem = True, str(error)
+            return None
+        known.opened = True
+        dropped = index.relieved.routes if index.relieved is not None else ()
+        known.records = index.next_sequence - index.base_sequence - sum(entry.count for entry in dropped)
+        return index
 
 
 def _of_two_routes(pins: Iterator[Pin]) -> tuple[Pin | None, Pin | None]:
