@@ -8,7 +8,7 @@ group has read share one list, which says what all of them together held.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -58,33 +58,29 @@ class Excuses:
 
 
 def joined(tables: Sequence[RouteTable]) -> RouteTable:
-    """What all of them hold of each route; there is one at least."""
+    """What consecutive segments hold together of each route; there is one at least, and the oldest is the first."""
     alike: dict[tuple[str, ...], list[RouteTable]] = {}
     for table in tables:
         alike.setdefault(table.names, []).append(table)
-    columns = [_added(each) for each in alike.values()]
-    if len(columns) == 1:
-        return columns[0]
-    held: dict[str, list[RouteEntry]] = {}
-    for entry in chain.from_iterable(columns):
-        held.setdefault(entry.route, []).append(entry)
-    rows = (_added([RouteTable.of([entry]) for entry in entries])[0] for entries in held.values())
-    return RouteTable.of(list(rows))
+    added = [_added(each) for each in alike.values()]
+    if len(added) == 1:
+        return added[0]
+    held: dict[str, RouteEntry] = {}
+    for entry in chain.from_iterable(added):
+        held[entry.route] = _both(held[entry.route], entry) if entry.route in held else entry
+    return RouteTable.of(list(held.values()))
 
 
 def _added(tables: Sequence[RouteTable]) -> RouteTable:
-    """The same, of tables with the same names."""
-    return RouteTable(
-        tables[0].names,
-        _each(sum, (table.counts for table in tables)),
-        _each(min, (table.firsts for table in tables)),
-        _each(max, (table.lasts for table in tables)),
-        _each(sum, (table.payload_bytes for table in tables)),
-    )
+    """The same, of tables with the same names: sequences only grow, so what is first is in the first of them."""
+    counts = tuple(map(sum, zip(*(table.counts for table in tables), strict=True)))
+    payload_bytes = tuple(map(sum, zip(*(table.payload_bytes for table in tables), strict=True)))
+    return RouteTable(tables[0].names, counts, tables[0].firsts, tables[-1].lasts, payload_bytes)
 
 
-def _each(function: Callable[[Iterable[int]], int], columns: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    return tuple(map(function, zip(*columns, strict=True)))
+def _both(one: RouteEntry, other: RouteEntry) -> RouteEntry:
+    first, last = min(one.first, other.first), max(one.last, other.last)
+    return RouteEntry(one.route, one.count + other.count, first, last, one.payload_bytes + other.payload_bytes)
 
 
 def _templates(names: Sequence[str], claims: Claims, rules: Mapping[str, Verdict]) -> Iterator[str]:

@@ -22,6 +22,7 @@ GENESIS = "0" * 64
 NO_SPAN = (1 << 64, -1)
 _END = re.compile(rb',"crc":"([0-9a-f]{8})"}')
 _END_BYTES = len(b',"crc":"00000000"}')
+_encoded = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # dumps would make one at each call
 _LISTS = re.compile(rb'"(routes|dropped)":\[\{[^\]]*\}\]')
 
 
@@ -58,15 +59,18 @@ def encode_line(entry: dict[str, Any], prev: str, append: int | None = None) -> 
     Args:
         append: the offset of the first line that is written with this one; None: it is written alone.
     """
-    links = {"prev": prev} if append is None else {"append": append, "prev": prev}
-    members = (f"{_json(key)}:{_json(value)}" for key, value in (entry | links).items())
+    whole = entry | ({"prev": prev} if append is None else {"append": append, "prev": prev})
+    if any(isinstance(value, Written) for value in entry.values()):
+        text = f"{{{','.join(f'{_json(key)}:{_json(value)}' for key, value in whole.items())}"
+    else:
+        text = _json(whole)[:-1]
     # A path that is not UTF-8 has surrogates in it; as escapes they are JSON, and come back as they were.
-    covered = f"{{{','.join(members)}".encode(errors="backslashreplace")
+    covered = text.encode(errors="backslashreplace")
     return covered + b',"crc":"%08x"}\n' % crc32c(covered)
 
 
 def _json(value: object) -> str:
-    return value if isinstance(value, Written) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return value if isinstance(value, Written) else _encoded(value)
 
 
 def read_out(entry: Mapping[str, Any]) -> dict[str, Any]:

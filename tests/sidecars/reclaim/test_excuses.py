@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from wald.format.tables import RouteEntry
+from wald.format.tables import RouteEntry, RouteTable
 from wald.store.retention.cursors import Cursor, CursorState
 from wald.store.retention.pins import Claims
-from wald_reclaim.excuses import Excuses, excused
+from wald_reclaim.excuses import Excuses, excused, joined
 from wald_reclaim.policy import Verdict
 
 
@@ -44,3 +44,20 @@ def test_the_text_follows_the_routes_the_cursors_and_the_rules() -> None:
 
         assert json.loads(text) == expected
         assert text == json.dumps(json.loads(text), separators=(",", ":"))
+
+
+def test_segments_together_hold_of_each_route_what_each_of_them_holds_whatever_routes_are_in_which() -> None:
+    segments = [segment(1, "a", "b"), segment(20, "b", "c"), segment(40, "a", "b"), segment(60, "d"), segment(80, "c")]
+    together = joined([RouteTable.of(each) for each in segments])
+
+    by_route = {name: [entry for each in segments for entry in each if entry.route == name] for name in "abcd"}
+    assert sorted(together) == [
+        (
+            name,
+            sum(entry.count for entry in entries),
+            entries[0].first,
+            entries[-1].last,
+            sum(entry.payload_bytes for entry in entries),
+        )
+        for name, entries in by_route.items()
+    ]
