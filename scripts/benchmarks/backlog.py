@@ -19,7 +19,8 @@ from benchmarks.report import Goal, Row
 from benchmarks.stage import Stage, environment, peak_bytes
 from wald.format.head import Head, encode_head
 from wald.format.names import Kind
-from wald.format.sealed import SealedIndex, encode_index, encode_seek_table
+from wald.format.sealed import SealedIndex, encode_index
+from wald.format.seek_table import encode_seek_table
 from wald.format.tables import BatchTable, Frame, RouteEntry
 from wald.store.files.directory import Root, create_root, read_identity
 from wald.store.files.disk import Disk

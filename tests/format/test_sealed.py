@@ -17,17 +17,8 @@ from golden.samples import BATCHES, INDEX
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.sealed import (
-    INDEX_FRAME_MAGIC,
-    SEEK_FOOTER,
-    BadSealed,
-    SealedIndex,
-    decode_index,
-    decode_seek_table,
-    encode_index,
-    encode_seek_table,
-    seek_table_bytes,
-)
+from wald.format.sealed import INDEX_FRAME_MAGIC, BadSealed, SealedIndex, decode_index, encode_index
+from wald.format.seek_table import SEEK_FOOTER, decode_seek_table, encode_seek_table, seek_table_bytes
 from wald.format.tables import BatchTable, Frame, RouteEntry, RouteTable
 
 ENCODED = encode_index(INDEX, BATCHES)

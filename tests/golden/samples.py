@@ -13,7 +13,7 @@ from typing import Any
 import zstandard
 from sample_segments import LOG_ID, SALT, TIME_NS, batch, control_batch, peer_batch, segment
 
-from wald.format import columns, sealed
+from wald.format import columns, sealed, seek_table
 from wald.format.batch import BatchHeader, Encoding, Flag, seed
 from wald.format.cursor import CursorLines, decode_cursor, encode_cursor
 from wald.format.head import Head, decode_head, encode_head
@@ -280,8 +280,8 @@ SAMPLES = [
     Sample(
         "seek-table.bin",
         SEEK_TABLE,
-        lambda: sealed.encode_seek_table(SEEK_TABLE),
-        lambda data: sealed.decode_seek_table(data, file_bytes=950 + len(data)),
+        lambda: seek_table.encode_seek_table(SEEK_TABLE),
+        lambda data: seek_table.decode_seek_table(data, file_bytes=950 + len(data)),
     ),
     Sample("segment.wal", SEGMENT_1, lambda: segment(SEGMENT_PAYLOADS, version=1)[0], lambda data: data),
     Sample("head.txt", HEAD, lambda: encode_head(HEAD), decode_head),

@@ -11,7 +11,8 @@ from bombs import GIB, MEMORY_MAX_BYTES, MIB, ZEROS, run
 from logs import Built
 
 from wald.format.names import Kind
-from wald.format.sealed import encode_index, encode_seek_table
+from wald.format.sealed import encode_index
+from wald.format.seek_table import encode_seek_table
 from wald.format.tables import Frame
 from wald.store.segments.compression import SealedFile
 

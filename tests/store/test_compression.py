@@ -23,7 +23,8 @@ from wald.errors import Damaged
 from wald.format import columns
 from wald.format.batch import Encoding, Flag, seed
 from wald.format.parsing import Outcome, parse
-from wald.format.sealed import BadSealed, SealedIndex, encode_index, encode_seek_table
+from wald.format.sealed import BadSealed, SealedIndex, encode_index
+from wald.format.seek_table import encode_seek_table
 from wald.format.segment import BadHeader
 from wald.format.state import LogState
 from wald.store.files.disk import Disk

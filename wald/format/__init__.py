@@ -3,7 +3,7 @@
 Nothing here opens a file, reads a clock or logs. Integers are little-endian. Checksums ("crc32c") are CRC-32C
 (Castagnoli, RFC 3720, appendix B.4). Each struct asserts its size beside its definition.
 
-    names     file and route names            segment   segment header          sealed   index and seek table of a .zst
+    names     file and route names            segment   segment header          sealed   index of a .zst
     batch     the unit of writing             columns   keyed and timed records  index   sparse index of a raw segment
     state     what batches build up           record    what a reader gets       head    the durable head line
     cursor    a consumer's position           ledger    chained JSON lines       transfers  what leaves a pipe
@@ -12,5 +12,5 @@ Nothing here opens a file, reads a clock or logs. Integers are little-endian. Ch
     ledger_part  a sealed part of a ledger
     zframes   where each Zstandard frame ends    times   times as text               tables   those of sealed
     relieved  what relief has dropped of a segment
-    peers     who sent a batch
+    peers     who sent a batch                seek_table  where the frames of a .zst are
 """

@@ -1,9 +1,8 @@
-"""The two frames that end a sealed segment: the index, and the seek table of the public seekable format.
+"""The index of a sealed segment.
 
 A ``.wal.zst`` is a run of independent zstd frames (RFC 8878), each with about 1 MiB of whole batches; the first begins
-with the segment header. A skippable frame with the index follows, and then, as the last skippable frame, the seek table
-of the "Zstandard Seekable Format" (version 0.1.0, contrib/seekable_format in the zstd sources). The seek table lists
-the index frame with decompressed size 0, because other readers of that format require that every frame is listed.
+with the segment header. A skippable frame with the index follows, and then the seek table
+(:mod:`wald.format.seek_table`).
 
     index frame   u32 0x184D2A57, u32 content length, content
     content       header, directory, sections
@@ -23,9 +22,6 @@ the index frame with decompressed size 0, because other readers of that format r
     damage        JSON list of [position, length] of bytes that are no batch; absent if there are none
     relieved      JSON object, see :mod:`wald.format.relieved`; absent if relief has dropped nothing
     peers         JSON list of [number, user, pid, process], see :mod:`wald.format.peers`; absent if there are none
-
-    seek table    u32 0x184D2A5E, u32 content length; for each frame u32 compressed bytes, u32 decompressed bytes;
-                  u32 number of frames, u8 descriptor 0, u32 0x8F92EAB1
 
 In version 1 there is "routes" instead of the two, a JSON list of [route, count, first, last, payload bytes], and no
 batch has a peer. A reader ignores sections that it does not know, so sections can be added without a new version.
@@ -52,11 +48,6 @@ from wald.format.tables import BatchTable, Frame, FrameTable, RouteEntry, RouteT
 
 SKIPPABLE = struct.Struct("<II")
 INDEX_FRAME_MAGIC = 0x184D2A57
-SEEK_TABLE_MAGIC = 0x184D2A5E
-SEEKABLE_MAGIC = 0x8F92EAB1
-SEEK_ENTRY = struct.Struct("<II")
-SEEK_FOOTER = struct.Struct("<IBI")
-assert SEEK_FOOTER.size == 9
 
 INDEX_MAGIC = b"WALDSIX1"
 VERSION = 2
@@ -306,43 +297,6 @@ def _relieved(found: Any) -> Relieved | None:  # JSON
 
 def _spans(table: list[list[int]]) -> list[tuple[int, int]]:
     return [(int(first), int(second)) for first, second in table]
-
-
-def encode_seek_table(frames: Sequence[tuple[int, int]]) -> bytes:
-    """The seek table of frames given as (compressed, decompressed) bytes, the index frame included."""
-    body = b"".join(SEEK_ENTRY.pack(*entry) for entry in frames)
-    footer = SEEK_FOOTER.pack(len(frames), 0, SEEKABLE_MAGIC)
-    return SKIPPABLE.pack(SEEK_TABLE_MAGIC, len(body) + len(footer)) + body + footer
-
-
-def seek_table_bytes(footer: bytes) -> int:
-    """How long the seek table is that ends in these 9 bytes.
-
-    Raises:
-        BadSealed: they are not the end of a seek table of ours.
-    """
-    if len(footer) != SEEK_FOOTER.size:
-        raise BadSealed("the file is too short for a seek table")
-    count, descriptor, magic = SEEK_FOOTER.unpack(footer)
-    if magic != SEEKABLE_MAGIC or descriptor != 0:
-        raise BadSealed("the file does not end in a seek table: it is truncated or not sealed by wald")
-    return SKIPPABLE.size + int(count) * SEEK_ENTRY.size + SEEK_FOOTER.size
-
-
-def decode_seek_table(table: bytes, *, file_bytes: int) -> list[tuple[int, int]]:
-    """The (compressed, decompressed) bytes of each frame, the index frame last.
-
-    Raises:
-        BadSealed: the frames do not add up to the file.
-    """
-    if len(table) < SKIPPABLE.size + SEEK_FOOTER.size or len(table) != seek_table_bytes(table[-SEEK_FOOTER.size :]):
-        raise BadSealed("the seek table's length is wrong")
-    if SKIPPABLE.unpack_from(table) != (SEEK_TABLE_MAGIC, len(table) - SKIPPABLE.size):
-        raise BadSealed("the seek table's frame header is wrong")
-    frames = list(SEEK_ENTRY.iter_unpack(table[SKIPPABLE.size : -SEEK_FOOTER.size]))
-    if not frames or frames[-1][1] != 0 or sum(stored for stored, _ in frames) + len(table) != file_bytes:
-        raise BadSealed("the seek table's frames do not add up to the file: bytes are missing")
-    return frames
 
 
 class _Columns:

@@ -22,15 +22,8 @@ import zstandard
 from wald.errors import Damaged
 from wald.format.batch import HEADER, MAGIC, PAYLOAD_MAX_BYTES
 from wald.format.index import SparseIndex
-from wald.format.sealed import (
-    SEEK_FOOTER,
-    BadSealed,
-    SealedIndex,
-    decode_index,
-    decode_seek_table,
-    encode_index,
-    seek_table_bytes,
-)
+from wald.format.sealed import BadSealed, SealedIndex, decode_index, encode_index
+from wald.format.seek_table import SEEK_FOOTER, decode_seek_table, seek_table_bytes
 from wald.format.tables import Frame, FrameTable
 from wald.store.files.disk import Disk
 from wald.store.files.regular import open_file, open_regular

@@ -7,7 +7,7 @@ import hashlib
 import zstandard
 
 from wald.format.batch import Buffer
-from wald.format.sealed import encode_seek_table
+from wald.format.seek_table import encode_seek_table
 from wald.format.tables import Frame
 from wald.store.files.disk import Disk
 from wald.store.segments.contents import Span

@@ -20,7 +20,8 @@ from wald.errors import Damaged
 from wald.format.batch import HEADER, decode_header, salt_of, seed
 from wald.format.parsing import Batches, Outcome, StoredBatch
 from wald.format.peers import Peer, position_of
-from wald.format.sealed import SEEK_FOOTER, BadSealed, SealedIndex, decode_seek_table, seek_table_bytes
+from wald.format.sealed import BadSealed, SealedIndex
+from wald.format.seek_table import SEEK_FOOTER, decode_seek_table, seek_table_bytes
 from wald.format.segment import BadHeader, SegmentHeader
 from wald.format.segment import decode_header as decode_segment_header
 from wald.format.zframes import BadFrame, FrameSpan, span_at
