@@ -1,5 +1,6 @@
 """Reads every byte and reports what does not fit; changes nothing.
 
+batches     what is wrong with a batch
 checker     checks one segment
 dump        what is in a file, and what does not fit
 finding     one thing that was found in a file

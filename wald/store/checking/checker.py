@@ -13,19 +13,16 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from stringzilla import count as count_bytes
-
 from wald.errors import Damaged
-from wald.format import columns
-from wald.format.batch import BatchHeader, Encoding, Flag
+from wald.format.batch import BatchHeader
 from wald.format.index import SparseIndex
 from wald.format.names import Kind, segment_name
 from wald.format.parsing import Batches, StoredBatch
-from wald.format.peers import BadPeer, decode_peer
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.segment import BadHeader
-from wald.format.state import BadControl, LogState, Producers, decode_state
+from wald.format.state import LogState, Producers
 from wald.format.tables import BatchTable, Frame, RouteEntry
+from wald.store.checking.batches import batch_wrong
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.opening import NOTHING, Opening
 from wald.store.files.directory import Segment
@@ -36,9 +33,6 @@ from wald.store.segments.indexes import read_index
 from wald.store.segments.opened import SkippedBatches
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd
 from wald.store.segments.salvage import SalvagedSegment
-
-_CONTINUES, _CONTINUED = int(Flag.CONTINUES), int(Flag.CONTINUED)  # enums are slow
-_ENDS_WITHOUT_NEWLINE = int(Flag.CONTINUED | Flag.UNTERMINATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,54 +324,12 @@ class _Check:
 
     def _batch(self, offset: int, header: BatchHeader, route: str, payload: memoryview) -> Iterator[Finding]:
         """Compare a good batch with its payload and with the batch before it."""
-        wrong: list[str] = []
         self._opening.add(header, route)
         self._contents.add(offset, header, route, payload)
-        if header.is_dropped:
-            wrong += self._order_wrong(header, route)
-        elif header.is_state:
-            wrong += self._control_wrong(header, payload)
-        elif header.is_control:
-            wrong += self._peer_wrong(header, payload)
-        else:
-            wrong += payload_wrong(header, payload)
-            wrong += self._order_wrong(header, route)
-        if header.append_time_ns < self._state.append_time_ns:
-            wrong.append("its append time is before that of the batch before it")
+        wrong = list(batch_wrong(header, route, payload, self._state, self._opening))
         self._state.apply(header, route)
         for message in wrong:
             yield self._error(offset, message)
-
-    def _order_wrong(self, header: BatchHeader, route: str) -> Iterator[str]:
-        if header.base_sequence != self._state.next_sequence:
-            yield f"begins with record {header.base_sequence}; {self._state.next_sequence} is due"
-        begun = self._state.open_records.get(route)
-        if begun is not None and header.continues_sequence != begun:
-            yield f"record {begun} of route {route} has not ended, and this batch does not continue it"
-
-    def _control_wrong(self, header: BatchHeader, payload: memoryview) -> Iterator[str]:
-        try:
-            state = decode_state(payload)
-        except BadControl as error:
-            yield f"the control state does not decode: {error}"
-            return
-        self._opening.add_control(state)
-        if header.count or state.next_sequence != header.base_sequence:
-            yield f"the control state goes on with record {state.next_sequence}, the batch with {header.base_sequence}"
-        for route, last in self._state.routes.items():
-            if last > state.routes.get(route, 0):
-                yield f"the control state has record {state.routes.get(route, 0)} as route {route}'s last; {last} is"
-        for route, sequence in self._state.open_records.items():
-            if state.open_records.get(route) != sequence:
-                yield f"the control state does not know that record {sequence} of route {route} has not ended"
-
-    def _peer_wrong(self, header: BatchHeader, payload: memoryview) -> Iterator[str]:
-        try:
-            decode_peer(payload)
-        except BadPeer as error:
-            yield f"the batch that introduces peer {header.peer} does not decode: {error}"
-        if header.count or header.base_sequence != self._state.next_sequence:
-            yield f"the batch that introduces peer {header.peer} has records, or is out of order"
 
     def _held(self) -> Finding:
         """How much there is. If anything is wrong, readers may not get it: under a wrong name, for example."""
@@ -405,18 +357,3 @@ def _same(
     return [names.get(i) for i in table.routes] == [other_routes[i].route for i in other.routes] and all(
         getattr(table, column) == getattr(other, column) for column in ("positions", "bases", "counts", "times_ns")
     )
-
-
-def payload_wrong(header: BatchHeader, payload: memoryview) -> Iterator[str]:
-    """Compare what the header says of the payload with the payload."""
-    if header.encoding == Encoding.COLUMNS:
-        try:
-            count = columns.decode(payload).count
-        except columns.BadColumns as error:
-            yield f"the columns do not decode: {error}"
-            return
-    else:
-        newlines = count_bytes(payload, b"\n") if payload else 0
-        count = newlines + bool(header.flags & _ENDS_WITHOUT_NEWLINE) - bool(header.flags & _CONTINUES)
-    if count != header.count:
-        yield f"the header counts {header.count} records, the payload has {count}"

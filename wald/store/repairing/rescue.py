@@ -17,7 +17,7 @@ from wald.format.batch import BatchHeader, Flag, checksum_body, route_prefix
 from wald.format.names import Kind
 from wald.format.parsing import StoredBatch
 from wald.format.state import BadControl, LogState, decode_state
-from wald.store.checking.checker import payload_wrong
+from wald.store.checking.batches import payload_wrong
 from wald.store.files.directory import Segment
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.opened import RawSegment
