@@ -41,7 +41,7 @@ fix: $(READY) ## mend what a tool can mend, and write the generated parts of doc
 	$(BIN)/python scripts/make-docs
 
 # Two processes for each core, as tests wait for syncs and for daemons.
-PARALLEL := -n $(shell expr 2 \* $$(nproc)) --maxprocesses 8 --dist loadgroup
+PARALLEL := -n $(shell expr 2 \* $$(nproc)) --maxprocesses 8 --dist loadscope
 
 test: $(READY) ## the tests that need neither Spark nor minutes, in parallel
 	$(BIN)/pytest $(PARALLEL) -m 'not slow and not spark'

@@ -182,6 +182,6 @@ def test_the_tests_of_the_sdist_pass_with_the_wheel(source: Path, wheel: Path, t
     for package in PACKAGES:
         shutil.rmtree(tmp_path / "tests" / package.relative_to(ROOT))
     tests = [f"tests/{subject}" for subject in SUBJECTS]
-    options = ["-q", "-n", str(2 * (os.cpu_count() or 1)), "--maxprocesses", "8", "--dist", "loadgroup"]
+    options = ["-q", "-n", str(2 * (os.cpu_count() or 1)), "--maxprocesses", "8", "--dist", "loadscope"]
 
     run(programs / "python", "-m", "pytest", *options, "-m", "not slow and not spark", *tests, cwd=tmp_path / "tests")

@@ -1,0 +1,55 @@
+"""How the workers of a run are given tests: one by one, but those together that share a fixture of their file.
+
+So no worker is left with a long file at the end, and nothing that is slow to set up is set up by several workers. Who
+gives out the tests collects none, and reads the fixtures off the source.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from xdist.scheduler.loadscope import LoadScopeScheduling
+
+_TESTS = Path(__file__).parents[1]
+_FIXTURE = re.compile(r"^@pytest\.fixture(\(.*\))?\ndef (\w+)\(([^)]*)\)", re.MULTILINE)
+_WIDE = re.compile(r"scope=\"(class|module|package)\"")
+
+
+class ByFixtures(LoadScopeScheduling):  # type: ignore[misc]
+    """What is given out at once is a file, if :func:`shares`, or else a test."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if shares(_TESTS.parent / file) else nodeid
+
+
+@cache
+def shares(path: Path) -> bool:
+    """Whether the tests of a file share a fixture with a scope that is wider than a test."""
+    text = path.read_text()
+    sources = [text]
+    for directory in path.parents:
+        conftest = directory / "conftest.py"
+        sources += [conftest.read_text()] if conftest.exists() else []
+        if directory == _TESTS:
+            break
+    return any(_takes(text, name) for name in _shared(sources))
+
+
+def _shared(sources: list[str]) -> set[str]:
+    """The fixtures that are shared, and those that are made of them."""
+    fixtures = [found for source in sources for found in _FIXTURE.findall(source)]
+    names = {name for options, name, _ in fixtures if _WIDE.search(options)}
+    while more := {name for _, name, given in fixtures if any(_named(each, given) for each in names)} - names:
+        names |= more
+    return names
+
+
+def _takes(text: str, name: str) -> bool:
+    return bool(re.search(rf"\bdef test_\w+\([^)]*\b{name}:|usefixtures\([^)]*\"{name}\"", text))
+
+
+def _named(name: str, given: str) -> bool:
+    return bool(re.search(rf"\b{name}:", given))
