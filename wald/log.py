@@ -14,8 +14,9 @@ from wald.format.head import Head
 from wald.format.names import DEFAULT_GROUP
 from wald.format.record import Record
 from wald.format.times import utc
-from wald.store.files.directory import Root, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import read_identity
 from wald.store.reading.batches import Batch
 from wald.store.reading.lookup import Whereabouts, where
 from wald.store.reading.reader import read_batches

@@ -22,8 +22,9 @@ from wald.format.names import Kind
 from wald.format.sealed import SealedIndex, encode_index
 from wald.format.seek_table import encode_seek_table
 from wald.format.tables import BatchTable, Frame, RouteEntry
-from wald.store.files.directory import Root, create_root, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import create_root, read_identity
 from wald.store.files.routes import add_route
 
 _SECONDS, _MIB = Goal(10, at_most=True), Goal(64, at_most=True)

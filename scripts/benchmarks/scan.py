@@ -23,8 +23,9 @@ from pathlib import Path
 import wald
 from benchmarks.stage import ROUTE
 from wald.log import Log
-from wald.store.files.directory import Root, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import read_identity
 from wald.store.files.ledger import Ledger
 from wald.store.reading.selection import Start
 from wald.store.writing.recovery import recover

@@ -29,8 +29,9 @@ from wald.format.times import utc
 from wald.log import Log
 from wald.setting_types import MIB
 from wald.store.checking.finding import Level
-from wald.store.files.directory import Root, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import read_identity
 from wald.store.files.ledger import Ledger, read_files, reported_entries
 from wald.store.files.lines import entries_of
 from wald_archive.codecs import Codec

@@ -14,7 +14,7 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind
 from wald.log import Log
 from wald.setting_types import GIB
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.retention.pins import sealed_index
 from wald.store.segments.view import View
 from wald_archive.codecs import WORKERS_MAX

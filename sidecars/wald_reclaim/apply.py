@@ -17,10 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from wald.format.names import Kind
-from wald.store.files.directory import Root, Segment
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.files.lines import Entry
+from wald.store.files.listing import Segment
 from wald_reclaim.decision import Decision
 from wald_reclaim.entries import excused_entry
 from wald_reclaim.excuses import Excuses, joined

@@ -21,9 +21,9 @@ from wald.errors import Damaged, DiskFailure, InvalidInput, NotPermitted, WaldEr
 from wald.format.names import CONSUMERS, CURSOR_SUFFIX, Kind
 from wald.log import Log
 from wald.loop import stop_on_signals, wakes
-from wald.store.files.directory import Segment
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
+from wald.store.files.listing import Segment
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.counts import Counts, of_reclaim
 from wald_reclaim.plan import Planner

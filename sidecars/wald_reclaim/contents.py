@@ -8,7 +8,8 @@ from contextlib import suppress
 from wald.errors import Damaged
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.tables import RouteEntry
-from wald.store.files.directory import Listing, Root, Segment
+from wald.store.files.directory import Root
+from wald.store.files.listing import Listing, Segment
 from wald.store.retention.history import History
 from wald.store.retention.pins import needs, segment_index, ways_out, with_lost
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wald.store.files.directory import Segment
 from wald.store.files.lines import Entry
+from wald.store.files.listing import Segment
 from wald.store.retention.pins import Pin
 from wald_reclaim.excuses import Excuse
 from wald_reclaim.policy import Verdict

@@ -18,8 +18,8 @@ from wald.format.ledger import Written
 from wald.format.names import Kind
 from wald.format.sealed import SealedIndex
 from wald.format.tables import RouteTable
-from wald.store.files.directory import Segment
 from wald.store.files.lines import Entry
+from wald.store.files.listing import Segment
 from wald.store.retention.pins import Claims
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.relieving import Relief

@@ -16,8 +16,9 @@ from wald.format.names import Kind
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.tables import RouteTable
 from wald.store.files import uptime
-from wald.store.files.directory import Root, Segment, being_sealed, list_segments
+from wald.store.files.directory import Root
 from wald.store.files.lines import Entry
+from wald.store.files.listing import Segment, being_sealed, list_segments
 from wald.store.files.uptime import Moment
 from wald.store.retention.pins import Claims, Pin, read_claims
 from wald.store.segments.view import read_view

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from wald.format.ledger import read_out
-from wald.store.files.directory import Segment
 from wald.store.files.lines import Entry
+from wald.store.files.listing import Segment
 from wald.store.files.uptime import Moment, moment_of
 from wald_reclaim.policy import Verdict
 

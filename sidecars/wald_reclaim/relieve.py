@@ -24,9 +24,10 @@ from wald.format.names import WHOLE, Kind, parse_segment_name
 from wald.format.sealed import BadSealed
 from wald.log import Log
 from wald.store.files import uptime
-from wald.store.files.directory import TEMPORARY, Root, Segment
+from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
 from wald.store.files.lines import Entry
+from wald.store.files.listing import Segment
 from wald.store.files.uptime import Moment
 from wald.store.retention.history import History
 from wald.store.retention.pins import Claims, read_claims, sealed_index

@@ -14,7 +14,7 @@ from itertools import compress
 from typing import NamedTuple
 
 from wald.format.tables import RouteEntry, RouteTable
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald_reclaim.policy import Limits, RouteFacts, Verdict, judge_route
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from wald.errors import Damaged
 from wald.format.parsing import StoredBatch
 from wald.format.sealed import BadSealed, SealedIndex
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.segments.opened import OpenSegment, SealedSegment
 from wald.store.segments.view import SegmentGone, View
 from wald_spark.options import Limits

@@ -18,7 +18,7 @@ from wald.format.batch import BatchHeader
 from wald.format.names import Kind
 from wald.format.parsing import StoredBatch
 from wald.format.sealed import SealedIndex
-from wald.store.files.directory import Listing, Segment
+from wald.store.files.listing import Listing, Segment
 from wald.store.segments.frames import FRAME_BYTES
 from wald.store.segments.opened import OpenSegment, SealedSegment
 from wald.store.segments.raw import DamagedBytes

@@ -21,7 +21,8 @@ import wald
 from wald.cli.cursors import print_moved
 from wald.cli.options import group_option, root_option, route_argument
 from wald.errors import Damaged, NotFound, Refused, UnsupportedFormat, command_line
-from wald.store.files.directory import Root, list_segments
+from wald.store.files.directory import Root
+from wald.store.files.listing import list_segments
 from wald.store.retention.cursors import Cursor, newcomer
 from wald_spark.offsets import BadOffsets, Offsets, Position, decode_offsets, is_offsets
 

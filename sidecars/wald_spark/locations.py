@@ -23,8 +23,10 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind, is_route, parse_segment_name
 from wald.format.parsing import StoredBatch
 from wald.format.segment import BadHeader
-from wald.store.files.directory import Root, Segment, list_segments, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import read_identity
+from wald.store.files.listing import Segment, list_segments
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.head import EVERYTHING
 from wald.store.segments.opened import SealedSegment, open_segment

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.parsing import StoredBatch
 from wald.format.state import BadControl, LogState, decode_state
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.segments.head import Bound
 from wald.store.segments.opened import Met, OpenSegment, RawSegment, SkippedBatches
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes

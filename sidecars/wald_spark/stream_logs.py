@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.head import Head
-from wald.store.files.directory import read_identity
+from wald.store.files.identity import read_identity
 from wald.store.segments.head import read_head
 from wald.store.segments.view import View
 from wald_spark.admission import Extents

@@ -15,7 +15,8 @@ from running import Daemon, output_of, refusal_of, wald
 from wald.cli.deletable import may_delete
 from wald.format.names import LEDGERS, Kind
 from wald.store.checking.kinds import FileKind, kind_of
-from wald.store.files.directory import Root, create_root
+from wald.store.files.directory import Root
+from wald.store.files.identity import create_root
 
 N = "00000000000000000001"
 BAG = f"archive/a/{N}-{N}"

@@ -11,7 +11,7 @@ import pytest
 from wald.cli.top_snapshot import HeadSample, LogSample, activity, inventory
 from wald.format.names import Kind
 from wald.format.tables import RouteEntry, RouteTable
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.retention.backlog import GroupBacklog, Growth, SegmentStatus
 from wald.store.retention.conditions import Condition, condition_of
 from wald.store.retention.cursors import Cursor, CursorState

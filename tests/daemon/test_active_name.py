@@ -14,7 +14,8 @@ from full_disk import fill, small_file_system
 from running import Client, Daemon, eventually
 
 from wald.setting_types import MIB
-from wald.store.files.directory import Root, list_segments
+from wald.store.files.directory import Root
+from wald.store.files.listing import list_segments
 
 Start = Callable[..., Daemon]
 

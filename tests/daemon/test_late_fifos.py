@@ -16,7 +16,8 @@ from users import OWNER, needs_root
 
 import wald
 from wald.format.names import Kind
-from wald.store.files.directory import Root, list_segments
+from wald.store.files.directory import Root
+from wald.store.files.listing import list_segments
 
 LINES = [b"before", b"tick", b"tick"]
 

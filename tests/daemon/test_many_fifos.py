@@ -17,7 +17,8 @@ from wald.daemon.intake import Intake
 from wald.daemon.lifecycle import Systemd
 from wald.daemon.turn import Arena, Turn
 from wald.format.state import LogState
-from wald.store.files.directory import Root, create_root, read_identity
+from wald.store.files.directory import Root
+from wald.store.files.identity import create_root, read_identity
 from wald.store.files.routes import add_route
 
 

@@ -11,7 +11,8 @@ from contents import errors
 from running import Client, Daemon, eventually, output_of
 
 from wald.format.names import Kind
-from wald.store.files.directory import Root, list_segments
+from wald.store.files.directory import Root
+from wald.store.files.listing import list_segments
 
 Start = Callable[..., Daemon]
 SEALED_AT_LEAST = 40

@@ -20,8 +20,8 @@ from logs import Built
 
 from wald.cli.entry import run
 from wald.format.names import Kind
-from wald.store.files.directory import list_segments
 from wald.store.files.ledger import read_ledger
+from wald.store.files.listing import list_segments
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.pins import read_claims, sealed_index
 from wald.store.segments.view import State

@@ -14,7 +14,7 @@ import wald
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.state import decode_state
-from wald.store.files.directory import list_segments
+from wald.store.files.listing import list_segments
 from wald.store.segments.raw import RawFile, ScannedBatch
 
 YEAR_NS = 365 * 24 * 3600 * SECOND_NS

@@ -10,8 +10,10 @@ import pytest
 
 from wald.errors import Damaged, InvalidInput, NotFound, UnsupportedFormat
 from wald.format.names import Kind
-from wald.store.files.directory import Root, create_root, list_segments, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import create_root, read_identity
+from wald.store.files.listing import list_segments
 
 NOW = "2026-11-21T10:00:00Z"
 

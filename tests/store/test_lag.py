@@ -10,7 +10,7 @@ import pytest
 from logs import Built
 from running import output_of
 
-from wald.store.files.directory import list_segments
+from wald.store.files.listing import list_segments
 from wald.store.retention.backlog import Backlog
 from wald.store.retention.cursors import cursors_of
 from wald.store.retention.progress import lags

@@ -13,7 +13,7 @@ from wald.errors import Damaged, InvalidInput, NotFound
 from wald.format.names import Kind
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
-from wald.store.files.directory import Listing, list_segments
+from wald.store.files.listing import Listing, list_segments
 from wald.store.reading.walk import MissingRange, Walk
 from wald.store.retention.missing import Missing
 

@@ -12,7 +12,8 @@ from logs import Built
 
 from wald.format.names import Kind
 from wald.store.checking.verifier import verify
-from wald.store.files.directory import Listing, Root, list_segments
+from wald.store.files.directory import Root
+from wald.store.files.listing import Listing, list_segments
 from wald.store.retention.taken import taken_above
 from wald.store.segments.opened import SealedSegment
 

@@ -15,8 +15,9 @@ from sample_segments import LOG_ID, TIME_NS
 from users import CONSUMERS, OWNER, needs_root
 
 from wald.format.segment import SegmentHeader
-from wald.store.files.directory import Root, create_root
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import create_root
 from wald.store.files.inplace import InPlaceFile
 from wald.store.files.ledger import Ledger
 from wald.store.files.routes import add_route

@@ -16,7 +16,7 @@ from logs import Built
 from wald.errors import Damaged
 from wald.format.cursor import CursorLines, encode_cursor
 from wald.format.names import Kind
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.files.routes import retire_route
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.pins import Claims, Pin, read_claims, sealed_index

@@ -25,8 +25,9 @@ import wald
 from wald.errors import Damaged, UnsupportedFormat
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader, encode_header
-from wald.store.files.directory import Root, list_segments
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.listing import list_segments
 from wald.store.segments.raw import FIRST_BATCH
 from wald.store.writing.examination import Content, Header
 from wald.store.writing.recovery import REPORTS_KEPT, Fate, Recovered, decide, recover

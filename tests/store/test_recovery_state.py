@@ -13,8 +13,8 @@ from logs import START_NS, Built, commit, draft
 
 from wald.format.head import decode_head
 from wald.format.names import Kind
-from wald.store.files.directory import list_segments
 from wald.store.files.ledger import Ledger
+from wald.store.files.listing import list_segments
 from wald.store.files.routes import add_route
 from wald.store.segments.raw import FIRST_BATCH
 from wald.store.writing.sealer import seal

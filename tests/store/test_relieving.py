@@ -21,8 +21,8 @@ from wald.format.tables import RouteEntry
 from wald.store.checking.dump import dump
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
-from wald.store.files.directory import Segment
 from wald.store.files.disk import Disk
+from wald.store.files.listing import Segment
 from wald.store.retention.missing import Missing
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.relieving import check_relieved, relieve_segment

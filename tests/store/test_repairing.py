@@ -24,9 +24,10 @@ from spoiling import DAMAGE, Damage, flip, zero
 import wald
 from wald.errors import Damaged
 from wald.format.record import Record
-from wald.store.files.directory import Root, list_segments
+from wald.store.files.directory import Root
 from wald.store.files.ledger import Ledger, read_files, read_ledger
 from wald.store.files.ledger_parts import parts_of
+from wald.store.files.listing import list_segments
 from wald.store.repairing.plan import Deed
 from wald.store.repairing.proposal import proposed
 from wald.store.retention.history import History

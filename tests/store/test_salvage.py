@@ -14,7 +14,7 @@ from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.retention.pins import sealed_index
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.frames import FRAME_BYTES

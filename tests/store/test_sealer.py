@@ -17,9 +17,11 @@ from wald.errors import Damaged, UnsupportedFormat
 from wald.format.batch import Buffer
 from wald.format.names import Kind
 from wald.format.segment import SegmentHeader
-from wald.store.files.directory import Root, Segment, create_root
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import create_root
 from wald.store.files.ledger import Ledger, read_ledger
+from wald.store.files.listing import Segment
 from wald.store.files.uptime import Moment
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.indexes import SparseIndexWriter

@@ -20,8 +20,9 @@ from wald.format.sealed import SealedIndex
 from wald.format.tables import BatchTable
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.verifier import verify
-from wald.store.files.directory import Root, create_root
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import create_root
 from wald.store.files.ledger import Ledger
 from wald.store.segments.compression import SealedFile
 

@@ -16,7 +16,7 @@ from logs import Built
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.parsing import StoredBatch
-from wald.store.files.directory import Listing, Segment
+from wald.store.files.listing import Listing, Segment
 from wald.store.segments.raw import FIRST_BATCH
 from wald.store.segments.view import SecondListing, SegmentGone, State, View
 

@@ -19,7 +19,8 @@ from wald.format.batch import HEADER, TRAILER, Flag, checksum_body
 from wald.format.names import Kind
 from wald.format.segment import HEADER as SEGMENT_HEADER
 from wald.format.state import Written, decode_state
-from wald.store.files.directory import Root, list_segments
+from wald.store.files.directory import Root
+from wald.store.files.listing import list_segments
 from wald.store.segments.indexes import read_index
 from wald.store.segments.raw import RawFile
 from wald.store.writing.drafts import Draft, Route

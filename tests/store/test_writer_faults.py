@@ -14,8 +14,9 @@ from logs import START_NS, Built, commit, draft
 from writing import MORE, NEVER, assert_whole, batches, commit_more, in_memory, with_some_records
 
 from wald.format.state import LogState
-from wald.store.files.directory import create_root, list_segments
 from wald.store.files.disk import Disk
+from wald.store.files.identity import create_root
+from wald.store.files.listing import list_segments
 from wald.store.writing.writer import Writer
 
 

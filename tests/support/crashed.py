@@ -11,7 +11,8 @@ from logs import Built
 
 import wald
 from wald.errors import Damaged
-from wald.store.files.directory import Root, list_segments
+from wald.store.files.directory import Root
+from wald.store.files.listing import list_segments
 from wald.store.segments.raw import RawFile, ScannedBatch
 
 SEGMENT_BYTES = 4096

@@ -13,9 +13,11 @@ from typing import Any
 from logs import BOOT, Built
 
 from wald.format.names import Kind
-from wald.store.files.directory import Root, list_segments, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import read_identity
 from wald.store.files.ledger import Ledger, read_ledger
+from wald.store.files.listing import list_segments
 from wald.store.files.uptime import Moment
 from wald_reclaim.apply import Reclaim
 from wald_reclaim.command import Pass

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from wald.client.producer import Producer
 from wald.errors import Unavailable
-from wald.store.files.directory import Root, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import read_identity
 from wald.store.writing.lock import is_held
 
 START_SECONDS = 10.0  # a daemon that holds the lock and does not listen yet is recovering the log

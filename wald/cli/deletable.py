@@ -10,8 +10,9 @@ from pathlib import Path
 
 from wald.errors import Damaged, command_line
 from wald.store.checking.kinds import FileKind, Named
-from wald.store.files.directory import Root, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import read_identity
 from wald.store.retention.backlog import Backlog, SegmentStatus
 from wald.store.segments.view import State, read_view
 from wald.store.writing.lock import is_held

@@ -17,7 +17,8 @@ from wald.cli.output import aligned, json_line
 from wald.errors import Damaged, InvalidInput, NotFound
 from wald.store.checking.dump import Item, dump
 from wald.store.checking.kinds import FileKind, Named, kind_of
-from wald.store.files.directory import Root, read_identity
+from wald.store.files.directory import Root
+from wald.store.files.identity import read_identity
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
 from wald.store.segments.view import State, read_view
 from wald.store.writing.lives import read_life

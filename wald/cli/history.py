@@ -16,7 +16,8 @@ from wald.cli.times import time_option
 from wald.errors import Damaged
 from wald.format.times import nanoseconds, utc
 from wald.store.checking.story import END_OF_TIME_NS, Event, Story
-from wald.store.files.directory import Root, read_identity
+from wald.store.files.directory import Root
+from wald.store.files.identity import read_identity
 from wald.store.writing.lives import crashes
 
 _CRASH = "crash"

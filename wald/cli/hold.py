@@ -12,8 +12,9 @@ import click
 from wald.cli.options import root_option
 from wald.errors import InvalidInput, command_line
 from wald.format.names import check_route
-from wald.store.files.directory import Root, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.fifos import has_fifo
+from wald.store.files.identity import read_identity
 
 _REFRESH_SECONDS = 1.0  # between searches for FIFOs that were made or replaced
 _ENDING = (signal.SIGTERM, signal.SIGINT)

@@ -18,8 +18,9 @@ from wald.store.checking.dump import Item
 from wald.store.checking.dump import dump as items_of
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import Verification
-from wald.store.files.directory import Root, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import read_identity
 from wald.store.files.ledger import Ledger
 
 

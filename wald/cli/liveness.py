@@ -15,8 +15,9 @@ from typing import Any
 
 from wald.client.connection import ask_status
 from wald.errors import command_line
-from wald.store.files.directory import Identity, Root
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import Identity
 from wald.store.writing.lives import last_end, read_life
 from wald.store.writing.lock import holding_processes, is_held, signature
 

@@ -21,7 +21,8 @@ from wald.cli.options import root_option, size_option
 from wald.exposition import Metric, Samples, gauge, render
 from wald.format.names import VERIFIED
 from wald.log import Log
-from wald.store.files.directory import Root, read_identity
+from wald.store.files.directory import Root
+from wald.store.files.identity import read_identity
 from wald.store.files.ledger import newest_entries
 from wald.store.retention.backlog import Backlog, GroupBacklog, Growth
 from wald.store.retention.conditions import Condition, condition_of

@@ -17,9 +17,10 @@ from wald.format.names import check_route
 from wald.format.times import utc
 from wald.log import Log
 from wald.setting_types import Group, Mode
-from wald.store.files.directory import Root, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.fifos import FIFO_MODE, has_fifo
+from wald.store.files.identity import read_identity
 from wald.store.files.moved import Moved, moved, require_no_source
 from wald.store.files.routes import add_route, retire_route
 from wald.store.retention.cursors import CursorState

@@ -54,7 +54,7 @@ def run(root: Path, config_path: Path | None, stdin_route: str | None, only_chec
     """
     from wald.config import Config, load
     from wald.daemon import service
-    from wald.store.files.directory import check_root
+    from wald.store.files.identity import check_root
 
     if stdin_route is not None:
         check_route(stdin_route)
@@ -79,8 +79,8 @@ def init(root: Path) -> None:
     import time
 
     from wald.format.times import utc
-    from wald.store.files.directory import create_root
     from wald.store.files.disk import Disk
+    from wald.store.files.identity import create_root
 
     create_root(root, Disk(), now=utc(time.time_ns(), 3))
 

@@ -20,8 +20,8 @@ from wald.cli.top_snapshot import Amount, HeadSample, LogSample
 from wald.errors import Damaged, WaldError
 from wald.format.names import Kind
 from wald.log import Log
-from wald.store.files.directory import Segment
 from wald.store.files.fifos import troubles
+from wald.store.files.listing import Segment
 from wald.store.retention.backlog import Backlog
 from wald.store.retention.conditions import Condition, condition_of
 from wald.store.retention.pins import sealed_index

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wald.metrics import Metrics
-from wald.store.files.directory import Root, Segment
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
+from wald.store.files.listing import Segment
 from wald.store.writing.room import Room
 from wald.store.writing.sealer import Sealed, pending, seal
 from wald.store.writing.writer import Writer

@@ -26,7 +26,8 @@ from wald.daemon.unread import Stretch, Unread, slowest, unread_before
 from wald.errors import Damaged, command_line
 from wald.limits import RouteLimits
 from wald.metrics import Metrics
-from wald.store.files.directory import Root, list_segments
+from wald.store.files.directory import Root
+from wald.store.files.listing import list_segments
 from wald.store.retention.cursors import Cursor
 from wald.store.writing.drafts import Placed
 

@@ -37,9 +37,10 @@ from wald.format.segment import pack_version
 from wald.format.times import utc
 from wald.metrics import Metrics, Outcome
 from wald.setting_origins import settings_in_force
-from wald.store.files.directory import Root, create_root, read_identity, require_root
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk, total_bytes
 from wald.store.files.fifos import has_fifo
+from wald.store.files.identity import create_root, read_identity, require_root
 from wald.store.files.ledger import Ledger
 from wald.store.files.moved import moved
 from wald.store.files.routes import add_route

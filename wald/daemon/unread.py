@@ -15,7 +15,8 @@ from itertools import pairwise
 from wald.errors import Damaged, NotFound
 from wald.format.sealed import BadSealed
 from wald.format.tables import RouteTable
-from wald.store.files.directory import Root, Segment
+from wald.store.files.directory import Root
+from wald.store.files.listing import Segment
 from wald.store.retention.cursors import Cursor, cursors_of
 from wald.store.retention.pins import segment_index
 from wald.store.segments.view import View, read_view

@@ -9,8 +9,9 @@ from wald.errors import Damaged
 from wald.store.checking.checker import SegmentToCheck
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import Verification
-from wald.store.files.directory import Root, list_segments
+from wald.store.files.directory import Root
 from wald.store.files.ledger import reported_entries
+from wald.store.files.listing import list_segments
 from wald.store.retention.legality import Overlaps, Ruling, judge, judge_relief
 from wald_spark.audit.report import AuditFinding, LogReport
 from wald_spark.audit.work import Outcomes, SegmentWork

@@ -10,7 +10,8 @@ from logs import Built, Unsynced
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
 from wald.format.names import Kind
-from wald.store.files.directory import TEMPORARY, list_segments
+from wald.store.files.directory import TEMPORARY
+from wald.store.files.listing import list_segments
 from wald.store.segments.view import State
 from wald.store.writing.sealer import pending, seal
 from wald_reclaim.policy import Limits

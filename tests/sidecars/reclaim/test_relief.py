@@ -28,9 +28,9 @@ from wald.format.names import WHOLE, Kind
 from wald.store.checking.finding import Level
 from wald.store.checking.story import Story
 from wald.store.checking.verifier import verify
-from wald.store.files.directory import Segment
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import read_ledger
+from wald.store.files.listing import Segment
 from wald.store.retention.history import History
 from wald.store.retention.legality import judge, judge_relief
 from wald.store.segments.view import State

@@ -11,7 +11,7 @@ from reclaiming import bases, ledger, reclaim
 from repairing import build, repair, small_frames
 
 from wald.format.names import Kind
-from wald.store.files.directory import list_segments
+from wald.store.files.listing import list_segments
 from wald.store.retention.history import History
 from wald.store.retention.legality import judge
 

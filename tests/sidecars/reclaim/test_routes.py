@@ -14,7 +14,7 @@ from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
 from wald.format.names import Kind
 from wald.format.tables import RouteEntry
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.files.routes import retire_route
 from wald_reclaim.policy import Limits, RouteFacts, RouteLimits, Verdict, judge_route
 from wald_reclaim.recorded import Recorded

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from logs import Built
 
 from wald.format.names import Kind
-from wald.store.files.directory import Listing, Root
+from wald.store.files.directory import Root
+from wald.store.files.listing import Listing
 from wald.store.segments.head import Bound
 from wald.store.segments.view import View
 from wald_spark.locations import LogLocation, Shipped

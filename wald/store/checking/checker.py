@@ -25,7 +25,7 @@ from wald.format.tables import BatchTable, Frame, RouteEntry
 from wald.store.checking.batches import batch_wrong
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.opening import NOTHING, Opening
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.files.regular import open_file
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.contents import Contents

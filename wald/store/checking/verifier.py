@@ -22,9 +22,11 @@ from wald.format.names import LEDGERS, PART_SUFFIX, WHOLE, Kind, parse_segment_n
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.opening import NOTHING
-from wald.store.files.directory import Listing, Root, Segment, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.fifos import troubles
+from wald.store.files.identity import read_identity
 from wald.store.files.ledger import read_files
+from wald.store.files.listing import Listing, Segment
 from wald.store.retention.cursors import CursorState, cursors_of
 from wald.store.retention.history import History, Loss
 from wald.store.segments.head import EVERYTHING, read_head

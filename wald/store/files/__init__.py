@@ -3,9 +3,10 @@
 chain         lines of a ledger that must follow one another
 consumers     the directory of a route in which other users leave cursors
 cutting       seals the lines of an active ledger into parts
-directory     where each file lies, and one listing
+directory     where each file lies
 disk          the system calls that make bytes durable
 fifos         made, checked, put back
+identity      log.json: whether a directory is a log
 inodes        which file it is, asked without its times
 inplace       the head and transfers files, never waited for
 known         which names the directories of a log may hold
@@ -14,6 +15,7 @@ ledger_parts  the sealed parts of a ledger: found and read
 ledger_tail   the end of an active ledger: what was synced
 lines         the lines of a ledger, looked up block by block
 moved         routes whose records are stored in another
+listing       which segments there are
 making        files, directories, FIFOs: their mode, and whose they are
 part_index    makes the index of a sealed part
 regular       opens a regular file and nothing else

@@ -1,23 +1,16 @@
-"""A root: the path of each file of a log, the log's identity, and an immutable listing of its segments by state.
-
-A file's name is its state, so listing the directory shows what there is to do and to read.
-"""
+"""A root: the path of each file of a log, and which routes and cursors there are."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
 import os
-import uuid
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
-from wald.errors import Damaged, InvalidInput, NotFound, NotPermitted, UnsupportedFormat, command_line
+from wald.errors import Damaged, NotFound, command_line
 from wald.format.names import (
     CONSUMERS,
     CURSOR_SUFFIX,
@@ -26,16 +19,11 @@ from wald.format.names import (
     cursor_name,
     is_route,
     parse_cursor_name,
-    parse_segment_name,
     segment_name,
 )
-from wald.store.files.disk import Disk
-from wald.store.files.regular import read_regular
 
-FORMAT_VERSION = 1
 TEMPORARY = ".tmp"
 CONSUMERS_FILES_MAX = 10_000  # of other users in one route, who could make every pass over the cursors take minutes
-_FOLDERS = ("segments", "routes", "ledger", "quarantine", "recovery")
 
 
 @dataclass(frozen=True)
@@ -234,233 +222,6 @@ def _cursors_in(consumers: Path) -> Iterator[Path]:
     return (consumers / name for name in names if name.endswith(CURSOR_SUFFIX))
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What ``log.json`` says."""
-
-    log_id: bytes
-    created: str
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One segment in the form in which it is to be read."""
-
-    base_sequence: int
-    kind: Kind
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """The segments in a directory, oldest first.
-
-    Attributes:
-        segments: the readable ones. A raw file beside its sealed twin is already replaced and not listed.
-        released: those that are reclaimed, as long as their files are there.
-    """
-
-    segments: tuple[Segment, ...]
-    released: tuple[Segment, ...] = ()
-
-    def with_released(self) -> Listing:
-        """The same, with the released segments among the readable ones."""
-        found = {segment.base_sequence: segment for segment in (*self.released, *self.segments)}
-        return Listing(tuple(found[base] for base in sorted(found)), self.released)
-
-    def newest_base(self) -> int:
-        """The base of the newest segment; 0 if there is none."""
-        return max((found[-1].base_sequence for found in (self.released, self.segments) if found), default=0)
-
-    def successors(self) -> dict[int, int]:
-        """Of each segment, by base, the base of the one behind it; the newest is not in it."""
-        return dict(pairwise(sorted({segment.base_sequence for segment in (*self.released, *self.segments)})))
-
-    def covering(self, sequence: int) -> int:
-        """The position in ``segments`` of the one that ``sequence`` falls into; 0 if it is older than all."""
-        return max(0, bisect_right(self.segments, sequence, key=_base) - 1)
-
-    def including(self, segments: Iterable[Segment]) -> Listing:
-        """The same, with ``segments`` among the readable ones."""
-        return replace(self, segments=tuple(sorted((*self.segments, *segments), key=_base)))
-
-    def before(self, segment: Segment) -> Segment | None:
-        """The readable one in front of ``segment``."""
-        number = bisect_left(self.segments, segment.base_sequence, key=_base)
-        return self.segments[number - 1] if number else None
-
-    def between(self, first: int, last: int) -> tuple[Segment, ...]:
-        """The readable ones with a base from ``first`` to ``last``."""
-        begin = bisect_left(self.segments, first, key=_base)
-        return self.segments[begin : bisect_right(self.segments, last, key=_base)]
-
-    def behind(self, sequence: int) -> Segment | None:
-        """The first readable one that begins behind ``sequence``."""
-        number = bisect_right(self.segments, sequence, key=_base)
-        return self.segments[number] if number < len(self.segments) else None
-
-
-def _base(segment: Segment) -> int:
-    return segment.base_sequence
-
-
-def list_segments(root: Root) -> Listing:
-    """List the segments in the directory.
-
-    Raises:
-        Damaged: it is not there.
-    """
-    best: dict[int, Segment] = {}
-    released: dict[int, Segment] = {}
-    for directory in root.segment_directories:
-        try:
-            entries = list(os.scandir(directory))
-        except (FileNotFoundError, NotADirectoryError):
-            raise Damaged(
-                f"{directory}: the directory of the segments is gone",
-                hint=f"ls -l {root.path}; restore it from a backup",
-            ) from None
-        for entry in entries:
-            name = parse_segment_name(entry.name)
-            if name is None or name.kind is Kind.INDEX:
-                continue
-            found = released if name.kind.reclaimed else best
-            if name.base_sequence not in found or name.kind is Kind.SEALED:
-                found[name.base_sequence] = Segment(name.base_sequence, name.kind, Path(entry.path))
-    return Listing(tuple(best[base] for base in sorted(best)), tuple(released[base] for base in sorted(released)))
-
-
-def being_sealed(root: Root) -> set[int]:
-    """The segments that the sealer is at work on, or that are sealed.
-
-    The sealer makes its temporary file before it opens the raw one by name. So if a program renames a raw segment first
-    and calls this then, either it sees that the segment is being sealed, or the sealer finds that the segment is gone.
-    """
-    suffix = Kind.SEALED.value
-    names = (entry.name.partition(suffix) for entry in os.scandir(root.segments))
-    return {
-        int(base)
-        for base, found, rest in names
-        if found and base.isdecimal() and (not rest or rest.endswith(TEMPORARY))
-    }
-
-
-def read_identity(root: Root) -> Identity:
-    """The identity of the log in ``root``.
-
-    Every program begins with it, so none goes on where a directory of the log is elsewhere.
-
-    Raises:
-        NotFound: there is no log.
-        NotPermitted: this user may not read it.
-        UnsupportedFormat: it was written by a newer wald.
-        Damaged: ``log.json`` is not readable, or a directory of the log is a symbolic link.
-    """
-    require_folders(root)
-    try:
-        text = read_regular(root.identity)
-    except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"{root.path}: there is no log here", hint=_where_else(root.path)) from None
-    except PermissionError as error:
-        raise NotPermitted.of(error) from error
-    except OSError as error:
-        raise Damaged(f"{root.identity}: {error.strerror}", hint=f"ls -l {root.path}") from error
-    try:
-        fields = json.loads(text)
-        version = int(fields["format"])
-        if version > FORMAT_VERSION:
-            raise UnsupportedFormat(
-                f"{root.identity}: format {version} is newer than the {FORMAT_VERSION} this program knows",
-                hint="install a newer wald: docs/install.md",
-            )
-        return Identity(uuid.UUID(fields["log"]).bytes, str(fields["created"]))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise Damaged(
-            f"{root.identity}: not the identity of a log ({error})",
-            hint=_how_to_identify(root.path),
-        ) from error
-
-
-def require_folders(root: Root) -> None:
-    """
-    Raises:
-        Damaged: a directory of the log is a symbolic link.
-    """
-    for folder in _FOLDERS:
-        require_no_link(root.path / folder)
-
-
-def _how_to_identify(path: Path) -> str:
-    return f"{command_line(path, 'repair')} makes it again from the segments; daemon and wald-reclaim must be stopped"
-
-
-def _where_else(path: Path) -> str:
-    """What to do about a path at which there is no log."""
-    if _has_lost_its_identity(Root(path)):
-        return f"log.json is missing: {_how_to_identify(path)}"
-    if not path.exists() or _may_become_a_log(path):
-        return f"{command_line(path, 'run')} makes one"
-    return f"--root takes the directory of a log, which has a log.json; to find one: find {path} -name log.json"
-
-
-def _has_lost_its_identity(root: Root) -> bool:
-    """Whether segments are there, and no restore was about to make a log of them."""
-    if root.unfinished_identity.exists() or not root.segments.is_dir():
-        return False
-    return any(parse_segment_name(name) for name in os.listdir(root.segments))
-
-
-def check_root(path: Path) -> None:
-    """Check that ``path`` is a log, or can be made one.
-
-    Raises:
-        InvalidInput: the path is not a directory, or holds files that are not a log's.
-        Damaged: there are segments, and nothing says which log they belong to.
-        WaldError: as :func:`read_identity`, of a log that is there.
-    """
-    if path.exists() and not path.is_dir():
-        raise InvalidInput(f"{path}: not a directory", hint="name a directory, existing or not, with --root")
-    root = Root(path)
-    if root.identity.exists():
-        read_identity(root)
-    elif _has_lost_its_identity(root):
-        raise Damaged(f"{root.identity}: missing, though {root.segments} holds segments", hint=_how_to_identify(path))
-    elif path.is_dir() and not _may_become_a_log(path):
-        raise InvalidInput(f"{path}: not empty, and not a log", hint="name an empty or a new directory with --root")
-
-
-def create_root(path: Path, disk: Disk, *, now: str) -> Root:
-    """Make ``path`` a root if it is not one yet; what exists is left as it is.
-
-    Raises:
-        InvalidInput: the path is not a directory, or holds files that are not a log's.
-        Damaged: there are segments, and nothing says which log they belong to.
-    """
-    check_root(path)
-    root = Root(path)
-    make_directories(root, disk)
-    if not root.identity.exists():
-        disk.sync_names_above(path)
-        # Last, and in one step: a root without it is one whose making was interrupted, and is made again.
-        with contextlib.suppress(FileExistsError):  # two daemons started at once: the log has one identity
-            disk.replace(root.identity, encode_identity(uuid.uuid4(), now=now), exclusive=True)
-    read_identity(root)
-    return root
-
-
-def make_directories(root: Root, disk: Disk) -> None:
-    """Make the directory of a log, and those in it; what exists is left as it is."""
-    disk.make_directory(root.path)
-    for folder in _FOLDERS:
-        require_no_link(root.path / folder)
-        disk.make_directory(root.path / folder)
-
-
-def encode_identity(log_id: uuid.UUID, *, now: str) -> bytes:
-    """The content of ``log.json``."""
-    return json.dumps({"log": str(log_id), "format": FORMAT_VERSION, "created": now}).encode() + b"\n"
-
-
 def require_no_link(directory: Path) -> None:
     """
     Raises:
@@ -472,25 +233,3 @@ def require_no_link(directory: Path) -> None:
             hint=f"rm {directory}, and move what it leads to there, or mount it there: "
             f"mount --bind {directory.resolve()} {directory}",
         )
-
-
-def require_root(path: Path) -> None:
-    """
-    Raises:
-        NotFound: there is no log at ``path``, nor what is left of one.
-    """
-    root = Root(path)
-    if not (root.identity.exists() or root.segments.exists()):
-        raise NotFound(
-            f'{path}: there is no log here, and on_missing_root = "refuse" says to make none',
-            hint=f"findmnt -T {path} shows whether its file system is mounted; {command_line(path, 'init')} makes one",
-        )
-
-
-def _may_become_a_log(path: Path) -> bool:
-    return path.is_dir() and not any(map(_foreign, os.listdir(path)))
-
-
-def _foreign(name: str) -> bool:
-    """Not ours, and not what a fresh file system, an interrupted making or systemd's socket leaves behind."""
-    return name not in (*_FOLDERS, "lost+found", "wald.sock") and not name.endswith(TEMPORARY)

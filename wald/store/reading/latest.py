@@ -15,7 +15,7 @@ from wald.errors import Damaged
 from wald.format.parsing import StoredBatch
 from wald.format.record import Record
 from wald.format.sealed import BadSealed, SealedIndex
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.reading.batches import Batch
 from wald.store.reading.reader import read_span
 from wald.store.segments.opened import OpenSegment, SealedSegment

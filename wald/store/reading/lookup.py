@@ -8,8 +8,8 @@ from wald.errors import Damaged, InvalidInput
 from wald.format.names import Kind, segment_name
 from wald.format.parsing import StoredBatch
 from wald.format.times import at_utc
-from wald.store.files.directory import Segment
 from wald.store.files.lines import Entry
+from wald.store.files.listing import Segment
 from wald.store.retention.cursors import cursors_of
 from wald.store.retention.history import History, Relief, member_of
 from wald.store.segments.head import lost_head

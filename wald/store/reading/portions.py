@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.tables import FrameTable
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.reading.selection import Selection
 from wald.store.retention.pins import sealed_index
 from wald.store.segments.view import View

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from wald.errors import Damaged
 from wald.format.names import Kind
 from wald.format.parsing import StoredBatch
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.retention.missing import RouteRange
 from wald.store.segments.opened import (
     DroppedBatches,

@@ -21,9 +21,11 @@ from wald.errors import Damaged
 from wald.format.head import Head, encode_head
 from wald.format.names import SEQUENCE_MAX, Kind
 from wald.format.sealed import SealedIndex
-from wald.store.files.directory import TEMPORARY, Listing, Root, Segment, encode_identity, list_segments
+from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import encode_identity
 from wald.store.files.ledger import Ledger
+from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.files.regular import open_file
 from wald.store.files.uptime import Moment
 from wald.store.repairing.facts import Facts, SegmentFacts

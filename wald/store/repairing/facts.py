@@ -15,7 +15,9 @@ from wald.format.segment import BadHeader
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.verifier import Verification
-from wald.store.files.directory import TEMPORARY, Listing, Root, Segment, list_segments, read_identity
+from wald.store.files.directory import TEMPORARY, Root
+from wald.store.files.identity import read_identity
+from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.files.regular import open_file
 from wald.store.repairing.rescue import Span, Survey, survey
 from wald.store.retention.history import History

@@ -21,7 +21,9 @@ from wald.format.cursor import BadCursor, decode_cursor
 from wald.format.names import CURSOR_SUFFIX, WHOLE, Kind, parse_segment_name
 from wald.format.segment import HEADER, INDEX_MAGIC, SEGMENT_MAGIC, BadHeader, SegmentHeader, decode_header
 from wald.format.times import utc
-from wald.store.files.directory import Identity, Root, Segment, read_identity, require_folders
+from wald.store.files.directory import Root
+from wald.store.files.identity import Identity, read_identity, require_folders
+from wald.store.files.listing import Segment
 from wald.store.files.regular import open_file, read_regular
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.head import readable_head

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from wald.errors import Damaged
 from wald.format.sealed import BadSealed
 from wald.format.tables import RouteEntry
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.repairing.facts import SegmentFacts
 from wald.store.repairing.rescue import Span, overlap
 from wald.store.retention.history import History

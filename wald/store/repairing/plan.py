@@ -14,7 +14,8 @@ from pathlib import Path
 
 from wald.errors import Damaged
 from wald.store.checking.finding import Finding
-from wald.store.files.directory import Identity, Segment
+from wald.store.files.identity import Identity
+from wald.store.files.listing import Segment
 from wald.store.repairing.facts import Facts, SegmentFacts
 from wald.store.repairing.loss import records_lost
 from wald.store.repairing.rescue import Span

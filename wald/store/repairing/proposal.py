@@ -16,7 +16,8 @@ from pathlib import Path
 
 from wald.errors import Damaged
 from wald.format.names import LEDGERS
-from wald.store.files.directory import Root, encode_identity, read_identity
+from wald.store.files.directory import Root
+from wald.store.files.identity import encode_identity, read_identity
 from wald.store.files.ledger import read_files
 from wald.store.repairing.facts import Facts, examine
 from wald.store.repairing.identity import LostIdentity, lost_identity

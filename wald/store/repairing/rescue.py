@@ -18,7 +18,7 @@ from wald.format.names import Kind
 from wald.format.parsing import StoredBatch
 from wald.format.state import BadControl, LogState, decode_state
 from wald.store.checking.batches import payload_wrong
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.opened import RawSegment
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes

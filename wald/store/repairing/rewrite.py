@@ -22,8 +22,9 @@ from wald.format.segment import BadHeader, SegmentHeader, encode_header
 from wald.format.state import LogState, encode_state
 from wald.store.checking.checker import SegmentToCheck, check
 from wald.store.checking.finding import Level
-from wald.store.files.directory import TEMPORARY, Root, Segment
+from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
+from wald.store.files.listing import Segment
 from wald.store.files.regular import open_file
 from wald.store.repairing.rescue import Whole, batches, state_of, without
 from wald.store.segments.compression import compress_segment

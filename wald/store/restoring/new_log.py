@@ -21,8 +21,9 @@ from wald.errors import InvalidInput
 from wald.format.batch import Buffer, Encoding, Flag
 from wald.format.head import Head, encode_head
 from wald.format.state import LogState
-from wald.store.files.directory import Root, encode_identity, make_directories
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import encode_identity, make_directories
 from wald.store.files.ledger import Ledger
 from wald.store.files.routes import add_route
 from wald.store.writing.drafts import Draft, Route

@@ -19,8 +19,8 @@ from wald.format.names import Kind
 from wald.format.relieved import joined
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.tables import FrameTable, RouteTable
-from wald.store.files.directory import Segment
 from wald.store.files.disk import free_bytes
+from wald.store.files.listing import Segment
 from wald.store.retention.cursors import Cursor
 from wald.store.retention.history import History
 from wald.store.retention.holders import NO_PINS, Holders, Pins, holders_of

@@ -15,8 +15,9 @@ from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line, 
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
 from wald.format.names import CONSUMERS, DEFAULT_GROUP, check_group, cursor_name
 from wald.store.files.consumers import not_permitted
-from wald.store.files.directory import Root, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import read_identity
 from wald.store.files.regular import open_regular
 
 _MODE = 0o644  # the log's owner reads cursors that others have left; the directories above keep strangers out

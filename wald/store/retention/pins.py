@@ -28,7 +28,8 @@ from wald.format.names import DEFAULT_GROUP, Kind
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.segment import BadHeader
 from wald.format.tables import RouteEntry, RouteTable
-from wald.store.files.directory import Root, Segment
+from wald.store.files.directory import Root
+from wald.store.files.listing import Segment
 from wald.store.files.regular import open_file
 from wald.store.retention.cursors import Cursor, CursorState, cursors_of
 from wald.store.retention.history import History

@@ -18,8 +18,8 @@ from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.state import BadControl, decode_state
 from wald.format.tables import RouteTable
 from wald.store.files.consumers import admitted
-from wald.store.files.directory import Segment
 from wald.store.files.fifos import has_fifo
+from wald.store.files.listing import Segment
 from wald.store.files.moved import Moved, moved
 from wald.store.retention.cursors import Cursor, cursors_of
 from wald.store.segments.opened import Met, SealedSegment

@@ -15,9 +15,10 @@ from dataclasses import replace
 from wald.errors import Damaged, command_line
 from wald.format.names import Kind
 from wald.format.tables import RouteEntry
-from wald.store.files.directory import Listing, Root, Segment, list_segments
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.lines import Entry
+from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.retention.cursors import Cursor, set_cursor
 from wald.store.retention.history import History
 from wald.store.retention.missing import RouteRange

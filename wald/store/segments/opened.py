@@ -26,7 +26,7 @@ from wald.format.peers import BadPeer, Peer, decode_peer, position_of
 from wald.format.sealed import BadSealed, SealedIndex
 from wald.format.segment import BadHeader, SegmentHeader
 from wald.format.tables import Frame, RouteTable
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.files.regular import open_regular
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.indexes import read_index

@@ -25,7 +25,7 @@ from wald.format.seek_table import SEEK_FOOTER, decode_seek_table, seek_table_by
 from wald.format.segment import BadHeader, SegmentHeader
 from wald.format.segment import decode_header as decode_segment_header
 from wald.format.zframes import BadFrame, FrameSpan, span_at
-from wald.store.files.directory import Segment
+from wald.store.files.listing import Segment
 from wald.store.files.regular import open_regular
 from wald.store.segments.contents import Contents
 from wald.store.segments.frames import FRAME_BYTES, beginning

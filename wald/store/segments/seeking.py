@@ -8,7 +8,8 @@ from contextlib import closing
 
 from wald.errors import Damaged
 from wald.format.batch import BatchHeader
-from wald.store.files.directory import Root, Segment
+from wald.store.files.directory import Root
+from wald.store.files.listing import Segment
 from wald.store.segments.head import readable_head
 from wald.store.segments.opened import DroppedBatches, SealedSegment, SkippedBatches
 from wald.store.segments.raw import DamagedBytes

@@ -19,7 +19,8 @@ from typing import TypeVar
 from wald.errors import Damaged
 from wald.format.head import Head
 from wald.format.names import Kind, segment_name
-from wald.store.files.directory import Listing, Root, Segment, list_segments
+from wald.store.files.directory import Root
+from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.files.regular import open_file
 from wald.store.segments.head import EVERYTHING, Bound, lost_head, read_head, readable_head
 from wald.store.segments.opened import OpenSegment, open_segment

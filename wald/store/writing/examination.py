@@ -13,7 +13,7 @@ from wald.format.names import Kind, segment_name
 from wald.format.parsing import Outcome
 from wald.format.segment import BadHeader, NewerVersion
 from wald.format.state import LogState
-from wald.store.files.directory import Listing, Segment
+from wald.store.files.listing import Listing, Segment
 from wald.store.files.regular import open_file
 from wald.store.segments.indexes import read_index
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes, RawFile, ScannedBatch, SegmentEnd

@@ -22,8 +22,9 @@ from wald.errors import Damaged, Locked, command_line
 from wald.format.head import decode_head
 from wald.format.names import Kind
 from wald.format.segment import HEADER, BadHeader, decode_header
-from wald.store.files.directory import Root, Segment, list_segments
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.listing import Segment, list_segments
 from wald.store.files.regular import open_file, read_regular
 
 _SETTLE_SECONDS = 0.02  # more than a tick of the clock that files' times come from

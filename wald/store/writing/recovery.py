@@ -24,8 +24,9 @@ from wald.errors import Damaged, UnsupportedFormat
 from wald.format.head import Head, decode_head
 from wald.format.names import Kind
 from wald.format.state import LogState
-from wald.store.files.directory import TEMPORARY, Listing, Root, Segment, list_segments
+from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
+from wald.store.files.listing import Listing, Segment, list_segments
 from wald.store.files.regular import open_file, read_regular
 from wald.store.files.uptime import boot_id
 from wald.store.segments.raw import FIRST_BATCH, SegmentEnd

@@ -9,7 +9,7 @@ from wald.format.batch import BatchHeader
 from wald.format.names import Kind
 from wald.format.parsing import Batches, StoredBatch
 from wald.format.state import BadControl, LogState, decode_state
-from wald.store.files.directory import Listing, Segment
+from wald.store.files.listing import Listing, Segment
 from wald.store.files.regular import open_file
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.raw import FIRST_BATCH, RawFile, ScannedBatch

@@ -25,10 +25,11 @@ from wald.format.names import Kind, parse_segment_name, segment_name
 from wald.format.sealed import SealedIndex
 from wald.format.segment import BadHeader, NewerVersion
 from wald.store.files import uptime
-from wald.store.files.directory import TEMPORARY, Root, Segment
+from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.files.lines import Lines
+from wald.store.files.listing import Segment
 from wald.store.files.regular import open_file
 from wald.store.files.uptime import Moment
 from wald.store.segments.compression import Compressed, SealedFile, compress_segment

@@ -24,9 +24,10 @@ from wald.cli.doctor.judging.space import Inodes, Quota, Space
 from wald.client.connection import status as asked
 from wald.config import Config, load
 from wald.errors import Damaged, InvalidInput, NotPermitted, WaldError, user_name
-from wald.store.files.directory import Root, check_root, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk, free_bytes, total_bytes
 from wald.store.files.fifos import has_fifo
+from wald.store.files.identity import check_root, read_identity
 from wald.store.files.regular import read_regular
 from wald.store.retention.backlog import Backlog
 from wald.store.segments.view import read_view
