@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from logs import Built
 
 from wald.format.batch import BatchHeader, Encoding
+from wald.store.reading import matching
 from wald.store.reading.batches import Batch
 from wald.store.reading.matching import BadPattern, Matcher
 
@@ -30,7 +31,8 @@ def batch(values: list[bytes], *, terminated: bool = True) -> Batch:
 lines = st.lists(st.lists(st.sampled_from([piece for piece in PIECES if piece != b"\n"])).map(b"".join), min_size=1)
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("lines_searched", [1, 1 << 30])  # by their places in the batch wherever possible, or never
+@settings(max_examples=200, deadline=None)
 @given(
     values=lines,
     pattern=st.sampled_from(PATTERNS) | st.lists(st.sampled_from(PIECES)).map(b"".join).map(re.escape),
@@ -39,13 +41,15 @@ lines = st.lists(st.lists(st.sampled_from([piece for piece in PIECES if piece !=
     terminated=st.booleans(),
 )
 def test_it_finds_what_a_look_at_every_record_finds(
-    values: list[bytes], pattern: bytes, ignore_case: bool, invert: bool, terminated: bool
+    lines_searched: int, values: list[bytes], pattern: bytes, ignore_case: bool, invert: bool, terminated: bool
 ) -> None:
     compiled = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     expected = [(7 + i, value) for i, value in enumerate(values) if (compiled.search(value) is None) == invert]
 
     matcher = Matcher(pattern, ignore_case=ignore_case, invert=invert)
-    found = list(matcher.records(batch(values, terminated=terminated)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matching, "_LINES_SEARCHED", lines_searched)
+        found = list(matcher.records(batch(values, terminated=terminated)))
 
     assert [(record.sequence, record.value) for record in found] == expected
     assert [record.terminated for record in found] == [terminated or n < 6 + len(values) for n, _ in expected]

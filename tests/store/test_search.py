@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from logs import Built
+from relieving import relieve
 
 from wald.errors import Damaged
 from wald.format.names import Kind
@@ -136,3 +137,32 @@ def test_a_process_that_is_killed_ends_the_search_with_an_error(built: Built) ->
     selection = select(built.view, None, "earliest", None, "processed")
     with pytest.raises(OSError, match="a process of the search was killed"):
         list(search(built.view, selection, show, absent=lambda _: False, jobs=2))
+
+
+def test_what_relief_has_dropped_is_reported_whatever_is_looked_for(built: Built) -> None:
+    built.cut()
+    first = built.lines("a", [b"dropped"])
+    built.lines("b", [b"kept"])
+    built.cut()
+    built.seal()
+    relieve(built, first, a=first)
+
+    reported = [[e for e in searched(built, each, jobs=1) if isinstance(e, Missing)] for each in (b"", b"nowhere")]
+
+    assert reported[0] == reported[1]
+    assert [(each.first, each.last) for each in reported[0]] == [(first, first)]
+
+
+def test_a_record_that_has_lost_a_piece_is_reported_whatever_is_looked_for(built: Built) -> None:
+    built.piece("lost", b"nobody goes on with", begins=True, ends=False)
+    built.cut()
+    built.append("lost", b"another one\n", 1)
+    built.cut()
+    built.seal()
+
+    reported = [
+        [str(e) for e in searched(built, each, jobs=1) if isinstance(e, Damaged)] for each in (b"", b"nobody", b"[?]")
+    ]
+
+    assert reported[0] == reported[1] == reported[2]
+    assert "has lost a piece" in reported[0][0]

@@ -52,6 +52,7 @@ class Matcher:
         self._folds = bool(compiled.flags & re.IGNORECASE)
         literal = b"" if invert else _literal(source, compiled.flags)
         self._literal = literal.lower() if self._folds else literal
+        self._folded = bytearray()
 
     def matches(self, value: bytes) -> bool:
         """Whether a record with this value is one to find."""
@@ -85,8 +86,14 @@ class Matcher:
             yield from (record for record in batch.records() if self.matches(record.value))
 
     def _text(self, data: bytes | memoryview) -> bytes | memoryview:
-        """The bytes in which the literal is looked for."""
-        return translate(data, _LOWER) if self._folds and self._literal else data
+        """The bytes in which the literal is looked for, until the next call."""
+        if not self._folds or not self._literal:
+            return data
+        if len(self._folded) < len(data):
+            self._folded = bytearray(len(data))  # one for all: new memory takes longer than what is done with it
+        folded = memoryview(self._folded)[: len(data)]
+        translate(data, _LOWER, out=folded)
+        return folded
 
     def _among(self, values: list[bytes], first: int) -> list[tuple[int, bytes]]:
         """Those of consecutive records to find, without a step of Python for each."""

@@ -2,12 +2,15 @@
 
 Decompressing and the search of ``re`` and ``bytes.find`` fill a processor, and the latter hold the interpreter's lock.
 So the portions are dealt out to processes that are forked. Each keeps what it finds in a portion until it is asked
-for, up to ``_HELD_BYTES``.
+for, up to ``_HELD_BYTES``. What is to be written goes through a pipe as it is, and is written as it comes out of it.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import gc
+import os
 import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
@@ -24,7 +27,9 @@ from wald.store.segments.view import View
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-_HELD_BYTES = 4 << 20
+_WRITTEN_BYTES = 64 << 10  # of output, at once
+_PIPE_BYTES = 256 << 10
+_HELD_BYTES = 12 << 20
 
 
 class Found(NamedTuple):
@@ -32,6 +37,13 @@ class Found(NamedTuple):
 
     records: int
     output: bytes
+
+
+class _Output(NamedTuple):
+    """So many bytes of output follow in the pipe, of so many records."""
+
+    records: int
+    output_bytes: int
 
 
 class _Failed(NamedTuple):
@@ -72,7 +84,7 @@ def _searched(
     batches = read_portion(view, selection, *portion, absent=absent, on_damage=report, on_missing=report)
     for batch in batches:
         found = show(batch)
-        if events or held > _HELD_BYTES:
+        if events or held > _WRITTEN_BYTES:
             yield Found(records, b"".join(parts))
             yield from events
             events.clear()
@@ -96,6 +108,8 @@ def _in_processes(
     try:
         for number in range(jobs):
             receiver, sender = context.Pipe(duplex=False)
+            with suppress(OSError):  # it stays shorter, where a user may have no more
+                fcntl.fcntl(sender.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             receivers.append(receiver)
             work = (view, selection, dealt[number::jobs], show, absent, sender, receivers)
             processes.append(context.Process(target=_work, args=work, daemon=True))
@@ -110,18 +124,40 @@ def _in_processes(
             process.join()
 
 
+def _output(receiver: Connection, announced: _Output) -> Iterator[Found]:
+    """
+    Raises:
+        EOFError: it ends before all of it has come.
+    """
+    records, left = announced
+    while left or records:
+        part = os.read(receiver.fileno(), min(left, _PIPE_BYTES)) if left else b""
+        if left and not part:
+            raise EOFError
+        yield Found(records, part)
+        records, left = 0, left - len(part)
+
+
 def _received(receiver: Connection) -> Iterator[Event]:
     """What one process found in one portion."""
-    while True:
-        try:
-            event = receiver.recv()
-        except EOFError:
-            raise OSError(errno.ECHILD, "a process of the search was killed") from None
-        if event is None:
-            return
+    try:
+        yield from _events(receiver)
+    except EOFError:
+        raise OSError(errno.ECHILD, "a process of the search was killed") from None
+
+
+def _events(receiver: Connection) -> Iterator[Event]:
+    """
+    Raises:
+        EOFError: the process has ended before the portion did.
+    """
+    while (event := receiver.recv()) is not None:
         if isinstance(event, _Failed):
             raise event.error
-        yield event
+        if isinstance(event, _Output):
+            yield from _output(receiver, event)
+        else:
+            yield event
 
 
 def _work(
@@ -136,15 +172,33 @@ def _work(
     """Search the portions of one process. It ends when its pipe has no reader any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    gc.freeze()  # what there is stays to the end
     for receiver in receivers:
         receiver.close()
     with suppress(BrokenPipeError):
         try:
             for portion in dealt:
+                held, held_bytes = list[Event](), 0
                 for event in _searched(view, selection, portion, show, absent):
-                    sender.send(event)
+                    held.append(event)
+                    held_bytes += len(event.output) if isinstance(event, Found) else 0
+                    if held_bytes > _HELD_BYTES:
+                        _send(sender, held)
+                        held, held_bytes = [], 0
+                _send(sender, held)
                 sender.send(None)
         except BrokenPipeError:
             raise
         except (WaldError, OSError) as error:
             sender.send(_Failed(error))
+
+
+def _send(sender: Connection, events: Sequence[Event]) -> None:
+    for event in events:
+        if not isinstance(event, Found):
+            sender.send(event)
+            continue
+        sender.send(_Output(event.records, len(event.output)))
+        left = memoryview(event.output)
+        while left:
+            left = left[os.write(sender.fileno(), left) :]

@@ -1,0 +1,273 @@
+"""``wald grep``, with every option, against a look at every record of a log that has everything a log may have."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from logs import SECOND_NS, START_NS, Built
+from relieving import relieve
+
+from wald.cli.grep import grep
+from wald.errors import Damaged, NotFound, Partial, WaldError
+from wald.format.names import Kind
+from wald.format.record import Record
+from wald.format.times import utc
+from wald.store.reading import portions
+from wald.store.reading.selection import Start
+from wald.store.retention.missing import Missing
+from wald.store.segments.compression import compress_segment
+from wald.store.writing import sealer
+
+PARTS = [b"err", b"or", b"Err", b"%d", b"\r\x00\xff", b" " * 60, b""]
+OTHERS = ["or", "%d", "\\r", "\\x00", "", "^$", "e.r", "[Ee]rr?or$", "(?i)ERR", "or|%", "\udcff", "nowhere"]
+PATTERNS = ["error"] * 6 + OTHERS
+ROUTES = "abpq"  # lines, columns, and two with records in pieces
+
+parts = st.sampled_from(PARTS)
+values = st.lists(parts | st.lists(parts, max_size=4).map(b"".join), min_size=1, max_size=4)
+pieces = st.permutations([b"err", b"or", b" "]) | values
+kinds = st.sampled_from(["lines", "columns", "begin", "go on", "end", "stop", "cut", "seal"])
+steps = st.tuples(kinds, values) | st.tuples(st.just("pieces"), pieces)
+spoiled = st.sampled_from(["", "flip", "relieve", "reclaim"])
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of one search; times are commits, counted from the first."""
+
+    pattern: str
+    fixed: bool
+    ignore_case: bool
+    invert: bool
+    route: str | None
+    first: int | None
+    last: int | None
+    since: int | None
+    until: int | None
+
+
+asked = st.builds(
+    Asked,
+    st.sampled_from(PATTERNS),
+    *[st.booleans()] * 3,
+    st.none() | st.sampled_from(ROUTES),
+    *[st.none() | st.integers(1, 30)] * 4,
+)
+
+
+def append(log: Built, kind: str, given: list[bytes], numbers: defaultdict[str, int]) -> None:
+    """Do one step of a history, if it is possible."""
+    numbers[kind] += 1
+    route = "pq"[numbers[kind] % 2]
+    is_open = route in log.writer.state.open_records
+    text = b"\n".join([*given[:-1], given[-1] or b"x"])
+    if kind == "lines":
+        log.lines("a", given)
+    elif kind == "columns":
+        log.columns("b", given, keys=[b"error", *[None] * (len(given) - 1)])
+    elif kind == "begin" and not is_open:
+        log.piece(route, text, begins=True, ends=False)
+    elif kind == "go on" and is_open:
+        log.piece(route, given[0] or b"x", begins=False, ends=False)
+    elif kind == "end" and is_open:
+        log.piece(route, text + b"\n", begins=False, ends=True)
+    elif kind == "stop":
+        log.piece(route, text, begins=not is_open, ends=True)
+    elif kind == "pieces" and not is_open:
+        for place, piece in enumerate(given):
+            log.piece(route, piece or b"x", begins=place == 0, ends=False)
+        log.piece(route, b"\n", begins=False, ends=True)
+    elif kind == "cut":
+        cut(log)
+    elif kind == "seal":
+        cut(log)
+        log.seal()
+
+
+def cut(log: Built) -> None:
+    """Begin a segment, unless one has just begun."""
+    if log.last >= log.writer.base_sequence:
+        log.cut()
+
+
+def spoil(log: Built, how: str, place: float) -> None:
+    """Damage, relieve or reclaim a sealed segment, if there is one."""
+    sealed = [segment for segment in log.view.segments if segment.kind is Kind.SEALED]
+    if not sealed:
+        return
+    segment = sealed[int(place * 997) % len(sealed)]
+    if how == "flip":
+        data = bytearray(segment.path.read_bytes())
+        data[int(place * len(data))] ^= 1
+        segment.path.write_bytes(data)
+    elif how == "relieve":
+        relieve(log, segment.base_sequence, a=1000, p=int(place * 20))
+    elif how == "reclaim" and len(log.view.segments) > 1:
+        log.reclaim(sealed[0].base_sequence)
+
+
+def time_of(commit: int) -> datetime:
+    return datetime.fromtimestamp((START_NS + commit * SECOND_NS) / 1e9, UTC)
+
+
+def expected(log: Built, asked: Asked) -> tuple[int | None, list[Record]]:
+    """The exit code, if it is not about what was found, and the records, by a look at each."""
+    damage: list[Damaged] = []
+    missing: list[Missing] = []
+    start: Start = asked.first or (time_of(asked.since) if asked.since else "earliest")
+    stop = asked.last or (time_of(asked.until) if asked.until else None)
+    flags = re.IGNORECASE if asked.ignore_case else 0
+    pattern = os.fsencode(asked.pattern)
+    search = re.compile(re.escape(pattern) if asked.fixed else pattern, flags).search
+    records = log.log.records(asked.route, start, stop, on_damage=damage.append, on_missing=missing.append)
+    found = [record for record in records if (search(record.value) is None) == asked.invert]
+    if any(each.asked for each in missing):
+        return NotFound.exit_code, []
+    return Damaged.exit_code if damage else Partial.exit_code if missing else None, found
+
+
+def arguments(log: Built, asked: Asked, *more: str) -> list[str]:
+    positions = {
+        "--from": asked.first,
+        "--to": asked.last,
+        "--since": asked.since and not asked.first and time_of(asked.since).isoformat(),
+        "--until": asked.until and not asked.last and time_of(asked.until).isoformat(),
+    }
+    given = [word for option, value in positions.items() if value for word in (option, str(value))]
+    flags = ["-F"] * asked.fixed + ["-i"] * asked.ignore_case + ["-v"] * asked.invert
+    return ["--root", str(log.root.path), *given, *flags, *more, "--", asked.pattern, *filter(None, [asked.route])]
+
+
+def run(words: list[str]) -> tuple[int, bytes]:
+    """Exit code and stdout of the command, in this process, so that its portions are small."""
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(1)
+        os.dup2(file.fileno(), 1)
+        try:
+            with open(1, "w", closefd=False) as text, redirect_stdout(text):
+                code = grep.main(words, standalone_mode=False)
+        except WaldError as error:
+            code = error.exit_code
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+        file.seek(0)
+        return code, file.read()
+
+
+def by_route(records: list[Record], show: Callable[[Record], bytes]) -> dict[str, list[bytes]]:
+    """What is shown of the records of each route, in their order."""
+    shown: dict[str, list[bytes]] = {}
+    for record in records:
+        shown.setdefault(record.route, []).append(show(record))
+    return shown
+
+
+def text(record: Record) -> bytes:
+    return b"%d %b %b" % (record.sequence, record.route.encode(), record.value)
+
+
+def timed(record: Record) -> bytes:
+    time = utc(record.append_time_ns, 9).encode()
+    return b"%d %b %b %b" % (record.sequence, record.route.encode(), time, record.value)
+
+
+def printed(output: bytes) -> dict[str, list[bytes]]:
+    lines = output.split(b"\n")
+    assert lines.pop() == b""
+    shown: dict[str, list[bytes]] = {}
+    for line in lines:
+        shown.setdefault(line.split(b" ")[1].decode(), []).append(line)
+    return shown
+
+
+def objects(output: bytes) -> dict[str, list[dict[str, object]]]:
+    shown: dict[str, list[dict[str, object]]] = {}
+    for line in output.splitlines():
+        found = json.loads(line)
+        shown.setdefault(found["route"], []).append(found)
+    return shown
+
+
+def as_json(record: Record) -> dict[str, object]:
+    about = {"schema": "wald.grep/1", "kind": "record", "append_time": utc(record.append_time_ns, 9)}
+    fields: dict[str, object] = json.loads(record.to_json())
+    return about | fields
+
+
+def assert_exact(log: Built, asked: Asked, jobs: str) -> None:
+    try:
+        code, records = expected(log, asked)
+    except WaldError as error:  # a position that there is not
+        code, records = error.exit_code, []
+    code = (0 if records else 1) if code is None else code
+    counted = run(arguments(log, asked, "--jobs", jobs, "-c"))
+    assert counted[0] == code
+    if code in (2, 3):
+        return
+    assert counted[1] == b"%d\n" % len(records)
+    assert run(arguments(log, asked, "--jobs", jobs, "--json", "-c"))[1].endswith(b'"records": %d}\n' % len(records))
+    for more, show in (([], text), (["--times"], timed)):
+        ended, output = run(arguments(log, asked, "--jobs", jobs, *more))
+        assert (ended, printed(output)) == (code, by_route(records, show))
+    ended, output = run(arguments(log, asked, "--jobs", jobs, "--json"))
+    whole = {route: [as_json(each) for each in records if each.route == route] for route in ROUTES}
+    assert (ended, objects(output)) == (code, {route: found for route, found in whole.items() if found})
+
+
+def assert_all_exact(jobs: str, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(
+        history=st.lists(steps, min_size=3, max_size=14),
+        frame_bytes=st.integers(150, 900),
+        level=st.sampled_from([-1, 3, 19]),
+        keep=st.integers(0, 1),
+        spoiled=spoiled,
+        place=st.floats(0, 0.99),
+        searches=st.lists(asked, min_size=3, max_size=3),
+    )
+    def exact(
+        history: list[tuple[str, list[bytes]]],
+        frame_bytes: int,
+        level: int,
+        keep: int,
+        spoiled: str,
+        place: float,
+        searches: list[Asked],
+    ) -> None:
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(portions, "PORTION_BYTES", 1)  # each frame is one
+            compress = partial(compress_segment, frame_bytes=frame_bytes, level=level)
+            patch.setattr(sealer, "compress_segment", compress)
+            log = Built(Path(folder) / "log")
+            numbers: defaultdict[str, int] = defaultdict(int)
+            log.lines("a", [b"error"])
+            for kind, given in history:
+                append(log, kind, given, numbers)
+            cut(log)
+            log.seal(keep=keep)
+            log.lines("a", [b"the last error"])
+            spoil(log, spoiled, place)
+            for search in searches:
+                assert_exact(log, search, jobs)
+            log.crash()
+
+    exact()
+
+
+@pytest.mark.parametrize("jobs", ["1", pytest.param("4", marks=pytest.mark.slow)])
+def test_it_finds_what_a_look_at_every_record_finds(jobs: str) -> None:
+    assert_all_exact(jobs, 25 if jobs == "1" else 150)
