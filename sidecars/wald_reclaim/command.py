@@ -15,7 +15,7 @@ import click
 
 import wald
 from wald.cli.entry import run
-from wald.cli.options import duration_option, json_option, metrics_option, root_option, size_option
+from wald.cli.options import config_option, duration_option, json_option, metrics_option, root_option, size_option
 from wald.endpoint import serving
 from wald.errors import Damaged, DiskFailure, InvalidInput, NotPermitted, WaldError, command_line
 from wald.format.names import CONSUMERS, CURSOR_SUFFIX, Kind
@@ -38,14 +38,7 @@ _CENTURY = 36_600  # days
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @root_option
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    envvar="WALD_CONFIG",
-    show_envvar=True,
-    help="The daemon's file of settings: its [retention], and limits of routes. An option here goes before it.",
-)
+@config_option("The daemon's file of settings: its [retention], and limits of routes. An option here goes before it.")
 @click.option("--once", is_flag=True, help="Make one pass, then exit; the default.")
 @click.option("--watch", is_flag=True, help="Make a pass when a cursor moves or a segment is sealed, until SIGTERM.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")

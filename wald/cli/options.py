@@ -46,6 +46,18 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
 
 
+def config_option(help_text: str) -> Callable[[F], F]:
+    """``--config`` or WALD_CONFIG, the daemon's file of settings; the command gets ``config_path``."""
+    return click.option(
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path),
+        envvar="WALD_CONFIG",
+        show_envvar=True,
+        help=help_text,
+    )
+
+
 def group_option(function: F) -> F:
     """``--group``."""
     return click.option("--group", default=DEFAULT_GROUP, callback=_group, help=GROUP_HELP)(function)
@@ -58,8 +70,13 @@ def of_consumer_option(function: F) -> F:
 
 
 def route_argument(function: F) -> F:
-    """A route with a legal name."""
-    return click.argument("route", callback=_route)(function)
+    """A route with a legal name; the command gets ``route``."""
+    return named_route("route")(function)
+
+
+def named_route(name: str) -> Callable[[F], F]:
+    """As :func:`route_argument`, where a command takes several; the command gets ``name``."""
+    return click.argument(name, callback=_route)
 
 
 def socket_option(function: F) -> F:

@@ -9,11 +9,10 @@ import click
 
 import wald
 from wald.cli.connect import daemon_at, runs
-from wald.cli.options import json_option, root_option, route_argument, socket_option
+from wald.cli.options import json_option, named_route, root_option, route_argument, socket_option
 from wald.cli.output import aligned, json_line
 from wald.cli.positions import warn_without_daemon
 from wald.errors import InvalidInput, Refused, command_line
-from wald.format.names import check_route
 from wald.format.times import utc
 from wald.log import Log
 from wald.setting_types import Group, Mode
@@ -110,8 +109,8 @@ def retire(root: Path, socket: Path | None, route: str, as_json: bool) -> None:
 
 
 @route.command()
-@click.argument("old", callback=lambda _ctx, _parameter, name: check_route(name))
-@click.argument("new", callback=lambda _ctx, _parameter, name: check_route(name))
+@named_route("old")
+@named_route("new")
 @root_option
 @socket_option
 @json_option
@@ -130,8 +129,8 @@ def rename(root: Path, socket: Path | None, old: str, new: str, as_json: bool) -
 
 
 @route.command()
-@click.argument("route", callback=lambda _ctx, _parameter, name: check_route(name))
-@click.argument("into", callback=lambda _ctx, _parameter, name: check_route(name))
+@route_argument
+@named_route("into")
 @root_option
 @socket_option
 @json_option

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wald.cli.options import json_option, root_option, socket_option
+from wald.cli.options import config_option, json_option, root_option, socket_option
 from wald.cli.output import json_line
 from wald.format.names import check_route
 
@@ -34,14 +34,7 @@ class _WithSettings(click.Command):
 
 @click.command(cls=_WithSettings)
 @root_option
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    envvar="WALD_CONFIG",
-    show_envvar=True,
-    help="A TOML file of settings.",
-)
+@config_option("A TOML file of settings.")
 @click.option("--stdin", "stdin_route", metavar="ROUTE", help="Also take lines from stdin, and stop at its end.")
 @click.option(
     "--check", "only_check", is_flag=True, help="Only check the settings and that the root is or can be a log."

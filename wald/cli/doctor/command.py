@@ -18,7 +18,7 @@ import click
 from wald.cli.doctor.canary import ROUTE, Step, send
 from wald.cli.doctor.checks import Finding, Outcome
 from wald.cli.doctor.examination import examine
-from wald.cli.options import duration_option, json_option, root_option, socket_option
+from wald.cli.options import config_option, duration_option, json_option, root_option, socket_option
 from wald.cli.output import json_line
 from wald.errors import InvalidInput, WaldError, command_line
 
@@ -32,14 +32,7 @@ _CANARY_SECONDS = 10.0
 
 @click.command()
 @root_option
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    envvar="WALD_CONFIG",
-    show_envvar=True,
-    help="The daemon's TOML file of settings.",
-)
+@config_option("The daemon's TOML file of settings.")
 @socket_option
 @click.option("--canary", is_flag=True, help=f"Send a record through route {ROUTE} instead, and report its way.")
 @duration_option("--timeout", None, "Give up after this long.  [default: 5s; with --canary 10s]")
