@@ -40,10 +40,10 @@ def state(place: Path, *, without: tuple[Path, ...] = ()) -> dict[str, tuple[obj
 # Links.
 
 
-@pytest.fixture(scope="module")
-def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def lived(tmp_path: Path) -> Path:
     """A directory with a log and its archive, as a full life leaves them."""
-    place = tmp_path_factory.mktemp("lived") / "inside"
+    place = tmp_path / "inside"
     place.mkdir()
     Life(place / "log", place / "archive").live()
     return place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -58,11 +59,13 @@ def test_the_text_says_the_same_and_sums_it_up(log: Path) -> None:
 
 
 def test_the_summary_names_the_promises(log: Path) -> None:
-    """What fails here rests under promises 2 and 10, and nothing else is wrong."""
+    """What fails here rests under promises 2 and 10, and nothing else fails."""
     log.chmod(0o777)
     printed = " ".join(wald("doctor", "--root", log).stdout.decode().split())
 
-    assert printed.endswith("Promises of docs/guarantees.md broken here: 2, 10.")
+    assert re.search(r"Promises of docs/guarantees.md broken here: 2, 10[.;]", printed), (
+        printed
+    )  # a slow disk is told, too
 
 
 def test_checks_that_say_the_same_are_one_row(tmp_path: Path) -> None:
