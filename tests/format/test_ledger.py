@@ -5,15 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 from damage import every_flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wald.format.ledger import GENESIS, Written, decode_ledger, decode_line, digest, encode_line, read_out
+from wald.format.ledger import (
+    GENESIS,
+    BadLine,
+    Written,
+    decode_ledger,
+    decode_line,
+    decode_lines,
+    digest,
+    encode_line,
+    read_out,
+)
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(st.characters(), max_size=10)
 KEYS = st.text(max_size=6).filter(lambda key: key not in ("append", "crc", "prev"))  # which are the ledger's own
 ENTRIES = st.lists(st.dictionaries(KEYS, SCALARS, max_size=4), max_size=5)
+
+
+def is_whole(line: bytes) -> bool:
+    try:
+        return bool(decode_line(line))
+    except BadLine:
+        return False
 
 
 def ledger(entries: list[dict[str, Any]]) -> bytes:
@@ -54,13 +72,41 @@ def test_a_line_without_its_lists_of_routes_has_all_the_rest(group: str) -> None
     """Whatever the names in the lists are; those with brackets may stop a list from being left out."""
     routes = [{"route": "a", "cursors": {group: 7}}, {"route": "b", "cursors": {}}]
     entry = {"event": "relieved", "base": 1, "routes": [["a", 1]], "dropped": routes, "lost": {"b": 2}, "boot": "b"}
+    entry["long"] = "x" * 1024  # of short lines nothing is left out
     line = encode_line(entry | {"why": 'of "routes":[{"route"}]'}, GENESIS)[:-1]
-    brief, whole = decode_line(line, listed=False), decode_line(line)
+    (brief,), whole = decode_lines([line], listed=False), decode_line(line)
 
     assert brief.pop("dropped") in ([], routes)
     assert whole.pop("dropped") == routes
     assert brief == whole
-    assert decode_line(encode_line(entry | {"dropped": routes[1:]}, GENESIS)[:-1], listed=False)["dropped"] == []
+    plain = encode_line(entry | {"dropped": routes[1:]}, GENESIS)[:-1]
+    assert [each["dropped"] for each in decode_lines([plain, plain], listed=False)] == [[], []]
+
+
+@settings(max_examples=50, deadline=None)
+@given(entries=ENTRIES)
+def test_lines_decode_at_once_as_they_do_one_by_one(entries: list[dict[str, Any]]) -> None:
+    lines = ledger(entries).split(b"\n")[:-1]
+    assert decode_lines(lines) == [decode_line(line) for line in lines]
+
+
+def test_of_lines_decoded_at_once_the_first_damaged_one_is_named() -> None:
+    for flipped in every_flip(THREE):
+        lines = flipped.split(b"\n")[:-1]
+        bad = next((number for number, line in enumerate(lines) if not is_whole(line)), None)
+        if bad is None:
+            assert len(decode_lines(lines)) == len(lines)  # the last newline is gone, and the line with it
+            continue
+        with pytest.raises(BadLine) as raised:
+            decode_lines(lines)
+        assert raised.value.number == bad
+
+
+@pytest.mark.parametrize("pair", [(b'{"a":[1', b'2],"prev":""'), (b'{"prev":1},{"prev":2', b'{"prev":3')])
+def test_lines_that_are_only_json_together_are_no_lines(pair: tuple[bytes, bytes]) -> None:
+    sealed = [each + b',"crc":"%08x"}' % crc32c(each) for each in pair]
+    with pytest.raises(BadLine, match="not a ledger line"):
+        decode_lines(sealed)
 
 
 def test_a_truncated_ledger_is_its_whole_lines_and_no_broken_one() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ NO_SPAN = (1 << 64, -1)
 _END = re.compile(rb',"crc":"([0-9a-f]{8})"}')
 _END_BYTES = len(b',"crc":"00000000"}')
 _encoded = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # dumps would make one at each call
+_LONG_BYTES = 1024  # of a line, from which on it pays to look for lists in it
 _LISTS = re.compile(rb'"(routes|dropped)":\[\{[^\]]*\}\]')
 
 
@@ -33,7 +34,15 @@ class Written(str):
 
 
 class BadLine(ValueError):
-    """The line is damaged, or it is not the one that follows the line before it."""
+    """The line is damaged, or it is not the one that follows the line before it.
+
+    Attributes:
+        number: which of several lines it is, from 0.
+    """
+
+    def __init__(self, reason: str, number: int = 0) -> None:
+        super().__init__(reason)
+        self.number = number
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +128,8 @@ def span_of(entry: dict[str, Any]) -> tuple[int, int]:
     return NO_SPAN
 
 
-def decode_line(line: bytes, *, listed: bool = True) -> dict[str, Any]:
+def decode_line(line: bytes) -> dict[str, Any]:
     """One line without its newline; ``prev`` is still in it, and ``append`` if it has that.
-
-    Args:
-        listed: whether its lists of routes are wanted; they may be left empty otherwise, which is much faster.
 
     Raises:
         BadLine: it is not as it was written.
@@ -134,10 +140,8 @@ def decode_line(line: bytes, *, listed: bool = True) -> dict[str, Any]:
     if int(end[1], 16) != crc32c(line[: end.start()]):
         raise BadLine("its checksum is wrong")
     try:
-        entry = json.loads(line if listed else _without_lists(line))
+        entry = json.loads(line)
     except (ValueError, RecursionError):
-        if not listed:
-            return decode_line(line)  # a name in a list has brackets in it
         raise BadLine("not a ledger line") from None
     if not isinstance(entry, dict) or "prev" not in entry:
         raise BadLine("not a ledger line")
@@ -145,8 +149,42 @@ def decode_line(line: bytes, *, listed: bool = True) -> dict[str, Any]:
     return entry
 
 
-def _without_lists(line: bytes) -> bytes:
-    return _LISTS.sub(rb'"\1":[]', line)
+def decode_lines(lines: Sequence[bytes], *, listed: bool = True) -> list[dict[str, Any]]:
+    """As :func:`decode_line` for each of them, at once, which takes half the time.
+
+    Args:
+        listed: whether their lists of routes are wanted; long ones are left empty otherwise, which is much faster.
+
+    Raises:
+        BadLine: one is not as it was written.
+    """
+    try:
+        return _decode_whole(lines, listed=listed)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return list(_decode_each(lines))  # one is damaged; or a name in a list that is left out has brackets in it
+
+
+def _decode_whole(lines: Sequence[bytes], *, listed: bool) -> list[dict[str, Any]]:
+    """Them all; any of several errors if that cannot be."""
+    for line in lines:
+        if not line.endswith(b',"crc":"%08x"}' % crc32c(line[:-_END_BYTES])):
+            raise ValueError("damaged")
+    text = b"[%s]" % b",".join(lines)
+    if not listed and len(text) > _LONG_BYTES * len(lines):
+        text = _LISTS.sub(rb'"\1":[]', text)
+    entries: list[dict[str, Any]] = json.loads(text)
+    for entry, line in zip(entries, lines, strict=True):
+        if entry.pop("crc") != line[-10:-2].decode() or "prev" not in entry:
+            raise ValueError("not ledger lines")
+    return entries
+
+
+def _decode_each(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines):
+        try:
+            yield decode_line(line)
+        except BadLine as error:
+            raise BadLine(str(error), number) from None
 
 
 def ends_wrongly(rest: bytes) -> bool:

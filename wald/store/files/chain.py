@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from wald.errors import Damaged, command_line
-from wald.format.ledger import BadLine, decode_line, digest
+from wald.format.ledger import BadLine, decode_lines, digest
 
 
 def chained(path: Path, data: bytes, *, line: int, prev: str, listed: bool = True) -> tuple[list[dict[str, Any]], str]:
@@ -19,17 +19,16 @@ def chained(path: Path, data: bytes, *, line: int, prev: str, listed: bool = Tru
     Raises:
         Damaged: a line is damaged or does not follow the one before it.
     """
-    entries = []
-    for number, text in enumerate(data.split(b"\n")[:-1], start=line):
-        try:
-            entry = decode_line(text, listed=listed)
-        except BadLine as error:
-            raise damaged(path, number, str(error)) from error
+    texts = data.split(b"\n")[:-1]
+    try:
+        entries = decode_lines(texts, listed=listed)
+    except BadLine as error:
+        raise damaged(path, line + error.number, str(error)) from error
+    for number, (entry, text) in enumerate(zip(entries, texts, strict=True), start=line):
         entry.pop("append", None)
         if entry.pop("prev") != prev:
             raise damaged(path, number, "does not follow the line before it")
         prev = digest(text)
-        entries.append(entry)
     return entries, prev
 
 

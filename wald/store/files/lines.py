@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from crc32c import crc32c
 
-from wald.format.ledger import GENESIS, NO_SPAN, BadLine, decode_line, digest, span_of
+from wald.format.ledger import GENESIS, NO_SPAN, span_of
 from wald.format.ledger_part import CLOCK_ZERO, Clock, PartIndex
 from wald.store.files.chain import chained, damaged
 from wald.store.files.ledger_parts import (
@@ -107,6 +107,14 @@ class _Block:
     def is_about(self, first: int, last: int) -> bool:
         return self.low <= last and first <= self.high
 
+    def extend(self, lines: list[Line], end: int) -> None:
+        """Take in more lines, which end at ``end``."""
+        self.length = end - self.offset
+        self.low = min([self.low, *(line.low for line in lines)])
+        self.high = max([self.high, *(line.high for line in lines)])
+        earliest_ns, latest_ns = times_of_all(line.entry for line in lines)
+        self.earliest_ns, self.latest_ns = min(self.earliest_ns, earliest_ns), max(self.latest_ns, latest_ns)
+
     def lines(self) -> list[Line]:
         if self.active is not None:
             data = os.pread(self.active.descriptor, self.length, self.offset)
@@ -134,30 +142,32 @@ class _Bookmark:
             left -= len(part)
         return not left and checksum == self.checksum
 
-    def entries(self, file: BinaryIO, path: Path) -> Iterator[Entry]:
-        """The lines behind it, one at a time; it is moved on.
+    def read(self, file: BinaryIO, path: Path, length: int) -> list[Entry]:
+        """The lines behind it that begin in the next ``length`` bytes; it is moved on. At the end there are none.
 
         Raises:
-            Damaged: at the first line that is damaged, or that does not follow the one before it.
+            Damaged: one is damaged, or does not follow the one before it.
         """
-        _, end = synced(file.fileno(), os.fstat(file.fileno()).st_size)
         file.seek(self.offset)
-        for number, line in enumerate(file, start=self.number + 1):
-            offset = self.offset + len(line)
-            if offset > end:
-                if not line.endswith(b"\n") and newline_is_damaged(line, self.offset):
-                    raise damaged(path, number, "its newline is damaged")
-                return  # torn, and its owner cuts it; or newer than this reading
-            try:
-                entry = decode_line(line[:-1])
-            except BadLine as error:
-                raise damaged(path, number, str(error)) from error
-            entry.pop("append", None)
-            if entry.pop("prev") != self.tip:
-                raise damaged(path, number, "does not follow the line before it")
-            self.number, self.offset, self.tip = number, offset, digest(line)
-            self.checksum = crc32c(line, self.checksum)
-            yield entry
+        data = file.read(length)
+        data += b"" if data.endswith(b"\n") else file.readline()
+        data = data[: data.rfind(b"\n") + 1]
+        entries, self.tip = chained(path, data, line=self.number + 1, prev=self.tip)
+        self.number += len(entries)
+        self.offset += len(data)
+        self.checksum = crc32c(data, self.checksum)
+        return entries
+
+    def check_rest(self, file: BinaryIO, path: Path) -> None:
+        """Look at what follows: a torn line, which its owner cuts, or what is newer than this reading.
+
+        Raises:
+            Damaged: it was a whole line once.
+        """
+        file.seek(self.offset)
+        rest = file.readline()
+        if not rest.endswith(b"\n") and newline_is_damaged(rest, self.offset):
+            raise damaged(path, self.number + 1, "its newline is damaged")
 
 
 class Lines:
@@ -272,10 +282,10 @@ class Lines:
             began = self._take_parts(first_prev(_first_line(opened.descriptor)))
             if began or not self._bookmark.holds(file):
                 self._begin(keep=began)
-            before = self._bookmark.offset, self._bookmark.tip
-            for entry in self._bookmark.entries(file, self._path):
-                self._take(entry, opened, *before)
-                before = self._bookmark.offset, self._bookmark.tip
+            _, end = synced(opened.descriptor, os.fstat(opened.descriptor).st_size)
+            while self._bookmark.offset < end and self._read_on(file, opened, end):
+                pass
+            self._bookmark.check_rest(file, self._path)
         self._seen = seen
 
     def _without_active(self) -> None:
@@ -310,22 +320,24 @@ class Lines:
         self._bookmark = _Bookmark(tip=self._sealed.tip)
         self._elapsed = Elapsed(self._sealed.clock)
 
-    def _take(self, entry: Entry, file: _File, offset: int, prev: str) -> None:
-        number = self._bookmark.number
-        line = Line(self._sealed.lines + number, *span_of(entry), entry)
-        if not self._blocks or self._blocks[-1].length >= FRAME_BYTES:
-            clock = self._elapsed.clock
-            block = _Block(self._path, file, line.number, number, offset, 0, 0, *NO_SPAN, *NO_TIMES, prev, clock)
-            self._blocks.append(block)
+    def _read_on(self, file: BinaryIO, opened: _File, end: int) -> bool:
+        """Read the rest of the last block of the active file, or another one, up to ``end``; whether there was any."""
+        offset, prev, before = self._bookmark.offset, self._bookmark.tip, self._bookmark.number
+        full = not self._blocks or self._blocks[-1].length >= FRAME_BYTES
+        room = FRAME_BYTES - (0 if full else self._blocks[-1].length)
+        entries = self._bookmark.read(file, self._path, min(room, end - offset))
+        if not entries:
+            return False
+        number = self._sealed.lines + before + 1
+        if full:
+            about = *NO_SPAN, *NO_TIMES, prev, self._elapsed.clock
+            self._blocks.append(_Block(self._path, opened, number, before + 1, offset, 0, 0, *about))
             self._tail = []
-        block = self._blocks[-1]
-        self._tail.append(line)
-        block.length = self._bookmark.offset - block.offset
-        block.low, block.high = min(block.low, line.low), max(block.high, line.high)
-        earliest_ns, latest_ns = times_of_all([entry])
-        block.earliest_ns, block.latest_ns = min(block.earliest_ns, earliest_ns), max(block.latest_ns, latest_ns)
-        if (moment := moment_of(entry)) is not None:
-            self._elapsed.advance(moment)
+        lines = [Line(each, *span_of(entry), entry) for each, entry in enumerate(entries, start=number)]
+        self._tail += lines
+        self._blocks[-1].extend(lines, self._bookmark.offset)
+        self._elapsed.advance_over(entries)
+        return True
 
 
 class _Sealed:

@@ -9,7 +9,7 @@ machine.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -67,6 +67,12 @@ class Elapsed:
         if last is None or not moment.boot or moment.boot != last.boot:
             return self._total_ns
         return self._total_ns + max(0, moment.boottime_ns - last.boottime_ns)
+
+    def advance_over(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Go on from the last of the lines that say when they were written."""
+        for entry in entries:
+            if (moment := moment_of(entry)) is not None:
+                self.advance(moment)
 
     def advance(self, moment: Moment) -> int:
         """The same, and go on from there."""
