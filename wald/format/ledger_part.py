@@ -1,10 +1,10 @@
 """A sealed part of a ledger: its lines in zstd frames, and an index in a skippable frame, which is the last.
 
-    frames        one zstd frame for about 128 KiB of whole lines, each with its content size and checksum (RFC 8878)
+    frames        one zstd frame for about 256 KiB of whole lines, each with its content size and checksum (RFC 8878)
     index frame   u32 0x184D2A58, u32 content length, content
     content       JSON, u32 length of the JSON, u32 crc32c of the JSON, 8 bytes WALDLIX1
 
-    JSON          {"line", "lines", "prev", "tip", "frames", "clock", "seen", "reclaimed", "kept", "archived"}
+    JSON          {"line", "lines", "prev", "tip", "frames", "clock", "seen", "reclaimed", "kept", "archived", "before"}
       line        the number of its first line in the ledger, from 1; lines: how many it has
       prev, tip   the digests of the line before it and of its last line
       frames      [[stored bytes, raw bytes, lines, low, high, earliest, latest, prev, clock], …]: the lowest and the
@@ -15,6 +15,8 @@
       reclaimed   [[first, last], …]: what its lines say to be reclaimed and do not take back
       kept        [base, …]: the deletions of earlier parts, too, that its lines take back
       archived    {route: [[first, last], …]}: between these sequences no record of the route is missing in the bundles
+      before      [[line, lines, low, high, earliest, latest, prev, tip, clock], …] of all earlier parts; only every
+                  64th part has it, so that the others need not be opened to know what they are about
 
 The index says nothing that the lines do not say: where it is damaged it is made again from them.
 """
@@ -61,6 +63,20 @@ class PartFrame(NamedTuple):
     clock: Clock
 
 
+class PartSummary(NamedTuple):
+    """What is known of a part without its index; attributes as above, of all its frames."""
+
+    line: int
+    lines: int
+    low: int
+    high: int
+    earliest_ns: int
+    latest_ns: int
+    prev: str
+    tip: str
+    clock: Clock
+
+
 @dataclass(slots=True)
 class PartIndex:
     """What is known of a part without its lines; attributes as above."""
@@ -75,11 +91,22 @@ class PartIndex:
     reclaimed: list[Run] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     archived: dict[str, list[Run]] = field(default_factory=dict)
+    before: list[PartSummary] = field(default_factory=list)
+
+    def summary(self) -> PartSummary:
+        """The part in the catalog of a later one."""
+        lows, highs = [frame.low for frame in self.frames], [frame.high for frame in self.frames]
+        earliest_ns = min(frame.earliest_ns for frame in self.frames)
+        latest_ns = max(frame.latest_ns for frame in self.frames)
+        about = min(lows), max(highs), earliest_ns, latest_ns
+        return PartSummary(self.line, self.lines, *about, self.prev, self.tip, self.clock)
 
 
 def encode_index(index: PartIndex) -> bytes:
     """The index frame."""
     content: dict[str, Any] = {name: getattr(index, name) for name in PartIndex.__dataclass_fields__}
+    if not index.before:
+        del content["before"]
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
     footer = _FOOTER.pack(len(text), crc32c(text), _MAGIC)
     return SKIPPABLE.pack(INDEX_FRAME_MAGIC, len(text) + len(footer)) + text + footer
@@ -127,6 +154,7 @@ def _index(found: dict[str, Any]) -> PartIndex:
         reclaimed=_runs(found["reclaimed"]),
         kept=found["kept"],
         archived={route: _runs(runs) for route, runs in found["archived"].items()},
+        before=[PartSummary._make([*each[:-1], _clock(*each[-1])]) for each in found.get("before", ())],
     )
 
 

@@ -11,6 +11,7 @@ inodes        which file it is, asked without its times
 inplace       the head and transfers files, never waited for
 known         which names the directories of a log may hold
 ledger        chained JSON lines, appended
+ledger_blocks blocks of lines, in sealed parts and the active file
 ledger_parts  the sealed parts of a ledger: found and read
 ledger_tail   the end of an active ledger: what was synced
 lines         the lines of a ledger, looked up block by block

@@ -7,7 +7,7 @@ a crash between the making of a part and the start of a new active file leaves i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,16 @@ import zstandard
 
 from wald.errors import Damaged
 from wald.format.ledger import BadLine, Decoded, decode_ledger, decode_line
-from wald.format.ledger_part import FOOTER_BYTES, BadPart, Clock, PartIndex, decode_index, index_bytes
+from wald.format.ledger_part import (
+    CLOCK_ZERO,
+    FOOTER_BYTES,
+    BadPart,
+    Clock,
+    PartIndex,
+    PartSummary,
+    decode_index,
+    index_bytes,
+)
 from wald.format.names import ledger_part_name, parse_ledger_part_name
 from wald.format.zframes import BadFrame, FrameSpan, span_at
 from wald.store.files.chain import chained, damaged
@@ -93,6 +102,33 @@ def rebuilt_index(part: PartName, clock: Clock) -> PartIndex:
     if builder is None:
         raise damaged(part.path, 1, "it has no lines")
     return builder.finish()
+
+
+def summaries(parts: Sequence[PartName], known: Sequence[PartSummary] = ()) -> Iterator[PartSummary]:
+    """What the parts of a ledger behind the ``known`` first ones are about; most of them are not opened.
+
+    They are opened from the newest back, up to one that says it of all before it.
+
+    Raises:
+        Damaged: of one it cannot be known.
+    """
+    found: list[PartSummary | None] = []
+    for number in range(len(parts) - 1, len(known) - 1, -1):
+        try:
+            index = stored_index(parts[number])
+        except BadPart:
+            found.append(None)
+            continue
+        found.append(index.summary())
+        if number and [each.line for each in index.before] == [part.line for part in parts[:number]]:
+            found += reversed(index.before[len(known) :])
+            break
+    clock = CLOCK_ZERO if parts and parts[0].line == 1 else CLOCK_UNKNOWN
+    clock = known[-1].clock if known else clock
+    for part, stored in zip(parts[len(known) :], reversed(found), strict=True):
+        summary = stored or rebuilt_index(part, clock).summary()
+        clock = summary.clock
+        yield summary
 
 
 def _first_prev(path: Path, data: bytes) -> str:
