@@ -97,3 +97,18 @@ def test_damage_in_the_time_is_reported_and_counts(built: Built) -> None:
 def test_it_takes_a_sequence_or_a_time(built: Built) -> None:
     assert refusal_of("where", "--root", built.root.path)[0] == 2
     assert refusal_of("where", "--until", "now", "--root", built.root.path)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["5", "--since", "1h"], "where takes a SEQUENCE, or --since"),
+        (["--since", "2100-01-01T00:00:00Z"], "that time has not come yet"),
+        (["--since", "1h", "--until", "2h"], "is not before --until"),
+        (["--since", "1h", "--until", "1h"], "is not before --until"),
+    ],
+)
+def test_a_question_without_a_time_in_it_is_refused(built: Built, words: list[str], reason: str) -> None:
+    code, message, _ = refusal_of("where", *words, "--root", built.root.path)
+    assert code == 2
+    assert reason in message

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from archives import archive
 from damage import flipped
 from logs import Built, Unsynced
-from running import command, output_of, run, sidecar
+from running import command, output_of, refusal_of, run, sidecar
 
 from wald.format.times import utc
 from wald.store.files.ledger import Ledger
@@ -58,6 +59,28 @@ def test_a_span_of_time_and_a_route_leave_out_the_rest(built: Built) -> None:
     assert {line.split()[1] for line in lines[:-1]} == {"sealed", "begun", "archived", "finished"}
     _, lines = history(built, "--since", "2100-01-01T00:00:00Z")
     assert lines == ["0 lines read: the chain is whole; every deletion on record was legal"]
+
+
+def test_a_route_that_neither_the_log_nor_a_line_knows_is_not_found(built: Built) -> None:
+    code, message, _ = refusal_of("history", "--root", built.root.path, "--route", "nosuch")
+    assert code == 3
+    assert "there is no route 'nosuch'" in message
+    code, lines = history(built, "--route", "a", "--since", "2100-01-01T00:00:00Z")
+    assert (code, len(lines)) == (0, 1)  # it has no line of that time
+
+
+def test_a_route_that_only_the_ledgers_know_has_its_history(built: Built) -> None:
+    shutil.rmtree(built.root.route("a"))
+    code, lines = history(built, "--route", "a")
+    assert code == 0
+    assert any(" reclaimed " in line for line in lines)
+
+
+@pytest.mark.parametrize("until", ["2h", "1h"])
+def test_a_time_that_ends_before_it_begins_is_refused(built: Built, until: str) -> None:
+    code, message, _ = refusal_of("history", "--root", built.root.path, "--since", "1h", "--until", until)
+    assert code == 2
+    assert "is not before --until" in message
 
 
 def test_a_deletion_that_no_cursor_made_legal_is_an_error(built: Built) -> None:

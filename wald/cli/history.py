@@ -12,7 +12,7 @@ import click
 
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line, ledger_fields, time_fields
-from wald.cli.times import time_option
+from wald.cli.times import check_span, time_option
 from wald.errors import Damaged
 from wald.format.times import nanoseconds, utc
 from wald.store.checking.story import END_OF_TIME_NS, Event, Story
@@ -37,17 +37,23 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
     that was written when the segment was sealed. The chain of the ledgers is checked over all that is read.
 
     Exit code 4: a deletion was not legal or that cannot be proven, or a ledger is damaged. A segment that is gone
-    without a line is not looked for; `wald verify` reports it.
+    without a line is not looked for; `wald verify` reports it. Exit code 3: there is no such route, and no line names
+    it.
     """
+    check_span(since, until)
     here = Root(root)
     read_identity(here)
     from_ns = nanoseconds(since) if since else 0
     until_ns = nanoseconds(until) if until else END_OF_TIME_NS
     story = Story(here, from_ns=from_ns, until_ns=until_ns)
     fallen = [event for event in _crashes(here) if from_ns <= event.at_ns < until_ns]
+    known = False
     for event in heapq.merge(story.events(), fallen, key=lambda event: event.at_ns):
         if route is None or route in event.routes:
+            known = True
             click.echo(json_line("history", _fields(event)) if as_json else _text(event))
+    if route is not None and not known and not story.broken:
+        here.require_route(route)
     _report(story, as_json=as_json)
     return Damaged.exit_code if story.illegal or story.broken else 0
 

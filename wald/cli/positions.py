@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -11,10 +10,10 @@ import click
 import wald
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line, ledger_fields, segment_fields, time_fields
-from wald.cli.times import time_option
+from wald.cli.times import check_span, now, time_option
 from wald.errors import Damaged, InvalidInput, NotFound, command_line
 from wald.format.names import check_route
-from wald.format.times import utc
+from wald.format.times import nanoseconds, utc
 from wald.log import Log
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
@@ -78,12 +77,13 @@ def where(
     are, 12 if some were reclaimed, and 4 if some are damaged or lost.
     """
     log = wald.open(root)
-    if since is not None:
-        return _coverage(log, route, since, until, as_json=as_json)
-    if sequence is None or route is not None or until is not None:
+    if (sequence is None) == (since is None) or (since is None and (route is not None or until is not None)):
         message = "where takes a SEQUENCE, or --since with --until and --route"
         examples = ("where 250", "where --route access --since 14:00 --until 14:05")
         raise InvalidInput(message, hint="; ".join(command_line(root, each) for each in examples))
+    if since is not None:
+        return _coverage(log, route, since, until, as_json=as_json)
+    assert sequence is not None
     found = log.where(sequence)
     if not as_json:
         state = found.state.value
@@ -119,9 +119,12 @@ def _coverage(log: Log, route: str | None, since: datetime, until: datetime | No
     """Print whether all records of a time are here; returns the exit code."""
     from wald.cli import coverage  # reads ledgers, which one sequence does not need
 
-    now_ns = time.time_ns()
-    end = until or datetime.fromtimestamp(now_ns / 1e9, UTC)
-    found = coverage.coverage(log, route, since, end, now_ns=now_ns)
+    asked = now()
+    if nanoseconds(since) >= nanoseconds(asked):
+        example = command_line(log.root.path, "where --since 'yesterday 14:00'")
+        raise InvalidInput(f"--since {moment(nanoseconds(since))}: that time has not come yet", hint=example)
+    check_span(since, until)
+    found = coverage.coverage(log, route, since, until or asked, now_ns=nanoseconds(asked))
     if as_json:
         click.echo(json_line("where.since", coverage.fields(found)))
     else:

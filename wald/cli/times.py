@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from wald.errors import InvalidInput
-from wald.format.times import moment
+from wald.format.times import moment, nanoseconds, utc
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,6 +26,24 @@ def time_option(name: str, help_text: str) -> Callable[[F], F]:
     return click.option(name, metavar="TIME", callback=parsed, help=help_text)
 
 
+def now() -> datetime:
+    """When the command began to ask: one moment for all that it asks, in the zone that "today" is in."""
+    context = click.get_current_context(silent=True)
+    moments = {} if context is None else context.meta
+    found: datetime = moments.setdefault(f"{__name__}.now", datetime.now().astimezone())
+    return found
+
+
+def check_span(since: datetime | None, until: datetime | None) -> None:
+    """
+    Raises:
+        InvalidInput: no time is between them.
+    """
+    if since is not None and until is not None and nanoseconds(since) >= nanoseconds(until):
+        times = [utc(nanoseconds(each), 6) for each in (since, until)]
+        raise InvalidInput(f"--since {times[0]} is not before --until {times[1]}", hint="--since 2h --until 1h")
+
+
 def time_of(option: str, given: str) -> datetime:
     """The time that was given for ``option``; without a zone it is local time.
 
@@ -35,7 +53,7 @@ def time_of(option: str, given: str) -> datetime:
     if given.isdecimal():
         raise InvalidInput(f"{option} {given}: a number alone is a sequence, not a time", hint=_hint(option))
     try:
-        return moment(given, datetime.now().astimezone())
+        return moment(given, now())
     except ValueError:
         raise InvalidInput(f"{option} {given}: not a time", hint=_hint(option)) from None
 
@@ -49,7 +67,7 @@ def position(option: str, given: str, names: Collection[str] = ()) -> int | date
     if given.isdecimal() and given.isascii():
         return int(given)
     try:
-        return moment(given, datetime.now().astimezone())
+        return moment(given, now())
     except ValueError:
         named = "".join(f", {option} {name}" for name in names)
         raise InvalidInput(
