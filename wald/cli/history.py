@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from wald.store.files.identity import read_identity
 from wald.store.writing.lives import crashes
 
 _CRASH = "crash"
+_LINES = 500  # that are written at once
 
 
 @click.command()
@@ -47,11 +49,12 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
     until_ns = nanoseconds(until) if until else END_OF_TIME_NS
     story = Story(here, from_ns=from_ns, until_ns=until_ns)
     fallen = [event for event in _crashes(here) if from_ns <= event.at_ns < until_ns]
+    events = heapq.merge(story.events(), fallen, key=lambda event: event.at_ns)
+    wanted = (event for event in events if route is None or route in event.routes)
     known = False
-    for event in heapq.merge(story.events(), fallen, key=lambda event: event.at_ns):
-        if route is None or route in event.routes:
-            known = True
-            click.echo(json_line("history", _fields(event)) if as_json else _text(event))
+    while lines := [json_line("history", _fields(each)) if as_json else _text(each) for each in islice(wanted, _LINES)]:
+        known = True
+        click.echo("\n".join(lines))
     if route is not None and not known and not story.broken:
         here.require_route(route)
     _report(story, as_json=as_json)

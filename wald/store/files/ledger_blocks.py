@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from wald.format.ledger import GENESIS, NO_SPAN
 from wald.format.ledger_part import CLOCK_ZERO, Clock, PartIndex, PartSummary
@@ -89,6 +89,26 @@ class Block:
         return chained(self.path, data, line=self.line_of_file, prev=self.prev)[0]
 
 
+class _About(Protocol):
+    @property
+    def low(self) -> int: ...
+    @property
+    def high(self) -> int: ...
+
+
+class Bounds:
+    """Where in a row those may be that are about some sequences: most rows are in order, and none has to be."""
+
+    def __init__(self, row: Sequence[_About]) -> None:
+        # None up to the n-th is about more than highs[n], and none from it on about less than lows[n].
+        self._highs = list(accumulate((each.high for each in row), max))
+        self._lows = list(accumulate((each.low for each in reversed(row)), min))[::-1]
+
+    def around(self, first: int, last: int) -> range:
+        """The places outside of which none is about any of ``first`` to ``last``."""
+        return range(bisect_left(self._highs, first), bisect_right(self._lows, last))
+
+
 class SealedBlocks:
     """The sealed parts of the ledger ``path``, as far as they were taken in.
 
@@ -105,8 +125,7 @@ class SealedBlocks:
         self.clock = CLOCK_ZERO
         self._known: list[PartSummary] = []
         """What each is about."""
-        self._highs: list[int] = []
-        self._lows: list[int] = []
+        self._bounds = Bounds(())
         self._kept: OrderedDict[int, list[Block]] = OrderedDict()
 
     def precede(self, parts: list[PartName]) -> bool:
@@ -128,15 +147,13 @@ class SealedBlocks:
             self._known.append(summary)
             self.lines += summary.lines
             self.tip, self.clock = summary.tip, summary.clock
-        if parts:  # no part up to the n-th is about more than highs[n], and none from it on about less than lows[n]
-            self._highs = list(accumulate((each.high for each in self._known), max))
-            self._lows = list(accumulate((each.low for each in reversed(self._known)), min))[::-1]
+        if parts:
+            self._bounds = Bounds(self._known)
         return bool(parts)
 
     def about(self, first: int, last: int) -> Iterator[Block]:
         """The blocks about any of ``first`` to ``last``, newest first."""
-        begin, end = bisect_left(self._highs, first), bisect_right(self._lows, last)
-        for number in reversed(range(begin, end)):
+        for number in reversed(self._bounds.around(first, last)):
             known = self._known[number]
             if known.low <= last and first <= known.high:
                 yield from (block for block in reversed(self._blocks(number)) if block.is_about(first, last))

@@ -50,7 +50,8 @@ def parts_of(path: Path) -> list[PartName]:
         names = os.listdir(path.parent)
     except FileNotFoundError:
         return []
-    parsed = ((name, parse_ledger_part_name(name)) for name in names if name.endswith(".zst"))
+    ours = f"{path.stem}-"  # a listing has the parts of all ledgers
+    parsed = ((name, parse_ledger_part_name(name)) for name in names if name.startswith(ours))
     return sorted(PartName(part[1], path.parent / name) for name, part in parsed if part and part[0] == path.name)
 
 

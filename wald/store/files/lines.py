@@ -25,7 +25,7 @@ from crc32c import crc32c
 from wald.format.ledger import GENESIS, span_of
 from wald.format.ledger_part import PartIndex
 from wald.store.files.chain import chained, damaged
-from wald.store.files.ledger_blocks import ActiveFile, Block, SealedBlocks, from_line
+from wald.store.files.ledger_blocks import ActiveFile, Block, Bounds, SealedBlocks, from_line
 from wald.store.files.ledger_parts import (
     FRAME_BYTES,
     first_prev,
@@ -132,6 +132,8 @@ class Lines:
         self._tail: list[Line] = []
         """The lines of the last block, which grows."""
         self._kept: OrderedDict[int, list[Line]] = OrderedDict()
+        self._bounds: dict[int, Bounds] = {}
+        """Of the lines of some blocks, by the first one."""
         self._totals: list[int] = []
         """The time elapsed at each line of the block that begins and is so long as in ``_totals_of``."""
         self._totals_of = 0, 0
@@ -154,7 +156,10 @@ class Lines:
         """The lines about any of the sequences ``first`` to ``last``, newest first."""
         self._refresh()
         for block in self._about(first, last):
-            yield from (line for line in reversed(self._read(block)) if line.low <= last and first <= line.high)
+            lines = self._read(block)
+            for place in reversed(self._around(block, lines, first, last)):
+                if lines[place].low <= last and first <= lines[place].high:
+                    yield lines[place]
 
     def written(self, from_ns: int, until_ns: int) -> Iterator[Line]:
         """The lines with a time from ≤ t < until, oldest first."""
@@ -214,6 +219,16 @@ class Lines:
         self._kept[block.line] = kept
         return kept
 
+    def _around(self, block: Block, lines: Sequence[Line], first: int, last: int) -> range:
+        """The places of the lines in the block that may be about any of ``first`` to ``last``."""
+        if self._blocks and block is self._blocks[-1]:  # it grows
+            return range(len(lines))
+        if block.line not in self._bounds:
+            if len(self._bounds) > _KEPT_BLOCKS:
+                self._bounds.clear()
+            self._bounds[block.line] = Bounds(lines)
+        return self._bounds[block.line].around(first, last)
+
     def _refresh(self) -> None:
         try:
             seen = _identity(self._path.stat())
@@ -263,6 +278,7 @@ class Lines:
         self.generation += not keep
         self._blocks, self._tail, self._seen = [], [], ()
         self._kept.clear()
+        self._bounds.clear()
         self._bookmark = _Bookmark(tip=self._sealed.tip)
         self._elapsed = Elapsed(self._sealed.clock)
 
