@@ -77,13 +77,14 @@ def _backlog(path: Path, segments: int, routes: int, present: int) -> Root:
     for number in range(segments):
         base = 1 + number * present
         names = [f"r{(number * present + i) % routes}" for i in range(present)]
-        root.segment(base, Kind.SEALED).write_bytes(_sealed(log_id, base, names, number, stored))
+        root.segment(base, Kind.SEALED).write_bytes(sealed_segment(log_id, base, names, number, stored))
     last = segments * present
     root.head.write_bytes(encode_head(Head(last, 1 + (segments - 1) * present, 1 << 16, 1, segments)))
     return root
 
 
-def _sealed(log_id: bytes, base: int, names: list[str], time_ns: int, stored: bytes) -> bytes:
+def sealed_segment(log_id: bytes, base: int, names: list[str], time_ns: int, stored: bytes) -> bytes:
+    """The bytes of a segment with a record of each route in ``names`` from ``base`` on; ``stored`` is its frame."""
     routes, ids = len(names), range(len(names))
     index = SealedIndex(
         log_id=log_id,

@@ -35,9 +35,7 @@ from wald.store.files.ledger_parts import (
 )
 from wald.store.files.part_index import CLOCK_UNKNOWN, IndexBuilder
 
-_CATALOG_PARTS = (
-    64  # one of so many says what all before it are about, which takes 1 % of the room at ten million lines
-)
+CATALOG_PARTS = 64  # one of so many says what all before it are about, which takes 1 % of the room at ten million lines
 
 
 class Cutting:
@@ -159,7 +157,7 @@ class Cutting:
     def _catalog(self) -> list[PartSummary]:
         """What the next part says of all before it: nothing, mostly, and where one of them is damaged."""
         parts = parts_of(self._path)
-        if len(parts) % _CATALOG_PARTS == 0:
+        if len(parts) % CATALOG_PARTS == 0:
             with suppress(Damaged):
                 return list(summaries(parts))
         return []

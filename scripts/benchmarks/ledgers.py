@@ -1,0 +1,88 @@
+"""Ledgers of ten million lines each: what became of a record, the last hour, and the start of wald-reclaim."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import zstandard
+
+from benchmarks.backlog import sealed_segment
+from benchmarks.ledgerdata import LINES, RECORDS, ROUTES
+from benchmarks.report import Goal, Row
+from benchmarks.stage import Stage, environment, in_python
+from wald.format.head import Head, encode_head
+from wald.format.names import Kind
+from wald.store.files.directory import Root, create_root, read_identity
+from wald.store.files.disk import Disk
+from wald.store.files.routes import add_route
+
+_SECONDS, _MIB = Goal(1, at_most=True), Goal(64, at_most=True)
+_LEFT = 20  # segments that are not deleted
+
+
+def measure(stage: Stage) -> tuple[list[Row], list[str]]:
+    entries = 300_000 if stage.quick else 10_000_000
+    root = _root(stage.fresh(stage.disk), entries)
+    group = f"{len(LINES)} ledgers of {entries:,} lines"
+    archived = RECORDS * (entries // 2) + 1
+    asked = (
+        ("wald where, an archived record", f"{archived}: archived", ["wald", "where", archived]),
+        ("wald where, a reclaimed record", ": reclaimed", ["wald", "where", archived + RECORDS - 1]),
+        ("wald history --since 1h", "every deletion on record was legal", ["wald", "history", "--since", "1h"]),
+        ("wald-reclaim, all held back", "deleted: 0; kept: 20", ["wald_reclaim", "--once"]),
+    )
+    rows = [row for what, answer, command in asked for row in _rows(stage, group, what, root, command, answer)]
+    for route in ROUTES:
+        root.cursor(route, "processed").write_text(f"{RECORDS * entries + 2 * _LEFT}\n")
+    command = ["wald_reclaim", "--once", "--require-archived"]
+    rows += _rows(stage, group, "wald-reclaim --require-archived", root, command, "deleted: 0; kept: 20")
+    shutil.rmtree(root.path)
+    return rows, []
+
+
+def _rows(stage: Stage, group: str, what: str, root: Root, command: list[object], answer: str) -> list[Row]:
+    """Medians of seconds, and the most memory."""
+    seconds, peaks = zip(*(_run(root, command, answer) for _ in range(stage.repeat)), strict=True)
+    spread = min(seconds), max(seconds)
+    return [
+        Row(group, what, "s", statistics.median(seconds), goal=_SECONDS, spread=spread),
+        Row(group, what, "MiB, max", max(peaks), goal=_MIB),
+    ]
+
+
+def _run(root: Root, command: list[object], answer: str) -> tuple[float, float]:
+    """Seconds and MiB of a command, which must print ``answer``."""
+    *printed, spent = in_python("spent", sys.executable, "-m", *command, "--root", root.path).splitlines()
+    assert any(answer in line for line in printed), f"{command}: {printed[-1:]}"
+    seconds, peak = spent.split()
+    return float(seconds), int(peak) / 2**20
+
+
+def _root(path: Path, entries: int) -> Root:
+    """A root with the ledgers, and a few sealed segments that no group has read."""
+    disk = Disk()
+    root = create_root(path, disk, now="2026-11-21T10:00:00Z")
+    log_id = read_identity(root).log_id
+    now_ns = time.time_ns()
+    stored = zstandard.ZstdCompressor().compress(bytes(1 << 16))
+    for route in ROUTES:
+        add_route(root, disk, route)
+        root.cursor(route, "processed").write_text("0\n")
+    bases = [RECORDS * entries + 1 + len(ROUTES) * number for number in range(_LEFT)]
+    for base in bases:
+        root.segment(base, Kind.SEALED).write_bytes(sealed_segment(log_id, base, list(ROUTES), now_ns, stored))
+    root.head.write_bytes(encode_head(Head(bases[-1] + 1, bases[-1], 1 << 16, 1, now_ns)))
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.ledgerdata", root.ledger / name, str(entries), str(now_ns)],
+            env=environment(),
+        )
+        for name in LINES
+    ]
+    assert [writer.wait() for writer in writers] == [0] * len(writers)
+    return root
