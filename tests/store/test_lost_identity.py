@@ -23,7 +23,7 @@ from wald.store.repairing.identity import lost_identity
 from wald.store.repairing.plan import Deed
 from wald.store.repairing.proposal import proposed
 
-CREATED = "2023-11-14T22:13:20Z"  # START_NS, of the first segment
+CREATED = "2023-11-14T22:13:20.000Z"  # START_NS, of the first segment
 
 
 def write_cursor(root: Root, log_id: bytes, *, route: str = "a") -> None:

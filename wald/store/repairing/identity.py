@@ -165,4 +165,4 @@ def _created(root: Root, found: list[_Witness]) -> str:
     for path in root.recovery.glob("*.json"):
         with suppress(Damaged, OSError, ValueError, TypeError, KeyError, RecursionError):
             times.append(int(json.loads(read_regular(path))["at_ns"]))
-    return utc(min(times)) if times else ""
+    return utc(min(times), 3) if times else ""
