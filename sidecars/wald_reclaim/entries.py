@@ -3,7 +3,8 @@
 {"event": "reclaimed", "base", "last", "at", "rule", "bytes", "sha256" or "form", "routes" or "excused", "lost",
  "lost_bytes", "damaged"}
 {"event": "excused", "base", "last", "at", "routes"}      of the segments whose lines follow and say "excused": base
-{"event": "relieved", "base", "last", "at", "bytes", "sha256", "was_bytes", "was_sha256", "routes", "dropped"}
+{"event": "relieved", "base", "last", "at", "bytes", "sha256", "was_bytes", "was_sha256", "routes", "dropped",
+ "runs"}
 {"event": "kept", "base", "why", "at"}      an earlier line about the segment does not hold any more
 {"event": "seen", "through", "at"}          every complete segment up to this one existed (wald_reclaim.ages)
 """
@@ -20,6 +21,7 @@ from wald.format.sealed import SealedIndex
 from wald.format.tables import RouteTable
 from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment
+from wald.store.retention.dropped import packed
 from wald.store.retention.pins import Claims
 from wald.store.segments.compression import SealedFile
 from wald.store.segments.relieving import Relief
@@ -97,6 +99,8 @@ def relieved_entry(
     segment: Segment, relief: Relief, was: SealedIndex, was_bytes: int, claims: Claims, now_ns: int
 ) -> Entry:
     """The segment is written again with what is unread: what stays, and what goes and where its cursors were."""
+    gapped = [entry for entry in relief.dropped if entry.count and entry.count <= entry.last - entry.first]
+    runs = {entry.route: packed(relief.runs[entry.route], entry.first) for entry in gapped}
     return {
         "event": "relieved",
         "base": segment.base_sequence,
@@ -109,6 +113,7 @@ def relieved_entry(
         "was_sha256": was.sha256.hex(),
         "routes": [list(entry) for entry in relief.index.routes],
         "dropped": [excused(entry, claims) for entry in relief.dropped],
+        **({"runs": runs} if runs else {}),
     }
 
 

@@ -11,6 +11,7 @@ from wald.format.times import at_utc
 from wald.store.files.lines import Entry
 from wald.store.files.listing import Segment
 from wald.store.retention.cursors import cursors_of
+from wald.store.retention.dropped import holders
 from wald.store.retention.history import History, Relief, member_of
 from wald.store.segments.head import lost_head
 from wald.store.segments.opened import DroppedBatches, Misplaced
@@ -228,25 +229,23 @@ def _lost(relief: Relief | None) -> str:
 def _removals(history: History, sequence: int) -> list[Entry]:
     """The entries about the deletion of a record that is not there: of its segment, or of its batch by relief.
 
-    A line gives a range for each route, and the ranges of routes overlap. So there may be more than one.
+    The line of a relief by an older version gives a range for each route, and the ranges of routes overlap. So there
+    may be more than one.
     """
     deletion = history.reclaimed(sequence)
     if deletion is None:
         relief = history.relief(sequence)
         return [] if relief is None else [relief.entry]
     reliefs = [each for each in history.reliefs_before(deletion) if _holders(each, sequence)]
+    certain = [each for each in reliefs if any(is_certain for _, is_certain in holders(each, sequence))]
+    if certain:
+        return certain[:1]
     return [deletion, *reliefs] if _holders(deletion, sequence) or not reliefs else reliefs
 
 
 def _holders(entry: Entry, sequence: int) -> list[Entry]:
     """What a line says of each route among whose deleted records ``sequence`` may be."""
-    routes = entry.get("dropped", entry.get("routes"))
-    found = []
-    for route in routes if isinstance(routes, list) else []:
-        match route:
-            case {"first": int(first), "last": int(last)} if first <= sequence <= last:
-                found.append(route)
-    return found
+    return [route for route, _ in holders(entry, sequence)]
 
 
 def _reclaimed(removals: list[Entry], sequence: int) -> str:

@@ -31,6 +31,7 @@ from wald.store.files.directory import Root
 from wald.store.files.lines import NO_SEQUENCE, Entry, Line, Lines
 from wald.store.files.part_index import archived_run
 from wald.store.files.runs import Spans
+from wald.store.retention.dropped import holders
 from wald.store.retention.excused import completed, shares
 from wald.store.retention.missing import ReclaimedSegment, RouteRange
 
@@ -160,7 +161,7 @@ class History:
             return None
         left = _among(sequence, _held(entries[0].get("routes")))
         for entry in entries:
-            dropped = _among(sequence, _held(entry.get("dropped")))
+            dropped = _dropped(sequence, entry)
             if dropped is not False:
                 return Relief(entry, not left if dropped is None and left is not None else dropped)
         return Relief(entries[0], None if left is None else False)
@@ -391,6 +392,14 @@ def _held(routes: object) -> tuple[RouteRange, ...] | None:
             case _:
                 return None
     return tuple(held)
+
+
+def _dropped(sequence: int, relief: Entry) -> bool | None:
+    """Whether a relief has dropped a record; None: its line does not say."""
+    if _held(relief.get("dropped")) is None:
+        return None
+    around = holders(relief, sequence)
+    return any(is_certain for _, is_certain in around) or (None if around else False)
 
 
 def _among(sequence: int, held: tuple[RouteRange, ...] | None) -> bool | None:

@@ -19,8 +19,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from wald.format.turns import BadTurns
 from wald.store.files.lines import Entry
 from wald.store.files.runs import Spans
+from wald.store.retention.dropped import runs_of
 
 EXPIRING = ("max_age", "max_bytes", "max_records", "pinned_max_bytes")
 
@@ -127,6 +129,14 @@ class _Judgement:
             if whole.get(route) != held.get(route):
                 self.errors.append(f"of route {route} it records {whole.get(route)}, and it held {held.get(route)}")
 
+    def check_runs(self, line: Entry) -> None:
+        """Check that the runs of a relief are of as many records as it says, up to the last one."""
+        for route in line["dropped"]:
+            runs = runs_of(line, route)
+            ends = [] if runs is None else [sum(last + 1 - first for first, last in runs), max(runs, default=(0, 0))[1]]
+            if runs is not None and ends != [route["count"], route["last"]]:
+                self.errors.append(f"its runs of route {route['route']} are not the records that it says to be dropped")
+
     def _check_damaged(self, held: dict[str, _Route], claims: dict[str, _Claim]) -> None:
         """Check a segment whose index could not be read, so that the line has only what was left of it."""
         for route, sealed in sorted(held.items()):
@@ -184,10 +194,11 @@ def judge_relief(line: Entry, before: Entry | None) -> Ruling:
     dropped = line | {"routes": line.get("dropped"), "rule": "read"}
     try:
         judgement.check_claims(dropped)
+        judgement.check_runs(line)
         if before is not None:
             whole = _joined(_sealed_routes(line), _claims(dropped))
             judgement.check_whole(line, before, whole)
-    except (_Malformed, TypeError) as error:
+    except (_Malformed, TypeError, BadTurns) as error:
         judgement.errors.append(
             str(error) if isinstance(error, _Malformed) else "the line does not say what it dropped"
         )
