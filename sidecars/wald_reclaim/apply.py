@@ -30,7 +30,7 @@ from wald_reclaim.policy import Verdict
 
 # Recorded with one sync of the ledger, and renamed with one of the directory:
 _SEGMENTS_AT_ONCE = 128
-_DELETED_AT_ONCE = 1024  # for all of them the cursors are read again once, which is slow if there are thousands
+_DELETED_AT_ONCE = 2048  # for all of them the cursors are read again once, which is slow if there are thousands
 _BYTES_AT_ONCE = 1 << 20  # of their lists of routes, which limits the memory for segments with a thousand routes
 
 
