@@ -40,7 +40,7 @@ fix: $(READY) ## mend what a tool can mend, and write the generated parts of doc
 	$(BIN)/ruff format .
 	$(BIN)/python scripts/make-docs
 
-# Two processes for each core, as tests wait for syncs and for daemons.
+# Two processes for each core, as tests wait for syncs and for daemons. They are given tests by tests/support/sharing.py.
 PARALLEL := -n $(shell expr 2 \* $$(nproc)) --maxprocesses 8 --dist loadscope
 
 test: $(READY) ## the tests that need neither Spark nor minutes, in parallel
