@@ -23,9 +23,11 @@ SLOW = ["-f", "-etrace=fdatasync", "-einject=fdatasync:delay_exit=100000", "-o/d
 
 
 def contents(root: Path) -> dict[str, str]:
-    """A digest of every file, and of a FIFO or a socket its inode."""
+    """A digest of every file, and of a FIFO or a socket its inode; not of what a daemon makes ready beside."""
     found = {}
     for path in sorted(root.rglob("*")):
+        if path.name.startswith("spare-"):
+            continue
         if path.is_file():
             found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
         else:
