@@ -19,7 +19,8 @@ from wald.store.files.directory import TEMPORARY, Root
 _ANY = Root(Path())
 _OF_ROOT = {
     "lost+found",
-    *(path.name for path in (_ANY.identity, _ANY.lock, _ANY.head, _ANY.transfers, _ANY.socket, _ANY.archive)),
+    *(path.name for path in (_ANY.identity, _ANY.unfinished_identity, _ANY.lock, _ANY.head)),
+    *(path.name for path in (_ANY.transfers, _ANY.socket, _ANY.archive)),
     *(path.name for path in (_ANY.segments, _ANY.routes, _ANY.ledger, _ANY.quarantine, _ANY.recovery)),
 }
 _OF_LEDGER = {*LEDGERS, *(str(Path(name).with_suffix(".lock")) for name in LEDGERS)}
