@@ -217,7 +217,6 @@ class Pass:
                 report.trouble(f"{segment.path}: {error.strerror}; it is not relieved, and nothing is lost")
                 return
             if relieved is not None:
-                self.reclaim.planner.changed(segment)
                 self.counts.relief(relieved)
                 report.relieved(relieved)
 
@@ -229,6 +228,7 @@ def _relieving(reclaim: Reclaim, wanted: Settings) -> Relieving:
         reclaim.disk,
         reclaim.planner.log_id,
         reclaim.record,
+        reclaim.planner.changed,
         require_archived=wanted.limits.require_archived,
     )
 

@@ -111,7 +111,7 @@ class Planner:
         self._passed.discard(segment.base_sequence)
 
     def changed(self, segment: Segment) -> None:
-        """Take in that the file is another one."""
+        """Take in that its name is about to be that of another file."""
         self._known.pop(segment.base_sequence, None)
 
     def released(self) -> tuple[Segment, ...]:

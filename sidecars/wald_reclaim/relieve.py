@@ -63,6 +63,7 @@ class Relieving:
 
     Args:
         record: writes a line into the ledger; it is on disk when that returns.
+        changed: called with a segment before its name becomes that of another file.
         require_archived: whether records stay until they are in a bundle.
     """
 
@@ -70,6 +71,7 @@ class Relieving:
     disk: Disk
     log_id: bytes
     record: Callable[[Entry], None]
+    changed: Callable[[Segment], None]
     require_archived: bool = False
     clock: Callable[[], float] = time.monotonic
     moment: Callable[[], Moment] = uptime.now
@@ -157,6 +159,7 @@ class Relieving:
         self.record(entry)
         temporary = segment.path.with_name(segment.path.name + _MAKING)
         self.disk.link(segment.path, segment.path.with_name(segment.path.name + WHOLE))
+        self.changed(segment)
         self.disk.rename(temporary, segment.path)
         records = sum(each.count for each in relief.dropped)
         if self._settle(segment, self._is_unneeded):
@@ -177,6 +180,7 @@ class Relieving:
         if is_enough(segment):
             self.disk.unlink(whole)
             return True
+        self.changed(segment)
         self.disk.rename(whole, segment.path)
         if whole.exists():  # both are names of one file, and rename(2) does nothing then
             self.disk.unlink(whole)

@@ -61,6 +61,7 @@ class Reclaimer:
             self.disk,
             self.planner.log_id,
             doing.record,
+            self.planner.changed,
             require_archived=self.limits.require_archived,
             moment=lambda: self.now,
         )

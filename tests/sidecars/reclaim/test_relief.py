@@ -391,7 +391,7 @@ def test_a_relief_after_a_repair_is_legal_and_hides_nothing_of_the_one_before(bu
 
 def test_what_was_not_relieved_for_want_of_room_is_tried_in_the_next_pass(built: Built) -> None:
     reclaimer = Reclaimer(built.root, Disk())
-    doing = Relieving(built.root, Full(), reclaimer.planner.log_id, lambda _: None)
+    doing = Relieving(built.root, Full(), reclaimer.planner.log_id, lambda _: None, reclaimer.planner.changed)
     segment = Segment(1, Kind.SEALED, built.path(1, Kind.SEALED))
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):

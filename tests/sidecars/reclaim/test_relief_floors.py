@@ -166,7 +166,8 @@ def test_what_is_left_of_a_segment_that_is_deleted_does_not_bring_it_back(built:
 def test_a_segment_is_looked_at_again_after_ten_minutes(built: Built) -> None:
     now = 0.0
     reclaimer = Reclaimer(built.root, built.disk)
-    relieving = Relieving(built.root, built.disk, built.log_id, reclaimer.ledger.append, clock=lambda: now)
+    changed = reclaimer.planner.changed
+    relieving = Relieving(built.root, built.disk, built.log_id, reclaimer.ledger.append, changed, clock=lambda: now)
 
     def relieve() -> Relieved | None:
         return relieving.relieve(list_segments(built.root).segments[0], now_ns=built.now_ns)

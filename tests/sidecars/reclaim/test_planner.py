@@ -1,0 +1,174 @@
+"""What a planner keeps from pass to pass, and what it does not: where limits or files change, it decides anew."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from damage import flipped
+from faults import FailingDisk
+from logs import SECOND_NS, Built, Unsynced
+from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
+
+from wald.format.names import WHOLE, Kind
+from wald.store.files.ledger import Ledger
+from wald_reclaim.decision import Decision
+from wald_reclaim.plan import Planner
+from wald_reclaim.policy import Limits, Verdict
+
+BYTES = random.Random(0).randbytes(1 << 20).replace(b"\n", b"-")
+LONG_NS = 3600 * SECOND_NS
+ARCHIVED = Limits(require_archived=True)
+EXPIRED = Limits(max_records=1, others=EXPIRE)
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Iterator[Built]:
+    """Sealed segments 1, 11 and 21 of ten records, of which the second is of the route stuck; then an active one."""
+    made = Built(tmp_path / "root")
+    for number in range(3):
+        for i in range(10):
+            begin = 6000 * (10 * number + i)
+            made.lines("stuck" if i == 1 else "web", [BYTES[begin : begin + 6000]])
+        made.cut()
+    made.lines("web", [b"newest"])
+    made.seal()
+    made.log.set_cursor("web", made.last)
+    yield made
+    made.crash()
+
+
+@pytest.fixture
+def reclaimer(built: Built) -> Iterator[Reclaimer]:
+    made = Reclaimer(built.root, Unsynced())
+    yield made
+    made.ledger.close()
+
+
+def decide(built: Built, limits: Limits) -> dict[int, Decision]:
+    decisions = Planner(built.root, limits, log_id=built.log_id).decisions(now_ns=built.now_ns)
+    return {decision.segment.base_sequence: decision for decision in decisions}
+
+
+def stored_bytes(built: Built, reclaimer: Reclaimer) -> list[int]:
+    """Of each segment, as the planner of a process that goes on has it."""
+    return [decision.stored_bytes for decision in reclaimer.planner.decisions(now_ns=built.now_ns)]
+
+
+def sizes(built: Built) -> list[int]:
+    return [built.path(base, Kind.SEALED).stat().st_size for base in bases(built.root)]
+
+
+def test_the_bytes_of_the_segments_behind_one_are_those_of_their_files(built: Built) -> None:
+    built.log.set_cursor("stuck", built.last)
+    _, second, third = sizes(built)
+    exact, one_more = (decide(built, Limits(keep_bytes=second + third + more)) for more in (0, 1))
+
+    assert [decision.verdict for decision in exact.values()] == [Verdict.READ, Verdict.KEPT_BYTES, Verdict.KEPT_BYTES]
+    assert one_more[1].verdict is Verdict.KEPT_BYTES
+
+
+def test_only_a_segment_that_would_go_without_its_unread_records_is_relieved(built: Built) -> None:
+    _, second, third = sizes(built)
+    assert [decision.relievable for decision in decide(built, Limits()).values()] == [True] * 3
+    kept = decide(built, Limits(keep_bytes=second + third))
+    assert [decision.relievable for decision in kept.values()] == [True, False, False]
+
+
+def test_a_segment_whose_index_is_damaged_is_not_relieved(built: Built) -> None:
+    path = built.path(11, Kind.SEALED)
+    path.write_bytes(flipped(path.read_bytes(), 8 * (path.stat().st_size - 60)))
+    found = decide(built, Limits())
+
+    assert found[11].message
+    assert found[11].verdict is Verdict.UNREAD
+    assert [decision.relievable for decision in found.values()] == [True, False, True]
+
+
+def test_a_segment_that_the_sealer_has_left_is_not_relieved(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root")
+    for route in ("stuck", "web"):
+        built.lines(route, [b"x"])
+        built.cut()
+    found = decide(built, Limits())
+
+    assert found[1].segment.kind is Kind.RAW
+    assert (found[1].verdict, found[1].relievable) == (Verdict.UNREAD, False)
+    built.crash()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_released_segment_is_taken_back_if_it_has_to_be_archived_by_then(
+    built: Built, reclaimer: Reclaimer, *, again: bool
+) -> None:
+    """By the process that has released it, and by another one."""
+    built.log.set_cursor("stuck", 2)
+    reclaimer.grace_ns = LONG_NS
+    reclaimer.look(now_ns=built.now_ns)
+    assert bases(built.root, Kind.RELEASED) == [1]
+    archive(built, web=10)
+    if again:
+        reclaimer.ledger.close()
+        reclaim(built, ARCHIVED, grace_ns=LONG_NS)
+    else:
+        reclaimer.planner.take_over(ARCHIVED, verify=False)
+        reclaimer.look(now_ns=built.now_ns)
+    assert bases(built.root) == [1, 11, 21]
+    assert ledger(built.root.path)[-1]["why"] == Verdict.NOT_ARCHIVED.value
+
+
+def test_a_released_segment_that_is_archived_stays_released(built: Built) -> None:
+    built.log.set_cursor("stuck", 2)
+    reclaim(built, grace_ns=LONG_NS)
+    archive(built, web=10, stuck=2)
+    reclaim(built, ARCHIVED, grace_ns=LONG_NS)
+    assert bases(built.root, Kind.RELEASED) == [1]
+
+
+def archive(built: Built, **lasts: int) -> None:
+    """What a ledger says after these routes were packed up to these records."""
+    ledger = Ledger(built.root.ledger / "archive.jsonl", built.disk)
+    for route, last in lasts.items():
+        ledger.append({"event": "archived", "route": route, "first": 1, "last": last, "after": 0, "bundle": route})
+    ledger.close()
+
+
+def test_only_what_its_line_gives_up_is_lost_with_a_released_segment(built: Built) -> None:
+    """A group that comes back to it is not behind by what the line says; so it is decided again, and recorded."""
+    built.log.set_cursor("stuck", 2)
+    reclaim(built, EXPIRED, grace_ns=LONG_NS)
+    assert bases(built.root, Kind.RELEASED) == [1, 11, 21]
+    lost = {line["base"]: line.get("lost", {}) for line in ledger(built.root.path)}
+    assert lost == {1: {}, 11: {"stuck": 1}, 21: {"stuck": 1}}
+
+    built.log.set_cursor("stuck", 0, rewind=True)
+    reclaim(built, EXPIRED, grace_ns=LONG_NS)
+    assert bases(built.root, Kind.RELEASED) == [11, 21]
+    assert bases(built.root) == [1]
+    reclaim(built, EXPIRED)
+    assert ledger(built.root.path)[-1]["lost"] == {"stuck": 1}
+
+
+@pytest.mark.parametrize("rewound", [False, True])
+def test_after_a_relief_that_has_failed_the_file_is_looked_at_again(
+    built: Built, reclaimer: Reclaimer, *, rewound: bool
+) -> None:
+    """At whichever step; the next pass of the same process settles which of the two forms stays."""
+    before, settled = sizes(built), 0
+    for step in range(30):
+        reclaimer.disk, reclaimer.compact_pinned = FailingDisk(step), True
+        with suppress(OSError):
+            reclaimer.look(now_ns=built.now_ns)
+        settled += any(path.name.endswith(WHOLE) for path in built.root.segments.iterdir())
+        assert stored_bytes(built, reclaimer) == sizes(built), step
+        if rewound:
+            built.log.set_cursor("web", 0, rewind=True)
+        reclaimer.disk, reclaimer.compact_pinned = Unsynced(), False
+        reclaimer.look(now_ns=built.now_ns)
+        assert stored_bytes(built, reclaimer) == sizes(built), step
+        built.log.set_cursor("web", built.last)
+    assert settled
+    assert sizes(built) < before
