@@ -16,8 +16,9 @@ from logs import Built
 from wald.errors import Damaged
 from wald.format.cursor import CursorLines, encode_cursor
 from wald.format.names import Kind
+from wald.store.files.directory import Root
 from wald.store.files.listing import Segment
-from wald.store.files.routes import retire_route
+from wald.store.files.routes import add_route, retire_route
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.pins import Claims, Pin, read_claims, sealed_index
 
@@ -208,11 +209,15 @@ def test_a_cursor_that_may_not_be_read_holds_back(unlocked: Path, hidden: str) -
 
 def test_a_cursor_that_moves_beyond_a_head_read_before_it_counts(built: Built) -> None:
     """The head is read first; a cursor that seems beyond it is judged once more with the head of by then."""
-    built.log.set_cursor("b", 5)
-    built.log.set_cursor("a", 6)
-    (cursor,) = claims(built).cursors["a"]
 
-    assert (cursor.state, cursor.effective) == (CursorState.VALID, 6)
+    class Growing(Root):
+        def route_names(self) -> list[str]:
+            built.log.set_cursor("a", built.lines("a", [b"meanwhile"]))
+            return super().route_names()
+
+    (cursor,) = read_claims(Growing(built.root.path), log_id=built.log_id).cursors["a"]
+
+    assert (cursor.state, cursor.effective) == (CursorState.VALID, 7)
 
 
 def test_without_a_head_what_is_sealed_tells_how_far_cursors_may_be(built: Built) -> None:
@@ -229,6 +234,7 @@ def test_without_a_head_what_is_sealed_tells_how_far_cursors_may_be(built: Built
         (Pin("a", "processed", 0, 3), False),
         (Pin("a", "processed", 0, 4), True),
         (Pin("a", "removed", 0, 3), False),
+        (Pin("a", "removed", 0, 4), False),
         (Pin("b", "processed", 0, 5), False),
         (Pin("gone", "processed", 0, 1), True),
     ],
@@ -238,6 +244,40 @@ def test_a_pin_holds_until_its_cursor_has_come_or_its_claim_is_given_up(built: B
     retire_route(built.root, built.disk, "b", now="")
 
     assert claims(built).still(pin) == still
+
+
+def test_a_retired_route_has_said_no_more_than_its_groups_have_read(built: Built) -> None:
+    """What they had not read is waived; what is wrong with their cursors concerns nobody."""
+    index = sealed_index(Segment(1, Kind.SEALED, built.path(1, Kind.SEALED)), built.log_id)
+    built.log.set_cursor("a", 3)
+    built.log.set_cursor("b", 4)
+    for route in ("a", "b"):
+        retire_route(built.root, built.disk, route, now="")
+    assert claims(built).waived(index.routes) == ("b",)
+
+    built.root.cursor("a", "processed").write_text("three")
+    assert claims(built).waived(index.routes) == ("a", "b")
+    assert claims(built).troubles() == []
+    add_route(built.root, built.disk, "a")
+    assert len(claims(built).troubles()) == 1
+
+
+def test_of_a_route_whose_directory_is_gone_nothing_is_read(built: Built) -> None:
+    built.log.set_cursor("a", 3)
+    before = claims(built)
+    shutil.rmtree(built.root.route("a"))
+
+    assert (before.floor("a"), claims(built).floor("a")) == (3, 0)
+    assert not claims(built).lets_go(before)
+
+
+@pytest.mark.parametrize(("at", "lets_go"), [(1, False), (2, True), (3, True)])
+def test_what_cursors_let_go_they_let_go_where_none_is_moved_back(built: Built, at: int, *, lets_go: bool) -> None:
+    built.log.set_cursor("a", 2)
+    built.log.set_cursor("b", 5)
+    before = claims(built)
+    built.log.set_cursor("a", at, rewind=True)
+    assert claims(built).lets_go(before) is lets_go
 
 
 def test_a_segment_that_is_not_what_its_name_says_is_reported(built: Built) -> None:

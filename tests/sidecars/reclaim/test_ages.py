@@ -9,6 +9,11 @@ from damage import flipped
 from logs import SECOND_NS, Built, Unsynced
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
+from wald.store.files.directory import Root
+from wald.store.files.ledger import Ledger
+from wald.store.files.lines import Entry
+from wald.store.files.uptime import Moment
+from wald_reclaim.ages import Ages
 from wald_reclaim.policy import Limits
 
 MINUTE_NS = 60 * SECOND_NS
@@ -114,3 +119,34 @@ def test_a_service_writes_a_line_an_hour_and_only_if_ages_matter(built: Built) -
             built.now_ns += MINUTE_NS
         reclaimer.ledger.close()
         assert [entry["event"] for entry in ledger(built.root.path)] == ["seen"] * lines
+
+
+def sealed(base: int, at_ns: int) -> Entry:
+    return {"event": "sealed", "base": base, "last": 9} | Moment("boot", at_ns).as_entry()
+
+
+def put(root: Root, *lines: Entry) -> None:
+    """Put a ledger of the segments in the place of the one that is there."""
+    (root.ledger / "segments.jsonl").unlink(missing_ok=True)
+    written = Ledger(root.ledger / "segments.jsonl", Unsynced())
+    written.append(*lines)
+    written.close()
+
+
+def test_a_segment_is_as_old_as_the_first_line_about_it_and_none_about_others(built: Built) -> None:
+    """A segment may begin within what a line about another one names, after a repair."""
+    put(built.root, sealed(1, 0), sealed(5, 60), sealed(5, 90))
+    ages = Ages(built.root, lambda: Moment("boot", 100))
+    ages.learn([1, 5])
+    assert [ages.at_least_ns(base) for base in (1, 5)] == [100, 40]
+
+
+def test_a_ledger_that_is_replaced_tells_its_own_ages(built: Built) -> None:
+    """What the other one told may be more than has passed."""
+    put(built.root, sealed(1, 0))
+    ages = Ages(built.root, lambda: Moment("boot", 100))
+    ages.learn([1])
+    assert ages.at_least_ns(1) == 100
+    put(built.root, sealed(5, 0), sealed(1, 90))
+    ages.learn([1])
+    assert ages.at_least_ns(1) == 10

@@ -120,6 +120,29 @@ def test_a_route_that_has_read_its_last_record_need_not_pass_those_of_others(bui
     assert bases(built.root) == [6]
 
 
+def test_a_frame_of_which_no_byte_is_left_is_missed(built: Built) -> None:
+    """The others are whole, and follow each other; the ledger tells of a record more."""
+    whole, (*_, last) = built.path(1, Kind.SEALED).read_bytes(), frames(built)
+    built.path(1, Kind.SEALED).write_bytes(whole[: last.offset] + whole[last.offset + last.compressed_bytes :])
+    put(built, a=7, b=4)
+    reclaim(built)
+    assert bases(built.root) == [1]
+    assert [(pin.route, pin.needs) for pin in status(built).pins] == [("b", 5)]
+
+
+def test_whose_frames_are_whole_is_not_damaged_though_its_successor_is_lost(built: Built) -> None:
+    path = built.path(1, Kind.SEALED)
+    path.write_bytes(flipped(path.read_bytes(), 8 * (path.stat().st_size - 60)))
+    built.path(6, Kind.SEALED).unlink()
+    put(built, a=7, b=5)
+    reclaim(built)
+    (line,) = ledger(built.root.path)
+
+    assert line["base"] == 1
+    assert "damaged" not in line
+    assert line["sha256"]
+
+
 @pytest.mark.parametrize("spoilt", [lose_rest, cut_short])
 @pytest.mark.parametrize("number", [1, 4])
 def test_without_the_line_about_its_sealing_it_stays_and_what_to_type_is_said(
