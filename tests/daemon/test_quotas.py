@@ -260,37 +260,10 @@ def test_status_and_explain_name_the_route_over_its_quota(start: Start, settings
 
 
 def test_a_cursor_that_is_moved_back_counts_again(start: Start, settings: Path) -> None:
-    """Over what complete segments hold, and over what was read of the active one; a new group is like it."""
-    write(settings, quota=23 * len(LINES) // 11)
-    daemon = start("--config", settings)
-    eventually(lambda: over(daemon) == {})
-    with Client(daemon.socket_path) as client:
-        for answer in ("OK 1 11", "OK 12 22"):
-            client.publish("r", LINES)
-            assert client.reply() == answer
-            assert daemon.ask("CUT").startswith("OK ")
-        client.publish("r", LINES)
-        assert client.reply() == "OK 23 33"
-    eventually(lambda: over(daemon) == {"r": 3300})
-    set_cursor(daemon, 33)
-    eventually(lambda: over(daemon) == {})
-    set_cursor(daemon, 9, rewind=True)
-    eventually(lambda: over(daemon) == {"r": 2400})
-    set_cursor(daemon, 0, group="late")
-    eventually(lambda: over(daemon) == {"r": 3300})
-    set_cursor(daemon, 33)
-    with Client(daemon.socket_path) as client:
-        held(daemon, client)
-        set_cursor(daemon, 33, group="late")
-        assert client.reply() == "OK 35 35"
-
-
-def test_a_route_that_was_retired_before_the_start_counts_when_it_is_taken_back(start: Start, settings: Path) -> None:
+    """The daemon looks at cursors while it has work, also of a route of which it waits for none."""
     daemon = start("--config", settings)
     fill(daemon)
-    assert daemon.ask("ROUTE RETIRE r").startswith("OK ")
-    daemon.kill()
-    daemon.start_again()
+    set_cursor(daemon, 11)
     eventually(lambda: over(daemon) == {})
-    assert daemon.ask("ROUTE ADD r").startswith("OK ")
+    set_cursor(daemon, 0, rewind=True)
     eventually(lambda: over(daemon) == {"r": len(LINES)})
