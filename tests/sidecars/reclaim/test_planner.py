@@ -15,6 +15,8 @@ from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
 from wald.format.names import WHOLE, Kind
 from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_parts import parts_of
+from wald_reclaim.apply import Reclaim
 from wald_reclaim.decision import Decision
 from wald_reclaim.plan import Planner
 from wald_reclaim.policy import Limits, Verdict
@@ -172,3 +174,24 @@ def test_after_a_relief_that_has_failed_the_file_is_looked_at_again(
         built.log.set_cursor("web", built.last)
     assert settled
     assert sizes(built) < before
+
+
+def test_a_sealed_segment_that_somebody_else_has_deleted_is_an_error(built: Built, reclaimer: Reclaimer) -> None:
+    """Only a raw one may go between a decision and its release: the sealer has finished with it."""
+    doing = Reclaim(built.root, reclaimer.disk, reclaimer.ledger, reclaimer.planner)
+    built.log.set_cursor("stuck", built.last)
+    decisions = list(reclaimer.planner.decisions(now_ns=built.now_ns))
+    built.path(11, Kind.SEALED).unlink()
+    with pytest.raises(FileNotFoundError, match=built.path(11, Kind.SEALED).name):
+        list(doing.release(decisions))
+
+
+def test_a_ledger_that_is_long_is_cut_behind_its_lines(built: Built, reclaimer: Reclaimer) -> None:
+    path = built.root.ledger / "reclaim.jsonl"
+    cutting = Ledger(path, reclaimer.disk, part_bytes=1)
+    built.log.set_cursor("stuck", built.last)
+    doing = Reclaim(built.root, reclaimer.disk, cutting, reclaimer.planner)
+    list(doing.release(reclaimer.planner.decisions(now_ns=built.now_ns)))
+    cutting.close()
+    assert parts_of(path)
+    assert [line["event"] for line in ledger(built.root.path)] == ["continues"]

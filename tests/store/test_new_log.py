@@ -1,0 +1,113 @@
+"""A log that is made of batches with given sequences: where its segments end, what it says of holes, when it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults import TracingDisk
+from logs import START_NS, Unsynced
+
+import wald
+from wald.format.batch import Encoding
+from wald.format.names import Kind
+from wald.format.segment import pack_version
+from wald.log import Log
+from wald.store.checking.finding import Level
+from wald.store.checking.verifier import verify
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.files.ledger import read_ledger
+from wald.store.files.listing import list_segments
+from wald.store.restoring.new_log import SEGMENT_BYTES, Batch, NewLog
+from wald.store.segments.compression import SealedFile
+
+
+def begun(path: Path, *, disk: Disk | None = None, segment_max_bytes: int = SEGMENT_BYTES) -> NewLog:
+    return NewLog(
+        path,
+        disk or Unsynced(),
+        describe=lambda first, last: {"why": f"{first} to {last}"},
+        now=lambda: START_NS,
+        moment="",
+        version=pack_version(wald.__version__),
+        segment_max_bytes=segment_max_bytes,
+    )
+
+
+def batch(first: int, value: bytes = b"x") -> Batch:
+    return Batch("a", first, 1, START_NS + first, value + b"\n", Encoding.LINES)
+
+
+def made(path: Path, sequences: list[int], *, segment_max_bytes: int = SEGMENT_BYTES) -> Iterator[int]:
+    """The bases of the segments of a log of these records, each a batch; it has no error, and its holes are counted."""
+    with begun(path, segment_max_bytes=segment_max_bytes) as log:
+        for sequence in sequences:
+            log.add(batch(sequence))
+        log.finish()
+        assert log.missing == sequences[-1] - len(sequences)
+    assert [record.sequence for record in Log(path).records()] == sequences
+    assert [str(found) for found in verify(Root(path)) if found.level is Level.ERROR] == []
+    return (segment.base_sequence for segment in list_segments(Root(path)).segments)
+
+
+def test_a_segment_is_cut_before_it_gets_too_long_and_sealed_at_once(tmp_path: Path) -> None:
+    """A restore of many segments takes the room of one that is not sealed."""
+    path = tmp_path / "log"
+    with begun(path, segment_max_bytes=64 << 10) as log:
+        for sequence in range(1, 101):
+            log.add(batch(sequence, b"x" * 2000))
+            there = list_segments(log.root).segments
+            assert [segment.kind for segment in there[:-1]] == [Kind.SEALED] * (len(there) - 1)
+        log.finish()
+    segments = list_segments(Root(path)).segments
+    assert len(segments) == 4
+    for segment in segments:
+        with SealedFile(segment.path) as sealed:
+            assert sealed.index.raw_bytes <= 64 << 10
+
+
+def test_the_head_is_at_the_end_of_the_last_segment(tmp_path: Path) -> None:
+    *_, last = made(tmp_path / "log", [1, 2, 70_000])
+    log = Log(tmp_path / "log")
+    head = log.head()
+    assert head is not None
+    with SealedFile(log.root.segment(last, Kind.SEALED)) as sealed:
+        assert (head.sequence, head.segment, head.position) == (70_000, last, sealed.index.raw_bytes)
+
+
+@pytest.mark.parametrize(("missing", "bases"), [(1, [1]), (65_536, [1]), (65_537, [1, 65_539])])
+def test_a_hole_of_up_to_65536_records_does_not_end_a_segment(tmp_path: Path, missing: int, bases: list[int]) -> None:
+    assert list(made(tmp_path / "log", [1, missing + 2])) == bases
+
+
+def test_a_hole_for_which_a_segment_has_no_room_ends_it(tmp_path: Path) -> None:
+    assert list(made(tmp_path / "log", [1, 65_538], segment_max_bytes=64 << 10)) == [1, 65_538]
+
+
+def test_each_hole_has_one_line(tmp_path: Path) -> None:
+    """They are written in groups; the first hole is before the first record."""
+    list(made(tmp_path / "log", list(range(2, 2010, 2))))
+    lines = [line for line in read_ledger(tmp_path / "log/ledger/segments.jsonl").entries if line["event"] == "lost"]
+    assert [(line["base"], line["last"]) for line in lines] == [(n, n) for n in range(1, 2009, 2)]
+
+
+def test_it_becomes_a_log_when_all_else_is_durable(tmp_path: Path) -> None:
+    disk = TracingDisk()
+    with begun(tmp_path / "log", disk=disk) as log:
+        log.add(batch(1))
+        log.finish()
+        assert not log.root.lock.exists()
+    at = disk.steps.index(("rename", "log.json"))
+    assert disk.steps[at - 1 : at + 3] == [
+        ("sync_directory", "log"),
+        ("rename", "log.json"),
+        ("sync_directory", "log"),
+        ("sync_directory", tmp_path.name),
+    ]
+
+
+def test_a_new_file_system_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "log/lost+found").mkdir(parents=True)
+    assert list(made(tmp_path / "log", [1])) == [1]
