@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from damage import flipped
-from faults import FailingDisk
+from faults import FailingDisk, TracingDisk
 from logs import SECOND_NS, Built, Unsynced
 from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim
 
@@ -195,3 +195,35 @@ def test_a_ledger_that_is_long_is_cut_behind_its_lines(built: Built, reclaimer: 
     cutting.close()
     assert parts_of(path)
     assert [line["event"] for line in ledger(built.root.path)] == ["continues"]
+
+
+def test_a_segment_of_which_only_the_end_is_archived_stays(built: Built) -> None:
+    built.log.set_cursor("stuck", built.last)
+    packed = Ledger(built.root.ledger / "archive.jsonl", built.disk)
+    for route, first in (("web", 5), ("stuck", 1)):
+        packed.append(
+            {"event": "archived", "route": route, "first": first, "last": 31, "after": first - 1, "bundle": "b"}
+        )
+    packed.close()
+    verdicts = {base: decision.verdict for base, decision in decide(built, ARCHIVED).items()}
+    assert verdicts == {1: Verdict.NOT_ARCHIVED, 11: Verdict.READ, 21: Verdict.READ}
+
+
+def test_a_line_that_is_counted_again_is_taken_back_first(built: Built) -> None:
+    """So that of two lines about one deletion one is in force."""
+    reclaim(built, EXPIRED, grace_ns=LONG_NS)
+    built.log.set_cursor("stuck", 12)
+    reclaim(built, EXPIRED)
+    lines = [line for line in ledger(built.root.path) if line.get("base") == 11]
+    assert [line["event"] for line in lines] == ["reclaimed", "kept", "reclaimed"]
+    assert [line.get("lost") for line in lines] == [{"stuck": 1}, None, None]
+
+
+def test_a_segment_has_its_old_name_durably_before_the_ledger_says_so(built: Built) -> None:
+    built.log.set_cursor("stuck", 2)
+    reclaim(built, grace_ns=LONG_NS)
+    built.log.set_cursor("stuck", 0, rewind=True)
+    disk = TracingDisk()
+    reclaim(built, disk=disk, grace_ns=LONG_NS)
+    at = disk.steps.index(("rename", built.path(1, Kind.SEALED).name))
+    assert disk.steps[at + 1 : at + 3] == [("sync_directory", "segments"), ("write", "reclaim.jsonl")]
