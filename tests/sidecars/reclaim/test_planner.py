@@ -227,3 +227,25 @@ def test_a_segment_has_its_old_name_durably_before_the_ledger_says_so(built: Bui
     reclaim(built, disk=disk, grace_ns=LONG_NS)
     at = disk.steps.index(("rename", built.path(1, Kind.SEALED).name))
     assert disk.steps[at + 1 : at + 3] == [("sync_directory", "segments"), ("write", "reclaim.jsonl")]
+
+
+def test_a_segment_that_can_be_read_again_is_decided_by_what_it_holds(built: Built, reclaimer: Reclaimer) -> None:
+    path = built.path(1, Kind.SEALED)
+    whole = path.read_bytes()
+    path.write_bytes(bytes(len(whole)))
+    for verdict in (Verdict.UNREADABLE, Verdict.UNREAD):
+        assert next(reclaimer.planner.decisions(now_ns=built.now_ns)).verdict is verdict
+        path.write_bytes(whole)
+
+
+def test_a_segment_that_is_sealed_meanwhile_has_the_bytes_of_its_new_file(tmp_path: Path) -> None:
+    built = Built(tmp_path / "root")
+    built.lines("web", [b"x" * 100_000])
+    built.cut()
+    planner = Planner(built.root, Limits(), log_id=built.log_id)
+    for seal in (False, True):
+        if seal:
+            built.seal()
+        (decision,) = planner.decisions(now_ns=built.now_ns)
+        assert decision.stored_bytes == decision.segment.path.stat().st_size
+    built.crash()
