@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from logs import Built
 from running import Daemon, command, eventually, output_of, refusal_of, run, wald
 
 from wald.cli.connect import START_SECONDS
+from wald.errors import InvalidInput
 from wald.format.names import Kind
 
 GOOD, DOWN, FAILING, WARNING = 0, 6, 13, 14
@@ -83,8 +86,10 @@ def test_durable_bytes_that_are_gone_are_lost_and_reported(root: Path, daemon: D
     daemon.start_again()
     code, found = status(root)
 
-    assert code == WARNING
+    assert code == FAILING
     assert any("were durable and are not there" in message for message in found["last_crash"]["lost"])
+    acknowledged = next(each for each in found["findings"] if "were acknowledged and are not there" in each["message"])
+    assert acknowledged["severity"] == "failing"
 
 
 def test_a_stopped_daemon_is_dead_and_has_not_crashed(root: Path, daemon: Daemon) -> None:
@@ -205,6 +210,60 @@ def test_a_segment_that_cannot_be_read_fails(tmp_path: Path) -> None:
     found = status(built.root.path)[1]
 
     assert [each["severity"] for each in found["findings"]] == ["down", "failing"]
+
+
+@pytest.mark.parametrize("left", [b"garbage\n", None], ids=["damaged", "missing"])
+def test_a_head_that_cannot_be_read_fails(root: Path, daemon: Daemon, left: bytes | None) -> None:
+    output_of("append", "a", "--root", root, stdin=b"one\n")
+    daemon.stop()
+    (root / "head").unlink()
+    if left is not None:
+        (root / "head").write_bytes(left)
+    code, found = status(root)
+
+    assert (code, found["head"]) == (DOWN, None)
+    wrong = next(each for each in found["findings"] if each["severity"] == "failing")
+    assert wrong["message"].startswith(f"{root}/head: ")
+    assert b"nothing has been durable yet" not in wald("status", "--root", root).stdout
+
+
+def test_routes_that_are_gone_with_their_cursors_are_a_warning(root: Path, daemon: Daemon) -> None:
+    for route in ("a", "b"):
+        output_of("route", "add", route, "--root", root)
+        output_of("append", route, "--root", root, stdin=b"one\n")
+    shutil.rmtree(root / "routes")
+    code, found = status(root)
+
+    assert code == WARNING
+    assert [each["hint"] for each in found["findings"]] == [f"wald --root {root} route add a"]
+    assert found["findings"][0]["message"].startswith("a, b: the directory of the route is gone, and its cursors")
+    assert b"has processed everything" not in wald("status", "--root", root).stdout
+
+
+def test_a_time_in_which_nothing_can_answer_is_refused(root: Path, daemon: Daemon) -> None:
+    code, message, _ = refusal_of("status", "--timeout", 0, "--root", root)
+    assert (code, message.startswith("--timeout must be ")) == (InvalidInput.exit_code, True)
+
+
+def test_a_listener_that_refuses_the_question_is_not_called_another_daemon(root: Path, daemon: Daemon) -> None:
+    """A daemon with too many connections answers so."""
+    daemon.stop()
+    with held(root), socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.fspath(root / "wald.sock"))
+        listener.listen(1)
+
+        def refuse() -> None:
+            with listener.accept()[0] as connection:
+                connection.recv(len(b"STAT\n"))
+                connection.sendall(b"ERR busy too many connections\n")
+
+        refusing = threading.Thread(target=refuse)
+        refusing.start()
+        code, found = status(root)
+        refusing.join()
+
+    assert (code, found["daemon"]["life"]) == (DOWN, "silent")
+    assert "refuses the question" in found["daemon"]["message"]
 
 
 def test_what_needs_the_daemon_says_at_once_that_it_is_frozen(daemon: Daemon, root: Path) -> None:

@@ -138,6 +138,9 @@ def _asked(
             f"{who} has the log, and nothing listens at {socket} ({error.strerror}): it starts, or listens elsewhere"
         )
         return Liveness(Life.STARTS, message, f"{looking}; --socket PATH", pid, wrote)
+    if not answer:
+        message = f"{who} has the log, and what answers at {socket} refuses the question, or is no daemon"
+        return Liveness(Life.SILENT, message, f"{looking}; --socket PATH", pid, wrote)
     if (answer.get("log"), answer.get("epoch")) != (identity.log_id.hex(), wrote.get("epoch")):
         message = f"{who} has the log, and another daemon answers at {socket}"
         return Liveness(Life.SILENT, message, f"{looking}; --socket PATH", pid, wrote)

@@ -113,9 +113,11 @@ class SequenceNumber(click.IntRange):
             ) from None
 
 
-def duration_option(name: str, default: str | None, help_text: str, *, days_max: int = 1) -> Callable[[F], F]:
+def duration_option(
+    name: str, default: str | None, help_text: str, *, seconds_min: float = 0, days_max: int = 1
+) -> Callable[[F], F]:
     """An option that takes seconds, or "10s", "5m", "1h", "7d"; None if it has no default and is not given."""
-    return _kind_option(name, Duration(0, days_max * _DAY), default, help_text, "30s")
+    return _kind_option(name, Duration(seconds_min, days_max * _DAY), default, help_text, "30s")
 
 
 def size_option(name: str, default: str | None, help_text: str) -> Callable[[F], F]:

@@ -11,7 +11,7 @@ import click
 import wald
 from wald.cli.options import duration_option, json_option, root_option, socket_option
 from wald.cli.output import aligned, json_line, time_fields
-from wald.cli.status_facts import Facts, Finding, Severity, findings, read_facts
+from wald.cli.status_facts import Facts, Finding, Severity, findings, named, read_facts
 from wald.errors import Unavailable, command_line
 from wald.format.times import utc
 from wald.setting_types import format_bytes, format_seconds
@@ -25,7 +25,7 @@ _GOOD = "good"
 @click.command()
 @root_option
 @socket_option
-@duration_option("--timeout", "5s", "How long the daemon may take to answer.")
+@duration_option("--timeout", "5s", "How long the daemon may take to answer.", seconds_min=0.001)
 @duration_option("--lag-max", None, "Warn if a record has waited longer than this for a group.", days_max=366)
 @click.option(
     "--settings", "with_settings", is_flag=True, help="Only the settings in force, and where each comes from."
@@ -83,6 +83,8 @@ def _crash(facts: Facts) -> str:
 
 
 def _head(facts: Facts, now_ns: int) -> str:
+    if facts.head_damage is not None:
+        return "not known"
     if facts.head is None or not facts.head.at_ns:
         return "nothing has been durable yet"
     age = format_seconds(max(0.0, (now_ns - facts.head.at_ns) / 1e9))
@@ -91,6 +93,8 @@ def _head(facts: Facts, now_ns: int) -> str:
 
 def _lag(facts: Facts, now_ns: int) -> str:
     waiting = facts.waiting
+    if not waiting and facts.lost_routes:
+        return f"not known of {named(facts.lost_routes)}"
     if not waiting:
         return "every group has processed everything"
     oldest, others = waiting[0], len(waiting) - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -13,17 +13,20 @@ from wald.errors import Damaged, command_line
 from wald.format.head import Head
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
+from wald.store.files.directory import Root
 from wald.store.files.disk import free_bytes
 from wald.store.files.fifos import troubles
 from wald.store.files.moved import Moved, moved_routes
 from wald.store.retention.backlog import Backlog, GroupBacklog
 from wald.store.retention.cursors import CursorState
-from wald.store.segments.head import readable_head
+from wald.store.retention.pins import DIRECTORY_GONE
+from wald.store.segments.view import head_of
 from wald.store.writing.lives import Crash, last_crash, read_life
 
 _FULL_SOON_SECONDS = 86400.0
 _SEAL_STALLED_SECONDS = 900.0  # as in the rules for alerts
 _STALLED_SECONDS = 60.0
+_NAMED = 3  # of the routes whose directories are gone
 
 
 class Severity(IntEnum):
@@ -50,8 +53,10 @@ class Facts:
     Attributes:
         crash: the last one; None if no report knows of any.
         report: of the last life, as its start wrote it; ``Any``: it is JSON.
+        head_damage: what is wrong with the head; ``head`` is None then.
         groups: of every route, with what each has not processed.
         unreadable: what is wrong with segments, or with the log as a whole.
+        lost_routes: those with records whose directory is gone.
         full_seconds: until the disk is full, if nothing is reclaimed; None: not known, or the log does not grow.
         fifos: what keeps lines that were written to a FIFO from the log.
         moved: the routes whose records are stored in others.
@@ -62,8 +67,10 @@ class Facts:
     crash: Crash | None
     report: Mapping[str, Any]
     head: Head | None
+    head_damage: Damaged | None
     groups: tuple[GroupBacklog, ...]
     unreadable: tuple[tuple[str, str], ...]
+    lost_routes: tuple[str, ...]
     free_bytes: int
     full_seconds: float | None
     fifos: tuple[str, ...]
@@ -92,15 +99,18 @@ def read_facts(log: Log, *, socket: Path | None, seconds: float, now_ns: int) ->
     root = log.root
     daemon = liveness(root, log.identity, socket or socket_of(root), seconds=seconds)
     running = daemon.epoch if daemon.life not in (Life.DEAD, Life.NEVER) else None
-    groups, unreadable, full_seconds = _backlog(log, now_ns)
+    head, head_damage = _head(root)
+    groups, unreadable, lost_routes, full_seconds = _backlog(log, now_ns)
     return Facts(
         root.path,
         daemon,
         last_crash(root, running=running),
         (read_life(root, daemon.epoch) if daemon.epoch is not None else None) or {},
-        readable_head(root),
+        head,
+        head_damage,
         groups,
         unreadable,
+        lost_routes,
         free_bytes(root.path),
         full_seconds,
         tuple(message for _, message in troubles(root)),
@@ -108,16 +118,26 @@ def read_facts(log: Log, *, socket: Path | None, seconds: float, now_ns: int) ->
     )
 
 
-def _backlog(log: Log, now_ns: int) -> tuple[tuple[GroupBacklog, ...], tuple[tuple[str, str], ...], float | None]:
-    """The groups, what cannot be read, and when the disk is full."""
+def _head(root: Root) -> tuple[Head | None, Damaged | None]:
+    """The head, or what is wrong with it."""
+    try:
+        return head_of(root), None
+    except Damaged as error:
+        return None, error
+
+
+def _backlog(
+    log: Log, now_ns: int
+) -> tuple[tuple[GroupBacklog, ...], tuple[tuple[str, str], ...], tuple[str, ...], float | None]:
+    """The groups, what cannot be read, the routes whose directories are gone, and when the disk is full."""
     try:
         backlog = Backlog(log.view())
         unreadable = tuple((status.problem, status.hint) for status in backlog.segments() if status.problem)
     except Damaged as error:
-        return (), ((error.message, error.hint),), None
+        return (), ((error.message, error.hint),), (), None
     growth = backlog.growth(now_ns=now_ns)
     full = growth.seconds_until(backlog.free_bytes) if growth else None
-    return tuple(backlog.groups.values()), unreadable, full
+    return tuple(backlog.groups.values()), unreadable, backlog.lost_routes(), full
 
 
 def findings(facts: Facts, *, now_ns: int, lag_max: float | None) -> list[Finding]:
@@ -154,11 +174,17 @@ def _of_daemon(facts: Facts) -> Iterator[Finding]:
         message = f"no segment was sealed for {format_seconds(_number(answer, 'seal_stalled_seconds'))}"
         yield Finding(Severity.WARNING, message, "journalctl -u wald")
     for message in facts.report.get("errors") or ():
-        yield Finding(Severity.WARNING, f"the last start found damage: {message}", command_line(facts.root, "verify"))
+        yield Finding(Severity.FAILING, f"the last start found damage: {message}", command_line(facts.root, "verify"))
 
 
 def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Finding]:
+    if (damage := facts.head_damage) is not None and (damage.message, damage.hint) not in facts.unreadable:
+        yield Finding(Severity.FAILING, damage.message, damage.hint)
     yield from (Finding(Severity.FAILING, message, hint) for message, hint in facts.unreadable)
+    if facts.lost_routes:
+        adding = command_line(facts.root, f"route add {facts.lost_routes[0]}")
+        message = f"{named(facts.lost_routes)}: {DIRECTORY_GONE}; it counts as nothing processed"
+        yield Finding(Severity.WARNING, message, adding)
     yield from (Finding(Severity.WARNING, message) for message in facts.fifos)
     for group in facts.groups:
         cursor = group.cursor
@@ -175,6 +201,12 @@ def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Findin
     if facts.full_seconds is not None and facts.full_seconds < _FULL_SOON_SECONDS:
         message = f"{format_bytes(facts.free_bytes)} are free: full in {format_seconds(facts.full_seconds)}"
         yield Finding(Severity.WARNING, message, command_line(facts.root, "explain"))
+
+
+def named(routes: Sequence[str]) -> str:
+    """The first of ``routes``, and how many more there are."""
+    more = f" and {len(routes) - _NAMED} more" if len(routes) > _NAMED else ""
+    return ", ".join(routes[:_NAMED]) + more
 
 
 def _number(answer: Mapping[str, Any], name: str) -> float:

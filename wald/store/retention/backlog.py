@@ -150,6 +150,11 @@ class Backlog:
         """Records of each route above ``after``; a route that is not in it has received none."""
         return {route: lag.records for route, lag in self._observers.items()}
 
+    def lost_routes(self) -> tuple[str, ...]:
+        """The routes with records whose directories are gone, by name. Their cursors are lost with them."""
+        unknown = self._of_route.keys() - self._claims.cursors.keys()
+        return tuple(sorted(name for name in unknown if not self._view.root.has_route(name)))
+
     def _released(self, segment: Segment, *, counts: bool) -> SegmentStatus:
         """Only a cursor that was moved back needs it."""
         stored_bytes = _stored_bytes(segment)
