@@ -34,6 +34,9 @@ class ActiveFile:
         weakref.finalize(self, os.close, self.descriptor)
 
 
+BlockKey = tuple[int, int, ActiveFile | None]
+
+
 @dataclass(slots=True)
 class Block:
     """Lines that stand together.
@@ -65,6 +68,11 @@ class Block:
     ) -> Self:
         """One of the active file, without lines."""
         return cls(path, file, line, line_of_file, offset, 0, 0, *NO_SPAN, *NO_TIMES, prev, clock)
+
+    @property
+    def key(self) -> BlockKey:
+        """Which lines it has: a block of a part may begin where one of the active file has begun, and end elsewhere."""
+        return self.line, self.length, self.active
 
     def is_about(self, first: int, last: int) -> bool:
         return self.low <= last and first <= self.high
@@ -110,46 +118,50 @@ class Bounds:
 
 
 class SealedBlocks:
-    """The sealed parts of the ledger ``path``, as far as they were taken in.
+    """The sealed parts of a ledger, as far as they were taken in.
+
+    They never change: who reads on after a cut reads what was sealed when the reading began. The lines that were cut
+    since are in the blocks of the active file that were taken then.
 
     Attributes:
         parts: their names; lines: how many lines they have.
         tip: the digest of the last line; clock: there.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.parts: list[PartName] = []
-        self.lines = 0
-        self.tip = GENESIS
-        self.clock = CLOCK_ZERO
-        self._known: list[PartSummary] = []
+    def __init__(
+        self,
+        parts: list[PartName] | None = None,
+        known: list[PartSummary] | None = None,
+        kept: OrderedDict[int, list[Block]] | None = None,
+    ) -> None:
+        self.parts = parts or []
+        self._known = known or []
         """What each is about."""
-        self._bounds = Bounds(())
-        self._kept: OrderedDict[int, list[Block]] = OrderedDict()
+        self.lines = self.parts[-1].line - 1 + self._known[-1].lines if self._known else 0
+        self.tip = self._known[-1].tip if self._known else GENESIS
+        self.clock = self._known[-1].clock if self._known else CLOCK_ZERO
+        self._bounds = Bounds(self._known)
+        self._kept: OrderedDict[int, list[Block]] = OrderedDict() if kept is None else kept
 
     def precede(self, parts: list[PartName]) -> bool:
         """Whether they are the first of ``parts``."""
         return parts[: len(self.parts)] == self.parts
 
-    def add(self, parts: list[PartName]) -> bool:
-        """Take in parts; whether there are any.
+    def followed_by(self, parts: list[PartName]) -> SealedBlocks:
+        """The same with more parts behind them.
 
         Raises:
             Damaged: one cannot be read, or does not follow the one before it.
         """
-        for part, summary in zip(parts, summaries([*self.parts, *parts], self._known[:]), strict=True):
-            if not self.parts and part.line > 1:  # what was before it is not there any more
-                self.lines, self.tip = part.line - 1, summary.prev
-            if summary.prev != self.tip or part.line != self.lines + 1:
+        lines, tip, more = self.lines, self.tip, list[PartSummary]()
+        for part, summary in zip(parts, summaries([*self.parts, *parts], self._known), strict=True):
+            if not (self.parts or more) and part.line > 1:  # what was before it is not there any more
+                lines, tip = part.line - 1, summary.prev
+            if summary.prev != tip or part.line != lines + 1:
                 raise damaged(part.path, 1, "does not follow the line before it")
-            self.parts.append(part)
-            self._known.append(summary)
-            self.lines += summary.lines
-            self.tip, self.clock = summary.tip, summary.clock
-        if parts:
-            self._bounds = Bounds(self._known)
-        return bool(parts)
+            more.append(summary)
+            lines, tip = lines + summary.lines, summary.tip
+        return SealedBlocks([*self.parts, *parts], [*self._known, *more], self._kept)
 
     def about(self, first: int, last: int) -> Iterator[Block]:
         """The blocks about any of ``first`` to ``last``, newest first."""

@@ -25,7 +25,7 @@ from crc32c import crc32c
 from wald.format.ledger import GENESIS, span_of
 from wald.format.ledger_part import PartIndex
 from wald.store.files.chain import chained, damaged
-from wald.store.files.ledger_blocks import ActiveFile, Block, Bounds, SealedBlocks, from_line
+from wald.store.files.ledger_blocks import ActiveFile, Block, BlockKey, Bounds, SealedBlocks, from_line
 from wald.store.files.ledger_parts import (
     FRAME_BYTES,
     first_prev,
@@ -124,19 +124,19 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, ...] = ()
-        self._sealed = SealedBlocks(path)
+        self._sealed = SealedBlocks()
         self._bookmark = _Bookmark()
         self._elapsed = Elapsed()
         self._blocks: list[Block] = []
         """Of the active file."""
         self._tail: list[Line] = []
         """The lines of the last block, which grows."""
-        self._kept: OrderedDict[int, list[Line]] = OrderedDict()
-        self._bounds: dict[int, Bounds] = {}
-        """Of the lines of some blocks, by the first one."""
+        self._kept: OrderedDict[BlockKey, list[Line]] = OrderedDict()
+        self._bounds: dict[BlockKey, Bounds] = {}
+        """Of the lines of some blocks."""
         self._totals: list[int] = []
-        """The time elapsed at each line of the block that begins and is so long as in ``_totals_of``."""
-        self._totals_of = 0, 0
+        """The time elapsed at each line of the block ``_totals_of``."""
+        self._totals_of: BlockKey | None = None
         self.generation = 0
         """Changes when lines that were read are not there any more."""
 
@@ -192,8 +192,8 @@ class Lines:
         """How much time had certainly passed since the ledger began when a line with a moment was written."""
         sealed = line.number <= self._sealed.lines
         block = next(iter(self._sealed.blocks_from(line.number) if sealed else from_line(self._blocks, line.number)))
-        if (block.line, block.length) != self._totals_of:
-            elapsed, self._totals_of, self._totals = Elapsed(block.clock), (block.line, block.length), []
+        if block.key != self._totals_of:
+            elapsed, self._totals_of, self._totals = Elapsed(block.clock), block.key, []
             for each in self._read(block):
                 moment = moment_of(each.entry)
                 self._totals.append(elapsed.advance(moment) if moment else 0)
@@ -211,23 +211,23 @@ class Lines:
     def _read(self, block: Block) -> Sequence[Line]:
         if self._blocks and block is self._blocks[-1]:
             return self._tail[:]
-        kept = self._kept.pop(block.line, None)
+        kept = self._kept.pop(block.key, None)
         if kept is None:
             kept = _lines(block.entries(), block.line)
             if len(self._kept) == _KEPT_BLOCKS:
                 self._kept.popitem(last=False)
-        self._kept[block.line] = kept
+        self._kept[block.key] = kept
         return kept
 
     def _around(self, block: Block, lines: Sequence[Line], first: int, last: int) -> range:
         """The places of the lines in the block that may be about any of ``first`` to ``last``."""
         if self._blocks and block is self._blocks[-1]:  # it grows
             return range(len(lines))
-        if block.line not in self._bounds:
+        if block.key not in self._bounds:
             if len(self._bounds) > _KEPT_BLOCKS:
                 self._bounds.clear()
-            self._bounds[block.line] = Bounds(lines)
-        return self._bounds[block.line].around(first, last)
+            self._bounds[block.key] = Bounds(lines)
+        return self._bounds[block.key].around(first, last)
 
     def _refresh(self) -> None:
         try:
@@ -264,10 +264,12 @@ class Lines:
         """Take in the parts that are new; whether there are any."""
         parts = parts_of(self._path)
         if not self._sealed.precede(parts):
-            self._sealed = SealedBlocks(self._path)
+            self._sealed = SealedBlocks()
             self._begin()
-        known = len(self._sealed.parts)
-        return self._sealed.add(without_copies(parts, prev)[known:])
+        more = without_copies(parts, prev)[len(self._sealed.parts) :]
+        if more:
+            self._sealed = self._sealed.followed_by(more)
+        return bool(more)
 
     def _begin(self, *, keep: bool = False) -> None:
         """Begin with the first line of the active file.

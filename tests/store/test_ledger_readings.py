@@ -1,0 +1,109 @@
+"""A ledger that is cut while it is read: each line is given once, and look-ups in between find what they would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logs import Unsynced
+
+from wald.store.checking.story import Story
+from wald.store.files.directory import Root
+from wald.store.files.ledger import Ledger
+from wald.store.files.ledger_parts import parts_of
+from wald.store.files.lines import Line, Lines
+from wald.store.retention.history import History
+
+BASES = [10 * number + 1 for number in range(60)]
+READINGS: dict[str, Callable[[Lines], Iterator[Line]]] = {
+    "oldest first": Lines.oldest_first,
+    "newest first": Lines.newest_first,
+    "about": lambda lines: lines.about(1, 600),
+    "written": lambda lines: lines.written(0, 1000),
+}
+
+
+def deletion(base: int) -> dict[str, Any]:
+    last = base + 9
+    held = {"route": "a", "count": 10, "first": base, "last": last, "cursors": {"processed": last}}
+    return {
+        "event": "reclaimed",
+        "base": base,
+        "last": last,
+        "at": base,
+        "rule": "read",
+        "sha256": "x",
+        "routes": [held],
+    }
+
+
+def append(path: Path, bases: list[int], part_bytes: int) -> None:
+    """Delete, and cut the ledger if it is longer than a part."""
+    ledger = Ledger(path, Unsynced(), part_bytes=part_bytes)
+    ledger.append(*map(deletion, bases))
+    ledger.cut()
+    ledger.close()
+
+
+def cut(path: Path) -> None:
+    """Seal what is in the active file, in parts of a few lines."""
+    before = len(parts_of(path))
+    append(path, [], 1000)
+    assert len(parts_of(path)) > before + 1
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """Forty deletions in parts, twenty in the active file."""
+    (tmp_path / "ledger").mkdir()
+    path = tmp_path / "ledger" / "reclaim.jsonl"
+    append(path, BASES[:40], 3000)
+    append(path, BASES[40:], 1 << 20)
+    assert len(parts_of(path)) > 1
+    return Root(tmp_path)
+
+
+@pytest.fixture
+def path(root: Root) -> Path:
+    return root.ledger / "reclaim.jsonl"
+
+
+@pytest.mark.parametrize("begun", [0, 1, 30, 45])
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_reading_gives_each_line_once_though_the_ledger_is_cut_and_looked_up_meanwhile(
+    path: Path, reading: str, begun: int
+) -> None:
+    lines, found = Lines(path), list[int]()
+    for number, line in enumerate(READINGS[reading](lines)):
+        if number == begun:
+            cut(path)
+        if line.is_range("reclaimed"):
+            found.append(line.entry["base"])
+            # The blocks of the new parts begin where that of the old active file began, and end elsewhere.
+            about = [each.number for base in (line.low, 401, 591) for each in lines.about(base, base)]
+            assert about == [line.number, *about[1:]]
+            assert len(set(about[1:])) == len(about[1:]) == 2
+
+    assert sorted(found) == BASES
+
+
+def test_deletions_are_found_once_though_the_ledger_is_cut_meanwhile(root: Root, path: Path) -> None:
+    gone = History(root).gone(1, 600)
+    found = [next(gone).first]
+    cut(path)
+    assert sorted([*found, *(each.first for each in gone)]) == BASES
+
+
+def test_legal_deletions_stay_legal_though_the_ledger_is_cut_while_they_are_judged(root: Root, path: Path) -> None:
+    story = Story(root)
+    events = story.events()
+    found = [next(events)]
+    append(path, [601], 1 << 20)
+    cut(path)
+    found += events
+
+    assert [event.entry["base"] for event in found if event.ruling] == BASES
+    assert [event.ruling.errors for event in found if event.ruling and event.ruling.errors] == []
+    assert story.illegal == 0
