@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,13 @@ def test_the_version_is_that_of_the_newest_release() -> None:
 
     assert releases[0][0] == wald.__version__
     assert releases == sorted(releases, key=lambda release: release[1], reverse=True)
+
+
+def test_the_modules_of_the_benchmarks_can_be_imported() -> None:
+    """No other test loads most of them, and no type checker reads them."""
+    modules = sorted(f"benchmarks.{path.stem}" for path in (ROOT / "scripts/benchmarks").glob("[!_]*.py"))
+    assert "benchmarks.ledgers" in modules
+
+    importing = f"import sys; sys.path.insert(0, 'scripts'); import {', '.join(modules)}"
+    done = subprocess.run([sys.executable, "-c", importing], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

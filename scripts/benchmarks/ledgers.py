@@ -17,8 +17,9 @@ from benchmarks.report import Goal, Row
 from benchmarks.stage import Stage, environment, in_python
 from wald.format.head import Head, encode_head
 from wald.format.names import Kind
-from wald.store.files.directory import Root, create_root, read_identity
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import create_root, read_identity
 from wald.store.files.routes import add_route
 
 _SECONDS, _MIB = Goal(1, at_most=True), Goal(64, at_most=True)
