@@ -74,6 +74,10 @@ def test_a_route_that_only_the_ledgers_know_has_its_history(built: Built) -> Non
     code, lines = history(built, "--route", "a")
     assert code == 0
     assert any(" reclaimed " in line for line in lines)
+    later = ("--route", "a", "--since", "2100-01-01T00:00:00Z")
+    code, message, _ = refusal_of("history", "--root", built.root.path, *later)
+    assert code == 3  # the lines of another time are not read for it
+    assert "there is no route 'a'" in message
 
 
 @pytest.mark.parametrize("until", ["2h", "1h"])

@@ -39,8 +39,8 @@ def history(root: Path, since: datetime | None, until: datetime | None, route: s
     that was written when the segment was sealed. The chain of the ledgers is checked over all that is read.
 
     Exit code 4: a deletion was not legal or that cannot be proven, or a ledger is damaged. A segment that is gone
-    without a line is not looked for; `wald verify` reports it. Exit code 3: there is no such route, and no line names
-    it.
+    without a line is not looked for; `wald verify` reports it. Exit code 3: there is no such route, and no line of
+    the time asked for names it.
     """
     check_span(since, until)
     here = Root(root)
