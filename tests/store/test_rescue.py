@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import zstandard
 from contents import errors
 from logs import Built
 from repairing import repair
@@ -21,6 +22,7 @@ from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
 from wald.store.files.directory import Root
 from wald.store.repairing import rewrite
+from wald.store.segments import frames
 from wald.store.segments.compression import SealedFile, compress_segment
 from wald.store.segments.raw import RawFile, ScannedBatch
 from wald.store.writing import sealer
@@ -129,6 +131,60 @@ def test_in_a_frame_what_is_in_front_of_damage_is_whole(
     lost = check(sealed, tmp_path / "log", path, partial(damage, at), named=damage is not cut)
     most = records + behind if damage is cut else records
     assert lost <= most - records * place + BLOCK_RECORDS
+
+
+def of_long_batches(path: Path, count: int) -> Built:
+    """A log of one sealed segment; behind its first frame each holds one batch of 600 records."""
+    log, rng = Built(path, segment_max_bytes=32 << 20), random.Random(7)
+    for number in range(count):
+        text = rng.randbytes(2_000).hex().encode()
+        log.lines("a", [text, b"%d" % number] * 300)
+    log.cut()
+    log.seal()
+    log.crash()
+    with SealedFile(log.path(1, Kind.SEALED)) as file:
+        assert [frame.raw_bytes > frames.FRAME_BYTES for frame in file.index.frames] == [False] + [True] * count
+    return log
+
+
+def test_damaged_frames_of_one_long_batch_cost_no_frame_behind_them(tmp_path: Path) -> None:
+    log = of_long_batches(tmp_path / "log", 12)
+    path = log.path(1, Kind.SEALED)
+    with SealedFile(path) as file:
+        hit = file.index.frames[2::2]
+
+    def damage(data: bytearray) -> None:
+        for frame in hit:
+            flip(frame.offset + frame.compressed_bytes // 2, data)
+
+    assert check(log, tmp_path / "damaged", path, damage, named=True) == 6 * 600
+
+
+def test_what_is_left_of_a_frame_is_looked_for_without_the_context_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread decompresses the next frame meanwhile, and a context of zstd is for one thread at a time."""
+    used: list[object] = []
+    decompressor = zstandard.ZstdDecompressor
+
+    class Context:
+        def __init__(self) -> None:
+            self.own = decompressor()
+
+        def __getattr__(self, name: str) -> object:
+            used.append(self)
+            return getattr(self.own, name)
+
+    path = of_long_batches(tmp_path / "log", 1).path(1, Kind.SEALED)
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", Context)
+    with SealedFile(path) as file:
+        for number in range(2):
+            data = file.frame(number)
+            by_frame = set(used)
+            used.clear()
+            assert file.beginning(number) == data
+            assert used
+            assert by_frame.isdisjoint(used)
 
 
 @pytest.mark.parametrize("bytes_from_end", [3, 20, 300, 600])

@@ -139,7 +139,7 @@ def index_raw(source: int) -> SealedIndex:
 
 
 class SealedFile:
-    """An open sealed segment; for one thread at a time.
+    """An open sealed segment; for one thread at a time, but for :meth:`beginning`.
 
     Opening checks that the file is all there and that its index and its seek table agree; each frame is checked when
     it is read. What comes back is what was sealed, or an error.
@@ -182,7 +182,10 @@ class SealedFile:
             raise self._damaged(frame.offset, f"frame {number} does not decompress ({error})") from error
 
     def beginning(self, number: int) -> bytes:
-        """What a damaged frame holds in front of the damage; it is to be checked batch by batch."""
+        """What a damaged frame holds in front of the damage; it is to be checked batch by batch.
+
+        Another thread may be in :meth:`frame` meanwhile: a reader that meets damage has asked for the next one already.
+        """
         frame = self.index.frames[number]
         stored = self._read(frame.offset, frame.compressed_bytes)
         if frame.raw_bytes > FRAME_BYTES:
@@ -193,9 +196,11 @@ class SealedFile:
                 return b""
         return beginning(stored, frame.raw_bytes)[0]
 
-    def _is_one_batch(self, stored: bytes, raw_bytes: int) -> bool:
+    @staticmethod
+    def _is_one_batch(stored: bytes, raw_bytes: int) -> bool:
         """Whether a frame begins like a batch of about this length; only a batch has a frame longer than most."""
-        opening = self._decompressor.stream_reader(stored).read(HEADER.size)
+        with zstandard.ZstdDecompressor().stream_reader(stored) as stream:  # not the file's: see beginning()
+            opening = stream.read(HEADER.size)
         if len(opening) < HEADER.size:
             return False
         magic, _, _, payload_bytes, *_ = HEADER.unpack(opening)
