@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,25 @@ def test_a_reading_gives_each_line_once_though_the_ledger_is_cut_and_looked_up_m
             assert len(set(about[1:])) == len(about[1:]) == 2
 
     assert sorted(found) == BASES
+
+
+def test_a_file_that_was_cut_is_not_held_open_when_it_is_read(path: Path) -> None:
+    def held() -> list[str]:
+        links = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+        return [link for link in links if link.startswith(str(path))]
+
+    lines = Lines(path)
+    lines.elapsed_ns(next(lines.about(591, 600)))
+    reading = lines.newest_first()
+    found = [next(reading)]
+    cut(path)
+    list(lines.about(1, 600))
+    assert any("deleted" in link for link in held())
+    found += reading
+
+    assert len(found) == len(list(lines.newest_first())) - 1  # without that which begins the new file
+    assert len(held()) == 1
+    assert "deleted" not in held()[0]
 
 
 def test_deletions_are_found_once_though_the_ledger_is_cut_meanwhile(root: Root, path: Path) -> None:

@@ -34,7 +34,8 @@ class ActiveFile:
         weakref.finalize(self, os.close, self.descriptor)
 
 
-BlockKey = tuple[int, int, ActiveFile | None]
+BlockKey = tuple[int, int, weakref.ref[ActiveFile] | None]
+"""Weak: what is kept of the lines of a file does not keep it open."""
 
 
 @dataclass(slots=True)
@@ -72,7 +73,7 @@ class Block:
     @property
     def key(self) -> BlockKey:
         """Which lines it has: a block of a part may begin where one of the active file has begun, and end elsewhere."""
-        return self.line, self.length, self.active
+        return self.line, self.length, None if self.active is None else weakref.ref(self.active)
 
     def is_about(self, first: int, last: int) -> bool:
         return self.low <= last and first <= self.high
