@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import random
+import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import machine as machines
 import packages
@@ -94,7 +95,10 @@ def full(site: Site) -> Iterator[None]:
     site.until("journalctl -u wald | grep degraded_by")
     site.wald("cursor", "set", "orders", site.head, "--group", "drain")
     yield
-    writer.communicate()
+    while writer.poll() is None:  # the rest may fill it once more
+        site.wald("cursor", "set", "orders", site.head, "--group", "drain")
+        with suppress(subprocess.TimeoutExpired):
+            writer.wait(1)
     assert writer.returncode == 0
     site.until(f"wald --root {LOG} head | grep 'seq=100000 '")
     kept = site.read()
