@@ -161,6 +161,19 @@ def test_what_verify_does_not_call_damage_a_dry_run_does_not_either(log: Path) -
     assert b"no line of the ledger" not in output_of("verify", "--root", log)
 
 
+@pytest.mark.parametrize("stray", ["junk", "a copy of the active segment"])
+def test_a_stray_segment_behind_the_head_is_no_damage_to_either(log: Path, stray: str) -> None:
+    (active,) = (log / "segments").glob("*.wal")
+    path = active.with_name("00000000000000005000.wal")
+    path.write_bytes(active.read_bytes() if stray != "junk" else b"junk\n")
+    assert b"behind the head; not read" in output_of("verify", "--root", log)
+    proposed = output_of("repair", "--dry-run", "--root", log)
+    assert b"repair: set aside segments/00000000000000005000.wal" in proposed
+    assert b"good: 1 act would be done" in proposed
+    output_of("repair", "--root", log)
+    assert not path.exists()
+
+
 def test_a_log_that_has_lost_its_identity_gets_it_back_by_what_other_commands_say(log: Path) -> None:
     content = (log / "log.json").read_bytes()
     (log / "log.json").unlink()

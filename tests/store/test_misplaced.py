@@ -1,191 +1,151 @@
-"""A segment under another's name is reported as what it really is; what belongs there is missing, not replaced."""
+"""``wald repair`` of segments under wrong names: no file is ever replaced, whatever is in the way of what."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
 
 import pytest
-from logs import START_NS, Built
+from contents import errors
+from faults import Died, DyingDisk, until_it_survives
+from logs import Built
+from repairing import repair
 
-from wald.errors import Damaged
-from wald.format.names import Kind
-from wald.store.checking.finding import Level
-from wald.store.checking.verifier import verify
-from wald.store.reading.selection import Start
-from wald.store.segments.view import State
+from wald.store.files.disk import Disk
+from wald.store.repairing.plan import Deed
+
+Digests = dict[str, str]
 
 
-def fill(built: Built, *, sealed: int, value: bytes = b"") -> None:
-    """Records 1 to 8, two in each segment; the first ``sealed`` segments are sealed."""
-    for base in (1, 3, 5, 7):
-        built.lines("a", [value + b"%d" % base, value + b"%d" % (base + 1)])
-        if base < 7:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four sealed segments and an active one."""
+    path = tmp_path_factory.mktemp("whole") / "log"
+    built = Built(path)
+    for part in range(5):
+        built.lines("a", [b"%d" % part] * (part + 2))
+        if part < 4:
             built.cut()
-    built.seal(keep=3 - sealed)
+    built.seal()
+    built.crash()
+    return path
 
 
-def path_of(built: Built, base: int) -> Path:
-    sealed = built.path(base, Kind.SEALED)
-    return sealed if sealed.exists() else built.path(base, Kind.RAW)
+@pytest.fixture
+def log(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "log"))
 
 
-def read(built: Built) -> tuple[list[int], list[str]]:
-    """The sequences that are read, each with the value it was written with, and what is reported."""
-    reported: list[str] = []
-    records = list(built.log.records(on_damage=lambda error: reported.append(error.message)))
-    assert [record.value for record in records] == [b"%d" % record.sequence for record in records]
-    return [record.sequence for record in records], reported
+def sealed(root: Path) -> list[Path]:
+    return sorted((root / "segments").glob("*.wal.zst"))
 
 
-def errors(built: Built) -> list[str]:
-    return [f"{f.path.name} {f.message}" for f in verify(built.root) if f.level is Level.ERROR]
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-FORMS = pytest.mark.parametrize("sealed", [0, 3])
+def digests(root: Path) -> Digests:
+    return {path.name: digest(path) for path in sealed(root)}
 
 
-@FORMS
-def test_a_copy_under_an_older_name_gives_no_record_twice(built: Built, sealed: int) -> None:
-    fill(built, sealed=sealed)
-    source, target = path_of(built, 5), path_of(built, 1)
-    shutil.copy(source, target)
-    found, reported = read(built)
-    assert found == [3, 4, 5, 6, 7, 8]
-    assert len(reported) == 1
-    assert target.name in reported[0]
-    assert "segment 5" in reported[0]
-    assert "records 1 to 2 cannot be read" in reported[0]
-    assert any(target.name in error for error in errors(built))
+def anywhere(root: Path) -> set[str]:
+    return {digest(path) for path in root.rglob("*") if path.is_file()}
 
 
-@FORMS
-def test_a_copy_under_a_newer_name_gives_no_record_twice(built: Built, sealed: int) -> None:
-    fill(built, sealed=sealed)
-    target = path_of(built, 5)
-    shutil.copy(path_of(built, 1), target)
-    found, reported = read(built)
-    assert found == [1, 2, 3, 4, 7, 8]
-    assert len(reported) == 1
-    assert target.name in reported[0]
-    assert "segment 1" in reported[0]
-    assert "records 5 to 6 cannot be read" in reported[0]
-    assert any(target.name in error for error in errors(built))
+def arrange(root: Path, order: tuple[int | None, ...]) -> None:
+    """Give the n-th name the content of segment ``order[n]``; None: none."""
+    names = sealed(root)
+    contents = [path.read_bytes() for path in names]
+    for path, number in zip(names, order, strict=True):
+        path.unlink()
+        if number is not None:
+            path.write_bytes(contents[number])
 
 
-@FORMS
-def test_swapped_names_lose_both_and_nothing_else(built: Built, sealed: int) -> None:
-    fill(built, sealed=sealed)
-    one, other = path_of(built, 1), path_of(built, 5)
-    aside = built.root.path / "aside"
-    shutil.move(one, aside)
-    shutil.move(other, one)
-    shutil.move(aside, other)
-    found, reported = read(built)
-    assert found == [3, 4, 7, 8]
-    assert [one.name in reported[0], other.name in reported[1]] == [True, True]
+def orders(*segments: int | None) -> Iterator[tuple[int | None, ...]]:
+    return (order for order in permutations(segments) if order != segments)
 
 
-@FORMS
-def test_a_copy_under_a_name_of_its_own_takes_nothing_away_and_is_reported(built: Built, sealed: int) -> None:
-    """Nothing is missing; but who has put it there does not know what else was done."""
-    fill(built, sealed=sealed)
-    kind = Kind.SEALED if sealed else Kind.RAW
-    target = built.path(4, kind)
-    shutil.copy(path_of(built, 5), target)
-    found, reported = read(built)
-    assert found == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert len(reported) == 1
-    assert target.name in reported[0]
-    assert any(target.name in error for error in errors(built))
+def check_order(whole: Path, scratch: Path, order: tuple[int | None, ...]) -> None:
+    before = {name: each for n, (name, each) in enumerate(digests(whole).items()) if n in order}
+    for number, disk in enumerate(until_it_survives(DyingDisk)):
+        root = scratch / str(number)
+        shutil.copytree(whole, root)
+        arrange(root, order)
+        try:
+            repair(root, accept_loss=False, disk=disk)
+        except Died:
+            assert set(before.values()) <= anywhere(root), (order, number)
+        else:
+            assert digests(root) == before, order
+            return
+        repair(root, accept_loss=False)
+        assert digests(root) == before, (order, number)
+        assert bool(errors(root)) == (None in order), (order, number)
+        shutil.rmtree(root)
 
 
-@FORMS
-def test_the_active_segment_under_another_name_is_not_read_there(built: Built, sealed: int) -> None:
-    fill(built, sealed=sealed)
-    target = path_of(built, 3)
-    target.unlink()
-    target = built.path(3, Kind.RAW)
-    shutil.copy(path_of(built, 7), target)
-    found, reported = read(built)
-    assert found == [1, 2, 5, 6, 7, 8]
-    assert "segment 7" in reported[0]
-    assert "records 3 to 4 cannot be read" in reported[0]
+SOME = [(1, 0, 2, 3), (1, 2, 3, 0), (3, 0, 1, 2), (1, 0, 3, 2), (1, 2, None, 3), (None, 0, 1, 3), (1, 0, None, 2)]
 
 
-@FORMS
-def test_a_segment_of_another_log_under_a_right_name_is_not_read(built: Built, tmp_path: Path, sealed: int) -> None:
-    other = Built(tmp_path / "other")
-    fill(built, sealed=sealed)
-    fill(other, sealed=sealed, value=b"x")
-    target = path_of(built, 3)
-    shutil.copy(path_of(other, 3), target)
-    found, reported = read(built)
-    assert found == [1, 2, 5, 6, 7, 8]
-    assert target.name in reported[0]
-    assert other.log_id.hex() in reported[0]
-    assert "records 3 to 4 cannot be read" in reported[0]
-
-
-def test_a_raw_copy_whose_header_is_spoilt_is_known_by_its_first_batch(built: Built) -> None:
-    fill(built, sealed=0)
-    data = bytearray(path_of(built, 5).read_bytes())
-    data[40] ^= 1
-    path_of(built, 1).write_bytes(data)
-    found, reported = read(built)
-    assert found == [3, 4, 5, 6, 7, 8]
-    assert "records 1 to 2 cannot be read" in reported[0]
-
-
-@FORMS
-@pytest.mark.parametrize("start", [1, 2, "earliest"])
-def test_without_somebody_to_tell_it_is_an_error(built: Built, sealed: int, start: Start) -> None:
-    fill(built, sealed=sealed)
-    shutil.copy(path_of(built, 5), path_of(built, 1))
-    with pytest.raises(Damaged, match="segment 5"):
-        list(built.log.records(start=start))
-
-
-@FORMS
-def test_where_does_not_take_a_copy_for_the_record(built: Built, sealed: int) -> None:
-    fill(built, sealed=sealed)
-    target = path_of(built, 1)
-    shutil.copy(path_of(built, 5), target)
-    found = built.log.where(1)
-    assert found.state is State.QUARANTINED
-    assert target.name in found.message
-    assert built.log.where(5).state is not State.QUARANTINED
-
-
-@FORMS
-@pytest.mark.parametrize("base", [1, 3, 5])
-def test_from_a_time_a_segment_that_cannot_be_read_is_reported_and_not_passed_over(
-    built: Built, sealed: int, base: int
+@pytest.mark.parametrize("order", SOME, ids=str)
+def test_segments_get_their_names_back_whatever_step_kills_the_repair(
+    whole: Path, tmp_path: Path, order: tuple[int | None, ...]
 ) -> None:
-    """Its records may be of that time; where older ones follow, they are not."""
-    fill(built, sealed=sealed)
-    path_of(built, base).write_bytes(b"")
-    at = datetime.fromtimestamp(START_NS / 1e9 + (base + 1) / 2, UTC)
-    with pytest.raises(Damaged, match=f"records {base} to {base + 1}"):
-        list(built.log.records(start=at))
-    after = built.log.records(start=at + timedelta(seconds=1.5))
-    assert [record.sequence for record in after] == list(range(base + 4, 9))
+    check_order(whole, tmp_path, order)
 
 
-@pytest.mark.parametrize("base", [3, 99])
-def test_a_start_refuses_a_newest_segment_under_another_name(tmp_path: Path, base: int) -> None:
-    """It was taken for one without records, and replaced: what it held was acknowledged."""
-    log = Built(tmp_path / "log")
-    log.lines("a", [b"one", b"two", b"three"])
-    log.crash()
-    right, wrong = log.path(1, Kind.RAW), log.path(base, Kind.RAW)
-    right.rename(wrong)
-    before = wrong.read_bytes()
-    with pytest.raises(Damaged, match="begins with record 1") as caught:
-        Built(tmp_path / "log", epoch=2)
-    assert str(wrong) in caught.value.message
-    assert wrong.read_bytes() == before
-    wrong.rename(right)
-    again = Built(tmp_path / "log", epoch=2)
-    assert [record.value for record in again.log.records("a")] == [b"one", b"two", b"three"]
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [*orders(0, 1, 2, 3), *orders(None, 1, 2, 3)], ids=str)
+def test_all_orders_of_four_names(whole: Path, tmp_path: Path, order: tuple[int | None, ...]) -> None:
+    check_order(whole, tmp_path, order)
+
+
+def test_a_name_that_a_file_has_is_not_given_to_another(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_bytes(b"1")
+    other.write_bytes(b"2")
+    with pytest.raises(FileExistsError):
+        Disk().rename_to_free(one, other)
+    assert (one.read_bytes(), other.read_bytes()) == (b"1", b"2")
+    Disk().rename_to_free(one, tmp_path / "free")
+    assert (tmp_path / "free").read_bytes() == b"1"
+
+
+def test_of_two_copies_under_wrong_names_one_gets_the_name(log: Path) -> None:
+    before, (_, second, *_) = digests(log), sealed(log)
+    shutil.copy(second, second.with_name("00000000000000005000.wal.zst"))
+    second.rename(second.with_name("00000000000000006000.wal.zst"))
+    repair(log, accept_loss=False)
+    assert (digests(log), errors(log)) == (before, [])
+
+
+def test_a_whole_segment_takes_its_name_from_one_that_is_not(log: Path) -> None:
+    before, (_, second, third, _) = digests(log), sealed(log)
+    third.unlink()
+    second.rename(third)
+    second.write_bytes(b"junk")
+    plan = repair(log, accept_loss=False)
+    assert [act.deed for act in plan.acts[:2]] == [Deed.SET_ASIDE, Deed.RENAME]
+    del before[third.name]
+    assert digests(log) == before
+    assert hashlib.sha256(b"junk").hexdigest() in anywhere(log)
+
+
+def test_the_raw_segment_that_a_wrong_name_hides_is_not_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    built = Built(path)
+    for part in range(3):
+        built.lines("a", [b"%d" % part] * 3)
+        built.cut()
+        if part == 0:
+            built.seal()
+    built.crash()
+    (first,) = sealed(path)
+    before = anywhere(path)
+    first.rename(first.with_name("00000000000000000004.wal.zst"))
+    assert not repair(path, accept_loss=False).loses
+    assert (errors(path), first.exists(), before <= anywhere(path)) == ([], True, True)

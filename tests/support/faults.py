@@ -100,6 +100,10 @@ class SteppingDisk(Disk):
         self.step("rename", target)
         super().rename(source, target)
 
+    def rename_to_free(self, source: Path, target: Path) -> None:
+        self.step("rename", target)
+        super().rename_to_free(source, target)
+
     def link(self, source: Path, target: Path) -> None:
         self.step("link", target)
         super().link(source, target)

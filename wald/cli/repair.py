@@ -47,8 +47,11 @@ def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
     with --accept-loss only: the bytes stay in quarantine/, and a line in ledger/segments.jsonl gives the records up.
     Every act is printed first.
 
-    Exit code 0: all of it is good. 9: records would be given up, and --accept-loss was not given. 4: with --dry-run,
-    there is damage, as for `wald verify`; else something is left that this command does not repair.
+    Each repair takes an epoch, as a start of the daemon does; --dry-run takes none.
+
+    Exit code 0: all of it is good. 9: records would be given up, and --accept-loss was not given: a line begins with
+    `refuse:`; also with --dry-run. 4, without such a line: with --dry-run, there is damage, as for `wald verify`; else
+    something is left that this command does not repair.
     """
     here = Root(root)
     lost_identity(here)  # before anything is written: whether there is a log, and which

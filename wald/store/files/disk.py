@@ -23,7 +23,10 @@ from wald.store.files.making import make_directory, make_file, open_or_make_file
 
 _IOV_MAX = 1024  # what Linux takes in one gather-write
 _KEEP_SIZE = 1
-_fallocate = ctypes.CDLL(None).fallocate
+_AT_FDCWD = -100
+_NOREPLACE = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_fallocate = _LIBC.fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 FILE_MODE = 0o640  # only the daemon's group may read it
@@ -158,6 +161,25 @@ class Disk:
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
+
+    def rename_to_free(self, source: Path, target: Path) -> None:
+        """Rename a file; FileExistsError rather than take the name of another.
+
+        In one step where the file system can: renameat2(2) with RENAME_NOREPLACE, which the standard library does not
+        have. Elsewhere the name is looked up first, so the caller must be the only one that makes names there.
+        """
+        old, new = os.fsencode(source), os.fsencode(target)
+        try:
+            failed = _LIBC.renameat2(_AT_FDCWD, old, _AT_FDCWD, new, _NOREPLACE)
+            number = ctypes.get_errno() if failed else 0
+        except AttributeError:  # the C library is too old
+            number = errno.ENOSYS
+        if number in _UNSUPPORTED:
+            number = errno.EEXIST if os.path.lexists(target) else 0
+            if not number:
+                os.rename(source, target)
+        if number:
+            raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
 
     def link(self, source: Path, target: Path) -> None:
         """Give a file a second name; FileExistsError rather than take that of another."""

@@ -74,10 +74,8 @@ class Repair:
                 self.disk.unlink(act.path)
                 self.disk.sync_directory(act.path.parent)
             case Deed.RENAME:
-                assert act.facts is not None
-                segment = act.facts.segment
-                self.disk.rename(act.path, self.root.segment(segment.base_sequence, segment.kind))
-                self.disk.sync_directory(self.root.segments)
+                assert act.target is not None
+                self._rename(act.path, act.target)
             case Deed.PUT_BACK:
                 self._put_back(act.path, facts.put_back[act.path])
             case Deed.CLEAR:
@@ -101,6 +99,15 @@ class Repair:
         kept = {"kept": self.keep(act.path)} if os.path.lexists(act.path) else {}
         self._record({"event": "identified", "log": log_id.hex, "why": act.reason} | kept | self._when())
         self.disk.replace(act.path, encode_identity(log_id, now=act.identity.created))
+
+    def _rename(self, path: Path, target: Path) -> None:
+        """Give a segment another name, which no file has; the hints beside both are another segment's."""
+        for each in (path, target):
+            if each.name.endswith(Kind.RAW.value):
+                with suppress(FileNotFoundError):
+                    self.disk.unlink(each.with_name(each.name + ".idx"))
+        self.disk.rename_to_free(path, target)
+        self.disk.sync_directory(path.parent)
 
     def _put_back(self, path: Path, whole: Path) -> None:
         if path.exists():

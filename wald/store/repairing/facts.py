@@ -10,7 +10,7 @@ from pathlib import Path
 
 from wald.errors import Damaged
 from wald.format.head import Head
-from wald.format.names import WHOLE, Kind, parse_segment_name
+from wald.format.names import WHOLE, Kind, parse_segment_name, segment_name
 from wald.format.segment import BadHeader
 from wald.store.checking.checker import Checked, SegmentToCheck, check
 from wald.store.checking.finding import Finding, Level
@@ -70,7 +70,13 @@ class SegmentFacts:
 
     @property
     def misnamed(self) -> bool:
-        return not self.segment.path.name.startswith(f"{self.base:020d}.")
+        name = segment_name(self.base, self.segment.kind)
+        return self.segment.path.name not in (name, name + WHOLE)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it can be read, under whatever name, and it is of this log."""
+        return not self.foreign and self.survey is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,7 @@ def examine(root: Root) -> Facts:
 @dataclass
 class _Examination:
     root: Root
-    checked: dict[int, Checked] = field(default_factory=dict)
+    checked: dict[Path, Checked] = field(default_factory=dict)
 
     def facts(self) -> Facts:
         root = self.root
@@ -119,6 +125,7 @@ class _Examination:
         self.history = verification.history
         findings = tuple(each for each in verification.findings(self._check) if each.level is Level.ERROR)
         put_back, unneeded = self._interrupted()
+        self.listing = self.listing.including(self._unlisted(list_segments(root)))
         segments = [self._segment(number) for number in range(len(self.listing.segments))]
         segments.sort(key=lambda each: each.base)
         ends = [span[1] for each in segments for span in each.spans]
@@ -138,7 +145,7 @@ class _Examination:
         )
 
     def _check(self, target: SegmentToCheck) -> Checked:
-        found = self.checked[target.segment.base_sequence] = check(target)
+        found = self.checked[target.segment.path] = check(target)
         return found
 
     def _interrupted(self) -> tuple[dict[Path, Path], tuple[Path, ...]]:
@@ -156,12 +163,30 @@ class _Examination:
             segment = Segment(found.base_sequence, Kind.SEALED, path)
             if self._is_bad(check(replace(self.verification.target(segment), open_ended=True))):
                 unneeded.append(path)
-            elif self._is_bad(self.checked.get(segment.base_sequence)):
+            elif self._is_bad(self.checked.get(path.with_name(str(found)))):
                 put_back[path.with_name(str(found))] = path
                 listed[segment.base_sequence] = segment
-                self.checked.pop(segment.base_sequence, None)
         self.listing = Listing(tuple(listed[base] for base in sorted(listed)))
         return put_back, tuple(unneeded)
+
+    def _unlisted(self, there: Listing) -> Iterator[Segment]:
+        """Segments that readers do not look for under the names that they have.
+
+        A sealed one with the name of another hides the raw form of that, and is hidden by what an interrupted relief
+        has left of it. What is called reclaimed without a line of the ledger is not.
+        """
+        for segment in there.segments:
+            raw, hidden = segment.path.with_suffix(""), segment not in self.listing.segments
+            if segment.kind is Kind.SEALED and (hidden or raw.exists()) and _is_misplaced(segment):
+                if hidden:
+                    yield segment
+                if raw.exists():
+                    yield Segment(segment.base_sequence, Kind.RAW, raw)
+        readable = {segment.base_sequence for segment in there.segments}
+        for segment in there.released:
+            base = segment.base_sequence
+            if base not in readable and any(self.history.unexplained(base, base)):
+                yield replace(segment, kind=segment.kind.form)
 
     def _is_bad(self, checked: Checked | None) -> bool:
         return checked is None or any(each.level is Level.ERROR for each in checked.findings)
@@ -176,7 +201,10 @@ class _Examination:
         segment = Segment(claimed[1] if claimed else listed.base_sequence, listed.kind, listed.path)
         if segment != listed:
             problem = f"it is segment {segment.base_sequence}, not what its name says"
-            found = replace(found, segment=segment, problem=problem)
+            found = replace(found, segment=segment, problem=problem, twin=None)
+        elif found.misnamed:
+            problem = "its name says that it was reclaimed, and no line of the ledger does"
+            found = replace(found, problem=problem)
         return self._content(found, number)
 
     def _content(self, found: SegmentFacts, number: int) -> SegmentFacts:
@@ -186,7 +214,7 @@ class _Examination:
         sealed = self.history.sealed(segment.base_sequence)
         recorded = sealed is not None and sealed["base"] == segment.base_sequence
         target = replace(self.verification.target(segment), durable=durable, open_ended=True)
-        known = None if found.misnamed else self.checked.get(segment.base_sequence)
+        known = None if found.misnamed else self.checked.get(segment.path)
         checked = known or check(target)
         found = replace(found, durable=durable, recorded=recorded or segment.kind is Kind.RAW)
         wrong = [each.message for each in checked.findings if each.level is Level.ERROR]
@@ -215,7 +243,7 @@ class _Examination:
     def _end(self, number: int) -> int:
         """The base of the next segment that is whole: after a repair that was killed it may be a part of this one."""
         for following in self.listing.segments[number + 1 :]:
-            checked = self.checked.get(following.base_sequence)
+            checked = self.checked.get(following.path)
             if checked is not None and not any(each.level is Level.ERROR for each in checked.findings):
                 return following.base_sequence
         return 1 << 64
@@ -256,6 +284,11 @@ def _claimed(segment: Segment) -> tuple[bytes, int] | None:
             return header.log_id, header.base_sequence
     except (Damaged, BadHeader, OSError):
         return None
+
+
+def _is_misplaced(segment: Segment) -> bool:
+    claimed = _claimed(segment)
+    return claimed is not None and claimed[1] != segment.base_sequence
 
 
 def _dropped(segment: Segment) -> tuple[Span, ...] | None:

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 from wald.errors import Damaged
+from wald.format.names import segment_name
 from wald.store.checking.finding import Finding
 from wald.store.files.identity import Identity
 from wald.store.files.listing import Segment
@@ -31,7 +32,7 @@ class Deed(Enum):
     REMOVE = "remove"
     """What a killed program was making is removed."""
     RENAME = "rename"
-    """A segment gets its own name."""
+    """A segment gets its own name; if that is taken in a ring, one of the ring first gets a name that is free."""
     PUT_BACK = "put back"
     """A damaged segment is replaced by its form from before a relief that was interrupted."""
     SET_ASIDE = "set aside"
@@ -61,6 +62,7 @@ class Act:
         facts: about the segment.
         broken: the records that are left out of it, because a piece of them is lost.
         identity: what ``log.json`` gets.
+        target: the name that a segment gets. No file has it when the act is done.
     """
 
     deed: Deed
@@ -72,6 +74,7 @@ class Act:
     facts: SegmentFacts | None = None
     broken: frozenset[int] = frozenset()
     identity: Identity | None = None
+    target: Path | None = None
 
     @property
     def spanned(self) -> int:
@@ -85,10 +88,12 @@ class Plan:
     Attributes:
         acts: in the order in which they are done.
         left: the errors that no act is about.
+        errors: whether ``wald verify`` reports any, of whatever is not a ledger or ``log.json``.
     """
 
     acts: tuple[Act, ...]
     left: tuple[Finding, ...] = ()
+    errors: bool = False
 
     @property
     def loses(self) -> bool:
@@ -96,8 +101,8 @@ class Plan:
 
     @property
     def damage(self) -> bool:
-        """Whether any act is about what ``wald verify`` calls damage."""
-        return any(act.deed not in (Deed.REMOVE, Deed.RECORD) for act in self.acts)
+        """Whether ``wald verify`` calls it damage."""
+        return self.errors or any(act.deed in (Deed.LEDGER, Deed.IDENTITY) for act in self.acts)
 
 
 def plan(facts: Facts) -> Plan:
@@ -109,19 +114,20 @@ def plan(facts: Facts) -> Plan:
 class _Planning:
     facts: Facts
     kept: list[SegmentFacts] = field(default_factory=list)
-    acts: list[Act] = field(default_factory=list)
+    renames: list[Act] = field(default_factory=list)
 
     def plan(self) -> Plan:
         facts = self.facts
         first = [Act(Deed.REMOVE, path, "a program was killed while it made this file") for path in facts.leftovers]
-        for path in facts.put_back:
-            why = "it is lost, or damaged, and its form from before an interrupted relief is whole"
-            first.append(Act(Deed.PUT_BACK, path, why))
         for path in facts.unneeded:
             why = "the form of a segment from before an interrupted relief is damaged"
             first.append(Act(Deed.CLEAR, path, why))
         for segment in facts.segments:
             first += self._placed(segment)
+        first += in_order(self.renames, {each.segment.path for each in facts.segments})
+        for path in facts.put_back:
+            why = "it is lost, or damaged, and its form from before an interrupted relief is whole"
+            first.append(Act(Deed.PUT_BACK, path, why))
         broken = self._broken()
         lost = list(self._lost(broken))
         acts = [act for segment in self.kept if (act := self._treated(segment, broken, lost)) is not None]
@@ -132,25 +138,32 @@ class _Planning:
             for each in self.kept
             if not each.problem and not each.recorded and each.twin is None
         ]
-        return Plan((*first, *acts, *records, *self._head(acts)), self._left((*first, *acts)))
+        left = self._left((*first, *acts))
+        return Plan((*first, *acts, *records, *self._head(acts)), left, errors=bool(facts.findings))
 
     def _placed(self, found: SegmentFacts) -> Iterator[Act]:
-        """What is done to a file that is not where it belongs; any other is kept."""
+        """What is done to a file that is not to be kept; any other is kept, under its own name."""
         due = max((span[1] + 1 for each in self.kept for span in each.spans), default=1)
         path = found.segment.path
         if found.foreign:
             yield Act(Deed.SET_ASIDE, path, found.problem, facts=found)
-        elif found.misnamed and any(each.base == found.base for each in self.facts.segments if each is not found):
-            yield Act(Deed.SET_ASIDE, path, f"{found.problem}, and there is one of that name", facts=found)
+        elif self._best(found) is not found:
+            why = f"{found.problem or 'it is a second one'}, and there is one of that name"
+            yield Act(Deed.SET_ASIDE, path, why, facts=found)
         elif found.base < due and not found.problem and all(last < due for _, last in found.spans):
             yield Act(Deed.SET_ASIDE, path, f"its records, up to {due - 1}, are in older segments", facts=found)
         else:
             if found.misnamed:
-                target = path.with_name(f"{found.base:020d}{found.segment.kind.value}")
-                yield Act(Deed.RENAME, path, found.problem, facts=found)
+                target = path.with_name(segment_name(found.base, found.segment.kind))
+                self.renames.append(Act(Deed.RENAME, path, found.problem, facts=found, target=target))
                 problem = found.survey.reason if found.survey is not None else ""
                 found = replace(found, segment=Segment(found.base, found.segment.kind, target), problem=problem)
             self.kept.append(found)
+
+    def _best(self, found: SegmentFacts) -> SegmentFacts:
+        """Of the files that are the same segment, the one to keep: whole, the longest, under its own name."""
+        same = [each for each in self.facts.segments if each.base == found.base and not each.foreign]
+        return max(same, key=lambda each: (each.whole, each.whole and each.spans, not each.misnamed))
 
     def _spans(self, found: SegmentFacts) -> tuple[Span, ...]:
         """Of the records that the segment will give."""
@@ -249,3 +262,33 @@ def _between(spans: list[Span], last: int) -> Iterator[Span]:
         due = max(due, end + 1)
     if due <= last:
         yield due, last
+
+
+def in_order(renames: list[Act], taken: set[Path]) -> Iterator[Act]:
+    """The renames, each to a name that is free by then.
+
+    What is in the way is renamed first. If all are in each other's way, one gets a name that no segment has. A repair
+    that is killed then leaves a segment under the name of another one, as it found it.
+
+    Args:
+        taken: the names of all segments.
+    """
+    pending = {act.path: act for act in renames}
+    while pending:
+        act = next((each for each in pending.values() if each.target not in pending), None)
+        if act is None:
+            act = next(iter(pending.values()))
+            free = _free_name(act, taken)
+            pending[free] = replace(act, path=free)
+            yield replace(act, target=free, reason=f"{act.reason}; its own name is another one's until that has moved")
+        else:
+            yield act
+        del pending[act.path]
+
+
+def _free_name(act: Act, taken: set[Path]) -> Path:
+    """Close behind the name that it has: a program that lists segments takes the last one for the newest."""
+    assert act.facts is not None
+    bases = {path.name.partition(".")[0] for path in taken}
+    number = next(n for n in count(act.facts.base + 1) if f"{n:020d}" not in bases)
+    return act.path.with_name(segment_name(number, act.facts.segment.kind))
