@@ -203,13 +203,14 @@ class Repair:
 
     def _losses(self, act: Act, kept: str) -> Iterator[Entry]:
         """A line for each span of records that is given up; none for what a killed repair has recorded."""
-        history = History(self.root)
+        history, left = History(self.root), act.lost_records
         for first, last in act.lost:
             if not any(history.unexplained(first, last)):
                 continue
             reason = "a piece of it is lost" if first == last and first in act.broken else act.reason
             entry: Entry = {"event": "lost", "base": first, "last": last, "why": reason}
-            records = min(act.lost_records, records_lost([(first, last)], act.facts, history))
+            records = min(left, records_lost([(first, last)], act.facts, history))
+            left -= records  # by the ledger alone, each span is counted as if it had all that is lost of the segment
             if records < last - first + 1:
                 entry["records"] = records
             if kept:

@@ -1,7 +1,8 @@
 """How many records were lost, and whose they were, as far as the ledger or what is left of an index says.
 
 What relief had dropped before the damage is not lost. An index says which records that were; the ledger only counts
-those of each route that were left.
+those of each route that were left, and its line about a relief is written before that. So it is believed only if
+something proves that the relief was carried out; else the records count as lost.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: His
         return total - sum(overlap(span, each) for span in spans for each in found.dropped)
     try:
         sealed = history.sealed(spans[0][0]) if spans else None
-        left = history.left(sealed["base"]) if sealed is not None else None
+        relieved = found is not None and found.survey is not None and found.survey.relieved
+        left = history.left(sealed["base"], relieved=relieved) if sealed is not None else None
     except Damaged:
         return total
     if sealed is None or left is None or spans[-1][1] > sealed["last"]:
@@ -42,7 +44,8 @@ def records_lost(spans: Sequence[Span], found: SegmentFacts | None, history: His
         if found.survey is None or found.base != sealed["base"]:
             return total
         there = found.survey.kept - sum(first == last and first in found.survey.broken for first, last in spans)
-    return min(total, max(0, sum(entry.count for entry in left) - there))
+    lost = sum(entry.count for entry in left) - there
+    return min(total, lost) if lost >= 0 else total  # it holds more than the ledger says: that is not believed
 
 
 def routes_lost(span: Span, segment: Segment | None, history: History) -> list[RouteEntry] | None:

@@ -207,7 +207,8 @@ class _Planning:
         ours = tuple(span for span in lost if begin <= span[0] < end)
         reason = found.problem or f"a piece of record {min(inside, default=0)} is lost"
         records = records_lost(ours, found, self.facts.history)
-        loses = bool(records or found.changed or (found.survey is not None and found.survey.broken))
+        guessed = bool(ours) and found.dropped is None  # a count by the ledger alone does not say that nothing is lost
+        loses = bool(records or guessed or found.changed or (found.survey is not None and found.survey.broken))
         if found.survey is not None and not (found.survey.spans or found.survey.pieces):
             return Act(Deed.SET_ASIDE, found.segment.path, reason, ours, records, loses, found)
         return Act(Deed.REMAKE, found.segment.path, reason, ours, records, loses, found, frozenset(broken))

@@ -53,6 +53,7 @@ class Survey:
         reason: what is wrong, of the first damage; "": every batch is whole.
         pieces: whether batches continue a record without beginning one.
         kept: how many records begin in whole batches.
+        relieved: whether a batch stands in the place of those that relief has dropped.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -61,6 +62,7 @@ class Survey:
     reason: str = ""
     pieces: bool = False
     kept: int = 0
+    relieved: bool = False
 
     def add(self, header: BatchHeader, route: str) -> None:
         begun = self.open_records.pop(route, 0)
@@ -76,7 +78,7 @@ class Survey:
 
     def drop(self, header: BatchHeader) -> None:
         """Add a batch in the place of those that relief has dropped; which records end in them is not known."""
-        self.open_records = {}
+        self.open_records, self.relieved = {}, True
         if header.count:
             self._cover(header)
 

@@ -263,13 +263,22 @@ class History:
         entry = self.sealed(base)
         return None if entry is None or entry["base"] != base else _entries(entry.get("routes"))
 
-    def left(self, base: int) -> list[RouteEntry] | None:
-        """What segment ``base`` held of each route after its newest relief, or, without one, when it was sealed."""
-        entry = self.sealed(base)
-        relief = next(self.reliefs(base), None)
+    def left(self, base: int, *, relieved: bool = False) -> list[RouteEntry] | None:
+        """What segment ``base`` held of each route at most when its file was last seen.
+
+        A line about a relief is written before that, so the newest one proves only which form there was then.
+
+        Args:
+            relieved: whether the file is known to be that of a relief.
+        """
+        entry, relief = self.sealed(base), next(self.reliefs(base), None)
         if entry is None or relief is None or relief["last"] != entry["last"]:
             return self.held(base)
-        return _entries(relief.get("routes"))
+        was = relief.get("was_sha256", "")
+        if relieved and was == entry.get("sha256") and _is_whole(entry):
+            return _entries(relief.get("routes"))  # the only form of which anything was dropped
+        former = next((each for each in self.reliefs(base) if each.get("sha256") == was), entry)
+        return _entries(former.get("routes")) if former["base"] == base else None
 
     def last_sealed(self) -> int:
         """The last sequence in any segment that was ever sealed; 0: no ledger lists one."""
@@ -427,6 +436,12 @@ def _entries(routes: object) -> list[RouteEntry] | None:
             case _:
                 return None
     return held
+
+
+def _is_whole(sealed: Entry) -> bool:
+    """Whether nothing had been dropped of a segment: a repair writes a line about a relieved one, too."""
+    held = _entries(sealed.get("routes"))
+    return held is not None and sum(each.count for each in held) == sealed["last"] - sealed["base"] + 1
 
 
 def _made(entry: Entry) -> int:
