@@ -149,7 +149,7 @@ def acts(daemon: Daemon, what: str) -> list[Callable[[], object]]:
 
 
 LINES = {
-    "`wald read`, `grep`, `head`, `where`, `routes`, `explain`, `metrics`, `verify`, `cursor get`": [
+    "`wald read`, `grep`, `head`, `where`, `routes`, `explain`, `metrics`, `verify`, `cursor get`, `cursor show`": [
         command("read", "a"),
         command("grep", "", "a"),
         command("head"),
@@ -159,16 +159,18 @@ LINES = {
         command("metrics"),
         command("verify"),
         command("cursor", "get", "a"),
+        command("cursor", "show", "a"),
     ],
     "`wald append`, `cut`, `route add`, while a daemon runs": [
         command("append", "a"),
         command("cut"),
         command("route", "add", "a"),
     ],
-    "`wald run`, `repair`, `cursor set`, `route retire`, `verify --record`; "
+    "`wald run`, `repair`, `cursor set`, `cursor skip`, `route retire`, `verify --record`; "
     "`wald-reclaim`, `wald-drain`, `wald-archive`": [
         command("run"),
         command("cursor", "set", "a", 1, "--rewind"),
+        command("cursor", "skip", "a", 1, "--group", "skipping"),
         command("route", "retire", "b"),
         command("verify", "--record"),
         command("repair"),

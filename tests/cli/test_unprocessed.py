@@ -156,3 +156,24 @@ def test_a_drain_that_fails_at_the_record_goes_on_behind_it(filled: Path, tmp_pa
 
     assert seen.read_text() == "3\n5\n"
     assert shown(filled)["lag_records"] == 0
+
+
+def test_a_damaged_record_is_called_damaged_and_the_hint_goes_on_behind_all_damage(root: Path) -> None:
+    built = Built(root)
+    for line in (b"1", b"2", b"3", b"4"):
+        built.lines("a", [line * 40])
+    built.cut()
+    built.log.set_cursor("a", 1)
+    (segment,) = [each for each in (root / "segments").iterdir() if b"2" * 40 in each.read_bytes()]
+    segment.write_bytes(segment.read_bytes().replace(b"2" * 40, b"x" * 40).replace(b"3" * 40, b"x" * 40))
+    built.crash()
+
+    code, message, hint = refusal_of("cursor", "skip", "a", 2, "--root", root)
+    assert (code, message.partition(":")[0]) == (4, "record 2 is damaged, and is not skipped by its number")
+    assert str(segment) in message
+    setting, _, _ = hint.partition(" goes on behind the damage")
+    assert setting == f"wald --root {root} cursor set a 3 --group processed"
+
+    assert wald(*setting.split()[1:]).returncode == 0
+    assert shown(root)["first"] == 4
+    assert skips(root) == []

@@ -104,6 +104,9 @@ def acts(log: Log, what: str, user: User) -> list[list[str]]:
             return [[*line, "--of-consumer"] for line in (setting(log, "bob"), removing(log, "bob"))]
         case "`wald cursor set`, `cursor remove` of a group of the daemon's user":
             return [setting(log, "before"), removing(log, "before")]
+        case "`wald cursor skip` for a group, the consumer's own too":
+            skipping = command("cursor", "skip", "a", 9, "--through", "--group", mine, "--root", log.root)
+            return [skipping]
         case "`wald-drain` and `wald.Consumer` for a group of their own":
             draining = sidecar("drain", "a", "--root", root, "--group", f"d-{mine}", "--exit-at-end", "--", "true")
             reading = command("read", "a", "--root", root, "--group", f"r-{mine}", "--commit")

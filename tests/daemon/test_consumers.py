@@ -117,6 +117,46 @@ def test_a_cursor_that_the_owner_moves_is_reported_as_taken_over() -> None:
         )
 
 
+def test_a_record_is_skipped_for_the_consumer_whose_cursor_is_the_only_one_of_the_group() -> None:
+    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        wald(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
+        wald(daemon, ALICE, "cursor", "set", "a", 2, "--group", "g")
+        path, root = daemon.root / "routes/a/consumers/g.cursor", User("root", 0, 0)
+        shown = wald(daemon, HOST, "cursor", "show", "a", "--group", "g")
+        assert "at 2, in consumers/" in shown
+        assert "3 records, 3 to 5" in shown
+        (reading,) = [line for line in shown.splitlines() if line.startswith("to read")]
+        assert reading.endswith(" read a --from 3"), "the cursor that --group names is the owner's"
+
+        code, message, hint = refusal(daemon, ALICE, "cursor", "skip", "a", 3, "--group", "g")
+        assert (code, message) == (NotPermitted.exit_code, f"{daemon.root}/ledger/skips.lock: permission denied")
+        skipping = f"wald --root {daemon.root} cursor skip a 3 --group g"
+        assert hint == f"as user {OWNER.user_id} or root: {skipping}"
+
+        wald(daemon, root, *skipping.split()[3:])
+        assert not path.parents[1].joinpath("g.cursor").exists()
+        assert path.stat().st_uid == ALICE.user_id
+        assert wald(daemon, ALICE, "cursor", "set", "a", 4, "--group", "g") == "4\n"
+
+        done = run([*HOST.prefix, *command("cursor", "skip", "a", 5, "--group", "g", "--root", daemon.root)])
+        assert done.stdout == b"a/g is at 5; skipped: 1 record\n"
+        assert f"hint: chown {ALICE.user_id} {path}, as root" in done.stderr.decode()
+
+
+def test_of_consumer_says_which_cursor_is_shown_and_skipped_where_the_owner_has_that_group_too() -> None:
+    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+        wald(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
+        wald(daemon, ALICE, "cursor", "set", "a", 2, "--group", "g")
+        wald(daemon, HOST, "cursor", "set", "a", 1, "--group", "g")
+
+        assert "at 1\n" in wald(daemon, HOST, "cursor", "show", "a", "--group", "g")
+        assert "at 2, in consumers/" in wald(daemon, HOST, "cursor", "show", "a", "--group", "g", "--of-consumer")
+        wald(daemon, HOST, "cursor", "skip", "a", 2, "--group", "g")
+        wald(daemon, HOST, "cursor", "skip", "a", 3, "--group", "g", "--of-consumer")
+        assert wald(daemon, HOST, "cursor", "get", "a", "--group", "g") == "2\n"
+        assert wald(daemon, HOST, "cursor", "get", "a", "--group", "g", "--of-consumer") == "3\n"
+
+
 def test_the_user_that_a_namespace_does_not_have_is_not_called_nobody() -> None:
     with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         path = daemon.root / "routes/a/consumers/g.cursor"

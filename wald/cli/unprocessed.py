@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,11 @@ import click
 
 import wald
 from wald.cli.cursors import cursor
-from wald.cli.options import group_option, json_option, root_option, route_argument
+from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line, time_fields
-from wald.errors import Damaged, NotFound, Refused, command_line, user_name
-from wald.format.names import SKIPS
+from wald.cli.positions import EXITS
+from wald.errors import Damaged, NotFound, NotPermitted, Refused, command_line, user_name
+from wald.format.names import CONSUMERS, SKIPS
 from wald.format.record import Record
 from wald.format.times import utc
 from wald.log import Log
@@ -24,7 +25,7 @@ from wald.store.files.disk import Disk
 from wald.store.files.ledger import Ledger
 from wald.store.files.moved import moved as where_moved
 from wald.store.files.uptime import now as uptime_now
-from wald.store.retention.cursors import Cursor, CursorState
+from wald.store.retention.cursors import Cursor, CursorState, newcomer
 from wald.store.retention.history import History
 from wald.store.retention.missing import Missing, Wanted, count
 from wald.store.retention.progress import lags, last_sequences
@@ -50,13 +51,26 @@ class Unprocessed:
     lost: int = 0
 
 
-def unprocessed(log: Log, route: str, group: str) -> Unprocessed:
-    """
+def cursor_of(log: Log, route: str, group: str, *, of_consumer: bool) -> Cursor:
+    """The cursor of a group: a consumer's, too, if that is the only one that the group has.
+
+    Args:
+        of_consumer: whether a consumer's is meant in any case.
+
     Raises:
         NotFound: no such route.
+    """
+    log.root.require_route(route)
+    only = [path.parent.name for path in log.root.cursors(route)[0].get(group, [])] == [CONSUMERS]
+    return log.cursor(route, group, of_consumer=of_consumer or only)
+
+
+def unprocessed(log: Log, found: Cursor) -> Unprocessed:
+    """
+    Raises:
         Damaged: the next record cannot be read.
     """
-    found, view = log.cursor(route, group), log.view()
+    view, route, group = log.view(), found.route, found.group
     lag = lags(view, [found])[route, group]
     gone: list[Missing] = []
     following = log.records(route, found.effective + 1, limit=1, on_missing=gone.append)
@@ -78,11 +92,15 @@ def _lost_behind(log: Log, route: str, sequence: int) -> int:
 @route_argument
 @root_option
 @group_option
+@of_consumer_option
 @json_option
-def show(root: Path, route: str, group: str, as_json: bool) -> None:
-    """Show what the group has not processed of ROUTE: how many records, from where to where, since when."""
+def show(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> None:
+    """Show what the group has not processed of ROUTE: how many records, from where to where, since when.
+
+    The cursor is a consumer's if that is the only one of the group, and with --of-consumer.
+    """
     log = wald.open(root)
-    found = unprocessed(log, route, group)
+    found = unprocessed(log, cursor_of(log, route, group, of_consumer=of_consumer))
     if as_json:
         click.echo(json_line("cursor.show", _fields(found)))
     else:
@@ -103,6 +121,8 @@ def _fields(found: Unprocessed) -> dict[str, object]:
 def _text(log: Log, found: Unprocessed) -> Iterator[str]:
     at, first = found.cursor, found.first
     stands = f"at {at.sequence}" if at.state is CursorState.VALID else f"{at.state.value}: {at.message}"
+    stands += f", in {CONSUMERS}/" * (at.path.parent.name == CONSUMERS)
+    is_mine = at.path == log.root.cursor(at.route, at.group)
     rows = [("route", at.route), ("group", at.group), ("cursor", stands)]
     if first is None:
         rows.append(("left", _without_first(found)))
@@ -111,6 +131,8 @@ def _text(log: Log, found: Unprocessed) -> Iterator[str]:
         rows.append(("left", f"{found.records} records, {first.sequence} to {last}"))
         rows.append(("appended", f"{utc(first.append_time_ns)} to {utc(found.last_ns) if found.last_ns else '?'}"))
         reading = f"read {at.route} --from cursor --group {at.group}{' --on-missing skip' * bool(found.missing)}"
+        if not is_mine:
+            reading = f"read {at.route} --from {first.sequence}"
         rows.append(("to read", command_line(log.root.path, reading)))
     if found.lost:
         lost = f"up to {found.lost} record{'s' * (found.lost != 1)}"
@@ -141,45 +163,74 @@ def _records(count: int) -> str:
 @click.argument("sequence", type=int)
 @root_option
 @group_option
+@of_consumer_option
 @click.option("--through", is_flag=True, help="Also skip the records before SEQUENCE that it has not processed.")
 @click.option("--why", default="", metavar="TEXT", help="The reason, for the ledger.")
 @json_option
-def skip(root: Path, route: str, sequence: int, group: str, through: bool, why: str, as_json: bool) -> None:
+def skip(
+    root: Path, route: str, sequence: int, group: str, of_consumer: bool, through: bool, why: str, as_json: bool
+) -> None:
     """Move the group past record SEQUENCE of ROUTE, which it cannot process, and record that in ledger/skips.jsonl.
 
     SEQUENCE must be the next record that the group would process, so that nothing else is skipped: neither a record
     that is there nor one that was removed, or is damaged, before the group processed it. A wald-drain that tries the
     record again follows at its next try. The record stays in the log as long as others need it.
+
+    The log's owner and root may skip, also for a consumer, whose cursor is meant if the group has no other.
     """
     log = wald.open(root)
     log.root.require_route(route)
-    with closing(Ledger(log.root.ledger / SKIPS, Disk(), owner="wald cursor skip")) as ledger:
-        before, records, missing = _skippable(log, route, group, sequence, through=through)
+    with _skips(log, f"cursor skip {route} {sequence} --group {group}") as ledger:
+        before = cursor_of(log, route, group, of_consumer=of_consumer)
+        records, missing = _skippable(log, before, sequence, through=through)
+        of_consumer = before.path.parent.name == CONSUMERS
+        news = newcomer(log.root, route, group, of_consumer=of_consumer)
         entry = {"event": "skipped-record", "route": route, "group": group, "after": before.effective}
         entry |= {"sequence": sequence, "records": records, "missing": missing}
         entry |= {"by": user_name(os.geteuid()), "why": why}
         ledger.append(entry | {"at": time.time_ns()} | uptime_now().as_entry())
-        moved = log.set_cursor(route, sequence, group)
+        moved = log.set_cursor(route, sequence, group, of_consumer=of_consumer)
     if as_json:
         fields = {"route": route, "group": group, "sequence": moved.sequence, "after": before.effective}
         click.echo(json_line("cursor.skip", fields | {"records": records, "missing_records": missing, "why": why}))
     else:
         removed = f"; passed over: up to {_records(missing)} that were removed before" if missing else ""
         click.echo(f"{route}/{group} is at {moved.sequence}; skipped: {_records(records)}{removed}")
+    for message in filter(None, (news, moved.message)):
+        click.echo(f"wald: {message}", err=True)
 
 
-def _skippable(log: Log, route: str, group: str, sequence: int, *, through: bool) -> tuple[Cursor, int, int]:
-    """The cursor, how many records a skip to ``sequence`` passes over, and at most how many that were removed before.
+@contextmanager
+def _skips(log: Log, again: str) -> Iterator[Ledger]:
+    """The ledger of skips.
+
+    Raises:
+        NotPermitted: this user may not write it; ``again`` is the command that root may type.
+    """
+    path = log.root.ledger / SKIPS
+    try:
+        ledger = Ledger(path, Disk(), owner="wald cursor skip")
+    except PermissionError as error:
+        owner = user_name(log.root.path.stat().st_uid)
+        hint = f"as user {owner} or root: {command_line(log.root.path, again)}"
+        raise NotPermitted(f"{error.filename or path}: permission denied", hint=hint) from error
+    with closing(ledger):
+        yield ledger
+
+
+def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tuple[int, int]:
+    """How many records a skip to ``sequence`` passes over, and at most how many that were removed before.
 
     Raises:
         Refused: another record is the next one, or those in front were removed or cannot be read.
         NotFound: it is no record of the route that the group has not processed.
-        Damaged: the cursor cannot be trusted.
+        Damaged: the cursor cannot be trusted, or the record cannot be read.
     """
-    found = log.cursor(route, group)
+    route = found.route
     if found.state not in (CursorState.VALID, CursorState.ABSENT):
-        raise Damaged(found.message, hint=command_line(log.root.path, f"cursor set {route} SEQUENCE --rewind"))
-    showing = command_line(log.root.path, f"cursor show {route} --group {group}")
+        setting = f"cursor set {route} SEQUENCE {found.options} --rewind"
+        raise Damaged(found.message, hint=command_line(log.root.path, setting))
+    showing = command_line(log.root.path, f"cursor show {route} {found.options}")
     records, last = 0, None
     first: int | None = None
     gone: list[Missing] = []
@@ -189,14 +240,27 @@ def _skippable(log: Log, route: str, group: str, sequence: int, *, through: bool
         first, last = first or batch.first_sequence, batch.last_sequence
         records += batch.count
     if last != sequence:
-        message = f"record {sequence} is no record of route {route} that group {group} has still to process"
+        if damage and EXITS.get(log.where(sequence).state) == Damaged.exit_code:
+            raise _damaged(log, found, sequence, damage[-1])
+        message = f"record {sequence} is no record of route {route} that group {found.group} has still to process"
         raise NotFound(message, hint=showing)
     missing = sum(each.records for each in gone)
     if not through:
-        message = f"record {sequence} is not the next of route {route} for group {group}"
+        message = f"record {sequence} is not the next of route {route} for group {found.group}"
         removed = f" and passes over up to {_records(missing)} that were removed" if missing else ""
         hint = f"{showing}; --through skips {_records(records)} up to {sequence}{removed}"
         in_front = [each.message() for each in gone] + [each.message for each in damage]
         if in_front or first != sequence:
             raise Refused(f"{message}: {in_front[0] if in_front else f'{first} is'}", hint=hint)
-    return found, records, missing
+    return records, missing
+
+
+def _damaged(log: Log, found: Cursor, sequence: int, damage: Damaged) -> Damaged:
+    """The error for a record that cannot be read, so that nothing says whose it is; with what passes over it."""
+    whole = next(log.records(start=sequence, limit=1, on_missing="skip", on_damage=lambda _: None), None)
+    head = log.head()
+    last = whole.sequence - 1 if whole is not None else head.sequence if head else sequence
+    passing = command_line(log.root.path, f"cursor set {found.route} {last} {found.options}")
+    verifying = command_line(log.root.path, "verify")
+    message = f"record {sequence} is damaged, and is not skipped by its number: {damage.message}"
+    return Damaged(message, hint=f"{passing} goes on behind the damage; {verifying} lists all damage")
