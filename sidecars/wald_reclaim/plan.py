@@ -280,7 +280,7 @@ class Planner:
         if recorded is not None and segment.kind is segment.kind.deleting and unread != lost:
             rules = {entry.route: recorded.rules.get(entry.route, Verdict.READ) for entry in index.routes}
             stored_bytes = segment.path.stat().st_size
-            entry, _ = self._reclaimed(segment, index, claims, verdict, rules, unread, stored_bytes, now_ns)
+            entry = self._reclaimed(segment, index, claims, verdict, rules, unread, stored_bytes, now_ns)
         return verdict, None, entry
 
     def _judge_opened(
@@ -317,7 +317,11 @@ class Planner:
             index, damage = damaged_frames(segment, index)
             known.damage = damage or known.damage
         lost = unread_records(index, claims) if pins else {}
-        entry, excuse = self._reclaimed(segment, index, claims, verdict, rules, lost, known.stored_bytes, now_ns)
+        sharing = verdict is not Verdict.EACH_ROUTE and not lost and may_share(segment, index)
+        excuse = Excuse(RouteTable.of(index.routes), claims) if sharing else None
+        entry = self._reclaimed(
+            segment, index, claims, verdict, rules, lost, known.stored_bytes, now_ns, listed=excuse is None
+        )
         return verdict, entry, excuse
 
     def _judge_routes(
@@ -347,13 +351,13 @@ class Planner:
         lost: Mapping[str, int],
         stored_bytes: int,
         now_ns: int,
-    ) -> tuple[Entry, Excuse | None]:
-        routes, excuse = None, None
-        if verdict is not Verdict.EACH_ROUTE and not lost and may_share(segment, index):
-            excuse = Excuse(RouteTable.of(index.routes), claims)
-        else:
-            routes = self._excuses.text(index.routes, claims, rules if verdict is Verdict.EACH_ROUTE else {})
-        return self._stamped(reclaimed_entry(segment, index, verdict, routes, lost, stored_bytes, now_ns)), excuse
+        *,
+        listed: bool = True,
+    ) -> Entry:
+        """The line of a deletion; unless its routes are ``listed``, the caller has the excuse for a shared line."""
+        by_route = rules if verdict is Verdict.EACH_ROUTE else {}
+        routes = self._excuses.text(index.routes, claims, by_route) if listed else None
+        return self._stamped(reclaimed_entry(segment, index, verdict, routes, lost, stored_bytes, now_ns))
 
     def _stamped(self, entry: Entry) -> Entry:
         """A line with the moment of this boot, by which the grace period is measured."""

@@ -13,6 +13,7 @@ from typing import Any
 from logs import BOOT, Built
 
 from wald.format.names import Kind
+from wald.store.checking.story import Story
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
@@ -101,3 +102,9 @@ def ledger(root: Path) -> list[dict[str, Any]]:
     decoded = read_ledger(root / "ledger/reclaim.jsonl")
     assert decoded.broken == []
     return decoded.entries
+
+
+def rulings(root: Root) -> dict[int, tuple[str, ...]]:
+    """What ``wald history`` objects to in each deletion."""
+    story = Story(root)
+    return {event.ruling.base: event.ruling.errors for event in story.events() if event.ruling is not None}

@@ -11,14 +11,14 @@ from contents import errors
 from faults import Died, DyingDisk, until_it_survives
 from golden.samples import ledger_of
 from logs import Built
-from reclaiming import Reclaimer, bases, ledger, reclaim
+from reclaiming import EXPIRE, Reclaimer, bases, ledger, reclaim, rulings
 
 from wald.format.names import Kind
-from wald.store.checking.story import Story
 from wald.store.files.directory import Root
 from wald.store.retention.history import History
 from wald.store.retention.legality import judge
 from wald_reclaim.excuses import LISTED_MAX
+from wald_reclaim.policy import Limits
 
 MANY = [f"r{number:02}" for number in range(LISTED_MAX + 1)]
 HALF = len(MANY)
@@ -51,12 +51,6 @@ def held(root: Root) -> dict[int, list[list[Any]]]:
 def rewrite(root: Root, entries: list[dict[str, Any]]) -> None:
     """Make a ledger of deletions of these lines."""
     (root.ledger / "reclaim.jsonl").write_bytes(ledger_of(entries))
-
-
-def rulings(root: Root) -> dict[int, tuple[str, ...]]:
-    """What ``wald history`` objects to in each deletion."""
-    story = Story(root)
-    return {event.ruling.base: event.ruling.errors for event in story.events() if event.ruling is not None}
 
 
 def test_many_routes_are_listed_once_for_all_segments_recorded_together(built: Built) -> None:
@@ -155,6 +149,33 @@ def test_a_segment_that_came_back_and_went_again_is_judged_by_the_newer_shared_l
     audited = [each["route"] for each in entry["routes"] if "audit" in each["cursors"]]
     assert audited == ["r06"]
     assert not any(rulings(built.root).values())
+
+
+@pytest.mark.parametrize("many", [LISTED_MAX, LISTED_MAX + 1])
+def test_a_deletion_that_is_counted_again_lists_its_routes_itself(tmp_path: Path, many: int) -> None:
+    """Its segment expired with losses, and by the end of the grace period everything in it is read."""
+    built = Built(tmp_path / "root")
+    for _ in range(2):
+        for route in MANY[:many]:
+            built.lines(route, [b"x", b"y"])
+        built.cut()
+    built.seal()
+    for route in MANY[:many]:
+        built.log.set_cursor(route, 0)
+    reclaimer = Reclaimer(built.root, built.disk, Limits(max_age_ns=5, others=EXPIRE), grace_ns=10)
+    reclaimer.look(now_ns=built.now_ns)
+    reclaimer.look(now_ns=built.now_ns + 10**12)
+    for route in MANY[:many]:
+        built.log.set_cursor(route, built.last)
+    reclaimer.look(now_ns=built.now_ns + 10**12 + 10)
+    reclaimer.ledger.close()
+
+    lines = [line for line in ledger(built.root.path) if line["event"] == "reclaimed"]
+    assert bases(built.root) == bases(built.root, Kind.DELETING) == []
+    assert [(line["base"], "lost" in line, len(line["routes"])) for line in lines] == [
+        (base, lost, many) for lost in (True, False) for base in (1, 1 + 2 * many)
+    ]
+    assert rulings(built.root) == {1: (), 1 + 2 * many: ()}
 
 
 @pytest.mark.slow
