@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from wald.format.names import Kind
 from wald.store.files.directory import Root
 from wald.store.retention.history import History
 from wald.store.retention.legality import judge
+from wald_reclaim.apply import Reclaim
+from wald_reclaim.decision import Decision
 from wald_reclaim.excuses import LISTED_MAX
+from wald_reclaim.plan import CLAIMS_SECONDS
 from wald_reclaim.policy import Limits
 
 MANY = [f"r{number:02}" for number in range(LISTED_MAX + 1)]
@@ -149,6 +153,51 @@ def test_a_segment_that_came_back_and_went_again_is_judged_by_the_newer_shared_l
     audited = [each["route"] for each in entry["routes"] if "audit" in each["cursors"]]
     assert audited == ["r06"]
     assert not any(rulings(built.root).values())
+
+
+def test_a_shared_line_of_an_earlier_time_proves_nothing(built: Built) -> None:
+    reclaimer = Reclaimer(built.root, built.disk, grace_ns=10**18)
+    reclaimer.look(now_ns=built.now_ns)
+    built.log.set_cursor("r05", 0, rewind=True)
+    reclaimer.look(now_ns=built.now_ns + 1)
+    built.log.set_cursor("r05", built.last)
+    reclaimer.look(now_ns=built.now_ns + 2)
+    reclaimer.ledger.close()
+    lines = ledger(built.root.path)
+    first, second = [number for number, line in enumerate(lines) if line["event"] == "excused"]
+    assert lines[first]["base"] == lines[second]["base"]
+    rewrite(built.root, [*lines[:second], *lines[second + 1 :]])
+
+    found = rulings(built.root)
+    assert found[1] == ("its line 'excused' is missing (read): it cannot be proven that it was legal",)
+    assert found[1 + 2 * HALF] == ()
+
+
+def test_cursors_that_were_read_again_get_a_shared_line_of_their_own(built: Built) -> None:
+    """They let go more than those before, so a line with the earlier ones would not prove the later deletions."""
+    for route in [*MANY, "z"]:
+        built.log.set_cursor(route, 2 * HALF, rewind=True)
+    times = [0.0]
+    reclaimer = Reclaimer(built.root, built.disk, clock=lambda: times[-1])
+
+    def decisions() -> Iterator[Decision]:
+        for decision in reclaimer.planner.decisions(now_ns=built.now_ns):
+            yield decision
+            if len(times) == 1:
+                times.append(2 * CLAIMS_SECONDS)
+                for route in [*MANY, "z"]:
+                    built.log.set_cursor(route, built.last)
+
+    released = list(Reclaim(built.root, built.disk, reclaimer.ledger, reclaimer.planner).release(decisions()))
+    reclaimer.ledger.close()
+
+    assert [decision.verdict.goes for decision in released] == [True] * 4
+    lines = ledger(built.root.path)
+    assert [line["routes"][0]["cursors"] for line in lines if line["event"] == "excused"] == [
+        {"processed": 2 * HALF},
+        {"processed": built.last},
+    ]
+    assert rulings(built.root) == dict.fromkeys((line["base"] for line in lines if line["event"] == "reclaimed"), ())
 
 
 @pytest.mark.parametrize("many", [LISTED_MAX, LISTED_MAX + 1])
