@@ -42,7 +42,7 @@ from wald_reclaim.routes import Routes
 from wald_reclaim.waiting import WaitingRaw
 
 CLAIMS_SECONDS = 0.25  # claims older than this are read again; a thousand cursors take about a third of it
-_CLAIMS_SHARE = 9  # times the duration of the last reading, if that is more: at most a tenth of a pass is spent on it
+_CLAIMS_SHARE = 10  # times the duration of the last reading, if that is more: at most a tenth of a pass is spent on it
 
 
 class Planner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,21 @@ def test_only_a_segment_that_would_go_without_its_unread_records_is_relieved(bui
     assert [decision.relievable for decision in decide(built, Limits()).values()] == [True] * 3
     kept = decide(built, Limits(keep_bytes=second + third))
     assert [decision.relievable for decision in kept.values()] == [True, False, False]
+
+
+@pytest.mark.parametrize(("seconds", "second"), [(9.9, Verdict.READ), (10.0, Verdict.UNREAD)])
+def test_cursors_whose_reading_takes_a_second_are_read_again_after_ten(
+    built: Built, seconds: float, second: Verdict
+) -> None:
+    built.log.set_cursor("stuck", built.last)
+    reading = [0.0, 0.0, 1.0, 1.0]  # the pass begins, the reading begins and ends, and the first decision is made
+    clock = chain(reading, repeat(seconds))
+    planner = Planner(built.root, Limits(), log_id=built.log_id, clock=clock.__next__)
+    decisions = planner.decisions(now_ns=built.now_ns)
+    first = next(decisions)
+    built.log.set_cursor("stuck", 0, rewind=True)
+
+    assert [first.verdict, next(decisions).verdict] == [Verdict.READ, second]
 
 
 def test_a_segment_whose_index_is_damaged_is_not_relieved(built: Built) -> None:

@@ -487,7 +487,7 @@ def test_there_is_one_reclaimer_at_a_time(built: Built) -> None:
 def test_a_pass_keeps_one_reading_of_the_cursors_however_many_it_makes(built: Built) -> None:
     """A reading may have thousands of cursors, and a long pass makes hundreds."""
     read_all(built)
-    clock = count(step=1000)  # so that the cursors are read again before each decision
+    clock = (10.0**exponent for exponent in count())  # so that the cursors are read again before each decision
     planner = Planner(built.root, Limits(), log_id=built.log_id, clock=clock.__next__)
     gone = [decision for decision in planner.decisions(now_ns=built.now_ns) if decision.verdict.goes]
     gc.collect()
