@@ -174,6 +174,20 @@ def test_a_stray_segment_behind_the_head_is_no_damage_to_either(log: Path, stray
     assert not path.exists()
 
 
+@pytest.mark.parametrize("also", [(), ("log.json",)], ids=["alone", "with log.json"])
+def test_a_log_that_has_lost_its_ledger_directory_gets_another(log: Path, also: tuple[str, ...]) -> None:
+    for name in ("ledger", "quarantine"):
+        shutil.rmtree(log / name)
+    for name in also:
+        (log / name).unlink()
+    before = snapshot(log)
+    assert b"no line of the ledger says that it was sealed" in wald("repair", "--dry-run", "--root", log).stdout
+    assert snapshot(log) == before
+    output_of("repair", "--root", log)
+    output_of("verify", "--root", log)
+    assert output_of("repair", "--root", log) == b"good: nothing to repair\n"
+
+
 def test_a_log_that_has_lost_its_identity_gets_it_back_by_what_other_commands_say(log: Path) -> None:
     content = (log / "log.json").read_bytes()
     (log / "log.json").unlink()

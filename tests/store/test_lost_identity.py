@@ -96,6 +96,13 @@ def test_it_is_made_again_of_what_all_files_say(built: Built, other: Built, reas
     assert repair(root.path).acts == ()
 
 
+def test_ledgers_that_are_good_are_not_copied(built: Built) -> None:
+    built.root.identity.unlink()
+    with proposed(built.root) as (_, facts):
+        assert facts.root.identity != built.root.identity
+        assert facts.root.ledger == built.root.ledger
+
+
 def test_the_log_of_a_made_up_identity_goes_on(built: Built) -> None:
     built.root.identity.unlink()
     repair(built.root.path, accept_loss=False)

@@ -76,6 +76,9 @@ def _locked(root: Root) -> Iterator[Lock]:
         with _hinting(root):
             lock = Lock(root, disk, now=utc(time.time_ns()))
         stack.callback(lock.release)
+        for directory in (root.ledger, root.quarantine):  # one that is lost is made again: repair writes into it
+            disk.make_directory(directory)
+        disk.sync_directory(root.path)
         for name, owner in _OWNERS.items():
             stack.callback(disk.close, lock_ledger(root.ledger / name, disk, owner))
         yield lock

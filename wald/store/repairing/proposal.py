@@ -64,13 +64,19 @@ def _broken(root: Root) -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True)
 class _Rehearsed(Root):
-    """A root whose ledgers and identity are those that a repair would make."""
+    """A root whose ledgers and identity are those that a repair would make.
+
+    Attributes:
+        made: the directory of what is rehearsed.
+        rehearses_ledgers: whether any ledger is; all of them are in one directory, so then all are copied there.
+    """
 
     made: Path
+    rehearses_ledgers: bool
 
     @property
     def ledger(self) -> Path:
-        return self.made / "ledger"
+        return self.made / "ledger" if self.rehearses_ledgers else super().ledger
 
     @property
     def identity(self) -> Path:
@@ -79,9 +85,14 @@ class _Rehearsed(Root):
 
 def _rehearsed(root: Root, broken: dict[Path, str], lost: LostIdentity | None, made: Path) -> Root:
     identity = read_identity(root) if lost is None else lost.identity
-    rehearsed = _Rehearsed(root.path, made)
+    rehearsed = _Rehearsed(root.path, made, rehearses_ledgers=bool(broken))
     rehearsed.identity.write_bytes(encode_identity(uuid.UUID(bytes=identity.log_id), now=identity.created))
-    directory = rehearsed.ledger
+    if broken:
+        _rehearse_ledgers(root, broken, rehearsed.ledger)
+    return rehearsed
+
+
+def _rehearse_ledgers(root: Root, broken: dict[Path, str], directory: Path) -> None:
     directory.mkdir()
     for path in root.ledger.iterdir():
         if path.is_file():
@@ -92,4 +103,3 @@ def _rehearsed(root: Root, broken: dict[Path, str], lost: LostIdentity | None, m
             (directory / path.name).write_bytes(found.lines(kept="", sha256="", now_ns=0))
         for part in found.gone:
             (directory / part.name).unlink()
-    return rehearsed
