@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from contents import errors
+from contents import errors, records
 from logs import Built
 from reclaiming import bases, ledger, reclaim
 from repairing import build, repair, small_frames
@@ -14,6 +14,8 @@ from wald.format.names import Kind
 from wald.store.files.listing import list_segments
 from wald.store.retention.history import History
 from wald.store.retention.legality import judge
+
+HOUR_NS = 3600 * 10**9
 
 
 @pytest.fixture
@@ -46,3 +48,49 @@ def test_segments_of_a_repaired_log_go_when_they_are_read(repaired: Built) -> No
     assert [segment.kind for segment in list_segments(root).segments[:-1]] in ([], [Kind.SEALED])
     assert errors(root.path) == []
     assert list(history.unexplained(1, lines[-1]["last"])) == []
+
+
+@pytest.fixture
+def released(tmp_path: Path) -> Built:
+    """Four segments, of which the first two are released and everybody has read those; no ledger says so."""
+    built = Built(tmp_path / "log")
+    for part in range(4):
+        built.lines("a", [b"%d" % part] * 3)
+        built.cut()
+        built.seal()
+    built.log.set_cursor("a", 6)
+    reclaim(built, grace_ns=HOUR_NS)
+    (built.root.ledger / "reclaim.jsonl").unlink()
+    return built
+
+
+def test_a_released_segment_without_a_line_of_the_ledger_is_not_given_up(released: Built) -> None:
+    root = released.root
+    assert bases(root, Kind.RELEASED) == [1, 4]
+    (found,) = errors(root.path)
+    assert "00000000000000000004.wal.zst.released may hold them: wald repair gives it its name back" in found
+    assert not repair(root.path).loses
+    assert (errors(root.path), bases(root)) == ([], [1, 4, 7, 10])
+    assert [record.sequence for record in records(root.path)] == list(range(1, 13))
+    reclaim(released, grace_ns=HOUR_NS)
+    assert bases(root, Kind.RELEASED) == [1, 4]
+    assert ([entry["base"] for entry in ledger(root.path)], errors(root.path)) == ([1, 4], [])
+    assert repair(root.path).acts == ()
+
+
+def test_a_segment_that_was_called_released_by_hand_is_not_given_up(released: Built) -> None:
+    root = released.root
+    repair(root.path)
+    path = root.segment(7, Kind.SEALED)
+    path.rename(root.segment(7, Kind.RELEASED))
+    assert not repair(root.path).loses
+    assert (errors(root.path), path.exists()) == ([], True)
+
+
+def test_of_a_damaged_released_segment_what_is_whole_is_kept(released: Built) -> None:
+    root = released.root
+    path = root.segment(4, Kind.RELEASED)
+    path.write_bytes(bytes(path.stat().st_size))
+    plan = repair(root.path)
+    assert [act.lost for act in plan.acts if act.loses] == [((4, 6),)]
+    assert (errors(root.path), bases(root)) == ([], [1, 7, 10])
