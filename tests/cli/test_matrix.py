@@ -149,17 +149,24 @@ def acts(daemon: Daemon, what: str) -> list[Callable[[], object]]:
 
 
 LINES = {
-    "`wald read`, `grep`, `head`, `where`, `routes`, `explain`, `metrics`, `verify`, `cursor get`, `cursor show`": [
+    "`wald read`, `grep`, `head`, `where`, `show`, `history`, `status`, `latency`, `routes`, `explain`, `top`, "
+    "`metrics`, `verify`, `cursor get`, `cursor show`, `cursor list`": [
         command("read", "a"),
         command("grep", "", "a"),
         command("head"),
         command("where", 1),
+        command("show", 1),
+        command("history"),
+        command("status"),
+        command("latency"),
         command("routes"),
         command("explain"),
+        command("top", "--once"),
         command("metrics"),
         command("verify"),
         command("cursor", "get", "a"),
         command("cursor", "show", "a"),
+        command("cursor", "list"),
     ],
     "`wald append`, `cut`, `route add`, while a daemon runs": [
         command("append", "a"),

@@ -207,6 +207,13 @@ def test_a_cursor_that_cannot_be_trusted_is_found(built: Built) -> None:
     assert len([error for error in errors(built) if ".cursor" in error]) == 2
 
 
+def test_routes_that_are_gone_with_their_cursors_are_reported_and_no_damage(built: Built) -> None:
+    assert [each for each in findings(built, Level.INFO) if each.path == built.root.routes] == []
+    shutil.rmtree(built.root.routes)
+    assert errors(built) == []
+    assert [each for each in findings(built, Level.INFO) if each.path == built.root.routes]
+
+
 def test_a_header_that_miscounts_its_payload_is_found(built: Built) -> None:
     """Every checksum holds; the writer itself was wrong."""
     built.append("a", b"one\ntwo\n", 3)

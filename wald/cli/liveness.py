@@ -18,8 +18,8 @@ from wald.errors import command_line
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import Identity
-from wald.store.writing.lives import last_end, read_life
-from wald.store.writing.lock import holding_processes, is_held, signature
+from wald.store.writing.lives import last_end, last_has_ended, read_life, signed
+from wald.store.writing.lock import holding_processes, is_held, is_hidden
 
 _STOPPED_STATES = "Tt"  # by a signal, or by a debugger; see proc_pid_stat(5)
 
@@ -34,6 +34,8 @@ class Life(Enum):
     """A signal or a debugger has stopped its process."""
     SILENT = "silent"
     """It has the lock, and does not answer."""
+    UNKNOWN = "unknown"
+    """This user may see neither the lock nor the answer."""
     DEAD = "dead"
     NEVER = "never-ran"
 
@@ -44,7 +46,7 @@ class Liveness:
 
     Attributes:
         pid: of its process, as it is numbered here; None: not known, as it is in another PID namespace.
-        wrote: what it has written into the lock file.
+        wrote: what it has written into the lock file, as far as this user may know it.
         message: the answer as a sentence; ``hint``: what can be done.
         answer: to STAT; ``Any``: it is JSON.
         is_asked: whether this user may ask it.
@@ -70,18 +72,20 @@ def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) ->
     Args:
         seconds: how long it may take to answer.
     """
-    wrote = signature(root)
+    wrote = signed(root)
     if not is_held(root, Disk()):
+        if is_hidden(root) and not last_has_ended(root):
+            return _unlisted(root, identity, socket, seconds, wrote)
         return _without_lock(root, wrote)
     if (stopped := frozen(root)) is not None:
         return stopped
     pid = next(iter(holding_processes(root)), None)
-    return _asked(identity, socket, seconds, pid, wrote, _who(pid, wrote))
+    return _asked(identity, socket, seconds, pid, wrote)
 
 
 def frozen(root: Root) -> Liveness | None:
     """The daemon that has the lock, if its process is stopped."""
-    pid, wrote = next(iter(holding_processes(root)), None), signature(root)
+    pid, wrote = next(iter(holding_processes(root)), None), signed(root)
     if pid is None or _state(pid) not in _STOPPED_STATES:
         return None
     message = f"{_who(pid, wrote)} is frozen: a signal or a debugger has stopped its process, and it takes nothing in"
@@ -90,7 +94,7 @@ def frozen(root: Root) -> Liveness | None:
 
 def socket_of(root: Root) -> Path:
     """Where the last life of the daemon listened, by its settings."""
-    epoch = signature(root).get("epoch")
+    epoch = signed(root).get("epoch")
     report = (read_life(root, epoch) if isinstance(epoch, int) else None) or {}
     match report.get("settings"):
         case {"socket": {"value": str(value)}} if named := value.strip('"'):
@@ -115,15 +119,29 @@ def _without_lock(root: Root, wrote: Mapping[str, object]) -> Liveness:
     return Liveness(Life.DEAD, f"no daemon runs: {ended}", starting, wrote=wrote)
 
 
+def _unlisted(root: Root, identity: Identity, socket: Path, seconds: float, wrote: Mapping[str, object]) -> Liveness:
+    """Of a lock that this user may not open and the kernel does not list here: another PID namespace may have it.
+
+    Only a life without an end is asked: where systemd listens for a daemon that was stopped, asking would start it.
+    """
+    found = _asked(identity, socket, seconds, None, wrote)
+    if found.life is Life.STARTS:  # nothing listens
+        return _without_lock(root, wrote)
+    if not found.is_asked:
+        message = f"whether a daemon runs is not known: this user may neither open {root.lock} nor ask {socket}"
+        return Liveness(Life.UNKNOWN, message, f"ls -l {root.lock} {socket}", wrote=wrote)
+    return found
+
+
 def _asked(
     identity: Identity,
     socket: Path,
     seconds: float,
     pid: int | None,
     wrote: Mapping[str, object],
-    who: str,
 ) -> Liveness:
     """What it answers, of a daemon that holds the lock and is not stopped."""
+    who = _who(pid, wrote)
     looking = "journalctl -u wald" if pid is None else f"cat /proc/{pid}/stat; journalctl -u wald"
     try:
         answer = ask_status(socket, seconds=seconds)
@@ -141,22 +159,25 @@ def _asked(
     if not answer:
         message = f"{who} has the log, and what answers at {socket} refuses the question, or is no daemon"
         return Liveness(Life.SILENT, message, f"{looking}; --socket PATH", pid, wrote)
+    wrote = {name: answer[name] for name in ("epoch", "pid") if name in answer} | dict(wrote)
     if (answer.get("log"), answer.get("epoch")) != (identity.log_id.hex(), wrote.get("epoch")):
         message = f"{who} has the log, and another daemon answers at {socket}"
         return Liveness(Life.SILENT, message, f"{looking}; --socket PATH", pid, wrote)
-    return Liveness(Life.RUNS, f"{who} runs", "", pid, wrote, answer)
+    return Liveness(Life.RUNS, f"{_who(pid, wrote)} runs", "", pid, wrote, answer)
 
 
 def _who(pid: int | None, wrote: Mapping[str, object]) -> str:
     """The daemon that has the lock, with what is known of its process here."""
     own = wrote.get("pid")
-    if pid is None:
+    if own is None:
+        process = "of which this user may not know the process" if pid is None else f"pid {pid}"
+    elif pid is None:
         process = f"pid {own} on {wrote.get('host')}, which is in another PID namespace or on another host"
     elif pid != own:
         process = f"pid {pid}, which is {own} to itself"
     else:
         process = f"pid {pid}"
-    return f"the daemon ({process}; epoch {wrote.get('epoch')}, since {wrote.get('started')})"
+    return f"the daemon ({process}; epoch {wrote.get('epoch', 'not known')}, since {wrote.get('started')})"
 
 
 def _state(pid: int) -> str:

@@ -152,7 +152,7 @@ def findings(facts: Facts, *, now_ns: int, lag_max: float | None) -> list[Findin
 
 def _of_daemon(facts: Facts) -> Iterator[Finding]:
     daemon, answer = facts.daemon, facts.daemon.answer
-    if daemon.life is Life.STARTS:
+    if daemon.life in (Life.STARTS, Life.UNKNOWN):
         yield Finding(Severity.WARNING, daemon.message, daemon.hint)
     elif daemon.life is not Life.RUNS:
         yield Finding(Severity.DOWN, daemon.message, daemon.hint)

@@ -27,7 +27,8 @@ from wald.store.retention.conditions import Condition, condition_of
 from wald.store.retention.pins import sealed_index
 from wald.store.retention.progress import last_sequences
 from wald.store.segments.view import SegmentGone, View
-from wald.store.writing.lock import holder
+from wald.store.writing.lives import signed
+from wald.store.writing.lock import in_words
 
 T = TypeVar("T")
 
@@ -148,7 +149,7 @@ class HeadSource:
             return ""
         if changed_ns != self._idle_since_ns:
             self._idle_since_ns = None if runs(root.path) else changed_ns
-        return holder(root) if self._idle_since_ns is None else ""
+        return in_words(signed(root)) if self._idle_since_ns is None else ""
 
 
 class LogSource:

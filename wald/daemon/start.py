@@ -142,7 +142,8 @@ class Parts:
         self.room = Room(root.segments, sizes_in_force(config, root.segments, self.journal))
         self._log_id = read_identity(root).log_id
         self.metrics.log_id = self._log_id.hex()
-        about = {"software": f"wald {wald.__version__}", "settings": described(config, self.room.sizes)}
+        about = {name: self.lock.signature[name] for name in ("pid", "host", "started")}
+        about |= {"software": f"wald {wald.__version__}", "settings": described(config, self.room.sizes)}
         recovered = recover(root, disk, log_id=self._log_id, epoch=epoch, now_ns=time.time_ns(), about=about)
         self._report(recovered.report)
         self.writer = Writer(

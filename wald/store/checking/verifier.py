@@ -286,6 +286,8 @@ class Verification:
             yield Finding(Level.ERROR, path, 0, f"cannot be read ({error.strerror})")
 
     def _cursors(self) -> Iterator[Finding]:
+        if not self._root.routes.is_dir():
+            yield Finding(Level.INFO, self._root.routes, 0, "missing, and every cursor with it: all counts as unread")
         for route in self._root.route_names():
             cursors = cursors_of(self._root, route, log_id=self._log_id or b"", head_sequence=self._last())
             if any(cursor.state is CursorState.BEYOND for cursor in cursors):

@@ -18,9 +18,10 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.regular import open_file
 from wald.store.files.uptime import boot_id
-from wald.store.writing.lock import is_held
+from wald.store.writing.lock import is_held, is_hidden, signature
 
 STOPPED = "stopped"
+_SIGNED = ("epoch", "pid", "host", "started")
 
 
 def report_path(root: Root, epoch: int) -> Path:
@@ -61,6 +62,27 @@ def lives(root: Root) -> Iterator[dict[str, Any]]:
     for path in sorted(root.recovery.glob("*.json"), reverse=True):
         if (report := _read(path)) is not None:
             yield report
+
+
+def signed(root: Root) -> dict[str, object]:
+    """What the daemon that started last says of itself: epoch, pid, host, started; empty if none has.
+
+    The lock file says it; to a user who may not open that, the report of the life. Before the start has written its
+    report, such a user knows only when the lock was taken.
+    """
+    if not is_hidden(root):
+        return signature(root)
+    taken_ns = os.stat(root.lock).st_mtime_ns
+    report = next(lives(root), {})
+    at_ns = report.get("at_ns")
+    if not isinstance(at_ns, int) or at_ns < taken_ns:
+        report = {}
+    return {"started": utc(taken_ns, 3)} | {name: report[name] for name in _SIGNED if report.get(name)}
+
+
+def last_has_ended(root: Root) -> bool:
+    """Whether the last life with a report added its end to it."""
+    return bool(next(lives(root), {}).get("ended"))
 
 
 def last_end(root: Root) -> str:

@@ -15,7 +15,7 @@ import secrets
 import shlex
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from wald.errors import Damaged, Locked, command_line
@@ -35,6 +35,9 @@ _ASKED_SECONDS = 0.1  # another process may hold the lock for an instant, to see
 class Lock:
     """The right to write to ``root``, and the epoch of this life.
 
+    Attributes:
+        signature: what is in the file, but for the nonce.
+
     Raises:
         Locked: another daemon holds it. The message names the daemon.
     """
@@ -46,7 +49,8 @@ class Lock:
         try:
             _await(lambda: disk.lock(self._descriptor), root)
             self.epoch = _last_epoch(root) + 1
-            self._sign(root, {"epoch": self.epoch, "pid": os.getpid(), "host": socket.gethostname(), "started": now})
+            self.signature = {"epoch": self.epoch, "pid": os.getpid(), "host": socket.gethostname(), "started": now}
+            self._sign(root, self.signature)
         except BaseException:
             disk.close(self._descriptor)
             raise
@@ -90,15 +94,26 @@ class Lock:
 
 def holder(root: Root) -> str:
     """The daemon that wrote the lock file last, as text."""
-    found = signature(root)
+    return in_words(signature(root))
+
+
+def in_words(found: Mapping[str, object]) -> str:
+    """What a daemon wrote into the lock file, as text."""
     if not found:
         return "the lock file does not say who"
+    if "pid" not in found:
+        return f"since {found.get('started')}; who may not read the lock file cannot know more"
     return f"pid {found.get('pid')} on {found.get('host')}, epoch {found.get('epoch')}, since {found.get('started')}"
 
 
 def signature(root: Root) -> dict[str, object]:
     """What the daemon that started last wrote into the lock file: epoch, pid, host, started; empty if it is lost."""
     return _content(root.lock)
+
+
+def is_hidden(root: Root) -> bool:
+    """Whether the lock file may not be opened by this user, who could hold the lock otherwise."""
+    return os.path.lexists(root.lock) and not os.access(root.lock, os.R_OK, effective_ids=True)
 
 
 def holding_processes(root: Root) -> list[int]:

@@ -86,6 +86,7 @@ class Report:
         before: how the life before ended, as a sentence.
         fate: a :class:`Fate`; "" if there is no raw segment.
         skipped: the first and the last sequence that are never given out, and why.
+        pid, host, started: as in the lock file, which not every reader may open.
         software, settings: what the life runs with; each setting has its value and where that comes from.
     """
 
@@ -105,6 +106,9 @@ class Report:
     info: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    pid: int = 0
+    host: str = ""
+    started: str = ""
     software: str = ""
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 

@@ -31,7 +31,8 @@ from wald.store.files.identity import check_root, read_identity
 from wald.store.files.regular import read_regular
 from wald.store.retention.backlog import Backlog
 from wald.store.segments.view import read_view
-from wald.store.writing.lock import holder, is_held
+from wald.store.writing.lives import signed
+from wald.store.writing.lock import in_words, is_held
 from wald.store.writing.room import sizes_for
 
 _QUOTAS = ("usrquota", "grpquota", "prjquota", "usrjquota", "grpjquota", "uquota", "gquota", "pquota", "quota")
@@ -141,7 +142,7 @@ def running(root: Path, socket: Path) -> tuple[Running, Mapping[str, Any]]:
     here = Root(root)
     if not is_held(here, Disk()):
         return Running(), {}
-    who = holder(here)
+    who = in_words(signed(here))
     if socket.exists() and not os.access(socket, os.W_OK, effective_ids=True):
         return Running(who), {}
     answer = asked(socket)
