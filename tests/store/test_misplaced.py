@@ -135,6 +135,21 @@ def test_a_whole_segment_takes_its_name_from_one_that_is_not(log: Path) -> None:
     assert hashlib.sha256(b"junk").hexdigest() in anywhere(log)
 
 
+def test_a_stray_file_behind_the_head_costs_no_record_that_has_not_ended(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    built = Built(path)
+    built.lines("a", [b"x"])
+    built.piece("p", b"begun", begins=True, ends=False)
+    built.crash()
+    active = path / "segments/00000000000000000001.wal"
+    before = digest(active)
+    stray = path / "segments/00000000000000005000.wal"
+    stray.write_bytes(b"junk\n")
+    plan = repair(path)
+    assert [(act.deed, act.path, act.loses) for act in plan.acts] == [(Deed.SET_ASIDE, stray, False)]
+    assert (plan.damage, errors(path), digest(active)) == (False, [], before)
+
+
 def test_the_raw_segment_that_a_wrong_name_hides_is_not_given_up(tmp_path: Path) -> None:
     path = tmp_path / "log"
     built = Built(path)

@@ -44,6 +44,7 @@ class SegmentFacts:
         recorded: whether a line of the ledger says that it was sealed, and what it held.
         durable: where the head stands in it.
         dropped: of a damaged one, what relief had dropped by its index; None if that cannot be read.
+        stray: whether it stands behind the head with nothing whole in it: no record of the log was ever in it.
         open_records: those that have begun and not ended at its end; only of one in front of a hole.
     """
 
@@ -58,6 +59,7 @@ class SegmentFacts:
     recorded: bool = True
     durable: int | None = None
     dropped: tuple[Span, ...] | None = None
+    stray: bool = False
     open_records: frozenset[int] = frozenset()
 
     @property
@@ -233,11 +235,20 @@ class _Examination:
         met = Survey(broken=set(before.values()), reason=found.problem)
         with suppress(Damaged, OSError):
             met = survey(segment, self.log_id, before, durable=found.durable, end=self._end(number))
+        stray = self.head is not None and segment.base_sequence > self.head.segment and not (met.spans or met.pieces)
+        if stray:
+            met.broken.clear()
         twin_spans = self._twin(found)
         changed = not met.reason and bool(digests) and self._digest(segment) not in digests
         dropped = _dropped(segment)
         return replace(
-            found, spans=tuple(met.spans), survey=met, changed=changed, twin_spans=twin_spans, dropped=dropped
+            found,
+            spans=tuple(met.spans),
+            survey=met,
+            changed=changed,
+            twin_spans=twin_spans,
+            dropped=dropped,
+            stray=stray,
         )
 
     def _end(self, number: int) -> int:
@@ -262,7 +273,7 @@ class _Examination:
 
     def _before_a_hole(self, found: SegmentFacts, behind: list[SegmentFacts], last: int) -> SegmentFacts:
         """With the records that are open at its end, if what follows it is lost."""
-        behind = [each for each in behind if not each.foreign]
+        behind = [each for each in behind if not (each.foreign or each.stray)]
         end = found.spans[-1][1] + 1 if found.spans else found.base
         following = behind[0].base - 1 if behind else last
         if found.foreign or end > following or not any(self.history.unexplained(end, following)):
