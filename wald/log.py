@@ -142,7 +142,7 @@ class Log:
                 end, as all ranges of sequences in wald do; a time is a moment between records.
             group: the group whose cursor "cursor" means.
             limit: at most so many records.
-            follow: whether to wait for more at the end, until ``cancel`` is set.
+            follow: whether to wait for more at the end, until ``cancel`` is set, or the time of ``stop`` is 2 s ago.
             cancel: ends the wait for more records; a thread or a signal handler may set it.
             on_damage: called with each error about what cannot be read; reading then goes on behind it. Without it the
                 error is raised.

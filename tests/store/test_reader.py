@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,26 @@ class TestPlaces:
         built.lines("a", [b"2"])
         built.lines("a", [b"3"])
         assert next(following).value == b"3"
+
+    def test_a_follower_ends_when_the_time_has_passed_and_what_was_before_is_durable(self, built: Built) -> None:
+        """One record becomes durable after the end, with an earlier append time; none of the route comes later."""
+        built.lines("a", [b"1"])
+        waits: list[None] = []
+
+        def wait() -> None:
+            waits.append(None)
+            built.lines("a" if len(waits) == 2 else "b", [b"2"])
+
+        stop = datetime.now(UTC) - timedelta(seconds=1)
+        following = built.log.records("a", stop=stop, follow=True, on_wait=wait)
+        assert [record.value for record in following] == [b"1", b"2"]
+
+    def test_a_follower_up_to_a_time_that_is_long_ago_does_not_wait(self, built: Built) -> None:
+        built.lines("a", [b"1"])
+        waits: list[None] = []
+        following = built.log.records(stop=moment(100), follow=True, on_wait=lambda: waits.append(None))
+        assert [record.value for record in following] == [b"1"]
+        assert waits == []
 
     @pytest.mark.parametrize(
         ("start", "error"), [(8, NotFound), (10**30, NotFound), (0, InvalidInput), (-1, InvalidInput)]

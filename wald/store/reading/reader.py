@@ -13,6 +13,7 @@ machine writes to there are none.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -31,6 +32,7 @@ from wald.store.segments.view import View, read_view
 
 POLL_FIRST_SECONDS = 0.001
 POLL_LAST_SECONDS = 0.050  # 20 polls a second of some 10 µs each: nothing on the CPU
+_DURABLE_NS = 2_000_000_000  # from the append time of a record to its sync, which an interval may put off
 
 
 def read_batches(
@@ -157,6 +159,7 @@ class _Reading:
                     self._report(lost_head(self._root, bound))
                 if not follow or not self._await_change(cancel, on_wait):
                     return
+                follow = not self._is_over()  # asked first: what is wanted is in the view that is taken then
                 self._view = self._view.renewed()
         finally:
             walk.close()
@@ -208,15 +211,19 @@ class _Reading:
                 yield done
 
     def _await_change(self, cancel: threading.Event, on_wait: Callable[[], None] | None) -> bool:
-        """Return when the head has moved; False if ``cancel`` was set instead."""
+        """Return when the head has moved, or nothing more is to come; False if ``cancel`` was set instead."""
         delay = POLL_FIRST_SECONDS
-        while not _moved(self._view):
+        while not _moved(self._view) and not self._is_over():
             if on_wait is not None:
                 on_wait()
             if cancel.wait(delay):
                 return False
             delay = min(2 * delay, POLL_LAST_SECONDS)
         return not cancel.is_set()
+
+    def _is_over(self) -> bool:
+        """Whether the time before which records are wanted has passed, and all of them are durable by now."""
+        return time.time_ns() >= self._selection.until_ns + _DURABLE_NS
 
     def _report_damaged(self, damaged: DamagedRange) -> None:
         begun, first, last = self._joiner.abandon(), damaged.first, damaged.last
