@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,17 @@ def test_damage_in_the_time_is_reported_and_counts(built: Built) -> None:
 def test_it_takes_a_sequence_or_a_time(built: Built) -> None:
     assert refusal_of("where", "--root", built.root.path)[0] == 2
     assert refusal_of("where", "--until", "now", "--root", built.root.path)[0] == 2
+
+
+def test_a_time_to_come_is_answered_by_the_same_question_about_the_day_before(built: Built) -> None:
+    since, until = datetime.now(UTC) + timedelta(hours=1), datetime.now(UTC) + timedelta(hours=2)
+    words = ("--route", "a", "--since", since.isoformat(), "--until", until.isoformat())
+    code, _, hint = refusal_of("where", *words, "--root", built.root.path)
+    assert code == 2
+    typed, _, _ = hint.partition(" asks about")
+    before = [(each - timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%S.%fZ") for each in (since, until)]
+    assert typed.endswith(f" where --route a --since {before[0]} --until {before[1]}")
+    assert wald(*typed.split()[1:]).returncode in (0, 12)
 
 
 @pytest.mark.parametrize(

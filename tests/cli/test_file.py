@@ -195,7 +195,9 @@ def test_a_path_without_a_file(tmp_path: Path) -> None:
     assert refusal_of("file", tmp_path / "nothing")[0] == 3
 
 
-def test_a_file_outside_every_log_is_foreign(tmp_path: Path) -> None:
+def test_a_file_outside_every_log_is_foreign_and_wald_does_not_say_that_it_may_go(tmp_path: Path) -> None:
     (tmp_path / "x").touch()
     found = about(tmp_path / "x")
-    assert (found["kind"], found["may_delete"]) == ("foreign", True)
+    assert (found["kind"], found["may_delete"]) == ("foreign", False)
+    answer = "no: it is in no log, and wald knows nothing of what needs it"
+    assert re.search(rf"^delete it\? +{answer}$", output_of("file", tmp_path / "x").decode(), re.MULTILINE)

@@ -91,6 +91,21 @@ def test_a_record_of_an_archive_that_was_moved_is_found_where_it_is_now(built: B
     assert shown(built, 2, "--archive", tmp_path / "elsewhere")["value"] == "two"
 
 
+def test_an_archive_that_is_not_there_is_said_to_be_missing(built: Built, tmp_path: Path) -> None:
+    built.seal()
+    archive(built, tmp_path / "archive", "a")
+    reclaim(built)
+    shutil.move(tmp_path / "archive", tmp_path / "elsewhere")
+
+    code, message, hint = refusal_of("show", 2, "--archive", tmp_path / "typo", "--root", built.root.path)
+    assert code == 3
+    assert message.endswith(f"; it is not in {tmp_path}/typo, which is no directory")
+    assert f"; wald --root {built.root.path} show 2 --archive DIR looks into an archive" in hint
+    (tmp_path / "empty").mkdir()
+    message = refusal_of("show", 2, "--archive", tmp_path / "empty", "--root", built.root.path)[1]
+    assert message.endswith(f"; it is not in {tmp_path}/empty")
+
+
 def test_without_a_ledger_every_route_of_the_archive_is_searched(built: Built, tmp_path: Path) -> None:
     built.seal()
     archive(built, tmp_path / "archive", "a")

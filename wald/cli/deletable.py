@@ -54,6 +54,8 @@ def may_delete(root: Root | None, path: Path, named: Named) -> Verdict:
     Args:
         root: of the log that the file is in; None: it is in none.
     """
+    if root is None and named.kind is FileKind.FOREIGN:
+        return Verdict(False, "it is in no log, and wald knows nothing of what needs it")
     if named.kind in _ALWAYS:
         allowed, why = _ALWAYS[named.kind]
         return Verdict(allowed, why, f"less {shlex.quote(str(path))}" if named.kind is FileKind.QUARANTINE else "")

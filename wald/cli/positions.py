@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import click
@@ -121,7 +121,10 @@ def _coverage(log: Log, route: str | None, since: datetime, until: datetime | No
 
     asked = now()
     if nanoseconds(since) >= nanoseconds(asked):
-        example = command_line(log.root.path, "where --since 'yesterday 14:00'")
+        day, other = timedelta(days=1), f" --route {route}" if route else ""
+        spans = [("--since", since), ("--until", until)]
+        earlier = "".join(f" {name} {moment(nanoseconds(each - day))}" for name, each in spans if each is not None)
+        example = f"{command_line(log.root.path, f'where{other}{earlier}')} asks about the day before"
         raise InvalidInput(f"--since {moment(nanoseconds(since))}: that time has not come yet", hint=example)
     check_span(since, until)
     found = coverage.coverage(log, route, since, until or asked, now_ns=nanoseconds(asked))

@@ -50,7 +50,7 @@ def show(root: Path, sequence: int, archive: str | None, raw: bool, as_json: boo
     record = _in_archive(log, found, archive) if batch is None else next(batch.records())
     sender = None if batch is None else log.sender(batch)
     if record is None:
-        raise _nowhere(log, found)
+        raise _nowhere(log, found, archive)
     if raw:
         write_stdout(record.value)
     elif as_json:
@@ -83,14 +83,19 @@ def _in_archive(log: Log, found: Whereabouts, archive: str | None) -> Record | N
         raise NotFound(message, hint=f"mount it, or name its place: {naming}") from error
 
 
-def _nowhere(log: Log, found: Whereabouts) -> NotFound | Damaged:
+def _nowhere(log: Log, found: Whereabouts, archive: str | None) -> NotFound | Damaged:
     looking = command_line(log.root.path, f"where {found.sequence}")
     message = f"record {found.sequence}: {found.message}"
-    if found.bundle is not None:
+    if archive is not None:
+        message += f"; it is not in {archive}"
+        if "://" not in archive and not Path(archive).is_dir():
+            message += ", which is no directory"
+    elif found.bundle is not None:
         message += "; that bundle is not there"
     if EXITS.get(found.state) == Damaged.exit_code:
         return Damaged(message, hint=f"{command_line(log.root.path, 'verify')} reports all damage")
-    return NotFound(message, hint=f"{looking} --json has all that is known; --archive DIR looks into an archive")
+    naming = command_line(log.root.path, f"show {found.sequence} --archive DIR")
+    return NotFound(message, hint=f"{looking} --json has all that is known; {naming} looks into an archive")
 
 
 def _text(record: Record, found: Whereabouts, sender: Sender | None) -> Iterator[str]:
