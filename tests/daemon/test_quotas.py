@@ -12,7 +12,7 @@ from asking import is_quiet, stat
 from contents import assert_sound, text, values
 from running import Client, Daemon, eventually, output_of, refusal_of, run, sidecar, wald
 
-from wald.errors import DiskFailure
+from wald.errors import Unavailable
 
 Start = Callable[..., Daemon]
 
@@ -144,10 +144,21 @@ def test_the_hint_about_a_refusal_is_what_says_why_there_is_no_room(start: Start
     fill(daemon)
     line = ("append", "r", "--root", daemon.root, "--retry-for", "0.3s")
     code, message, hint = refusal_of(*line, stdin=b"x\n")
-    assert (code, "full: route r is over its quota" in message) == (DiskFailure.exit_code, True)
-    _, typed, _ = hint.split("; ", 2)
+    assert (code, "full: route r is over its quota" in message) == (Unavailable.exit_code, True)
+    typed, _, _ = hint.partition("; ")
     assert typed == f"wald --root {daemon.root} explain"
+    assert "df" not in hint.split(), "the disk is not full"
     assert b"is over its quota" in output_of(*typed.split()[3:], "--root", daemon.root)
+
+
+def test_a_producer_that_waits_for_a_quota_is_told_so_and_not_to_look_at_the_disk(start: Start, settings: Path) -> None:
+    write(settings)
+    daemon = start("--config", settings)
+    fill(daemon)
+    line = ("append", "r", "--root", daemon.root, "--retry-for", "0.3s")
+    code, message, hint = refusal_of(*line, stdin=b"x\n")
+    assert (code, "the daemon takes nothing of it now: route r is over its quota" in message) == (6, True)
+    assert hint.startswith(f"wald --root {daemon.root} explain; then ")
 
 
 def test_sighup_changes_a_quota(start: Start, settings: Path) -> None:

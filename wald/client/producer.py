@@ -154,7 +154,7 @@ class Producer:
             Refused: a request was overtaken by another producer with the same id, or this one has ended before.
             NotPermitted: this user may not write to it.
             DiskFailure: the daemon has had too little space for ``retry_for`` seconds.
-            Unavailable: no daemon for that long, or one that does not answer.
+            Unavailable: no daemon for that long, or one that does not answer, or the route is over its quota.
         """
         check_route(route)
         if not columns and payload[-1:] != b"\n":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from wald.client.connection import status
@@ -56,10 +57,11 @@ def unreachable(reason: OSError | ProtocolError, *, root: Path | None, socket: P
         socket: where the daemon should listen.
     """
     if isinstance(reason, ProtocolError):
-        is_full = reason.code is Code.FULL  # the disk, or the quota of the route
+        message, is_full = f"{socket}: {reason.code}: {reason.message}", reason.code is Code.FULL
+        if is_full and _is_quota(status(socket)):
+            return Unavailable(message, hint=_explaining(root, socket))
         kind = DiskFailure if is_full else Unavailable
-        hint = _inspect(root, socket, "explain" if is_full else "head")
-        return kind(f"{socket}: {reason.code}: {reason.message}", hint=hint)
+        return kind(message, hint=_inspect(root, socket, "explain" if is_full else "head"))
     if isinstance(reason, PermissionError):
         return NotPermitted.of(reason, socket)
     if isinstance(reason, TimeoutError):
@@ -79,11 +81,22 @@ def _silent(root: Path | None, socket: Path) -> WaldError:
         return DiskFailure(f"{socket}: the disk has no room for a request as large as this", hint=hint)
     over = state.get("over_quota")
     if isinstance(over, list) and over:
-        return Unavailable(f"{socket}: the daemon does not answer; {over[0].get('message')}", hint=hint)
+        message = f"{socket}: the daemon takes nothing of it now: {over[0].get('message')}"
+        return Unavailable(message, hint=_explaining(root, socket))
     if not state:  # it is stopped by a signal, or hangs
         held = shlex.quote(os.fspath(socket if root is None else root / "lock"))
         hint = f"ps -o pid,stat,wchan,args -p $(fuser {held} 2>&-)"
     return Unavailable(f"{socket}: the daemon does not answer", hint=hint)
+
+
+def _is_quota(state: Mapping[str, object]) -> bool:
+    """Whether it is a quota, and not the disk, that lets a daemon of this STAT refuse records."""
+    return bool(state.get("over_quota")) and not state.get("degraded")
+
+
+def _explaining(root: Path | None, socket: Path) -> str:
+    """The command that shows which group is behind."""
+    return f"STAT to {socket}" if root is None else command_line(root, "explain")
 
 
 def _inspect(root: Path | None, socket: Path, command: str) -> str:
