@@ -238,7 +238,7 @@ class Verification:
             reason: ends a sentence about the records. What of them a released segment holds is not lost.
         """
         released = [s.path.name for s in self._view.listing.released if first <= s.base_sequence <= last]
-        kept = f"; {', '.join(released)} may hold them: wald repair gives it its name back" if released else ""
+        kept = f"; {', '.join(released)} may hold them: a repair gives it its name back" if released else ""
         return Finding(Level.ERROR, path, 0, f"records {first} to {last} {reason}{kept}")
 
     def _behind_head(self, segment: Segment) -> bool:
