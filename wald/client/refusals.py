@@ -81,8 +81,8 @@ def _silent(root: Path | None, socket: Path) -> WaldError:
         return DiskFailure(f"{socket}: the disk has no room for a request as large as this", hint=hint)
     over = state.get("over_quota")
     if isinstance(over, list) and over:
-        message = f"{socket}: the daemon takes nothing of it now: {over[0].get('message')}"
-        return Unavailable(message, hint=_explaining(root, socket))
+        hint = _explaining(root, socket)
+        return Unavailable(f"{socket}: the daemon takes nothing of it now: {over[0].get('message')}", hint=hint)
     if not state:  # it is stopped by a signal, or hangs
         held = shlex.quote(os.fspath(socket if root is None else root / "lock"))
         hint = f"ps -o pid,stat,wchan,args -p $(fuser {held} 2>&-)"
