@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import random
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import machine as machines
 import packages
@@ -89,16 +88,13 @@ def full(site: Site) -> Iterator[None]:
     """The log fills it, as what the only group has read stays for a minute; a writer waits."""
     site.sh(f"mount -t tmpfs -o size=64m,mode=2750,uid=wald,gid=wald tmpfs {LOG}")
     site.start("wald-reclaim")
+    site.feed("cat > /dev/null")
     lines = incompressible(100_000)
     site.write("/tmp/lines", "".join(f"{line}\n" for line in lines))
     writer = site.machine.start("bash", "-c", f"cat /tmp/lines > {LOG}/routes/orders/in")
     site.until("journalctl -u wald | grep degraded_by")
-    site.wald("cursor", "set", "orders", site.head, "--group", "drain")
     yield
-    while writer.poll() is None:  # the rest may fill it once more
-        site.wald("cursor", "set", "orders", site.head, "--group", "drain")
-        with suppress(subprocess.TimeoutExpired):
-            writer.wait(1)
+    writer.communicate()
     assert writer.returncode == 0
     site.until(f"wald --root {LOG} head | grep 'seq=100000 '")
     kept = site.read()
