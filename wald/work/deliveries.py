@@ -1,0 +1,321 @@
+"""Who has which record of a work group, how often each was delivered, and which comes next; no file, and no clock.
+
+    taken in ─▶ free ─▶ out ─▶ done
+                 ▲       │
+                 └───────┴─ its lease is over, it was given back, its consumer is gone; with a delay, first waiting
+
+With an order by key, a record that follows an open one of its key is *behind* it. One consumer at a time has records of
+a key: those that follow the first one may go out in the same lease, and when an earlier one comes back, they come back
+too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from wald.work.keys import KeyOrder
+from wald.work.window import Run, State, Window, runs_of
+
+_TICK_NS = 100_000_000  # leases of one consumer that end in the same one are one lease
+_NUMBERS = (1 << 32) - 1
+
+
+@dataclass(slots=True)
+class Lease:
+    """What one consumer was given.
+
+    Attributes:
+        since_ns, until_ns: of a clock that is never set.
+        left: how many records are still out by it.
+    """
+
+    consumer: str
+    since_ns: int
+    until_ns: int
+    left: int = 0
+
+
+class Refusal(NamedTuple):
+    """A record that a consumer cannot settle.
+
+    Attributes:
+        holder: who has it; "" if nobody has.
+    """
+
+    sequence: int
+    holder: str
+
+
+@dataclass(slots=True)
+class Settled:
+    """What became of the records that a consumer named.
+
+    Attributes:
+        runs: for which it was carried out.
+        refused: for which it was not.
+    """
+
+    runs: list[Run] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+
+
+class Deliveries:
+    """The records of one route above the ack floor.
+
+    Attributes:
+        window: what each of them is.
+    """
+
+    def __init__(self, floor: int, *, by_key: bool = False) -> None:
+        self.window = Window(floor)
+        self._keys = KeyOrder(self.window) if by_key else None
+        self._offered: list[int] = []  # what goes out with a lease, but not alone
+        self._leases: dict[int, Lease] = {}
+        self._shared: dict[tuple[str, int], int] = {}  # the lease of a consumer that ends in a tick
+        self._ends: list[tuple[int, int]] = []  # a heap: when each lease ends
+        self._due: list[tuple[int, int]] = []  # a heap: when each waiting record is due
+        self._due_of: dict[int, int] = {}
+        self._number = 0
+
+    def take_in(self, run: Run, keys: Iterable[bytes | None] = (), due: Iterable[tuple[int, int]] = ()) -> None:
+        """Take in records that follow all others.
+
+        Args:
+            keys: of each record, if the order is by key.
+            due: sequence and time of each that is not to be delivered before, in ns since 1970.
+        """
+        self.window.take_in(run)
+        self.sort(run, keys)
+        for sequence, due_ns in due:
+            self.delay(sequence, due_ns)
+
+    def sort(self, run: Run, keys: Iterable[bytes | None]) -> None:
+        """Take in the keys of records that were taken in without, in the order of the log."""
+        if self._keys is None:
+            return
+        for sequence, key in zip(range(run.first, run.last + 1), keys, strict=True):
+            if key is not None and self.window.state(sequence) is not State.DONE and not self._keys.add(sequence, key):
+                self._set(sequence, State.BEHIND)
+
+    def delay(self, sequence: int, due_ns: int) -> None:
+        """Take in that a record is not to be delivered before ``due_ns``."""
+        self._due_of[sequence] = due_ns
+        heappush(self._due, (due_ns, sequence))
+        if self.window.state(sequence) is State.FREE:
+            self._set(sequence, State.WAITING)
+
+    def first_free(self) -> Run | None:
+        """Records that come next; a run may be delivered from its beginning on. None if there are none."""
+        return self.window.first_free()
+
+    def deliver(self, run: Run, consumer: str, *, now_ns: int, until_ns: int) -> None:
+        """Take in that free records are leased. What follows them by key is free until :meth:`close`."""
+        number = self._lease(consumer, now_ns, until_ns)
+        self.window.deliver(run, number)
+        self._leases[number].left += run.size
+        if self._keys is None:
+            return
+        for sequence in self._keys.of(run):
+            following = next(self._keys.behind(sequence), None)
+            if following and self.window.state(following) is State.BEHIND and following not in self._due_of:
+                self._set(following, State.FREE)
+                self._offered.append(following)
+
+    def close(self) -> None:
+        """Take in that a consumer gets no more for now."""
+        for sequence in self._offered:
+            if self.window.state(sequence) is State.FREE:
+                self._set(sequence, State.BEHIND)
+        self._offered.clear()
+
+    def finish(self, consumer: str, sequences: Collection[int]) -> Settled:
+        """Take in what ``consumer`` has processed.
+
+        What is done stays done. What was delivered and is with nobody by now is done, too, because to deliver it again
+        would be of no use. What another consumer has, or what was never delivered, is refused.
+        """
+        return self._settled(consumer, sequences, self._finish, late=True)
+
+    def finish_all(self, run: Run) -> None:
+        """Take in that nobody is to process these records, whoever has them."""
+        for part in self._open(run):
+            self._finish(part)
+
+    def give_back(self, consumer: str, sequences: Collection[int], *, due_ns: int | None = None) -> Settled:
+        """Take in what ``consumer`` has not processed: it is delivered again, at ``due_ns`` if that is given."""
+        return self._settled(consumer, sequences, lambda run: self._give_back(run, due_ns))
+
+    def extend(self, consumer: str, sequences: Collection[int], *, now_ns: int, until_ns: int) -> Settled:
+        """Take in that ``consumer`` needs longer."""
+
+        def extend(run: Run) -> None:
+            number = self._lease(consumer, now_ns, until_ns)
+            self._uncount(run)
+            self.window.transfer(run, number)
+            self._leases[number].left += run.size
+
+        return self._settled(consumer, sequences, extend)
+
+    def release(self, consumer: str) -> list[Run]:
+        """Take back all that ``consumer`` has; returns what that was."""
+        return self._take_back({number for number, lease in self._leases.items() if lease.consumer == consumer})
+
+    def claim(self, since_ns: int) -> list[Run]:
+        """Take back all that was leased at ``since_ns`` or before; returns what that was."""
+        return self._take_back({number for number, lease in self._leases.items() if lease.since_ns <= since_ns})
+
+    def expire(self, now_ns: int) -> list[Run]:
+        """Take back what was leased until now; returns what that was."""
+        over = set()
+        while self._ends and self._ends[0][0] <= now_ns:
+            number = heappop(self._ends)[1]
+            lease = self._leases[number]
+            del self._shared[lease.consumer, lease.until_ns]
+            over.add(number)
+        runs = self._take_back(over)
+        for number in over:
+            del self._leases[number]
+        return runs
+
+    def wake(self, now_ns: int) -> None:
+        """Make free what is due now."""
+        while self._due and self._due[0][0] <= now_ns:
+            due_ns, sequence = heappop(self._due)
+            if self._due_of.get(sequence) == due_ns:
+                del self._due_of[sequence]
+                if self.window.state(sequence) is State.WAITING:
+                    self._set(sequence, State.FREE)
+
+    @property
+    def next_end_ns(self) -> int | None:
+        """When the next lease ends."""
+        return self._ends[0][0] if self._ends else None
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """When the next waiting record may be due."""
+        return self._due[0][0] if self._due else None
+
+    def due_times(self) -> dict[int, int]:
+        """When each record that has a time is due."""
+        return self._due_of.copy()
+
+    def out(self) -> Iterator[tuple[Run, Lease]]:
+        """The records that are out, in order, and their leases."""
+        for run in self.window.runs(State.OUT):
+            for number, part in self.window.leases_in(run):
+                yield part, self._leases[number]
+
+    def _settled(
+        self, consumer: str, sequences: Collection[int], carry_out: Callable[[Run], None], *, late: bool = False
+    ) -> Settled:
+        settled = Settled()
+        for run in runs_of(sorted(sequences)):
+            holders = {self._leases[number].consumer for number in self.window.leases_of(run)}
+            whole = holders == {consumer} and self._keys is None
+            for part in [run] if whole else self._judged(consumer, run, settled, late=late):
+                carry_out(part)
+                settled.runs.append(part)
+        return settled
+
+    def _judged(self, consumer: str, run: Run, settled: Settled, *, late: bool) -> Iterator[Run]:
+        """One record after the other, as far as it may be settled when its turn comes."""
+        for sequence in range(run.first, run.last + 1):
+            state = self.window.state(sequence)
+            if state is State.DONE:
+                continue
+            holder = self._leases[self.window.lease_of(sequence)].consumer if state is State.OUT else ""
+            had = late and state in (State.FREE, State.WAITING) and self.window.tries(sequence) > 0
+            if had or holder == consumer:
+                yield Run(sequence, sequence)
+            else:
+                settled.refused.append(Refusal(sequence, holder))
+
+    def _lease(self, consumer: str, now_ns: int, until_ns: int) -> int:
+        """The number of a lease of ``consumer`` that ends at ``until_ns`` or hardly later."""
+        end = -(-until_ns // _TICK_NS) * _TICK_NS
+        number = self._shared.get((consumer, end))
+        if number is None:
+            self._number = number = self._number % _NUMBERS + 1
+            self._shared[consumer, end] = number
+            self._leases[number] = Lease(consumer, now_ns, end)
+            heappush(self._ends, (end, number))
+        return number
+
+    def _finish(self, run: Run) -> None:
+        self._uncount(run)
+        self.window.finish(run)
+        if self._due_of:
+            for sequence in range(run.first, run.last + 1):
+                self._due_of.pop(sequence, None)
+        if self._keys is not None:
+            for sequence in list(self._keys.of(run)):
+                first = self._keys.remove(sequence)
+                if first is not None and self.window.state(first) is State.BEHIND:
+                    self._free(first)
+
+    def _give_back(self, run: Run, due_ns: int | None = None) -> None:
+        self._uncount(run)
+        if self._keys is None:
+            self.window.set(run, State.FREE)
+        else:
+            for sequence in range(run.first, run.last + 1):
+                self._give_back_in_order(sequence, self._keys)
+        if due_ns is not None:
+            for sequence in range(run.first, run.last + 1):
+                self.delay(sequence, due_ns)
+
+    def _give_back_in_order(self, sequence: int, keys: KeyOrder) -> None:
+        """Give a record back that is counted off its lease, and with it those behind it that are out."""
+        self._set(sequence, State.BEHIND)
+        for behind in keys.behind(sequence):
+            if self.window.state(behind) is State.OUT:
+                self._uncount(Run(behind, behind))
+                self._set(behind, State.BEHIND)
+        if keys.is_first(sequence):
+            self._free(sequence)
+
+    def _take_back(self, numbers: Collection[int]) -> list[Run]:
+        numbers = {number for number in numbers if self._leases[number].left}
+        if not numbers:
+            return []
+        runs = [
+            part
+            for run in self.window.runs(State.OUT)
+            for number, part in self.window.leases_in(run)
+            if number in numbers
+        ]
+        for run in runs:
+            for part in self._still_out(run):
+                self._give_back(part)
+        return runs
+
+    def _still_out(self, run: Run) -> Iterator[Run]:
+        """What of a run is out when its turn comes: what is behind a record comes back with it."""
+        if self._keys is None:
+            yield run
+            return
+        for sequence in range(run.first, run.last + 1):
+            if self.window.state(sequence) is State.OUT:
+                yield Run(sequence, sequence)
+
+    def _open(self, run: Run) -> Iterator[Run]:
+        for found in self.window.runs(State.FREE, State.OUT, State.WAITING, State.BEHIND):
+            first, last = max(found.first, run.first), min(found.last, run.last)
+            if first <= last:
+                yield Run(first, last)
+
+    def _uncount(self, run: Run) -> None:
+        """Take records off the leases by which they are out."""
+        for number, part in self.window.leases_in(run):
+            self._leases[number].left -= part.size
+
+    def _free(self, sequence: int) -> None:
+        """Make a record free, or let it wait if it is not due."""
+        self._set(sequence, State.WAITING if sequence in self._due_of else State.FREE)
+
+    def _set(self, sequence: int, state: State) -> None:
+        self.window.set(Run(sequence, sequence), state)

@@ -1,0 +1,258 @@
+"""The window of a work group: what has become of each record between the ack floor and the newest one taken in.
+
+Two bytes a sequence, in pages; a page of which everything is done is not kept. So the memory follows the pages with a
+hole, and never the number of records that were acknowledged. Sequences of other routes, which lie between those of
+this one, are done from the start. No method takes a Python step for each record where a run of them will do.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from enum import IntEnum
+from heapq import heappop, heappush
+from itertools import groupby
+from typing import NamedTuple
+
+PAGE = 128  # sequences: small, because in the log of a thousand routes a page may hold a single record of this one
+TRIES_MAX = 255  # and more
+
+
+class State(IntEnum):
+    """What a record in the window is."""
+
+    DONE = 0
+    """Acknowledged, or not of this route."""
+    FREE = 1
+    """To be delivered, in the order of sequences."""
+    OUT = 2
+    """Leased."""
+    WAITING = 3
+    """Not due yet."""
+    BEHIND = 4
+    """To be delivered after an earlier one of its key."""
+
+
+class Run(NamedTuple):
+    """Consecutive sequences, both ends included."""
+
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first + 1
+
+
+_NOTHING = bytes(PAGE)
+_RUNS = {state: re.compile(b"\\x%02x+" % state) for state in State}
+_OPEN = re.compile(rb"[^\x00]")
+_ONCE_MORE = bytes(min(tries + 1, TRIES_MAX) for tries in range(TRIES_MAX + 1))
+
+
+class _Page:
+    """Attributes:
+    leases: the number of the lease of what is out: one for all, or one each.
+    """
+
+    __slots__ = ("leases", "open", "queued", "states", "tries")
+
+    def __init__(self) -> None:
+        self.states = bytearray(_NOTHING)
+        self.tries = bytearray(_NOTHING)
+        self.leases: int | array[int] = 0
+        self.open = 0  # how many are not done
+        self.queued = False  # among the pages that may have something free
+
+    def lease(self, low: int, high: int, number: int) -> None:
+        out = self.states.count(State.OUT) - self.states.count(State.OUT, low, high)
+        if not out:
+            self.leases = number
+            return
+        if isinstance(self.leases, int):
+            self.leases = array("I", [self.leases]) * PAGE
+        self.leases[low:high] = array("I", [number]) * (high - low)
+
+
+class Window:
+    """The records of one route above ``floor``.
+
+    Attributes:
+        floor: everything up to it is done.
+        end: the first sequence that has not been taken in.
+        open: how many records are not done.
+    """
+
+    def __init__(self, floor: int) -> None:
+        self.floor = floor
+        self.end = floor + 1
+        self.open = 0
+        self._pages: OrderedDict[int, _Page] = OrderedDict()  # in ascending order
+        self._free: list[int] = []  # a heap of numbers of pages
+
+    def take_in(self, run: Run, state: State = State.FREE) -> None:
+        """Take in records that follow all others; what lies between is not of this route."""
+        for number, low, high in _parts(run):
+            page = self._pages.get(number)
+            if page is None:
+                page = self._pages[number] = _Page()
+            page.states[low:high] = bytes([state]) * (high - low)
+            page.open += high - low
+            self._queue(number, page, state)
+        self.open += run.size
+        self.pass_over(run.last)
+
+    def pass_over(self, last: int) -> None:
+        """Take in that no record up to ``last`` is of this route but those that were taken in."""
+        self.end = max(self.end, last + 1)
+        self._advance()
+
+    def state(self, sequence: int) -> State | None:
+        """What a record is; None if it was not taken in."""
+        if sequence >= self.end:
+            return None
+        page = self._pages.get(sequence // PAGE) if sequence > self.floor else None
+        return State.DONE if page is None else State(page.states[sequence % PAGE])
+
+    def tries(self, sequence: int) -> int:
+        """How often an open record was delivered; :data:`TRIES_MAX` if that often or more."""
+        return self._pages[sequence // PAGE].tries[sequence % PAGE]
+
+    def lease_of(self, sequence: int) -> int:
+        """The number of the lease by which a record is out."""
+        page = self._pages[sequence // PAGE]
+        return page.leases if isinstance(page.leases, int) else page.leases[sequence % PAGE]
+
+    def leases_of(self, run: Run) -> set[int]:
+        """The leases by which the records of a run are out; nothing if any of them is not out."""
+        if run.first <= self.floor or run.last >= self.end:
+            return set()
+        found: set[int] = set()
+        for number, low, high in _parts(run):
+            page = self._pages.get(number)
+            if page is None or page.states.count(State.OUT, low, high) != high - low:
+                return set()
+            found.update([page.leases] if isinstance(page.leases, int) else page.leases[low:high])
+        return found
+
+    def leases_in(self, run: Run) -> Iterator[tuple[int, Run]]:
+        """What of a run is out, and by which leases, in order."""
+        for number, low, high in _parts(run):
+            page = self._pages.get(number)
+            if page is None:
+                continue
+            for found in _RUNS[State.OUT].finditer(page.states, low, high):
+                first = number * PAGE + found.start()
+                if isinstance(page.leases, int):
+                    yield page.leases, Run(first, first + len(found[0]) - 1)
+                    continue
+                for lease, same in groupby(page.leases[found.start() : found.end()]):
+                    last = first + sum(1 for _ in same) - 1
+                    yield lease, Run(first, last)
+                    first = last + 1
+
+    def deliver(self, run: Run, lease: int) -> None:
+        """Take in that open records are out by ``lease``, once more each."""
+        for number, low, high in _parts(run):
+            page = self._pages[number]
+            page.lease(low, high, lease)
+            page.states[low:high] = bytes([State.OUT]) * (high - low)
+            page.tries[low:high] = page.tries[low:high].translate(_ONCE_MORE)
+
+    def transfer(self, run: Run, lease: int) -> None:
+        """Take in that records are out by another lease."""
+        for number, low, high in _parts(run):
+            self._pages[number].lease(low, high, lease)
+
+    def set(self, run: Run, state: State) -> None:
+        """Give open records a state that is neither DONE nor OUT; they keep their tries."""
+        for number, low, high in _parts(run):
+            page = self._pages[number]
+            page.states[low:high] = bytes([state]) * (high - low)
+            self._queue(number, page, state)
+
+    def finish(self, run: Run) -> None:
+        """Take in that records are done; those that are already stay so."""
+        for number, low, high in _parts(Run(max(run.first, self.floor + 1), min(run.last, self.end - 1))):
+            page = self._pages.get(number)
+            if page is None:
+                continue
+            finished = high - low - page.states.count(State.DONE, low, high)
+            page.states[low:high] = _NOTHING[low:high]
+            page.open -= finished
+            self.open -= finished
+            if not page.open:
+                del self._pages[number]
+        self._advance()
+
+    def first_free(self) -> Run | None:
+        """The first run of free records in one page; None if there is none."""
+        while self._free:
+            page = self._pages.get(self._free[0])
+            if page is not None:
+                if found := _RUNS[State.FREE].search(page.states):
+                    base = self._free[0] * PAGE
+                    return Run(base + found.start(), base + found.end() - 1)
+                page.queued = False
+            heappop(self._free)
+        return None
+
+    def runs(self, *states: State) -> Iterator[Run]:
+        """The runs of records in each of these states, in order; each is in one page."""
+        pattern = re.compile(b"|".join(_RUNS[state].pattern for state in states))
+        for number, page in list(self._pages.items()):
+            base = number * PAGE
+            for found in pattern.finditer(page.states):
+                yield Run(base + found.start(), base + found.end() - 1)
+
+    def pages(self) -> Iterator[tuple[int, bytes, bytes]]:
+        """The number, the states and the tries of each page that has open records, in order."""
+        for number, page in self._pages.items():
+            yield number, bytes(page.states), bytes(page.tries)
+
+    def put_page(self, number: int, states: bytes, tries: bytes) -> None:
+        """Take in a page that follows all others, with at least one open record; its leases are none."""
+        page = self._pages[number] = _Page()
+        page.states[:], page.tries[:] = states, tries
+        page.open = PAGE - page.states.count(State.DONE)
+        self.open += page.open
+        self._queue(number, page, State.FREE)
+
+    def _queue(self, number: int, page: _Page, state: State) -> None:
+        if state is State.FREE and not page.queued:
+            page.queued = True
+            heappush(self._free, number)
+
+    def _advance(self) -> None:
+        """Move the floor to where the first open record is."""
+        number, page = next(iter(self._pages.items()), (0, None))
+        if page is None:
+            self.floor = self.end - 1
+            return
+        if found := _OPEN.search(page.states):
+            self.floor = max(self.floor, number * PAGE + found.start() - 1)
+
+
+def _parts(run: Run) -> Iterator[tuple[int, int, int]]:
+    """The number of each page that a run is in, and from where to where it is there."""
+    first, behind = run.first, run.last + 1
+    while first < behind:
+        number, low = divmod(first, PAGE)
+        high = min(PAGE, low + behind - first)
+        yield number, low, high
+        first += high - low
+
+
+def runs_of(sequences: list[int]) -> Iterator[Run]:
+    """Sorted sequences as runs; a sequence that comes twice counts once."""
+    first = last = -1
+    for sequence in sequences:
+        if sequence > last + 1:
+            if first >= 0:
+                yield Run(first, last)
+            first = sequence
+        last = sequence
+    if first >= 0:
+        yield Run(first, last)
