@@ -26,7 +26,7 @@ from wald.store.files.consumers import open_own
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import CursorState
-from wald_drain.checked_line import decode_line, encode_line
+from wald.format.checked_line import decode_line, encode_line
 from wald_drain.consumer import Consumer
 from wald_drain.deadletters import (
     GROUP,

@@ -141,8 +141,9 @@ class Deliveries:
 
     def finish_all(self, run: Run) -> None:
         """Take in that nobody is to process these records, whoever has them."""
-        for part in self._open(run):
-            self._finish(part)
+        first, last = max(run.first, self.window.floor + 1), min(run.last, self.window.end - 1)
+        if first <= last:
+            self._finish(Run(first, last))
 
     def give_back(self, consumer: str, sequences: Collection[int], *, due_ns: int | None = None) -> Settled:
         """Take in what ``consumer`` has not processed: it is delivered again, at ``due_ns`` if that is given."""
@@ -248,11 +249,10 @@ class Deliveries:
     def _finish(self, run: Run) -> None:
         self._uncount(run)
         self.window.finish(run)
-        if self._due_of:
-            for sequence in range(run.first, run.last + 1):
-                self._due_of.pop(sequence, None)
+        for sequence in run.among(self._due_of):
+            del self._due_of[sequence]
         if self._keys is not None:
-            for sequence in list(self._keys.of(run)):
+            for sequence in self._keys.of(run):
                 first = self._keys.remove(sequence)
                 if first is not None and self.window.state(first) is State.BEHIND:
                     self._free(first)
@@ -301,12 +301,6 @@ class Deliveries:
         for sequence in range(run.first, run.last + 1):
             if self.window.state(sequence) is State.OUT:
                 yield Run(sequence, sequence)
-
-    def _open(self, run: Run) -> Iterator[Run]:
-        for found in self.window.runs(State.FREE, State.OUT, State.WAITING, State.BEHIND):
-            first, last = max(found.first, run.first), min(found.last, run.last)
-            if first <= last:
-                yield Run(first, last)
 
     def _uncount(self, run: Run) -> None:
         """Take records off the leases by which they are out."""

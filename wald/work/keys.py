@@ -74,9 +74,9 @@ class KeyOrder:
             if not self._done(queue.sequences[place]):
                 yield queue.sequences[place]
 
-    def of(self, run: Run) -> Iterator[int]:
-        """The records of a run that have a key."""
-        return (sequence for sequence in range(run.first, run.last + 1) if sequence in self._keys)
+    def of(self, run: Run) -> list[int]:
+        """The records of a run that have a key, in order."""
+        return run.among(self._keys)
 
     def _done(self, sequence: int) -> bool:
         return self._window.state(sequence) is State.DONE

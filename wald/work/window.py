@@ -10,14 +10,15 @@ from __future__ import annotations
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import groupby
 from typing import NamedTuple
 
-PAGE = 128  # sequences: small, because in the log of a thousand routes a page may hold a single record of this one
-TRIES_MAX = 255  # and more
+from wald.format.work import PAGE, TRIES_MAX
+
+_DONE_TRIES = 255  # so that the tries of a page say what is done
 
 
 class State(IntEnum):
@@ -45,11 +46,19 @@ class Run(NamedTuple):
     def size(self) -> int:
         return self.last - self.first + 1
 
+    def among(self, known: Collection[int]) -> list[int]:
+        """Those of its sequences that are in ``known``, in order."""
+        if self.size <= len(known):
+            return [sequence for sequence in range(self.first, self.last + 1) if sequence in known]
+        return sorted(sequence for sequence in known if self.first <= sequence <= self.last)
+
 
 _NOTHING = bytes(PAGE)
+_ALL_DONE = bytes([_DONE_TRIES]) * PAGE
+_STATES_OF = bytes(State.DONE if tries == _DONE_TRIES else State.FREE for tries in range(256))
 _RUNS = {state: re.compile(b"\\x%02x+" % state) for state in State}
 _OPEN = re.compile(rb"[^\x00]")
-_ONCE_MORE = bytes(min(tries + 1, TRIES_MAX) for tries in range(TRIES_MAX + 1))
+_ONCE_MORE = bytes([*(min(tries + 1, TRIES_MAX) for tries in range(_DONE_TRIES)), _DONE_TRIES])
 
 
 class _Page:
@@ -61,7 +70,7 @@ class _Page:
 
     def __init__(self) -> None:
         self.states = bytearray(_NOTHING)
-        self.tries = bytearray(_NOTHING)
+        self.tries = bytearray(_ALL_DONE)
         self.leases: int | array[int] = 0
         self.open = 0  # how many are not done
         self.queued = False  # among the pages that may have something free
@@ -99,6 +108,7 @@ class Window:
             if page is None:
                 page = self._pages[number] = _Page()
             page.states[low:high] = bytes([state]) * (high - low)
+            page.tries[low:high] = bytes(high - low)
             page.open += high - low
             self._queue(number, page, state)
         self.open += run.size
@@ -117,7 +127,7 @@ class Window:
         return State.DONE if page is None else State(page.states[sequence % PAGE])
 
     def tries(self, sequence: int) -> int:
-        """How often an open record was delivered; :data:`TRIES_MAX` if that often or more."""
+        """How often an open record was delivered; ``TRIES_MAX`` if that often or more."""
         return self._pages[sequence // PAGE].tries[sequence % PAGE]
 
     def lease_of(self, sequence: int) -> int:
@@ -181,6 +191,7 @@ class Window:
                 continue
             finished = high - low - page.states.count(State.DONE, low, high)
             page.states[low:high] = _NOTHING[low:high]
+            page.tries[low:high] = _ALL_DONE[low:high]
             page.open -= finished
             self.open -= finished
             if not page.open:
@@ -207,18 +218,27 @@ class Window:
             for found in pattern.finditer(page.states):
                 yield Run(base + found.start(), base + found.end() - 1)
 
-    def pages(self) -> Iterator[tuple[int, bytes, bytes]]:
-        """The number, the states and the tries of each page that has open records, in order."""
-        for number, page in self._pages.items():
-            yield number, bytes(page.states), bytes(page.tries)
+    def pages(self) -> Iterator[tuple[int, bytes]]:
+        """The first sequence of each page that has open records, in order, and the tries of each record.
 
-    def put_page(self, number: int, states: bytes, tries: bytes) -> None:
-        """Take in a page that follows all others, with at least one open record; its leases are none."""
-        page = self._pages[number] = _Page()
-        page.states[:], page.tries[:] = states, tries
+        The tries of a record that is done are 255.
+        """
+        for number, page in self._pages.items():
+            yield number * PAGE, bytes(page.tries)
+
+    def put_page(self, first: int, tries: bytes) -> None:
+        """Take in a page as :meth:`pages` gives it, which follows all others; what is open in it is free."""
+        page = self._pages[first // PAGE] = _Page()
+        page.states[:], page.tries[:] = tries.translate(_STATES_OF), tries
         page.open = PAGE - page.states.count(State.DONE)
         self.open += page.open
-        self._queue(number, page, State.FREE)
+        self._queue(first // PAGE, page, State.FREE)
+
+    def count_try(self, run: Run) -> None:
+        """Take in that open records were delivered once more, and came back."""
+        for number, low, high in _parts(run):
+            if (page := self._pages.get(number)) is not None:
+                page.tries[low:high] = page.tries[low:high].translate(_ONCE_MORE)
 
     def _queue(self, number: int, page: _Page, state: State) -> None:
         if state is State.FREE and not page.queued:

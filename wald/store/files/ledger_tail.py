@@ -26,13 +26,13 @@ def last_line(descriptor: int, end: int) -> tuple[bytes, int]:
 def synced(descriptor: int, length: int) -> tuple[bytes, int]:
     """As :func:`last_line`, without what shows that it was never synced: a lost sector in the last append."""
     line, end = last_line(descriptor, length)
-    while _lost_a_sector(line, end - len(line)):
+    while lost_a_sector(line, end - len(line)):
         line, end = last_line(descriptor, end - len(line))
     begin = _append(line)
     if begin is not None and 0 <= begin < end:
         offset = begin
         for each in os.pread(descriptor, end - begin, begin).splitlines(keepends=True):
-            if _lost_a_sector(each, offset):
+            if lost_a_sector(each, offset):
                 return last_line(descriptor, offset)
             offset += len(each)
     return line, end
@@ -47,7 +47,7 @@ def _append(line: bytes) -> int | None:
     return begin if isinstance(begin, int) else None
 
 
-def _lost_a_sector(line: bytes, offset: int) -> bool:
+def lost_a_sector(line: bytes, offset: int) -> bool:
     """Whether a sector of the last line never reached the disk, which leaves zeros up to its end: it was not synced."""
     end, start = offset + len(line), offset
     while start < end:
@@ -60,7 +60,7 @@ def _lost_a_sector(line: bytes, offset: int) -> bool:
 
 def newline_is_damaged(rest: bytes, offset: int) -> bool:
     """Whether ``rest``, which follows what was synced, was a line once; else it is torn."""
-    return ends_wrongly(rest) and not _lost_a_sector(rest, offset)
+    return ends_wrongly(rest) and not lost_a_sector(rest, offset)
 
 
 def is_whole(line: bytes) -> bool:

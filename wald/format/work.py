@@ -1,0 +1,182 @@
+"""The journal of a work group, ``routes/R/G.work``: lines of JSON, each with a checksum.
+
+    {"work": 1, "log": "<32 hex>", "route": "R", "group": "G", "floor": 250, "end": 450,
+     "synced": 0, "crc": "…"}
+    {"page": 256, "records": "..1.0…", "more": [[300, 70]], "due": [258, 1700000000000000000], "crc": "…"}
+    {"in": [400, 449], "out": [300, 309], "due": [302, 1700…], "done": [300, 301, 303, 309], "synced": 4096, "crc": "…"}
+
+The first line says whose journal it is, up to where everything is done, and from where on nothing was read yet. The lines ``page`` are what was known when
+the file was last written anew: 128 records each, ``.`` for one that is done (or is not of this route), else how often
+it was delivered, as a digit to base 62 (``0-9A-Za-z``); ``more`` has those that were delivered more often. Each other
+line is a commit, carried out in this order: the records that were taken in and not delivered at once, those that were
+delivered once more, those that wait until a time (ns since 1970), and those that are done. Ranges are pairs of their
+first and last sequence, all in one list.
+
+``synced`` is how many bytes of the file were known to be on disk when the line was written. So a line that cannot be
+read is one that a crash has torn only if no later line says that it was on disk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from wald.format.checked_line import decode_line, encode_line
+
+VERSION = 1
+PAGE = 128
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_DONE = 255  # of the tries in memory, those of a record that is done
+TRIES_MAX = 254
+_TEXT_OF = bytes(
+    ord(".") if tries == _DONE else ord(_DIGITS[tries] if tries < len(_DIGITS) else "+") for tries in range(256)
+)
+_TRIES_OF = bytes(_DONE if chr(letter) == "." else max(0, _DIGITS.find(chr(letter))) for letter in range(256))
+_RECORDS = re.compile(rf"[.+0-9A-Za-z]{{{PAGE}}}")
+
+Pairs = list[tuple[int, int]]
+
+
+class BadWork(ValueError):
+    """The bytes are not a line of the journal of a work group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first line: whose journal it is.
+
+    Attributes:
+        floor: everything up to it is done.
+        end: the first sequence that was not taken in.
+    """
+
+    log_id: bytes
+    route: str
+    group: str
+    floor: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What was known of the :data:`PAGE` records from ``first`` on.
+
+    Attributes:
+        tries: of each record how often it was delivered, or 255 if it is done.
+        due: sequence and time, in ns since 1970, of those that wait.
+    """
+
+    first: int
+    tries: bytes
+    due: Pairs = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A record that is given up: it is to become a dead letter, and done after that.
+
+    Attributes:
+        tries, reason, at_ns: how often it was delivered, why it is given up, and when that was decided.
+        route: of dead letters.
+    """
+
+    sequence: int
+    tries: int
+    reason: str
+    at_ns: int
+    route: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What has happened since the line before; carried out in the order of the attributes, ranges with both ends.
+
+    Attributes:
+        taken_in: records that were read, and not delivered at once.
+        out: records that were delivered once more.
+        due: sequence and time, in ns since 1970, of those that wait.
+        done: records that are done.
+        dead: the one that is being given up.
+    """
+
+    taken_in: Pairs = field(default_factory=list)
+    out: Pairs = field(default_factory=list)
+    due: Pairs = field(default_factory=list)
+    done: Pairs = field(default_factory=list)
+    dead: Dead | None = None
+
+
+Line = Start | Page | Commit
+_LISTS = (("in", "taken_in"), ("out", "out"), ("due", "due"), ("done", "done"))
+
+
+def encode_work(line: Line, synced: int) -> bytes:
+    """One line.
+
+    Args:
+        synced: how many bytes of the file are on disk.
+    """
+    fields: dict[str, Any]
+    match line:
+        case Start():
+            fields = {"work": VERSION, "log": line.log_id.hex(), "route": line.route, "group": line.group}
+            fields |= {"floor": line.floor, "end": line.end}
+        case Page():
+            fields = {"page": line.first, "records": line.tries.translate(_TEXT_OF).decode()}
+            more = [(line.first + at, tries) for at, tries in enumerate(line.tries) if len(_DIGITS) <= tries < _DONE]
+            fields |= {name: _flat(pairs) for name, pairs in (("more", more), ("due", line.due)) if pairs}
+        case Commit():
+            fields = {name: _flat(pairs) for name, attribute in _LISTS if (pairs := getattr(line, attribute))}
+            if line.dead is not None:
+                fields["dead"] = asdict(line.dead)
+    return encode_line({**fields, "synced": synced})
+
+
+def decode_work(data: bytes) -> tuple[Line, int]:
+    """A line without its newline, and how many bytes were on disk by then.
+
+    Raises:
+        BadWork: it is half-written, damaged, or of a later version.
+    """
+    fields = decode_line(data)
+    if fields is None:
+        raise BadWork("not a line with a checksum that fits")
+    try:
+        synced = int(fields.pop("synced"))
+        if "work" in fields:
+            if fields["work"] != VERSION:
+                raise BadWork(f"version {fields['work']} of the journal, and this program knows {VERSION}")
+            log_id = bytes.fromhex(fields["log"])
+            floor, end = int(fields["floor"]), int(fields["end"])
+            return Start(log_id, str(fields["route"]), str(fields["group"]), floor, end), synced
+        if "page" in fields:
+            return _page(fields), synced
+        dead = fields.pop("dead", None)
+        lists = {attribute: _pairs(fields.pop(name, [])) for name, attribute in _LISTS}
+        if fields:
+            raise BadWork(f"unknown fields: {', '.join(fields)}")
+        return Commit(**lists, dead=None if dead is None else Dead(**dead)), synced
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BadWork(f"not what wald writes ({error})") from error
+
+
+def _page(fields: Mapping[str, Any]) -> Page:
+    first, text = int(fields["page"]), fields["records"]
+    if _RECORDS.fullmatch(text) is None or first % PAGE:
+        raise BadWork(f"page {first} does not describe {PAGE} records")
+    tries = bytearray(text.encode().translate(_TRIES_OF))
+    for sequence, number in _pairs(fields.get("more", [])):
+        tries[sequence - first] = number
+    return Page(first, bytes(tries), _pairs(fields.get("due", [])))
+
+
+def _flat(pairs: Pairs) -> list[int]:
+    return [number for pair in pairs for number in pair]
+
+
+def _pairs(flat: list[int]) -> Pairs:
+    if len(flat) % 2 or not all(isinstance(number, int) for number in flat):
+        raise BadWork("a list of ranges that is no list of pairs of numbers")
+    return list(zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,147 @@
+"""The file of a work group, ``routes/R/G.work``: read at the start, appended to, and written anew when it has grown.
+
+Who uses it holds the lock of the group (``G.drain``), so there is one writer. A line counts once it is synced; what a
+crash leaves behind the last one that was is cut off. Anything else that cannot be read is damage: the group does not
+start, and its cursor keeps what it kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from wald.errors import Damaged, command_line
+from wald.format.names import WORK_SUFFIX
+from wald.format.work import BadWork, Line, Start, decode_work, encode_work
+from wald.store.files.consumers import open_own
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.files.ledger_tail import lost_a_sector
+
+_MODE = 0o644  # as a cursor's: the log's owner reads what others have left
+_GROWN_BYTES = 256 << 10
+_GROWN_TIMES = 4
+
+
+class Journal:
+    """The journal of one group, open for its owner.
+
+    Attributes:
+        path: the file.
+        lines: what it said when it was opened; empty for a new one.
+        written, durable: how many bytes were ever written by this owner, and how many of them are on disk.
+    """
+
+    def __init__(self, root: Root, disk: Disk, start: Start) -> None:
+        """
+        Args:
+            start: whose journal it must be, and the floor of a new one.
+
+        Raises:
+            Damaged: a line cannot be read, or it is the journal of another group.
+            NotPermitted: this user may not.
+            OSError: it cannot be written.
+        """
+        self._disk = disk
+        self._root = root
+        self.path, self._descriptor = open_own(root, disk, start.route, start.group, WORK_SUFFIX)
+        try:
+            os.fchmod(self._descriptor, _MODE)
+            self.lines, self._end = read_lines(self.path, root)
+            if self.lines and not _same(self.lines[0], start):
+                raise _damaged(self.path, root, 0, "the journal of another log, route or group")
+            self._disk.truncate(self._descriptor, self._end)
+            self._synced = self._anew_bytes = self._end
+            self.written = self.durable = 0
+            if not self.lines:
+                self.rewrite([start])
+        except BaseException:
+            disk.close(self._descriptor)
+            raise
+
+    def append(self, line: Line) -> None:
+        """Write a line, which the next :meth:`sync` makes durable.
+
+        Raises:
+            OSError: the disk is full, or fails; what was appended since the last sync may be there or not.
+        """
+        data = encode_work(line, self._synced)
+        self._disk.write(self._descriptor, [data], self._end)
+        self._end += len(data)
+        self.written += len(data)
+
+    def sync(self) -> None:
+        """Return when all that was appended before is on disk. Another thread may append meanwhile."""
+        end, written = self._end, self.written
+        self._disk.sync(self._descriptor)
+        self._synced, self.durable = end, written
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether it is time to write it anew."""
+        return self._end > _GROWN_BYTES + _GROWN_TIMES * self._anew_bytes
+
+    def rewrite(self, lines: Iterable[Line]) -> None:
+        """Replace all lines by these; on disk when this returns, and the old ones are there until then."""
+        data = b"".join(encode_work(line, 0) for line in lines)
+        self._disk.replace(self.path, data, mode=_MODE)
+        descriptor = self._disk.open(self.path)
+        self._disk.close(self._descriptor)
+        self._descriptor = descriptor
+        self._end = self._synced = self._anew_bytes = len(data)
+        self.written += len(data)
+        self.durable = self.written
+
+    def close(self) -> None:
+        """Close the file; nothing is synced."""
+        self._disk.close(self._descriptor)
+
+
+def read_lines(path: Path, root: Root) -> tuple[list[Line], int]:
+    """The lines of a journal, and where the last whole one ends; what a crash has torn behind it is not there.
+
+    Raises:
+        Damaged: a line that was on disk cannot be read.
+        OSError: as of open(2).
+    """
+    lines: list[Line] = []
+    data = path.read_bytes()
+    offset = synced = 0
+    end, why = -1, ""
+    for piece in data.splitlines(keepends=True):
+        try:
+            if not piece.endswith(b"\n"):
+                raise BadWork("a line without its end")
+            line, on_disk = decode_work(piece)
+            synced = max(synced, on_disk)
+            if end < 0:
+                lines.append(line)
+        except BadWork as error:
+            if end < 0:
+                end, why = offset, str(error)
+                torn = not piece.endswith(b"\n") or lost_a_sector(piece, offset)
+        offset += len(piece)
+    if end >= 0 and (synced > end or not torn):
+        raise _damaged(path, root, end, why)
+    return _begun(path, root, lines), offset if end < 0 else end
+
+
+def _begun(path: Path, root: Root, lines: list[Line]) -> list[Line]:
+    if lines and not isinstance(lines[0], Start):
+        raise _damaged(path, root, 0, "its first line does not say whose it is")
+    if any(isinstance(line, Start) for line in lines[1:]):
+        raise _damaged(path, root, 0, "two lines say whose it is")
+    return lines
+
+
+def _same(line: Line, start: Start) -> bool:
+    return isinstance(line, Start) and (line.log_id, line.route, line.group) == (start.log_id, start.route, start.group)
+
+
+def _damaged(path: Path, root: Root, offset: int, why: str) -> Damaged:
+    explaining = command_line(root.path, f"group show {path.parent.name} {path.stem}")
+    return Damaged(
+        f"{path}: offset {offset}: {why}; what it says of records above the cursor is not known",
+        hint=f"{explaining}; or mv {path} {path}.damaged: all above the cursor is then delivered again",
+    )
