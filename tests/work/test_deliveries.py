@@ -9,8 +9,9 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from wald.format.work import PAGE
 from wald.work.deliveries import Deliveries
-from wald.work.window import PAGE, Run, State
+from wald.work.window import Run, State
 
 SECOND = 1_000_000_000
 CONSUMERS = ("a", "b", "c")

@@ -80,15 +80,18 @@ class Deliveries:
         self._due_of: dict[int, int] = {}
         self._number = 0
 
-    def take_in(self, run: Run, keys: Iterable[bytes | None] = (), due: Iterable[tuple[int, int]] = ()) -> None:
+    def take_in(
+        self, run: Run, keys: Iterable[bytes | None] | None = None, due: Iterable[tuple[int, int]] = ()
+    ) -> None:
         """Take in records that follow all others.
 
         Args:
-            keys: of each record, if the order is by key.
+            keys: of each record, if the order is by key; None: :meth:`sort` gets them later.
             due: sequence and time of each that is not to be delivered before, in ns since 1970.
         """
         self.window.take_in(run)
-        self.sort(run, keys)
+        if keys is not None:
+            self.sort(run, keys)
         for sequence, due_ns in due:
             self.delay(sequence, due_ns)
 

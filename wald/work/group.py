@@ -324,7 +324,7 @@ class WorkGroup:
         run = Run(batch.first_sequence, batch.last_sequence)
         records = self._source.records(run.first, run.last)
         waiting = [(r.sequence, at) for r in records if (at := _not_before(r)) and at > time.time_ns()]
-        keys = [record.key for record in records] if self._by_key else ()
+        keys = [record.key for record in records] if self._by_key else None
         self._deliveries.take_in(run, keys, waiting)
         taken_in.append((run.first, run.last))
         due += waiting

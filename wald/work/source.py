@@ -76,7 +76,7 @@ class Source:
 
     def _read(self, start: int) -> None:
         try:
-            for batch in self._log.batches(self._route, start, follow=True, cancel=self._cancel, on_missing="skip"):
+            for batch in self._log.batches(self._route, start, follow=True, cancel=self._cancel):
                 with self._arrived:
                     self._ahead.append(batch)
                     self._ahead_bytes += len(batch.payload)

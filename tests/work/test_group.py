@@ -1,0 +1,232 @@
+"""What a worker may rely on: leases, acknowledgements, redelivery, and what a new owner knows of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from logs import Built
+
+from wald.errors import InvalidInput, Locked
+from wald.format.work import PAGE
+from wald.work.group import NOT_BEFORE, Delivery, Order, WorkGroup
+
+
+def group(built: Built, *, order: Order = "log", window: int = 1_000_000) -> WorkGroup:
+    return WorkGroup(built.root.path, "a", "g", order=order, window=window)
+
+
+def values(deliveries: list[Delivery]) -> list[bytes]:
+    return [delivery.record.value for delivery in deliveries]
+
+
+def sequences(deliveries: list[Delivery]) -> list[int]:
+    return [delivery.record.sequence for delivery in deliveries]
+
+
+def tries(deliveries: list[Delivery]) -> list[int]:
+    return [delivery.tries for delivery in deliveries]
+
+
+def leased(work: WorkGroup, count: int) -> list[int]:
+    """So many records for x, as they are read."""
+    got: list[int] = []
+    while len(got) < count:
+        more = sequences(work.lease("x", count - len(got), wait=30))
+        assert more, "no more records came"
+        got += more
+    return got
+
+
+def cursor(built: Built) -> int:
+    return built.log.cursor("a", "g").sequence
+
+
+def killed(work: WorkGroup) -> None:
+    """End as by SIGKILL: nothing is written."""
+    work._held.close()
+
+
+def test_each_record_goes_to_one_worker(built: Built) -> None:
+    built.lines("a", [b"1", b"2", b"3"])
+    with group(built) as work:
+        assert values(work.lease("x", 2, wait=5)) == [b"1", b"2"]
+        assert values(work.lease("y", 2)) == [b"3"]
+        assert work.lease("z") == []
+
+
+def test_what_is_acknowledged_never_comes_again(built: Built) -> None:
+    built.lines("a", [b"1", b"2", b"3"])
+    with group(built) as work:
+        work.lease("x", wait=5)
+        assert work.ack("x", [1, 3]) == []
+    with group(built) as work:
+        again = work.lease("y", wait=5)
+    assert (values(again), tries(again)) == ([b"2"], [2])
+
+
+def test_a_killed_owner_has_kept_what_was_acknowledged_and_how_often_each_was_delivered(built: Built) -> None:
+    built.lines("a", [b"%d" % number for number in range(10)])
+    work = group(built)
+    work.lease("x", wait=5)
+    work.ack("x", [1, 2, 4])
+    killed(work)
+    assert cursor(built) == 0
+
+    work = group(built)
+    assert work.floor == 2
+    again = work.lease("x", wait=5)
+    assert sequences(again) == [3, 5, 6, 7, 8, 9, 10]
+    assert set(tries(again)) == {2}
+    killed(work)
+    with group(built) as work:
+        assert set(tries(work.lease("x", wait=5))) == {3}
+
+
+def test_the_cursor_is_the_ack_floor(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    built.lines("b", [b"x"] * 5)
+    built.lines("a", [b"3", b"4"])
+    with group(built) as work:
+        work.lease("x", wait=5)
+        work.ack("x", [1, 8])
+        assert work.floor == 1
+        work.ack("x", [2])
+        assert work.floor == 8
+    assert cursor(built) == 8
+
+
+def test_a_lease_that_is_over_is_delivered_again(built: Built) -> None:
+    built.lines("a", [b"1"])
+    with group(built) as work:
+        work.lease("x", lease_for=0.01, wait=5)
+        assert tries(work.lease("y", wait=5)) == [2]
+        refused = work.ack("x", [1])
+        assert [(each.sequence, each.holder) for each in refused] == [(1, "y")]
+
+
+def test_a_late_acknowledgement_counts_while_nobody_has_the_record(built: Built) -> None:
+    built.lines("a", [b"1"])
+    with group(built) as work:
+        work.lease("x", wait=5)
+        assert work.release("x") == 1
+        assert work.ack("x", [1]) == []
+        assert work.lease("y") == []
+
+
+def test_what_was_never_delivered_cannot_be_acknowledged(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    with group(built) as work:
+        work.lease("x", 1, wait=5)
+        assert [each.sequence for each in work.ack("x", [1, 2, 99])] == [2, 99]
+    assert cursor(built) == 1
+
+
+def test_what_is_given_back_comes_at_once_or_after_its_delay(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    with group(built) as work:
+        work.lease("x", wait=5)
+        work.nack("x", [1])
+        work.nack("x", [2], delay=0.05)
+        assert values(work.lease("y")) == [b"1"]
+        assert values(work.lease("y", wait=5)) == [b"2"]
+
+
+def test_a_delay_outlives_the_owner(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    work = group(built)
+    work.lease("x", wait=5)
+    work.nack("x", [2], delay=3600)
+    killed(work)
+    with group(built) as work:
+        assert values(work.lease("y", wait=5)) == [b"1"]
+        assert work.lease("y") == []
+        work.ack("y", [1])
+    assert cursor(built) == 1
+
+
+def test_a_record_with_a_time_is_not_delivered_before(built: Built) -> None:
+    late = b'{"%s":"%d"}' % (NOT_BEFORE.encode(), time.time_ns() + 3600 * 10**9)
+    past = b'{"%s":"1"}' % NOT_BEFORE.encode()
+    built.columns("a", [b"late", b"past", b"none"], headers=[late, past, None])
+    with group(built) as work:
+        assert values(work.lease("x", wait=5)) == [b"past", b"none"]
+        assert work.lease("x") == []
+
+
+def test_records_of_a_key_are_with_one_worker_in_their_order(built: Built) -> None:
+    built.columns("a", [b"1", b"2", b"3", b"4"], keys=[b"k", b"other", b"k", None])
+    with group(built, order="key") as work:
+        assert values(work.lease("x", 1, wait=5)) == [b"1"]
+        assert values(work.lease("y")) == [b"2", b"4"]
+        work.nack("x", [1])
+        assert values(work.lease("y")) == [b"1", b"3"]
+    with group(built, order="key") as work:
+        assert values(work.lease("z", 1, wait=5)) == [b"1"]
+        assert b"3" not in values(work.lease("y"))
+
+
+def test_the_window_bounds_what_is_out(built: Built) -> None:
+    for _ in range(10):
+        built.lines("a", [b"x"] * 100)
+    with group(built, window=250) as work:
+        leased(work, 200)
+        assert work.lease("x") == []
+        work.ack("x", range(2, 201))
+        assert work.lease("x") == []
+        work.ack("x", [1])
+        leased(work, 200)
+
+
+def test_one_process_owns_a_group(built: Built) -> None:
+    built.lines("a", [b"1"])
+    with group(built), pytest.raises(Locked):
+        group(built)
+
+
+def test_a_worker_that_waits_gets_what_comes(built: Built) -> None:
+    built.lines("a", [b"1"])
+    got: list[Delivery] = []
+    with group(built) as work:
+        work.lease("x", wait=5)
+        waiting = threading.Thread(target=lambda: got.extend(work.lease("y", wait=30)))
+        waiting.start()
+        built.lines("a", [b"2"])
+        waiting.join()
+    assert values(got) == [b"2"]
+
+
+def test_ten_thousand_in_order_leave_a_short_journal(built: Built) -> None:
+    for _ in range(100):
+        built.lines("a", [b"x"] * 100)
+    with group(built) as work:
+        left = 10_000
+        while left:
+            got = work.lease("x", 500, wait=5)
+            work.ack("x", sequences(got))
+            left -= len(got)
+        assert work._journal.path.stat().st_size < 64 << 10
+    assert cursor(built) == 10_000
+
+
+def test_holes_outlive_a_journal_that_is_written_anew(built: Built) -> None:
+    for _ in range(10):
+        built.lines("a", [b"x"] * PAGE)
+    work = group(built)
+    everything = leased(work, 10 * PAGE)
+    work.ack("x", everything[::3])
+    killed(work)
+    for _ in range(3):  # each start writes it anew
+        work = group(built)
+        killed(work)
+    with group(built) as work:
+        again = leased(work, len(everything) - len(everything[::3]))
+        assert again == sorted(set(everything) - set(everything[::3]))
+        assert work.lease("y") == []
+
+
+def test_a_lease_of_nothing_is_refused(built: Built) -> None:
+    built.lines("a", [b"1"])
+    with group(built) as work, pytest.raises(InvalidInput):
+        work.lease("x", 0)
