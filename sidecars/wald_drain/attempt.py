@@ -22,12 +22,12 @@ from types import TracebackType
 from typing import Self
 
 from wald.errors import InvalidInput
+from wald.format.checked_line import decode_line, encode_line
 from wald.format.names import COMMAND_SUFFIX
 from wald.loop import SIGNALS
 from wald.store.files.consumers import open_own
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.format.checked_line import decode_line, encode_line
 
 _NOT_A_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
 _LINE_BYTES = 512  # more than is ever written; allocated once, so that a full disk takes it too

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from wald.errors import InvalidInput, Locked, NotFound, command_line
+from wald.format.checked_line import decode_line, encode_line
 from wald.format.names import HANDOVER_SUFFIX
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.format.record import Record
@@ -26,9 +27,7 @@ from wald.store.files.consumers import open_own
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import CursorState
-from wald.format.checked_line import decode_line, encode_line
-from wald_drain.consumer import Consumer
-from wald_drain.deadletters import (
+from wald.work.deadletters import (
     GROUP,
     LOG,
     REASON,
@@ -43,6 +42,7 @@ from wald_drain.deadletters import (
     prepare,
     send,
 )
+from wald_drain.consumer import Consumer
 
 _LINE_MAX_BYTES = 4096  # some ten times what is ever written
 

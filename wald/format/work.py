@@ -3,14 +3,16 @@
     {"work": 1, "log": "<32 hex>", "route": "R", "group": "G", "floor": 250, "end": 450,
      "synced": 0, "crc": "…"}
     {"page": 256, "records": "..1.0…", "more": [[300, 70]], "due": [258, 1700000000000000000], "crc": "…"}
-    {"in": [400, 449], "out": [300, 309], "due": [302, 1700…], "done": [300, 301, 303, 309], "synced": 4096, "crc": "…"}
+    {"in": [400, 449], "out": [300, 309], "to": "worker-1", "until": 1700…, "synced": 4096, "crc": "…"}
+    {"back": [302, 302], "due": [302, 1700…], "done": [300, 301, 303, 309], "synced": 4096, "crc": "…"}
 
 The first line says whose journal it is, up to where everything is done, and from where on nothing was read yet. The lines ``page`` are what was known when
 the file was last written anew: 128 records each, ``.`` for one that is done (or is not of this route), else how often
 it was delivered, as a digit to base 62 (``0-9A-Za-z``); ``more`` has those that were delivered more often. Each other
-line is a commit, carried out in this order: the records that were taken in and not delivered at once, those that were
-delivered once more, those that wait until a time (ns since 1970), and those that are done. Ranges are pairs of their
-first and last sequence, all in one list.
+line is a commit, carried out in this order: the records that were taken in, those that were delivered once more (to
+whom, and until when they are leased, ns since 1970), those that have come back, those that wait until a time, and
+those that are done. Ranges are pairs of their first and last sequence, all in one list. ``dead`` names a record that is
+being given up.
 
 ``synced`` is how many bytes of the file were known to be on disk when the line was written. So a line that cannot be
 read is one that a crash has torn only if no later line says that it was on disk.
@@ -94,8 +96,10 @@ class Commit:
     """What has happened since the line before; carried out in the order of the attributes, ranges with both ends.
 
     Attributes:
-        taken_in: records that were read, and not delivered at once.
+        taken_in: records that were read.
         out: records that were delivered once more.
+        to, until_ns: who has them, and when that ends, in ns since 1970.
+        back: records that nobody has any more.
         due: sequence and time, in ns since 1970, of those that wait.
         done: records that are done.
         dead: the one that is being given up.
@@ -103,13 +107,16 @@ class Commit:
 
     taken_in: Pairs = field(default_factory=list)
     out: Pairs = field(default_factory=list)
+    to: str = ""
+    until_ns: int = 0
+    back: Pairs = field(default_factory=list)
     due: Pairs = field(default_factory=list)
     done: Pairs = field(default_factory=list)
     dead: Dead | None = None
 
 
 Line = Start | Page | Commit
-_LISTS = (("in", "taken_in"), ("out", "out"), ("due", "due"), ("done", "done"))
+_LISTS = (("in", "taken_in"), ("out", "out"), ("back", "back"), ("due", "due"), ("done", "done"))
 
 
 def encode_work(line: Line, synced: int) -> bytes:
@@ -129,6 +136,8 @@ def encode_work(line: Line, synced: int) -> bytes:
             fields |= {name: _flat(pairs) for name, pairs in (("more", more), ("due", line.due)) if pairs}
         case Commit():
             fields = {name: _flat(pairs) for name, attribute in _LISTS if (pairs := getattr(line, attribute))}
+            if line.out:
+                fields |= {"to": line.to, "until": line.until_ns}
             if line.dead is not None:
                 fields["dead"] = asdict(line.dead)
     return encode_line({**fields, "synced": synced})
@@ -153,11 +162,11 @@ def decode_work(data: bytes) -> tuple[Line, int]:
             return Start(log_id, str(fields["route"]), str(fields["group"]), floor, end), synced
         if "page" in fields:
             return _page(fields), synced
-        dead = fields.pop("dead", None)
+        dead, to, until_ns = fields.pop("dead", None), str(fields.pop("to", "")), int(fields.pop("until", 0))
         lists = {attribute: _pairs(fields.pop(name, [])) for name, attribute in _LISTS}
         if fields:
             raise BadWork(f"unknown fields: {', '.join(fields)}")
-        return Commit(**lists, dead=None if dead is None else Dead(**dead)), synced
+        return Commit(**lists, to=to, until_ns=until_ns, dead=None if dead is None else Dead(**dead)), synced
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadWork(f"not what wald writes ({error})") from error
 

@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
-from wald.errors import InvalidInput, Locked
+from wald.errors import InvalidInput, Locked, WaldError
 from wald.format.names import DEFAULT_GROUP, HANDOVER_SUFFIX, check_group
 from wald.format.record import Record
-from wald.format.work import Commit, Line, Page, Start
+from wald.format.work import Commit, Dead, Line, Page, Start
 from wald.log import Log
 from wald.store.files.consumers import open_own
 from wald.store.files.disk import Disk
 from wald.store.reading.selection import select
 from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState
+from wald.work.burial import bury
+from wald.work.deadletters import Undeliverable
 from wald.work.deliveries import Deliveries, Refusal, Settled
 from wald.work.journal import Journal
 from wald.work.source import Source
@@ -33,6 +36,8 @@ WINDOW = 1_000_000
 _NS = 1_000_000_000
 _CURSOR_RECORDS = 10_000
 _CURSOR_SECONDS = 1.0
+_BURIAL_NS = 3600 * _NS
+DEAD_LETTER = "dead_letter"
 
 
 class Delivery(NamedTuple):
@@ -78,6 +83,10 @@ class WorkGroup:
         group: the group. Its cursor is the ack floor: everything up to it is done.
         order: "key": records of one key are with one worker at a time, and come in their order.
         window: how many sequences may lie between the ack floor and the newest record that was delivered.
+        max_tries: give a record up after so many deliveries; None: never.
+        dead_letter: the route for records that are given up.
+        daemon: where records that are given up are sent: the daemon's socket, or None for that of the log.
+        report: gets a line for each record that is given up.
 
     Raises:
         NotFound: there is no such log or route, or records that the group has not processed were reclaimed.
@@ -102,13 +111,27 @@ class WorkGroup:
         *,
         order: Order = "log",
         window: int = WINDOW,
+        max_tries: int | None = None,
+        dead_letter: str = DEAD_LETTER,
+        daemon: Path | None = None,
+        report: Callable[[str], None] = lambda _line: None,
     ) -> None:
+        if dead_letter == route and max_tries is not None:
+            raise InvalidInput(
+                f"route {route}: cannot be its own dead-letter route", hint="dead_letter is the name of another route"
+            )
         self.log = at if isinstance(at, Log) else Log(at)
         self.log.root.require_route(route)
         self.route = route
         self.group = check_group(group)
         self._by_key = order == "key"
         self._window = window
+        self._max_tries = max_tries
+        self._dead_letter = dead_letter
+        self._daemon = daemon or self.log.root.path
+        self._report = report
+        self._dead: dict[int, Dead] = {}
+        self._reasons: dict[int, str] = {}
         self._disk = Disk()
         self._changed = threading.Condition()
         self._syncing = False
@@ -158,6 +181,7 @@ class WorkGroup:
         with self._changed:
             while True:
                 self._look_at_clocks()
+                self._give_up()
                 got = self._deliver(consumer, max_records, max_bytes, lease_for)
                 seconds = min(until, self._next_change()) - time.monotonic()
                 if got or time.monotonic() >= until:
@@ -182,13 +206,19 @@ class WorkGroup:
         self._move_cursor()
         return settled.refused
 
-    def nack(self, consumer: str, sequences: Collection[int], delay: float = 0.0) -> list[Refusal]:
-        """Give records back, which are delivered again, after ``delay`` seconds; on disk when this returns."""
+    def nack(self, consumer: str, sequences: Collection[int], delay: float = 0.0, reason: str = "") -> list[Refusal]:
+        """Give records back, which are delivered again, after ``delay`` seconds; a delay is on disk when this returns.
+
+        Args:
+            reason: why, for the dead letter, should it come to that.
+        """
         with self._changed:
             due = time.time_ns() + int(delay * _NS) if delay > 0 else None
             settled = self._deliveries.give_back(consumer, sequences, due_ns=due)
             waiting = [(s, due) for run in settled.runs for s in range(run.first, run.last + 1)] if due else []
-            self._commit(settled, Commit(due=waiting))
+            if reason and self._max_tries is not None:
+                self._reasons |= {s: reason for run in settled.runs for s in range(run.first, run.last + 1)}
+            self._commit(settled, Commit(back=list(settled.runs), due=waiting))
             end = self._journal.written
         if waiting:
             self._on_disk(end)
@@ -264,6 +294,9 @@ class WorkGroup:
         deliveries = Deliveries(self._floor if start is None else start.floor, by_key=self._by_key)
         for line in lines:
             _replay(deliveries, line)
+            if isinstance(line, Commit) and line.dead is not None:
+                self._dead[line.dead.sequence] = line.dead
+        self._dead = {s: dead for s, dead in self._dead.items() if deliveries.window.is_open(s)}
         deliveries.window.pass_over(self._floor)
         deliveries.finish_all(Run(0, self._floor))
         if self._by_key and deliveries.window.open:
@@ -273,12 +306,18 @@ class WorkGroup:
                 deliveries.sort(Run(batch.first_sequence, batch.last_sequence), keys)
         deliveries.wake(time.time_ns())
         if len(lines) > 1:
-            self._journal.rewrite(_snapshot(deliveries, self._start(deliveries)))
+            self._journal.rewrite(self._snapshot(deliveries))
         return deliveries
 
-    def _start(self, deliveries: Deliveries) -> Start:
+    def _snapshot(self, deliveries: Deliveries) -> Iterator[Line]:
         window = deliveries.window
-        return Start(self.log.identity.log_id, self.route, self.group, window.floor, window.end)
+        yield Start(self.log.identity.log_id, self.route, self.group, window.floor, window.end)
+        due = deliveries.due_times()
+        for first, tries in window.pages():
+            waiting = [(s, due[s]) for s in Run(first, first + len(tries) - 1).among(due)] if due else []
+            yield Page(first, tries, waiting)
+        for dead in self._dead.values():
+            yield Commit(dead=dead)
 
     def _deliver(self, consumer: str, max_records: int, max_bytes: int, lease_for: float) -> list[Delivery]:
         now = time.monotonic_ns()
@@ -289,11 +328,14 @@ class WorkGroup:
         due: list[tuple[int, int]] = []
         while len(got) < max_records and max_bytes > 0:
             run = self._deliveries.first_free()
+            if run is not None and self._is_over(run.first):
+                break  # the next lease gives it up
             if run is None:
                 if not self._take_in(taken_in, due):
                     break
                 continue
             last = min(run.last, run.first + max_records - len(got) - 1)
+            last = next((s - 1 for s in range(run.first + 1, last + 1) if self._is_over(s)), last)
             records = self._source.records(run.first, last)
             fitting: list[Record] = []
             for record in records:
@@ -306,13 +348,60 @@ class WorkGroup:
                 break
             part = Run(fitting[0].sequence, fitting[-1].sequence)
             self._deliveries.deliver(part, consumer, now_ns=now, until_ns=until)
-            tries = self._deliveries.window.tries
+            tries = self._deliveries.window.tries  # the count, this time included
             got += [Delivery(record, tries(record.sequence)) for record in fitting]
             out.append((part.first, part.last))
         self._deliveries.close()
         if out or taken_in or due:
-            self._write(Commit(taken_in=taken_in, out=out, due=due))
+            until_ns = time.time_ns() + int(lease_for * _NS)
+            self._write(Commit(taken_in=taken_in, out=out, to=consumer, until_ns=until_ns, due=due))
         return got
+
+    def _give_up(self) -> None:
+        """Make dead letters of the records that come next and were delivered too often."""
+        while (run := self._deliveries.first_free()) and self._is_over(run.first):
+            sequence = run.first
+            now = time.monotonic_ns()
+            self._deliveries.deliver(Run(sequence, sequence), "", now_ns=now, until_ns=now + _BURIAL_NS)
+            self._deliveries.close()
+            self._changed.release()
+            try:
+                self._bury(sequence)
+            finally:
+                self._changed.acquire()
+
+    def _is_over(self, sequence: int) -> bool:
+        tries = self._deliveries.window.tries(sequence)
+        return sequence in self._dead or (self._max_tries is not None and tries >= self._max_tries)
+
+    def _bury(self, sequence: int) -> None:
+        """Make a dead letter of a record that this thread has; without a daemon it is tried again a second later."""
+        with self._changed:
+            (record,) = self._source.records(sequence, sequence)
+            dead = self._dead.get(sequence)
+            if dead is None:
+                tries = self._deliveries.window.tries(sequence) - 1  # without this one
+                reason = self._reasons.get(sequence, "its leases ended without an acknowledgement")
+                dead = self._dead[sequence] = Dead(sequence, tries, reason, time.time_ns(), self._dead_letter)
+                self._write(Commit(dead=dead))
+            written = self._journal.written
+        self._on_disk(written)
+        named = f"{self.route} {sequence}"
+        try:
+            first, _ = bury(self.log, self._daemon, self.group, record, dead)
+        except (WaldError, Undeliverable, OSError) as error:
+            with self._changed:
+                self._deliveries.give_back("", [sequence], due_ns=time.time_ns() + _NS)
+            self._report(f"{named}: cannot be given up: {error}; tried again in 1 s")
+            return
+        with self._changed:
+            del self._dead[sequence]
+            self._reasons.pop(sequence, None)
+            settled = self._deliveries.finish("", [sequence])
+            self._commit(settled, Commit(done=list(settled.runs)))
+            written = self._journal.written
+        self._on_disk(written)
+        self._report(f"{named}: given up: {dead.reason}; sent to {dead.route} as {first}")
 
     def _take_in(self, taken_in: list[tuple[int, int]], due: list[tuple[int, int]]) -> bool:
         """Take the next batch into the window; returns whether there was one, and room."""
@@ -360,7 +449,7 @@ class WorkGroup:
         try:
             self._journal.append(line)
             if self._journal.has_grown and not self._syncing:
-                self._journal.rewrite(_snapshot(self._deliveries, self._start(self._deliveries)))
+                self._journal.rewrite(self._snapshot(self._deliveries))
         except OSError as error:
             self._failed = error
             raise
@@ -422,14 +511,6 @@ def _replay(deliveries: Deliveries, line: Line) -> None:
                 deliveries.delay(sequence, due_ns)
             for first, last in line.done:
                 deliveries.finish_all(Run(first, last))
-
-
-def _snapshot(deliveries: Deliveries, start: Start) -> Iterator[Line]:
-    yield start
-    due = deliveries.due_times()
-    for first, tries in deliveries.window.pages():
-        waiting = [(s, due[s]) for s in range(first, first + len(tries)) if s in due] if due else []
-        yield Page(first, tries, waiting)
 
 
 def _not_before(record: Record) -> int:

@@ -126,6 +126,10 @@ class Window:
         page = self._pages.get(sequence // PAGE) if sequence > self.floor else None
         return State.DONE if page is None else State(page.states[sequence % PAGE])
 
+    def is_open(self, sequence: int) -> bool:
+        """Whether a record was taken in and is not done."""
+        return self.state(sequence) not in (None, State.DONE)
+
     def tries(self, sequence: int) -> int:
         """How often an open record was delivered; ``TRIES_MAX`` if that often or more."""
         return self._pages[sequence // PAGE].tries[sequence % PAGE]

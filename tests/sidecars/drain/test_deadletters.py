@@ -18,7 +18,7 @@ from wald.format.columns import decode
 from wald.format.record import Record
 from wald.format.state import WINDOW
 from wald.store.files.directory import Root
-from wald_drain.deadletters import (
+from wald.work.deadletters import (
     PAYLOAD_MAX_BYTES,
     Origin,
     Undeliverable,
