@@ -36,7 +36,17 @@ COMMAND_LINE = (
     "wald.cli.times",
     "wald.setting_types",
 )
-SIDECARS = (*PURE, *READING, *COMMAND_LINE, "wald.log", "wald.client", "wald.loop", "wald.endpoint", "wald.exposition")
+SIDECARS = (
+    *PURE,
+    *READING,
+    *COMMAND_LINE,
+    "wald.log",
+    "wald.client",
+    "wald.work",
+    "wald.loop",
+    "wald.endpoint",
+    "wald.exposition",
+)
 SETTINGS = ("wald.config", "wald.limits")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald": (
@@ -60,6 +70,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.client": (*PURE, "wald.client"),
     "wald.log": (*PURE, "wald.store"),
     "wald.consumer": (*PURE, *READING, "wald.log"),
+    "wald.work": (*PURE, *READING, "wald.log", "wald.client", "wald.work"),
     "wald.logging": ("wald.errors", "wald.format.names", "wald.client"),
     "wald.aio": (*PURE, *READING, "wald.consumer", "wald.client"),
     "wald.loop": (),

@@ -13,4 +13,5 @@ Nothing here opens a file, reads a clock or logs. Integers are little-endian. Ch
     zframes   where each Zstandard frame ends    times   times as text               tables   those of sealed
     relieved  what relief has dropped of a segment
     peers     who sent a batch                seek_table  where the frames of a .zst are
+    work      the journal of a work group        checked_line  a line of JSON with a checksum
 """

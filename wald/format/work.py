@@ -6,13 +6,13 @@
     {"in": [400, 449], "out": [300, 309], "to": "worker-1", "until": 1700…, "synced": 4096, "crc": "…"}
     {"back": [302, 302], "due": [302, 1700…], "done": [300, 301, 303, 309], "synced": 4096, "crc": "…"}
 
-The first line says whose journal it is, up to where everything is done, and from where on nothing was read yet. The lines ``page`` are what was known when
-the file was last written anew: 128 records each, ``.`` for one that is done (or is not of this route), else how often
-it was delivered, as a digit to base 62 (``0-9A-Za-z``); ``more`` has those that were delivered more often. Each other
-line is a commit, carried out in this order: the records that were taken in, those that were delivered once more (to
-whom, and until when they are leased, ns since 1970), those that have come back, those that wait until a time, and
-those that are done. Ranges are pairs of their first and last sequence, all in one list. ``dead`` names a record that is
-being given up.
+The first line says whose journal it is, up to where everything is done, and from where on nothing was read yet. The
+lines ``page`` are what was known when the file was last written anew: 128 records each, ``.`` for one that is done (or
+is not of this route), else how often it was delivered, as a digit to base 62 (``0-9A-Za-z``); ``more`` has those that
+were delivered more often. Each other line is a commit, carried out in this order: the records that were taken in, those
+that were delivered once more (to which consumer, and until when they are leased, ns since 1970), those that have come
+back, those that wait until a time, and those that are done. Ranges are pairs of their first and last sequence, all in one list.
+``dead`` names a record that is being given up.
 
 ``synced`` is how many bytes of the file were known to be on disk when the line was written. So a line that cannot be
 read is one that a crash has torn only if no later line says that it was on disk.
@@ -99,7 +99,7 @@ class Commit:
         taken_in: records that were read.
         out: records that were delivered once more.
         to, until_ns: who has them, and when that ends, in ns since 1970.
-        back: records that nobody has any more.
+        back: records that came back.
         due: sequence and time, in ns since 1970, of those that wait.
         done: records that are done.
         dead: the one that is being given up.

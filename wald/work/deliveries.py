@@ -42,7 +42,7 @@ class Refusal(NamedTuple):
     """A record that a consumer cannot settle.
 
     Attributes:
-        holder: who has it; "" if nobody has.
+        holder: the consumer that has it; "" if none has.
     """
 
     sequence: int
@@ -137,13 +137,13 @@ class Deliveries:
     def finish(self, consumer: str, sequences: Collection[int]) -> Settled:
         """Take in what ``consumer`` has processed.
 
-        What is done stays done. What was delivered and is with nobody by now is done, too, because to deliver it again
+        What is done stays done. What was delivered and is with no consumer by now is done, too, as to deliver it again
         would be of no use. What another consumer has, or what was never delivered, is refused.
         """
         return self._settled(consumer, sequences, self._finish, late=True)
 
     def finish_all(self, run: Run) -> None:
-        """Take in that nobody is to process these records, whoever has them."""
+        """Take in that these records are done, also those that a consumer has."""
         first, last = max(run.first, self.window.floor + 1), min(run.last, self.window.end - 1)
         if first <= last:
             self._finish(Run(first, last))

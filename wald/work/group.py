@@ -57,7 +57,7 @@ class Pending:
 
     Attributes:
         first, last: sequences, both ends included.
-        consumer: who has them; "" if nobody has.
+        consumer: the one that has them.
         idle: seconds since they were leased; left: until the lease ends.
         tries: how often the first of them was delivered.
     """

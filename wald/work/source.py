@@ -20,7 +20,7 @@ class Source:
     """Reads ``route`` from ``start`` on.
 
     Args:
-        arrived: notified when there is more, or when reading has failed. Whoever calls a method holds it.
+        arrived: notified when there is more, or when reading has failed. The caller of a method holds it.
     """
 
     def __init__(self, log: Log, route: str, start: int, arrived: threading.Condition) -> None:
