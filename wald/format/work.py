@@ -11,8 +11,8 @@ lines ``page`` are what was known when the file was last written anew: 128 recor
 is not of this route), else how often it was delivered, as a digit to base 62 (``0-9A-Za-z``); ``more`` has those that
 were delivered more often. Each other line is a commit, carried out in this order: the records that were taken in, those
 that were delivered once more (to which consumer, and until when they are leased, ns since 1970), those that have come
-back, those that wait until a time, and those that are done. Ranges are pairs of their first and last sequence, all in one list.
-``dead`` names a record that is being given up.
+back, those that wait until a time, and those that are done. Ranges are pairs of their first and last sequence, all in
+one list. ``dead`` names a record that is being given up.
 
 ``synced`` is how many bytes of the file were known to be on disk when the line was written. So a line that cannot be
 read is one that a crash has torn only if no later line says that it was on disk.
