@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "wald.client.producer",
         "wald.store.reading.batches",
         "wald.store.retention.cursors",
+        "wald.work.group",
     ),
     "wald.__main__": ("wald.cli",),
     "wald.errors": (),

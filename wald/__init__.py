@@ -15,6 +15,10 @@ start at once. ::
         for record in consumer:
             print(record.sequence, record.value)
 
+    with wald.WorkGroup("/var/spool/wald", "orders") as work:     # leases each record to one of many workers
+        for record, tries in work.lease("worker-1", wait=10):
+            work.ack("worker-1", [record.sequence])
+
     log = wald.open("/var/spool/wald")                            # reads from any place
     for batch in log.batches("orders", start="earliest"):
         print(batch.first_sequence, batch.last_sequence)
@@ -37,9 +41,10 @@ if TYPE_CHECKING:
     from wald.log import Log
     from wald.store.reading.batches import Batch
     from wald.store.retention.cursors import Cursor
+    from wald.work.group import WorkGroup
 
 __version__ = "0.1.0"
-__all__ = ["Batch", "Consumer", "Cursor", "Log", "Producer", "Record", "__version__", "errors", "open"]
+__all__ = ["Batch", "Consumer", "Cursor", "Log", "Producer", "Record", "WorkGroup", "__version__", "errors", "open"]
 
 _HOMES = {
     "Batch": "wald.store.reading.batches",
@@ -48,6 +53,7 @@ _HOMES = {
     "Log": "wald.log",
     "Producer": "wald.client.producer",
     "Record": "wald.format.record",
+    "WorkGroup": "wald.work.group",
 }
 
 

@@ -28,6 +28,8 @@ from wald.format.segment import SegmentHeader, decode_header, encode_header, pac
 from wald.format.state import WINDOW, LogState, Producers, Written, decode_state
 from wald.format.tables import BatchTable, Frame, RouteEntry
 from wald.format.transfers import Transfer, decode_transfer, encode_transfer
+from wald.format.work import Commit, Dead, Page, decode_work, encode_work
+from wald.format.work import Start as WorkStart
 from wald.store.files.part_index import IndexBuilder
 from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
 
@@ -238,6 +240,19 @@ def _header(
 SEGMENT_1 = segment(SEGMENT_PAYLOADS, version=1)[0]
 SEGMENT_2 = segment(SEGMENT_PAYLOADS, peer=PEER, writer=pack_version("0.1.0"))[0]
 
+WORK = [
+    (WorkStart(LOG_ID, "orders", "billing", 250, 450), 0),
+    (Page(256, bytes([255] * 2 + [0, 1, 70] + [255] * 123), [(258, TIME_NS)]), 0),
+    (Commit(taken_in=[(400, 449)], out=[(300, 309), (320, 320)], to="worker-1", until_ns=TIME_NS), 300),
+    (Commit(back=[(302, 302)], due=[(302, TIME_NS)], done=[(300, 301), (303, 309)]), 300),
+    (Commit(dead=Dead(320, 5, "exit code 1, try 5", TIME_NS, "dead_letter")), 600),
+]
+
+
+def _work_value(data: bytes) -> object:
+    return [decode_work(line) for line in data.splitlines(keepends=True)]
+
+
 SAMPLES = [
     Sample("segment-header.bin", SEGMENT_HEADER, lambda: encode_header(SEGMENT_HEADER), decode_header),
     Sample(
@@ -327,6 +342,7 @@ SAMPLES = [
         version=2,
     ),
     Sample("segment.wal", SEGMENT_2, lambda: SEGMENT_2, lambda data: data, version=2),
+    Sample("group.work", WORK, lambda: b"".join(encode_work(*line) for line in WORK), _work_value, version=2),
 ]
 SEALED_SEGMENTS = [GOLDEN / f"v{version}" / "segment.wal.zst" for version in (1, 2)]  # of segment.wal
 RELIEVED_SEGMENT = FOLDER / "relieved.wal.zst"  # of the last of these

@@ -21,7 +21,17 @@ import wald
 from wald import aio, loop
 from wald.logging import WaldHandler
 
-DOCUMENTED = [wald.open, wald.Log, wald.Batch, wald.Producer, wald.Consumer, WaldHandler, aio.Producer, aio.Consumer]
+DOCUMENTED = [
+    wald.open,
+    wald.Log,
+    wald.Batch,
+    wald.Producer,
+    wald.Consumer,
+    wald.WorkGroup,
+    WaldHandler,
+    aio.Producer,
+    aio.Consumer,
+]
 METHODS = [
     method
     for each in DOCUMENTED

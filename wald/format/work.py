@@ -167,7 +167,7 @@ def decode_work(data: bytes) -> tuple[Line, int]:
         if fields:
             raise BadWork(f"unknown fields: {', '.join(fields)}")
         return Commit(**lists, to=to, until_ns=until_ns, dead=None if dead is None else Dead(**dead)), synced
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise BadWork(f"not what wald writes ({error})") from error
 
 

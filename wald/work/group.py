@@ -26,7 +26,7 @@ from wald.store.retention.cursors import CursorState
 from wald.work.burial import bury
 from wald.work.deadletters import Undeliverable
 from wald.work.deliveries import Deliveries, Refusal, Settled
-from wald.work.journal import Journal
+from wald.work.journal import Journal, discard
 from wald.work.source import Source
 from wald.work.window import Run
 
@@ -283,6 +283,7 @@ class WorkGroup:
     def _enter(self) -> int:
         """Up to where the group has processed the route, by its cursor; a new group gets one."""
         if self.log.cursor(self.route, self.group).state is CursorState.ABSENT:
+            discard(self.log.root, self._disk, self.route, self.group)  # of a group of this name that was removed
             begins = beginning(self.log.view(), self.route, self.group)
             self.log.set_cursor(self.route, begins.sequence - 1, self.group)
         return select(self.log.view(), self.route, "cursor", None, self.group).floor(self.route) - 1

@@ -98,6 +98,14 @@ class Journal:
         self._disk.close(self._descriptor)
 
 
+def discard(root: Root, disk: Disk, route: str, group: str) -> None:
+    """Remove the journal of a group, if there is one: what is above the cursor is delivered to it again."""
+    path = root.place(route, group) / f"{group}{WORK_SUFFIX}"
+    if os.path.lexists(path):
+        disk.unlink(path)
+        disk.sync_directory(path.parent)
+
+
 def read_lines(path: Path, root: Root) -> tuple[list[Line], int]:
     """The lines of a journal, and where the last whole one ends; what a crash has torn behind it is not there.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line, user_name
 from wald.format.cursor import CURSOR_MAX_BYTES, BadCursor, CursorLines, decode_cursor, encode_cursor
-from wald.format.names import CONSUMERS, DEFAULT_GROUP, check_group, cursor_name
+from wald.format.names import CONSUMERS, DEFAULT_GROUP, WORK_SUFFIX, check_group, cursor_name
 from wald.store.files.consumers import not_permitted
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
@@ -169,6 +169,12 @@ def set_cursor(
     if not rewind and sequence < current.sequence:
         raise Refused(
             f"{current.path}: {sequence} would move the cursor backwards from {current.sequence}", hint=rewinding
+        )
+    journal = current.path.with_suffix(WORK_SUFFIX)
+    if rewind and sequence < current.sequence and os.path.lexists(journal):
+        raise Refused(
+            f"{journal}: says what the workers of group {group} have done; with it, none of that is delivered again",
+            hint=f"rm {journal}, while they do not run; then {rewinding}",
         )
     lines = CursorLines(sequence, log_id, epoch, group, now)
     owner = _owner(current.path)

@@ -1,0 +1,71 @@
+"""The journal of a work group: what was written comes back; any other line is BadWork."""
+
+from __future__ import annotations
+
+import pytest
+from damage import every_flip, every_truncation
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wald.format.checked_line import encode_line
+from wald.format.work import PAGE, BadWork, Commit, Dead, Line, Page, Start, decode_work, encode_work
+
+SEQUENCES = st.integers(1, 1 << 63)
+PAIRS = st.lists(st.tuples(SEQUENCES, SEQUENCES), max_size=5)
+LINES = (
+    st.builds(Start, st.binary(min_size=16, max_size=16), st.just("orders"), st.just("billing"), SEQUENCES, SEQUENCES)
+    | st.builds(
+        lambda number, tries, due: Page(number * PAGE, tries, due),
+        st.integers(0, 1 << 50),
+        st.lists(st.integers(0, 255), min_size=PAGE, max_size=PAGE).map(bytes),
+        PAIRS,
+    )
+    | st.builds(Commit, taken_in=PAIRS, back=PAIRS, due=PAIRS, done=PAIRS)
+    | st.builds(lambda out, until: Commit(out=out, to="worker-1", until_ns=until), PAIRS.filter(bool), SEQUENCES)
+    | st.builds(lambda sequence, text: Commit(dead=Dead(sequence, 3, text, 1, "dead")), SEQUENCES, st.text())
+)
+SAMPLE = encode_work(Commit(out=[(5, 7)], to="w", until_ns=9, done=[(1, 2)]), 100).rstrip(b"\n")
+
+
+@settings(max_examples=200)
+@given(LINES, st.integers(0, 1 << 40))
+def test_a_line_comes_back(line: Line, synced: int) -> None:
+    encoded = encode_work(line, synced)
+    assert encoded.endswith(b"\n")
+    assert encoded.count(b"\n") == 1
+    assert decode_work(encoded) == (line, synced)
+
+
+def test_a_page_shows_its_holes() -> None:
+    tries = bytes([255] * 100 + [0, 1, 10, 36, 61, 62, 254] + [255] * 21)
+    encoded = encode_work(Page(256, tries), 0)
+    assert b'"records": "' + b"." * 100 + b"01Aaz++" + b"." * 21 + b'"' in encoded
+    assert b'"more": [361, 62, 362, 254]' in encoded
+
+
+@pytest.mark.parametrize("damaged", [*every_truncation(SAMPLE), *every_flip(SAMPLE)])
+def test_a_damaged_line_is_none(damaged: bytes) -> None:
+    with pytest.raises(BadWork):
+        decode_work(damaged)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"work": 2, "log": "00" * 16, "route": "r", "group": "g", "floor": 0, "end": 1},
+        {"work": 1, "log": "not hex", "route": "r", "group": "g", "floor": 0, "end": 1},
+        {"work": 1, "route": "r", "group": "g", "floor": 0, "end": 1},
+        {"page": 256, "records": "." * 127},
+        {"page": 250, "records": "." * 128},
+        {"page": 256, "records": "!" * 128},
+        {"page": 256, "records": "." * 128, "more": [1000, 70]},
+        {"done": [1]},
+        {"done": ["1", "2"]},
+        {"done": 5},
+        {"done": [1, 2], "later": 1},
+        {"dead": {"sequence": 1}},
+    ],
+)
+def test_a_line_that_wald_does_not_write_is_none(fields: dict[str, object]) -> None:
+    with pytest.raises(BadWork):
+        decode_work(encode_line({**fields, "synced": 0}))

@@ -1,0 +1,112 @@
+"""The journal of a work group on disk: what a crash may leave is cut off, and damage keeps the group from starting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from logs import Built
+
+from wald.errors import Damaged, Refused
+from wald.format.work import Commit, Line, Start
+from wald.work.group import WorkGroup
+from wald.work.journal import Journal
+
+LINES: list[Line] = [Commit(done=[(1, 1)]), Commit(out=[(2, 3)], to="w", until_ns=5), Commit(done=[(2, 2)])]
+
+
+@pytest.fixture
+def path(built: Built) -> Path:
+    """Of a journal with three lines behind the first, each synced."""
+    built.lines("a", [b"x"] * 5)
+    journal = opened(built)
+    for line in LINES:
+        journal.append(line)
+        journal.sync()
+    journal.close()
+    return journal.path
+
+
+def opened(built: Built) -> Journal:
+    return Journal(built.root, built.disk, Start(built.log_id, "a", "g", 0, 1))
+
+
+def lines(built: Built) -> list[Line]:
+    journal = opened(built)
+    journal.close()
+    return journal.lines
+
+
+def test_what_was_synced_is_there(built: Built, path: Path) -> None:
+    assert lines(built)[1:] == LINES
+
+
+@pytest.mark.parametrize("cut", [1, 2, 30])
+def test_a_torn_last_line_is_cut_off(built: Built, path: Path, cut: int) -> None:
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert lines(built)[1:] == LINES[:2]
+    assert lines(built)[1:] == LINES[:2]
+
+
+def test_a_line_whose_sector_was_lost_is_cut_off(built: Built, path: Path) -> None:
+    path.write_bytes(path.read_bytes() + bytes(600) + b'1", "crc": "00000000"}\n')
+    assert lines(built)[1:] == LINES
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_damaged_line_keeps_the_group_from_starting(built: Built, path: Path, number: int) -> None:
+    data = path.read_bytes()
+    offset = sum(len(line) for line in data.splitlines(keepends=True)[:number])
+    path.write_bytes(data[: offset + 5] + bytes([data[offset + 5] ^ 1]) + data[offset + 6 :])
+    with pytest.raises(Damaged, match=f"offset {offset}:") as refusal:
+        opened(built)
+    assert f"mv {path}" in refusal.value.hint
+
+
+def test_a_line_that_is_gone_from_the_middle_is_damage_if_later_ones_show_it(built: Built, path: Path) -> None:
+    pieces = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([pieces[0], bytes(len(pieces[1])), *pieces[2:]]))
+    with pytest.raises(Damaged):
+        opened(built)
+
+
+def test_the_journal_of_another_group_is_not_used(built: Built, path: Path) -> None:
+    path.rename(path.with_name("other.work"))
+    with pytest.raises(Damaged, match="another"):
+        Journal(built.root, built.disk, Start(built.log_id, "a", "other", 0, 1))
+
+
+def test_a_damaged_journal_pins(built: Built, path: Path) -> None:
+    with WorkGroup(built.root.path, "a", "h") as work:
+        work.lease("x", 2, wait=5)
+        work.ack("x", [2])
+        journal = work._journal.path
+        work._held.close()
+    data = journal.read_bytes()
+    journal.write_bytes(data.replace(b'"done": [2, 2]', b'"done": [2, 5]'))
+    with pytest.raises(Damaged):
+        WorkGroup(built.root.path, "a", "h")
+    assert built.log.cursor("a", "h").effective == 0
+
+
+def test_a_removed_group_begins_anew(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    for _ in range(2):
+        with WorkGroup(built.root.path, "a", "g") as work:
+            assert len(work.lease("x", wait=5)) == 2
+            work.ack("x", [1, 2])
+        built.log.cursor("a", "g").path.unlink()
+
+
+def test_a_cursor_is_not_moved_back_below_what_the_workers_have_done(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    with WorkGroup(built.root.path, "a", "g") as work:
+        work.lease("x", wait=5)
+        work.ack("x", [1, 2])
+    with pytest.raises(Refused, match=r"g\.work") as refusal:
+        built.log.set_cursor("a", 0, "g", rewind=True)
+    assert refusal.value.hint.startswith("rm ")
+    built.root.place("a", "g").joinpath("g.work").unlink()
+    built.log.set_cursor("a", 0, "g", rewind=True)
+    with WorkGroup(built.root.path, "a", "g") as work:
+        assert len(work.lease("x", wait=5)) == 2
