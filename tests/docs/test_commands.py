@@ -90,6 +90,7 @@ PREPARED: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
     "docs/retention.md": with_backlog,
     "docs/troubleshooting.md": with_lines,
     "docs/users.md": with_empty_orders,
+    "docs/work.md": with_orders,
 }
 
 
