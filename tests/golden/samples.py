@@ -29,6 +29,7 @@ from wald.format.state import WINDOW, LogState, Producers, Written, decode_state
 from wald.format.tables import BatchTable, Frame, RouteEntry
 from wald.format.transfers import Transfer, decode_transfer, encode_transfer
 from wald.format.work import Commit, Dead, Page, decode_work, encode_work
+from wald.format.work import Line as WorkLine
 from wald.format.work import Start as WorkStart
 from wald.store.files.part_index import IndexBuilder
 from wald_spark.offsets import Offsets, Position, decode_offsets, encode_offsets
@@ -240,7 +241,7 @@ def _header(
 SEGMENT_1 = segment(SEGMENT_PAYLOADS, version=1)[0]
 SEGMENT_2 = segment(SEGMENT_PAYLOADS, peer=PEER, writer=pack_version("0.1.0"))[0]
 
-WORK = [
+WORK: list[tuple[WorkLine, int]] = [
     (WorkStart(LOG_ID, "orders", "billing", 250, 450), 0),
     (Page(256, bytes([255] * 2 + [0, 1, 70] + [255] * 123), [(258, TIME_NS)]), 0),
     (Commit(taken_in=[(400, 449)], out=[(300, 309), (320, 320)], to="worker-1", until_ns=TIME_NS), 300),

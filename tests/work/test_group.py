@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from logs import Built
+from running import Daemon, output_of
 
 from wald.errors import InvalidInput, Locked
 from wald.format.work import PAGE
@@ -228,5 +231,46 @@ def test_holes_outlive_a_journal_that_is_written_anew(built: Built) -> None:
 
 def test_a_lease_of_nothing_is_refused(built: Built) -> None:
     built.lines("a", [b"1"])
-    with group(built) as work, pytest.raises(InvalidInput):
-        work.lease("x", 0)
+    with group(built) as work:
+        for consumer, count, seconds in (("x", 0, 1), ("x", 1, 0), ("", 1, 1)):
+            with pytest.raises(InvalidInput):
+                work.lease(consumer, count, lease_for=seconds)
+
+
+def test_a_record_that_is_delivered_too_often_becomes_a_dead_letter_once(tmp_path: Path) -> None:
+    with Daemon(tmp_path / "log") as daemon:
+        output_of("route", "add", "a", "--root", daemon.root)
+        output_of("append", "a", "--root", daemon.root, stdin=b"good\npoison\n")
+        said: list[str] = []
+        with WorkGroup(daemon.root, "a", "g", max_tries=2, report=said.append) as work:
+            for _ in range(2):
+                got = {delivery.record.value: delivery.record.sequence for delivery in work.lease("x", wait=30)}
+                work.ack("x", [got[b"good"]] if b"good" in got else [])
+                work.nack("x", [got[b"poison"]], reason="it has teeth")
+            assert work.lease("x") == []
+            assert work.floor == 2
+        assert said == ["a 2: given up: it has teeth; sent to dead_letter as 3"]
+        letter = json.loads(output_of("read", "dead_letter", "--format", "json", "--root", daemon.root))
+        assert letter["value"] == "poison"
+        assert letter["headers"]["wald.tries"] == "2"
+        assert letter["headers"]["wald.origin.sequence"] == "2"
+
+
+def test_a_dead_letter_that_was_sent_is_not_sent_again(tmp_path: Path) -> None:
+    with Daemon(tmp_path / "log") as daemon:
+        output_of("route", "add", "a", "--root", daemon.root)
+        output_of("append", "a", "--root", daemon.root, stdin=b"poison\n")
+        work = WorkGroup(daemon.root, "a", "g", max_tries=1)
+        work.lease("x", wait=30)
+        work.nack("x", [1])
+        journal = work._journal.path
+        before = journal.read_bytes()
+        assert work.lease("x") == []
+        killed(work)
+        begun = b"".join(line for line in journal.read_bytes().splitlines(keepends=True) if b'"done"' not in line)
+        assert before != begun  # it was begun, and sent; that it is done never reached the disk
+        journal.write_bytes(begun)
+        with WorkGroup(daemon.root, "a", "g") as again:
+            assert again.lease("x", wait=1) == []
+            assert again.floor == 1
+        assert output_of("read", "dead_letter", "--root", daemon.root) == b"poison\n"

@@ -175,8 +175,11 @@ class WorkGroup:
             Damaged, NotFound: the next record cannot be read; all before it were delivered.
             OSError: the journal cannot be written.
         """
-        if max_records < 1 or lease_for <= 0:
-            raise InvalidInput("a lease of no records, or for no time", hint="max_records and lease_for are above 0")
+        if not consumer or max_records < 1 or lease_for <= 0:
+            raise InvalidInput(
+                "a lease for no consumer, of no records, or for no time",
+                hint="consumer is a name; max_records and lease_for are above 0",
+            )
         until = time.monotonic() + wait
         with self._changed:
             while True:
