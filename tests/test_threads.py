@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import threading
 
-from running import command, run
+from running import run
 from threads import started
 
 
 def test_what_a_thread_raises_is_reported() -> None:
     wrong: list[str] = []
-    started("sidecars", lambda: run(command("--version"), timeout=0), wrong).join()
+    started("sidecars", lambda: run(["sleep", "1000"], timeout=0), wrong).join()
 
     (reported,) = wrong
     assert reported.startswith(f"sidecars: {subprocess.TimeoutExpired.__name__}: ")

@@ -108,6 +108,9 @@ def _of_route(root: Root, path: Path, named: Named) -> Verdict:
         case FileKind.HANDOVER | FileKind.COMMAND:
             why = "a start of wald-drain finishes what is in it; it may go only for good, while none runs"
             return Verdict(False, why, command_line(root.path, f"cursor remove {route} --group {group}"))
+        case FileKind.WORK:
+            why = "what is done above the cursor would be delivered again; and not while a worker runs"
+            return Verdict(False, why, command_line(root.path, f"cursor remove {route} --group {group}"))
         case FileKind.CONSUMERS:
             return Verdict(False, "the cursors of other users are in it", _add(root, route, "--consumers ''"))
         case FileKind.RETIRED:

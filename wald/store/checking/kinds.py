@@ -37,6 +37,7 @@ class FileKind(Enum):
     FOUND = "a file that had taken the place of a FIFO: what is in it is not in the log"
     CURSOR = "a cursor: up to where a group has processed a route"
     HANDOVER = "the lock of wald-drain for a group, and what it is giving up"
+    WORK = "the journal of a work group: what its workers have done above its cursor"
     COMMAND = "the lock of the command that wald-drain runs for a group, and how that ended"
     CONSUMERS = "the directory in which other users leave cursors"
     RETIRED = "the mark that the route is retired"
@@ -55,6 +56,7 @@ class FileKind(Enum):
     FOREIGN = "not a file of the log"
 
 
+_OF_A_GROUP = (FileKind.CURSOR, FileKind.HANDOVER, FileKind.COMMAND, FileKind.WORK)
 _BY_PATH = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
@@ -76,6 +78,7 @@ _BY_PATH = tuple(
         (rf"{_GROUP}\.cursor", FileKind.CURSOR),
         (rf"{_GROUP}\.drain", FileKind.HANDOVER),
         (rf"{_GROUP}\.command", FileKind.COMMAND),
+        (rf"{_GROUP}\.work", FileKind.WORK),
         (rf"{_ROUTE}/{CONSUMERS}", FileKind.CONSUMERS),
         (rf"{_ROUTE}/retired", FileKind.RETIRED),
         (rf"{_ROUTE}/moved", FileKind.MOVED),
@@ -123,5 +126,5 @@ def kind_of(relative: str, *, in_root: bool) -> Named:
     found = found or next((kind for pattern, kind in _BY_END if pattern.fullmatch(relative)), FileKind.FOREIGN)
     parts = relative.split("/")
     route = parts[1] if in_root and parts[0] == "routes" and len(parts) > 1 else ""
-    group = parts[-1].rpartition(".")[0] if found in (FileKind.CURSOR, FileKind.HANDOVER, FileKind.COMMAND) else ""
+    group = parts[-1].rpartition(".")[0] if found in _OF_A_GROUP else ""
     return Named(found, route, group)
