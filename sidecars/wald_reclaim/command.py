@@ -240,6 +240,8 @@ def _show(log: Log, wanted: Settings, report: Report) -> None:
     pinned: list[Segment] = []
     for decision in planner.decisions(now_ns=now_ns):
         report.decision(decision)
+        if decision.verdict.goes and not wanted.grace_ns:  # released and deleted by the same pass
+            report.released(replace(decision, message=""), due=True)
         if decision.relievable and wanted.compact_pinned:
             pinned.append(decision.segment)
     for relieved in worth(log, pinned, require_archived=wanted.limits.require_archived):

@@ -76,8 +76,11 @@ def test_it_says_what_goes_and_why_the_rest_stays(daemon: Daemon, root: Path) ->
     assert sealed(root) == ["1", "3"]
     assert not (root / "ledger/reclaim.jsonl").exists()
 
+    planned = reclaim(root, "--dry-run", "--grace", "0").stdout.decode().splitlines()
     done = reclaim(root, "--grace", "0")
     assert done.returncode == 0
+    would = [line.replace("would reclaim", "reclaimed").replace("would be marked", "now marked") for line in planned]
+    assert [line.replace("would be deleted", "deleted") for line in would] == done.stdout.decode().splitlines()
     assert done.stdout.decode().splitlines()[0].startswith("reclaimed 00000000000000000001.wal.zst: records 1 to 2, ")
     assert "; kept: 1 (" in done.stdout.decode()
     assert "1: a group has not read it" in done.stdout.decode()
