@@ -92,7 +92,7 @@ def test_the_cursor_is_the_ack_floor(built: Built) -> None:
     built.lines("b", [b"x"] * 5)
     built.lines("a", [b"3", b"4"])
     with group(built) as work:
-        work.lease("x", wait=5)
+        leased(work, 4)
         work.ack("x", [1, 8])
         assert work.floor == 1
         work.ack("x", [2])
