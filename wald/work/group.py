@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, Self
 from wald.errors import InvalidInput, Locked, WaldError
 from wald.format.names import DEFAULT_GROUP, HANDOVER_SUFFIX, check_group
 from wald.format.record import Record
-from wald.format.work import Commit, Dead, Line, Page, Start
+from wald.format.work import Commit, Dead, Line, Start
 from wald.log import Log
 from wald.store.files.consumers import open_own
 from wald.store.files.disk import Disk
@@ -27,6 +27,7 @@ from wald.work.burial import bury
 from wald.work.deadletters import Undeliverable
 from wald.work.deliveries import Deliveries, Refusal, Settled
 from wald.work.journal import Journal, discard
+from wald.work.replay import pages, replay
 from wald.work.source import Source
 from wald.work.window import Run
 
@@ -297,7 +298,7 @@ class WorkGroup:
         start = next((line for line in lines if isinstance(line, Start)), None)
         deliveries = Deliveries(self._floor if start is None else start.floor, by_key=self._by_key)
         for line in lines:
-            _replay(deliveries, line)
+            replay(deliveries, line)
             if isinstance(line, Commit) and line.dead is not None:
                 self._dead[line.dead.sequence] = line.dead
         self._dead = {s: dead for s, dead in self._dead.items() if deliveries.window.is_open(s)}
@@ -316,10 +317,7 @@ class WorkGroup:
     def _snapshot(self, deliveries: Deliveries) -> Iterator[Line]:
         window = deliveries.window
         yield Start(self.log.identity.log_id, self.route, self.group, window.floor, window.end)
-        due = deliveries.due_times()
-        for first, tries in window.pages():
-            waiting = [(s, due[s]) for s in Run(first, first + len(tries) - 1).among(due)] if due else []
-            yield Page(first, tries, waiting)
+        yield from pages(deliveries)
         for dead in self._dead.values():
             yield Commit(dead=dead)
 
@@ -495,26 +493,6 @@ class WorkGroup:
                 self._cursor_moves = time.monotonic() + _CURSOR_SECONDS
         finally:
             self._moving.release()
-
-
-def _replay(deliveries: Deliveries, line: Line) -> None:
-    match line:
-        case Start():
-            deliveries.window.end = max(deliveries.window.end, line.end)
-        case Page():
-            deliveries.window.put_page(line.first, line.tries)
-            for sequence, due_ns in line.due:
-                deliveries.delay(sequence, due_ns)
-        case Commit():
-            for first, last in (*line.taken_in, *line.out):
-                if first >= deliveries.window.end:
-                    deliveries.take_in(Run(first, last))
-            for first, last in line.out:
-                deliveries.window.count_try(Run(first, last))
-            for sequence, due_ns in line.due:
-                deliveries.delay(sequence, due_ns)
-            for first, last in line.done:
-                deliveries.finish_all(Run(first, last))
 
 
 def _not_before(record: Record) -> int:
