@@ -6,6 +6,7 @@ A module knows nothing of those below it. ::
     keys         the order of the records of each key
     deliveries   who has which record, how often it was delivered, which comes next
     journal      the file in which that outlives a crash
+    commits      one sync of it for all threads that wait
     replay       its lines carried out again, and written anew
     source       the records themselves
     deadletters  records that were given up, and back

@@ -24,6 +24,7 @@ from wald.store.reading.selection import select
 from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState
 from wald.work.burial import bury
+from wald.work.commits import Commits
 from wald.work.deadletters import Undeliverable
 from wald.work.deliveries import Deliveries, Refusal, Settled
 from wald.work.journal import Journal, discard
@@ -135,8 +136,6 @@ class WorkGroup:
         self._reasons: dict[int, str] = {}
         self._disk = Disk()
         self._changed = threading.Condition()
-        self._syncing = False
-        self._failed: OSError | None = None
         self._moving = threading.Lock()
         with ExitStack() as stack:
             self._own(stack)
@@ -146,6 +145,7 @@ class WorkGroup:
             self._journal = Journal(self.log.root, self._disk, start)
             stack.callback(self._journal.close)
             self._deliveries = self._replayed()
+            self._commits = Commits(self._journal, self._changed, lambda: self._snapshot(self._deliveries))
             self._source = Source(self.log, route, self._deliveries.window.end, self._changed)
             stack.callback(self._source.close)
             self._held = stack.pop_all()
@@ -191,9 +191,9 @@ class WorkGroup:
                 if got or time.monotonic() >= until:
                     break
                 self._changed.wait(max(0.0, seconds))
-            end = self._journal.written
+            end = self._commits.written
         if any(delivery.tries > 1 for delivery in got):
-            self._on_disk(end)  # so that the number of tries never goes down
+            self._commits.wait(end)  # so that the number of tries never goes down
         return got
 
     def ack(self, consumer: str, sequences: Collection[int]) -> list[Refusal]:
@@ -205,8 +205,8 @@ class WorkGroup:
         with self._changed:
             settled = self._deliveries.finish(consumer, sequences)
             self._commit(settled, Commit(done=list(settled.runs)))
-            end = self._journal.written
-        self._on_disk(end)
+            end = self._commits.written
+        self._commits.wait(end)
         self._move_cursor()
         return settled.refused
 
@@ -223,9 +223,9 @@ class WorkGroup:
             if reason and self._max_tries is not None:
                 self._reasons |= {s: reason for run in settled.runs for s in range(run.first, run.last + 1)}
             self._commit(settled, Commit(back=list(settled.runs), due=waiting))
-            end = self._journal.written
+            end = self._commits.written
         if waiting:
-            self._on_disk(end)
+            self._commits.wait(end)
         return settled.refused
 
     def extend(self, consumer: str, sequences: Collection[int], lease_for: float = 30.0) -> list[Refusal]:
@@ -356,7 +356,7 @@ class WorkGroup:
         self._deliveries.close()
         if out or taken_in or due:
             until_ns = time.time_ns() + int(lease_for * _NS)
-            self._write(Commit(taken_in=taken_in, out=out, to=consumer, until_ns=until_ns, due=due))
+            self._commits.write(Commit(taken_in=taken_in, out=out, to=consumer, until_ns=until_ns, due=due))
         return got
 
     def _give_up(self) -> None:
@@ -385,9 +385,9 @@ class WorkGroup:
                 tries = self._deliveries.window.tries(sequence) - 1  # without this one
                 reason = self._reasons.get(sequence, "its leases ended without an acknowledgement")
                 dead = self._dead[sequence] = Dead(sequence, tries, reason, time.time_ns(), self._dead_letter)
-                self._write(Commit(dead=dead))
-            written = self._journal.written
-        self._on_disk(written)
+                self._commits.write(Commit(dead=dead))
+            written = self._commits.written
+        self._commits.wait(written)
         named = f"{self.route} {sequence}"
         try:
             first, _ = bury(self.log, self._daemon, self.group, record, dead)
@@ -401,8 +401,8 @@ class WorkGroup:
             self._reasons.pop(sequence, None)
             settled = self._deliveries.finish("", [sequence])
             self._commit(settled, Commit(done=list(settled.runs)))
-            written = self._journal.written
-        self._on_disk(written)
+            written = self._commits.written
+        self._commits.wait(written)
         self._report(f"{named}: given up: {dead.reason}; sent to {dead.route} as {first}")
 
     def _take_in(self, taken_in: list[tuple[int, int]], due: list[tuple[int, int]]) -> bool:
@@ -441,43 +441,7 @@ class WorkGroup:
 
     def _commit(self, settled: Settled, line: Commit) -> None:
         if settled.runs:
-            self._write(line)
-            self._changed.notify_all()
-
-    def _write(self, line: Line) -> None:
-        """Append to the journal; after a failure it is not known what is there, and nothing goes on."""
-        if self._failed is not None:
-            raise self._failed
-        try:
-            self._journal.append(line)
-            if self._journal.has_grown and not self._syncing:
-                self._journal.rewrite(self._snapshot(self._deliveries))
-        except OSError as error:
-            self._failed = error
-            raise
-
-    def _on_disk(self, written: int) -> None:
-        """Return when the first ``written`` bytes of the journal are on disk: one thread syncs for all that wait."""
-        with self._changed:
-            while self._journal.durable < written:
-                if self._failed is not None:
-                    raise self._failed
-                if self._syncing:
-                    self._changed.wait()
-                else:
-                    self._sync()
-
-    def _sync(self) -> None:
-        self._syncing = True
-        self._changed.release()
-        try:
-            self._journal.sync()
-        except OSError as error:
-            self._failed = error
-            raise
-        finally:
-            self._changed.acquire()
-            self._syncing = False
+            self._commits.write(line)
             self._changed.notify_all()
 
     def _move_cursor(self, *, at_once: bool = False) -> None:
