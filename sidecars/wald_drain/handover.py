@@ -15,17 +15,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from wald.errors import InvalidInput, Locked, NotFound, command_line
+from wald.errors import InvalidInput, NotFound, command_line
 from wald.format.checked_line import decode_line, encode_line
-from wald.format.names import HANDOVER_SUFFIX
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.format.record import Record
-from wald.store.files.consumers import open_own
-from wald.store.files.directory import Root
-from wald.store.files.disk import Disk
 from wald.store.retention.cursors import CursorState
 from wald.work.deadletters import (
     GROUP,
@@ -42,6 +36,7 @@ from wald.work.deadletters import (
     prepare,
     send,
 )
+from wald.work.ownership import Ownership
 from wald_drain.consumer import Consumer
 
 _LINE_MAX_BYTES = 4096  # some ten times what is ever written
@@ -81,52 +76,23 @@ def decode_handover(line: bytes) -> Handover | None:
         return None
 
 
-class HandoverFile:
-    """The right to drain ``route`` for ``group``, held until it is closed.
-
-    Raises:
-        NotFound: there is no such route.
-        Locked: another process drains it for this group.
-        NotPermitted: this user may not.
-    """
-
-    def __init__(self, root: Root, route: str, group: str, disk: Disk) -> None:
-        root.require_route(route)
-        self._disk = disk
-        path, self._descriptor = open_own(root, disk, route, group, HANDOVER_SUFFIX)
-        try:
-            if not disk.lock(self._descriptor):
-                raise Locked(
-                    f"{path}: another wald-drain is at work on route {route} for group {group}",
-                    hint=f"wait until it has ended, or find it: fuser {path}",
-                )
-            disk.sync_directory(path.parent)
-        except (Locked, OSError):
-            disk.close(self._descriptor)
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._disk.close(self._descriptor)
+class HandoverFile(Ownership):
+    """The right to drain ``route`` for ``group``, and what is being handed over."""
 
     def begun(self) -> Handover | None:
         """The handover that was begun; None if there is none."""
-        return decode_handover(os.pread(self._descriptor, _LINE_MAX_BYTES, 0))
+        return decode_handover(os.pread(self.descriptor, _LINE_MAX_BYTES, 0))
 
     def begin(self, handover: Handover) -> None:
         """Write down what is to be handed over; on disk when this returns."""
-        self._disk.truncate(self._descriptor, 0)
-        self._disk.write(self._descriptor, [encode_handover(handover)], 0)
-        self._disk.sync(self._descriptor)
+        self._disk.truncate(self.descriptor, 0)
+        self._disk.write(self.descriptor, [encode_handover(handover)], 0)
+        self._disk.sync(self.descriptor)
 
     def end(self) -> None:
         """Clear the file; on disk when this returns."""
-        self._disk.truncate(self._descriptor, 0)
-        self._disk.sync(self._descriptor)
+        self._disk.truncate(self.descriptor, 0)
+        self._disk.sync(self.descriptor)
 
 
 class Handovers:

@@ -11,5 +11,6 @@ A module knows nothing of those below it. ::
     source       the records themselves
     deadletters  records that were given up, and back
     burial       giving one up, exactly once
+    ownership    one process at a time works for a group
     group        all of it, for the threads of one process
 """

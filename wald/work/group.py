@@ -13,12 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
-from wald.errors import InvalidInput, Locked, WaldError
-from wald.format.names import DEFAULT_GROUP, HANDOVER_SUFFIX, check_group
+from wald.errors import InvalidInput, WaldError
+from wald.format.names import DEFAULT_GROUP, check_group
 from wald.format.record import Record
 from wald.format.work import Commit, Dead, Line, Start
 from wald.log import Log
-from wald.store.files.consumers import open_own
 from wald.store.files.disk import Disk
 from wald.store.reading.selection import select
 from wald.store.retention.beginning import beginning
@@ -28,6 +27,7 @@ from wald.work.commits import Commits
 from wald.work.deadletters import Undeliverable
 from wald.work.deliveries import Deliveries, Refusal, Settled
 from wald.work.journal import Journal, discard
+from wald.work.ownership import Ownership
 from wald.work.replay import pages, replay
 from wald.work.source import Source
 from wald.work.window import Run
@@ -138,7 +138,7 @@ class WorkGroup:
         self._changed = threading.Condition()
         self._moving = threading.Lock()
         with ExitStack() as stack:
-            self._own(stack)
+            stack.enter_context(Ownership(self.log.root, route, self.group, self._disk))
             self._floor = self._enter()
             self._cursor_moves = time.monotonic() + _CURSOR_SECONDS
             start = Start(self.log.identity.log_id, route, group, self._floor, self._floor + 1)
@@ -273,16 +273,6 @@ class WorkGroup:
             self._move_cursor(at_once=True)
         finally:
             self._held.close()
-
-    def _own(self, stack: ExitStack) -> None:
-        root, disk = self.log.root, self._disk
-        path, descriptor = open_own(root, disk, self.route, self.group, HANDOVER_SUFFIX)
-        stack.callback(disk.close, descriptor)
-        if not disk.lock(descriptor):
-            raise Locked(
-                f"{path}: another process works on route {self.route} for group {self.group}",
-                hint=f"wait until it has ended, or find it: fuser {path}",
-            )
 
     def _enter(self) -> int:
         """Up to where the group has processed the route, by its cursor; a new group gets one."""
