@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wald.format.checked_line import encode_line
-from wald.format.work import PAGE, BadWork, Commit, Dead, Line, Page, Start, decode_work, encode_work
+from wald.format.work import PAGE, BadWork, Commit, Dead, Held, Line, Page, Start, decode_work, encode_work
 
 SEQUENCES = st.integers(1, 1 << 63)
 PAIRS = st.lists(st.tuples(SEQUENCES, SEQUENCES), max_size=5)
+HELD = st.lists(st.builds(Held, st.text(min_size=1), SEQUENCES, PAIRS), max_size=3)
+DEAD = st.lists(st.builds(Dead, SEQUENCES, st.integers(0, 255), st.text(), SEQUENCES, st.just("dead")), max_size=2)
 LINES = (
     st.builds(Start, st.binary(min_size=16, max_size=16), st.just("orders"), st.just("billing"), SEQUENCES, SEQUENCES)
     | st.builds(
@@ -20,11 +22,9 @@ LINES = (
         st.lists(st.integers(0, 255), min_size=PAGE, max_size=PAGE).map(bytes),
         PAIRS,
     )
-    | st.builds(Commit, taken_in=PAIRS, back=PAIRS, due=PAIRS, done=PAIRS)
-    | st.builds(lambda out, until: Commit(out=out, to="worker-1", until_ns=until), PAIRS.filter(bool), SEQUENCES)
-    | st.builds(lambda sequence, text: Commit(dead=Dead(sequence, 3, text, 1, "dead")), SEQUENCES, st.text())
+    | st.builds(Commit, done=PAIRS, back=PAIRS, taken_in=PAIRS, due=PAIRS, out=HELD, longer=HELD, dead=DEAD)
 )
-SAMPLE = encode_work(Commit(out=[(5, 7)], to="w", until_ns=9, done=[(1, 2)]), 100).rstrip(b"\n")
+SAMPLE = encode_work(Commit(out=[Held("w", 9, [(5, 7)])], done=[(1, 2)]), 100).rstrip(b"\n")
 
 
 @settings(max_examples=200)
@@ -64,6 +64,10 @@ def test_a_damaged_line_is_none(damaged: bytes) -> None:
         {"done": 5},
         {"done": [1, 2], "later": 1},
         {"dead": {"sequence": 1}},
+        {"dead": [{"sequence": 1}]},
+        {"out": [["w"]]},
+        {"out": [["w", 5, 1]]},
+        {"out": "w"},
     ],
 )
 def test_a_line_that_wald_does_not_write_is_none(fields: dict[str, object]) -> None:

@@ -28,7 +28,7 @@ from wald.format.segment import SegmentHeader, decode_header, encode_header, pac
 from wald.format.state import WINDOW, LogState, Producers, Written, decode_state
 from wald.format.tables import BatchTable, Frame, RouteEntry
 from wald.format.transfers import Transfer, decode_transfer, encode_transfer
-from wald.format.work import Commit, Dead, Page, decode_work, encode_work
+from wald.format.work import Commit, Dead, Held, Page, decode_work, encode_work
 from wald.format.work import Line as WorkLine
 from wald.format.work import Start as WorkStart
 from wald.store.files.part_index import IndexBuilder
@@ -244,9 +244,17 @@ SEGMENT_2 = segment(SEGMENT_PAYLOADS, peer=PEER, writer=pack_version("0.1.0"))[0
 WORK: list[tuple[WorkLine, int]] = [
     (WorkStart(LOG_ID, "orders", "billing", 250, 450), 0),
     (Page(256, bytes([255] * 2 + [0, 1, 70] + [255] * 123), [(258, TIME_NS)]), 0),
-    (Commit(taken_in=[(400, 449)], out=[(300, 309), (320, 320)], to="worker-1", until_ns=TIME_NS), 300),
-    (Commit(back=[(302, 302)], due=[(302, TIME_NS)], done=[(300, 301), (303, 309)]), 300),
-    (Commit(dead=Dead(320, 5, "exit code 1, try 5", TIME_NS, "dead_letter")), 600),
+    (
+        Commit(
+            taken_in=[(400, 449)],
+            due=[(449, TIME_NS)],
+            out=[Held("worker-1", TIME_NS, [(300, 309), (320, 320)]), Held("worker-2", TIME_NS + 1, [(400, 400)])],
+        ),
+        300,
+    ),
+    (Commit(done=[(300, 301), (303, 309)], back=[(302, 302)], due=[(302, TIME_NS)]), 300),
+    (Commit(longer=[Held("worker-2", TIME_NS + 2, [(400, 400)])]), 600),
+    (Commit(dead=[Dead(320, 5, "exit code 1, try 5", TIME_NS, "dead_letter")]), 600),
 ]
 
 

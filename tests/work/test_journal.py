@@ -8,11 +8,11 @@ import pytest
 from logs import Built
 
 from wald.errors import Damaged, Refused
-from wald.format.work import Commit, Line, Start
+from wald.format.work import Commit, Held, Line, Start
 from wald.work.group import WorkGroup
 from wald.work.journal import Journal
 
-LINES: list[Line] = [Commit(done=[(1, 1)]), Commit(out=[(2, 3)], to="w", until_ns=5), Commit(done=[(2, 2)])]
+LINES: list[Line] = [Commit(done=[(1, 1)]), Commit(out=[Held("w", 5, [(2, 3)])]), Commit(done=[(2, 2)])]
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def path(built: Built) -> Path:
     built.lines("a", [b"x"] * 5)
     journal = opened(built)
     for line in LINES:
-        journal.append(line)
+        journal.append([line])
         journal.sync()
     journal.close()
     return journal.path
@@ -80,8 +80,8 @@ def test_a_damaged_journal_pins(built: Built, path: Path) -> None:
     with WorkGroup(built.root.path, "a", "h") as work:
         work.lease("x", 2, wait=5)
         work.ack("x", [2])
-        journal = work._journal.path
         work._held.close()
+    journal = built.root.place("a", "h") / "h.work"
     data = journal.read_bytes()
     journal.write_bytes(data.replace(b'"done": [2, 2]', b'"done": [2, 5]'))
     with pytest.raises(Damaged):

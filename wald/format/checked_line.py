@@ -13,8 +13,9 @@ from crc32c import crc32c
 
 
 def encode_line(fields: Mapping[str, Any]) -> bytes:
-    """The line of ``fields``, which have no "crc" of their own."""
-    return json.dumps({**fields, "crc": _checksum(fields)}).encode() + b"\n"
+    """The line of ``fields``, which are not empty and have no "crc" of their own."""
+    text = json.dumps(fields).encode()
+    return b'%b, "crc": "%08x"}\n' % (text[:-1], crc32c(text))
 
 
 def decode_line(line: bytes) -> dict[str, Any] | None:
@@ -22,10 +23,6 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
     try:
         fields = json.loads(line)
         crc = fields.pop("crc")
-        return fields if crc == _checksum(fields) else None
+        return fields if crc == f"{crc32c(json.dumps(fields).encode()):08x}" else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _checksum(fields: Mapping[str, Any]) -> str:
-    return f"{crc32c(json.dumps(fields).encode()):08x}"

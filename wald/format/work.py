@@ -3,16 +3,17 @@
     {"work": 1, "log": "<32 hex>", "route": "R", "group": "G", "floor": 250, "end": 450,
      "synced": 0, "crc": "…"}
     {"page": 256, "records": "..1.0…", "more": [[300, 70]], "due": [258, 1700000000000000000], "crc": "…"}
-    {"in": [400, 449], "out": [300, 309], "to": "worker-1", "until": 1700…, "synced": 4096, "crc": "…"}
-    {"back": [302, 302], "due": [302, 1700…], "done": [300, 301, 303, 309], "synced": 4096, "crc": "…"}
+    {"in": [400, 449], "out": [["worker-1", 1700000000000000000, 300, 309]], "synced": 4096, "crc": "…"}
+    {"done": [300, 301, 303, 309], "back": [302, 302], "due": [302, 1700000000000000000], "synced": 4096, "crc": "…"}
 
 The first line says whose journal it is, up to where everything is done, and from where on nothing was read yet. The
 lines ``page`` are what was known when the file was last written anew: 128 records each, ``.`` for one that is done (or
 is not of this route), else how often it was delivered, as a digit to base 62 (``0-9A-Za-z``); ``more`` has those that
-were delivered more often. Each other line is a commit, carried out in this order: the records that were taken in, those
-that were delivered once more (to which consumer, and until when they are leased, ns since 1970), those that have come
-back, those that wait until a time, and those that are done. Ranges are pairs of their first and last sequence, all in
-one list. ``dead`` names a record that is being given up.
+were delivered more often. Each other line is a commit, what has happened to all consumers in one turn of the owner,
+carried out in this order: the records that are done, those that are leased for longer, those that have come back, those
+that were read, those that wait until a time, and those that were delivered once more. Leases say to which consumer, and
+until when, in ns since 1970. Ranges are pairs of their first and last sequence, all in one list. ``dead``
+names records that are being given up.
 
 ``synced`` is how many bytes of the file were known to be on disk when the line was written. So a line that cannot be
 read is one that a crash has torn only if no later line says that it was on disk.
@@ -92,31 +93,49 @@ class Dead:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Records that a consumer has.
+
+    Attributes:
+        until_ns: when its lease of them ends, in ns since 1970.
+        runs: first and last of each range.
+    """
+
+    to: str
+    until_ns: int
+    runs: Pairs
+
+
+@dataclass(slots=True)
 class Commit:
     """What has happened since the line before; carried out in the order of the attributes, ranges with both ends.
 
     Attributes:
-        taken_in: records that were read.
-        out: records that were delivered once more.
-        to, until_ns: who has them, and when that ends, in ns since 1970.
-        back: records that came back.
-        due: sequence and time, in ns since 1970, of those that wait.
         done: records that are done.
-        dead: the one that is being given up.
+        longer: records that are leased for longer.
+        back: records that came back.
+        taken_in: records that were read.
+        due: sequence and time, in ns since 1970, of those that wait.
+        out: records that were delivered once more.
+        dead: those that are being given up.
     """
 
-    taken_in: Pairs = field(default_factory=list)
-    out: Pairs = field(default_factory=list)
-    to: str = ""
-    until_ns: int = 0
-    back: Pairs = field(default_factory=list)
-    due: Pairs = field(default_factory=list)
     done: Pairs = field(default_factory=list)
-    dead: Dead | None = None
+    longer: list[Held] = field(default_factory=list)
+    back: Pairs = field(default_factory=list)
+    taken_in: Pairs = field(default_factory=list)
+    due: Pairs = field(default_factory=list)
+    out: list[Held] = field(default_factory=list)
+    dead: list[Dead] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Whether it says anything."""
+        return bool(self.done or self.longer or self.back or self.taken_in or self.due or self.out or self.dead)
 
 
 Line = Start | Page | Commit
-_LISTS = (("in", "taken_in"), ("out", "out"), ("back", "back"), ("due", "due"), ("done", "done"))
+_LISTS = (("done", "done"), ("back", "back"), ("in", "taken_in"), ("due", "due"))
+_HELD = ("out", "longer")
 
 
 def encode_work(line: Line, synced: int) -> bytes:
@@ -136,10 +155,11 @@ def encode_work(line: Line, synced: int) -> bytes:
             fields |= {name: _flat(pairs) for name, pairs in (("more", more), ("due", line.due)) if pairs}
         case Commit():
             fields = {name: _flat(pairs) for name, attribute in _LISTS if (pairs := getattr(line, attribute))}
-            if line.out:
-                fields |= {"to": line.to, "until": line.until_ns}
-            if line.dead is not None:
-                fields["dead"] = asdict(line.dead)
+            for name in _HELD:
+                if held := getattr(line, name):
+                    fields[name] = [[each.to, each.until_ns, *_flat(each.runs)] for each in held]
+            if line.dead:
+                fields["dead"] = [asdict(dead) for dead in line.dead]
     return encode_line({**fields, "synced": synced})
 
 
@@ -162,11 +182,12 @@ def decode_work(data: bytes) -> tuple[Line, int]:
             return Start(log_id, str(fields["route"]), str(fields["group"]), floor, end), synced
         if "page" in fields:
             return _page(fields), synced
-        dead, to, until_ns = fields.pop("dead", None), str(fields.pop("to", "")), int(fields.pop("until", 0))
-        lists = {attribute: _pairs(fields.pop(name, [])) for name, attribute in _LISTS}
+        lists: dict[str, Any] = {attribute: _pairs(fields.pop(name, [])) for name, attribute in _LISTS}
+        lists |= {name: [_held(*each) for each in fields.pop(name, [])] for name in _HELD}
+        lists["dead"] = [Dead(**dead) for dead in fields.pop("dead", [])]
         if fields:
             raise BadWork(f"unknown fields: {', '.join(fields)}")
-        return Commit(**lists, to=to, until_ns=until_ns, dead=None if dead is None else Dead(**dead)), synced
+        return Commit(**lists), synced
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise BadWork(f"not what wald writes ({error})") from error
 
@@ -179,6 +200,10 @@ def _page(fields: Mapping[str, Any]) -> Page:
     for sequence, number in _pairs(fields.get("more", [])):
         tries[sequence - first] = number
     return Page(first, bytes(tries), _pairs(fields.get("due", [])))
+
+
+def _held(to: str, until_ns: int, *runs: int) -> Held:
+    return Held(str(to), int(until_ns), _pairs(list(runs)))
 
 
 def _flat(pairs: Pairs) -> list[int]:

@@ -6,11 +6,13 @@ A module knows nothing of those below it. ::
     keys         the order of the records of each key
     deliveries   who has which record, how often it was delivered, which comes next
     journal      the file in which that outlives a crash
-    commits      one sync of it for all threads that wait
     replay       its lines carried out again, and written anew
     source       the records themselves
+    owner        leases and acknowledgements, as they are carried out in a turn
+    turns        the threads that ask for them: one write and one sync for all
     deadletters  records that were given up, and back
     burial       giving one up, exactly once
     ownership    one process at a time works for a group
+    upkeep       the cursor and the burials, in a thread of their own
     group        all of it, for the threads of one process
 """

@@ -30,7 +30,6 @@ class Journal:
     Attributes:
         path: the file.
         lines: what it said when it was opened; empty for a new one.
-        written, durable: how many bytes were ever written by this owner, and how many of them are on disk.
     """
 
     def __init__(self, root: Root, disk: Disk, start: Start) -> None:
@@ -53,29 +52,28 @@ class Journal:
                 raise _damaged(self.path, root, 0, "the journal of another log, route or group")
             self._disk.truncate(self._descriptor, self._end)
             self._synced = self._anew_bytes = self._end
-            self.written = self.durable = 0
             if not self.lines:
                 self.rewrite([start])
         except BaseException:
             disk.close(self._descriptor)
             raise
 
-    def append(self, line: Line) -> None:
-        """Write a line, which the next :meth:`sync` makes durable.
+    def append(self, lines: Iterable[Line]) -> None:
+        """Write lines, which the next :meth:`sync` makes durable.
 
         Raises:
             OSError: the disk is full, or fails; what was appended since the last sync may be there or not.
         """
-        data = encode_work(line, self._synced)
-        self._disk.write(self._descriptor, [data], self._end)
-        self._end += len(data)
-        self.written += len(data)
+        data = b"".join(encode_work(line, self._synced) for line in lines)
+        if data:
+            self._disk.write(self._descriptor, [data], self._end)
+            self._end += len(data)
 
     def sync(self) -> None:
-        """Return when all that was appended before is on disk. Another thread may append meanwhile."""
-        end, written = self._end, self.written
-        self._disk.sync(self._descriptor)
-        self._synced, self.durable = end, written
+        """Return when all that was appended is on disk."""
+        if self._synced < self._end:
+            self._disk.sync(self._descriptor)
+            self._synced = self._end
 
     @property
     def has_grown(self) -> bool:
@@ -90,8 +88,6 @@ class Journal:
         self._disk.close(self._descriptor)
         self._descriptor = descriptor
         self._end = self._synced = self._anew_bytes = len(data)
-        self.written += len(data)
-        self.durable = self.written
 
     def close(self) -> None:
         """Close the file; nothing is synced."""

@@ -19,15 +19,16 @@ def replay(deliveries: Deliveries, line: Line) -> None:
             for sequence, due_ns in line.due:
                 deliveries.delay(sequence, due_ns)
         case Commit():
-            for first, last in (*line.taken_in, *line.out):
-                if first >= deliveries.window.end:
-                    deliveries.take_in(Run(first, last))
-            for first, last in line.out:
-                deliveries.window.count_try(Run(first, last))
-            for sequence, due_ns in line.due:
-                deliveries.delay(sequence, due_ns)
             for first, last in line.done:
                 deliveries.finish_all(Run(first, last))
+            delivered = [run for held in line.out for run in held.runs]
+            for first, last in sorted([*line.taken_in, *delivered]):
+                if first >= deliveries.window.end:
+                    deliveries.take_in(Run(first, last))
+            for sequence, due_ns in line.due:
+                deliveries.delay(sequence, due_ns)
+            for first, last in delivered:
+                deliveries.window.count_try(Run(first, last))
 
 
 def pages(deliveries: Deliveries) -> Iterator[Page]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right, insort
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from wald.errors import WaldError
 from wald.format.record import Record
@@ -20,15 +20,17 @@ class Source:
     """Reads ``route`` from ``start`` on.
 
     Args:
-        arrived: notified when there is more, or when reading has failed. The caller of a method holds it.
+        arrived: called when there is more, or when reading has failed, after :meth:`next` had none.
     """
 
-    def __init__(self, log: Log, route: str, start: int, arrived: threading.Condition) -> None:
+    def __init__(self, log: Log, route: str, start: int, arrived: Callable[[], None]) -> None:
         self._log = log
         self._route = route
         self._arrived = arrived
+        self._changed = threading.Condition()
         self._ahead: deque[Batch] = deque()
         self._ahead_bytes = 0
+        self._is_awaited = False
         self._failed: Exception | None = None
         self._kept = _Kept(_KEPT_BYTES)
         self._cancel = threading.Event()
@@ -41,18 +43,23 @@ class Source:
         Raises:
             WaldError, OSError: reading has failed, after all batches before that place were given out.
         """
-        if not self._ahead:
+        with self._changed:
+            if self._ahead:
+                return self._ahead[0]
             if self._failed is not None:
                 raise self._failed
+            self._is_awaited = True
             return None
-        return self._ahead[0]
 
-    def take(self) -> None:
-        """Go on behind the batch that is next."""
-        batch = self._ahead.popleft()
-        self._ahead_bytes -= len(batch.payload)
-        self._kept.add(batch)
-        self._arrived.notify_all()
+    def take(self) -> Sequence[Record]:
+        """The records of the batch that is next; then the one behind it is next."""
+        with self._changed:
+            batch = self._ahead.popleft()
+            was_full = self._ahead_bytes > _AHEAD_BYTES
+            self._ahead_bytes -= len(batch.payload)
+            if was_full:
+                self._changed.notify_all()
+        return self._kept.add(batch)
 
     def records(self, first: int, last: int) -> Sequence[Record]:
         """Records that were taken before, from ``first`` on, at most up to ``last``.
@@ -70,25 +77,31 @@ class Source:
     def close(self) -> None:
         """End the thread."""
         self._cancel.set()
-        with self._arrived:
-            self._arrived.notify_all()
+        with self._changed:
+            self._changed.notify_all()
         self._thread.join()
 
     def _read(self, start: int) -> None:
         try:
             for batch in self._log.batches(self._route, start, follow=True, cancel=self._cancel):
-                with self._arrived:
+                with self._changed:
                     self._ahead.append(batch)
                     self._ahead_bytes += len(batch.payload)
-                    self._arrived.notify_all()
+                self._arrive()
+                with self._changed:
                     while self._ahead_bytes > _AHEAD_BYTES and not self._cancel.is_set():
-                        self._arrived.wait()
+                        self._changed.wait()
                 if self._cancel.is_set():
                     return
         except (WaldError, OSError) as error:
-            with self._arrived:
-                self._failed = error
-                self._arrived.notify_all()
+            self._failed = error
+            self._arrive()
+
+    def _arrive(self) -> None:
+        with self._changed:
+            is_awaited, self._is_awaited = self._is_awaited, False
+        if is_awaited:
+            self._arrived()
 
 
 class _Kept:
@@ -100,7 +113,7 @@ class _Kept:
         self._batches: OrderedDict[int, tuple[int, list[Record]]] = OrderedDict()
         self._firsts: list[int] = []
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: Batch) -> Sequence[Record]:
         if batch.first_sequence in self._batches:
             self._remove(batch.first_sequence)
         records = list(batch.records())
@@ -110,6 +123,7 @@ class _Kept:
         self._bytes += size
         while self._bytes > self._bytes_max and len(self._batches) > 1:
             self._remove(next(iter(self._batches)))
+        return records
 
     def records(self, first: int, last: int) -> Sequence[Record]:
         place = bisect_right(self._firsts, first) - 1

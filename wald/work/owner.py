@@ -1,0 +1,342 @@
+"""What the owner of a work group does in a turn, and the lines of the journal that say so; it waits for nothing.
+
+One thread at a time may call a method, which :mod:`wald.work.turns` sees to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+from wald.errors import WaldError
+from wald.format.record import Record
+from wald.format.work import Commit, Dead, Held, Line, Start
+from wald.work.deliveries import Deliveries, Refusal, Settled
+from wald.work.replay import pages
+from wald.work.source import Source
+from wald.work.window import Run
+
+NOT_BEFORE = "wald.not-before"
+_NS = 1_000_000_000
+_BURIAL_NS = 3600 * _NS
+_LOOK_NS = 1 * _NS  # while a record waits for a time of a clock that may be set
+
+
+class Clock(Protocol):
+    """Two clocks, as :mod:`time` has them."""
+
+    def monotonic_ns(self) -> int:
+        """Never set; leases are measured by it."""
+
+    def time_ns(self) -> int:
+        """Nanoseconds since 1970; it may be set."""
+
+
+class Delivery(NamedTuple):
+    """A record that a worker has got.
+
+    Attributes:
+        tries: how often it was delivered, this time included.
+    """
+
+    record: Record
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Records that were delivered and are not acknowledged.
+
+    Attributes:
+        first, last: sequences, both ends included.
+        consumer: the one that has them.
+        idle: seconds since they were leased; left: until the lease ends.
+        tries: how often the first of them was delivered.
+    """
+
+    first: int
+    last: int
+    consumer: str
+    idle: float
+    left: float
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a group delivers.
+
+    Attributes:
+        by_key: whether records of one key are with one worker at a time, in order.
+        window: how many sequences may lie between the ack floor and the newest record that was delivered.
+        max_tries: give a record up after so many deliveries; None: never.
+        dead_letter: the route for records that are given up.
+    """
+
+    by_key: bool
+    window: int
+    max_tries: int | None
+    dead_letter: str
+
+
+class Owner:
+    """Leases and acknowledgements of one group.
+
+    Args:
+        start: whose journal it is.
+        dead: what was being given up when the owner before ended.
+        doomed: called when a record is to be given up: :meth:`next_doomed` gives it out.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        rules: Rules,
+        deliveries: Deliveries,
+        source: Source,
+        dead: Iterable[Dead],
+        *,
+        clock: Clock,
+        doomed: Callable[[], None],
+    ) -> None:
+        self.clock = clock
+        self._start = start
+        self._rules = rules
+        self._deliveries = deliveries
+        self._source = source
+        self._dead = {each.sequence: each for each in dead}
+        self._reasons: dict[int, str] = {}
+        self._to_bury: deque[int] = deque()
+        self._doomed = doomed
+        self._lines: list[Commit] = [Commit()]
+
+    @property
+    def floor(self) -> int:
+        """Everything up to it is done."""
+        return self._deliveries.window.floor
+
+    def begin(self) -> None:
+        """Take in what time it is."""
+        self._deliveries.expire(self.clock.monotonic_ns())
+        self._deliveries.wake(self.clock.time_ns())
+
+    def taken_lines(self) -> list[Commit]:
+        """What has happened since this was called the last time."""
+        lines, self._lines = self._lines, [Commit()]
+        return [line for line in lines if line]
+
+    def snapshot(self) -> Iterator[Line]:
+        """All that the journal has to say."""
+        window = self._deliveries.window
+        yield Start(self._start.log_id, self._start.route, self._start.group, window.floor, window.end)
+        yield from pages(self._deliveries)
+        if self._dead:
+            yield Commit(dead=list(self._dead.values()))
+
+    def next_change_ns(self) -> float:
+        """When a lease ends or a record may be due, by the clock that is never set."""
+        end, due = self._deliveries.next_end_ns, self._deliveries.next_due_ns
+        changes = float("inf") if end is None else end
+        if due is not None:
+            changes = min(changes, self.clock.monotonic_ns() + min(_LOOK_NS, max(0, due - self.clock.time_ns())))
+        return changes
+
+    def lease(self, consumer: str, max_records: int, max_bytes: int, lease_ns: int) -> list[Delivery]:
+        """Records for ``consumer``; none if there are none now.
+
+        Raises:
+            Damaged, NotFound: the next record cannot be read; all before it were delivered.
+        """
+        now_ns = self.clock.monotonic_ns()
+        got: list[Delivery] = []
+        runs: list[tuple[int, int]] = []
+        try:
+            while len(got) < max_records and max_bytes > 0 and (run := self._next_run(max_records - len(got))):
+                records = self._source.records(*run)
+                size = sum(len(record.value) for record in records)
+                if size > max_bytes:
+                    records = _fitting(records, max_bytes, at_least=0 if got else 1)
+                    size = max_bytes
+                    if not records:
+                        break
+                max_bytes -= size
+                run = Run(run.first, run.first + len(records) - 1)
+                self._deliveries.deliver(run, consumer, now_ns=now_ns, until_ns=now_ns + lease_ns)
+                got += map(Delivery, records, self._deliveries.window.tries_of(run))
+                runs.append((run.first, run.last))
+        except (WaldError, OSError):
+            if not got:
+                raise
+        finally:
+            self._deliveries.close()
+        if runs:
+            self._lines[-1].out.append(Held(consumer, self.clock.time_ns() + lease_ns, runs))
+        return got
+
+    def finish(self, consumer: str, sequences: Collection[int]) -> list[Refusal]:
+        """Take in that ``consumer`` has processed records; those for which it does not count."""
+        settled = self._deliveries.finish(consumer, sequences)
+        self._finished(settled.runs)
+        return settled.refused
+
+    def give_back(self, consumer: str, sequences: Collection[int], delay_ns: int, reason: str) -> list[Refusal]:
+        """Take in that ``consumer`` has not processed records; those for which it does not count."""
+        due_ns = self.clock.time_ns() + delay_ns if delay_ns > 0 else None
+        settled = self._deliveries.give_back(consumer, sequences, due_ns=due_ns)
+        line = self._settling()
+        line.back += settled.runs
+        if due_ns is not None:
+            line.due += [(sequence, due_ns) for sequence in _each(settled)]
+        if reason and self._rules.max_tries is not None:
+            self._reasons |= dict.fromkeys(_each(settled), reason)
+        return settled.refused
+
+    def extend(self, consumer: str, sequences: Collection[int], lease_ns: int) -> list[Refusal]:
+        """Lease records for longer that ``consumer`` has; those for which it does not count."""
+        now_ns = self.clock.monotonic_ns()
+        settled = self._deliveries.extend(consumer, sequences, now_ns=now_ns, until_ns=now_ns + lease_ns)
+        if settled.runs:
+            held = Held(consumer, self.clock.time_ns() + lease_ns, list(settled.runs))
+            self._settling().longer.append(held)
+        return settled.refused
+
+    def release(self, consumer: str) -> int:
+        """Take back all that ``consumer`` has; how many records that were."""
+        return self._taken_back(self._deliveries.release(consumer))
+
+    def claim(self, idle_ns: int) -> int:
+        """Take back all that was leased so long ago; how many records that were."""
+        return self._taken_back(self._deliveries.claim(self.clock.monotonic_ns() - idle_ns))
+
+    def pending(self) -> list[Pending]:
+        """What was delivered and is not acknowledged, in order."""
+        now_ns = self.clock.monotonic_ns()
+        tries = self._deliveries.window.tries
+        return [
+            Pending(
+                run.first,
+                run.last,
+                lease.consumer,
+                (now_ns - lease.since_ns) / _NS,
+                (lease.until_ns - now_ns) / _NS,
+                tries(run.first),
+            )
+            for run, lease in self._deliveries.out()
+            if lease.consumer
+        ]
+
+    def next_doomed(self) -> tuple[Record, Dead] | None:
+        """The next record that is to be given up, and what is written of it; None if there is none."""
+        while self._to_bury:
+            sequence = self._to_bury.popleft()
+            (record,) = self._source.records(sequence, sequence)
+            if sequence not in self._dead:
+                tries = self._deliveries.window.tries(sequence) - 1  # without this one
+                reason = self._reasons.get(sequence, "its leases ended without an acknowledgement")
+                dead = Dead(sequence, tries, reason, self.clock.time_ns(), self._rules.dead_letter)
+                self._dead[sequence] = dead
+                self._settling().dead.append(dead)
+            return record, self._dead[sequence]
+        return None
+
+    def buried(self, sequence: int) -> None:
+        """Take in that the dead letter of a record is durable."""
+        del self._dead[sequence]
+        self._reasons.pop(sequence, None)
+        self._finished(self._deliveries.finish("", [sequence]).runs)
+
+    def not_buried(self, sequence: int, again_ns: int) -> None:
+        """Take in that a record could not be made a dead letter; it is tried again after so long."""
+        self._deliveries.give_back("", [sequence], due_ns=self.clock.time_ns() + again_ns)
+
+    def _next_run(self, records_max: int) -> Run | None:
+        """The next records to deliver; those that were delivered too often are given up instead."""
+        while True:
+            run = self._deliveries.first_free()
+            if run is None:
+                if not self._take_in():
+                    return None
+                continue
+            run = Run(run.first, min(run.last, run.first + records_max - 1))
+            if self._rules.max_tries is None and not self._dead:
+                return run
+            over = next((s for s in range(run.first, run.last + 1) if self._is_over(s)), None)
+            if over != run.first:
+                return run if over is None else Run(run.first, over - 1)
+            self._doom(over)
+
+    def _is_over(self, sequence: int) -> bool:
+        max_tries = self._rules.max_tries
+        tried_out = max_tries is not None and self._deliveries.window.tries(sequence) >= max_tries
+        return tried_out or sequence in self._dead
+
+    def _doom(self, sequence: int) -> None:
+        """Hold a record for its burial, so that no worker gets it."""
+        now_ns = self.clock.monotonic_ns()
+        self._deliveries.deliver(Run(sequence, sequence), "", now_ns=now_ns, until_ns=now_ns + _BURIAL_NS)
+        self._deliveries.close()
+        self._to_bury.append(sequence)
+        self._doomed()
+
+    def _take_in(self) -> bool:
+        """Take the next batch into the window; returns whether there was one, and room."""
+        batch = self._source.next()
+        window = self._deliveries.window
+        if batch is None or (window.open and batch.last_sequence - window.floor > self._rules.window):
+            return False
+        run = Run(batch.first_sequence, batch.last_sequence)
+        records = self._source.take()
+        now_ns = self.clock.time_ns()
+        waiting = [
+            (record.sequence, due_ns)
+            for record in records
+            if record.headers is not None and (due_ns := not_before(record.headers)) > now_ns
+        ]
+        keys = [record.key for record in records] if self._rules.by_key else None
+        self._deliveries.take_in(run, keys, waiting)
+        line = self._lines[-1]
+        line.taken_in.append((run.first, run.last))
+        line.due += waiting
+        return True
+
+    def _finished(self, runs: Collection[Run]) -> None:
+        if runs:
+            self._settling().done += runs
+
+    def _taken_back(self, runs: Collection[Run]) -> int:
+        if runs:
+            self._settling().back += runs
+        return sum(run.size for run in runs)
+
+    def _settling(self) -> Commit:
+        """The line for what is settled: behind what was leased in this turn, it is another one."""
+        line = self._lines[-1]
+        if line.taken_in or line.out:
+            self._lines.append(line := Commit())
+        return line
+
+
+def not_before(headers: bytes) -> int:
+    """When a record with these headers is due at the earliest, in ns since 1970; 0 if they do not say."""
+    if NOT_BEFORE.encode() not in headers:
+        return 0
+    try:
+        return int(json.loads(headers)[NOT_BEFORE])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def _fitting(records: Collection[Record], max_bytes: int, *, at_least: int) -> list[Record]:
+    """The first records with at most so many bytes of values together."""
+    sizes = accumulate(len(record.value) for record in records)
+    count = sum(size <= max_bytes for size in sizes)
+    return list(records)[: max(count, at_least)]
+
+
+def _each(settled: Settled) -> Iterator[int]:
+    for run in settled.runs:
+        yield from range(run.first, run.last + 1)

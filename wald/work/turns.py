@@ -1,0 +1,211 @@
+"""Turns: one thread at a time carries out what all of them ask for, with one write and one sync for all.
+
+    asked ─▶ settled (ack, nack, …) ─▶ leased ─▶ written ─▶ answered ─▶ synced ─▶ answered what has to be on disk
+
+A thread that asks while no turn is under way carries out one itself. What is asked meanwhile is left to a thread that
+is there for it, so that no worker works for others for long. That thread also ends leases when their time has come.
+
+After a failed write or sync it is not known what is on disk, so nothing is carried out any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from wald.errors import Interrupted, WaldError
+from wald.work.journal import Journal
+from wald.work.owner import Delivery, Owner
+
+T = TypeVar("T")
+_NS = 1_000_000_000
+
+
+class Ask(Generic[T]):
+    """Something that a thread asks for.
+
+    Args:
+        carry_out: what is to be done in a turn.
+        durable: whether the answer waits until what was written is on disk.
+    """
+
+    __slots__ = ("_answered", "_error", "_result", "_what", "durable", "is_answered")
+
+    def __init__(self, carry_out: Callable[[], T], *, durable: bool = False) -> None:
+        self._what = carry_out
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._answered = threading.Lock()
+        self._answered.acquire()
+        self.durable = durable
+        self.is_answered = False
+
+    def carry_out(self) -> None:
+        """Do it; that something cannot be read is an answer, too."""
+        try:
+            self._result = self._what()
+        except (WaldError, OSError) as error:
+            self._error = error
+
+    def answer(self, error: BaseException | None = None) -> None:
+        """Let the thread go on that has asked."""
+        self._error = self._error or error
+        self.is_answered = True
+        self._answered.release()
+
+    def wait(self) -> T:
+        """The answer, or the error."""
+        self._answered.acquire()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]  # it was carried out
+
+
+class LeaseAsk(Ask[list[Delivery]]):
+    """A lease. While there is nothing to lease, it waits until ``until_ns`` of the clock that is never set."""
+
+    __slots__ = ("until_ns",)
+
+    def __init__(self, carry_out: Callable[[], list[Delivery]], *, until_ns: int) -> None:
+        super().__init__(carry_out)
+        self._result = []
+        self.until_ns = until_ns
+
+    def is_served(self) -> bool:
+        """Try to lease; whether there was something, or an error."""
+        self.carry_out()
+        self.durable = any(delivery.tries > 1 for delivery in self._result or ())  # so that it never goes down
+        return bool(self._result) or self._error is not None
+
+
+class Turns:
+    """The turns of ``owner``, which ``journal`` makes durable.
+
+    Args:
+        wake: set when there may be something to lease.
+    """
+
+    def __init__(self, owner: Owner, journal: Journal, wake: threading.Event, *, name: str) -> None:
+        self._owner = owner
+        self._journal = journal
+        self._asked: deque[Ask[Any]] = deque()
+        self._waiting: deque[LeaseAsk] = deque()  # in the order in which they have come
+        self._turn = threading.Lock()  # held while one is carried out
+        self._wake = wake
+        self._wakes_ns = float("inf")
+        self._failed: BaseException | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"wald-work-turns-{name}", daemon=True)
+        self._thread.start()
+
+    def ask(self, ask: Ask[T]) -> T:
+        """Carry ``ask`` out, and return its answer.
+
+        Raises:
+            OSError: the journal cannot be written, now or earlier.
+            ValueError: the group is closed.
+        """
+        self._asked.append(ask)
+        self._try_turn()
+        return ask.wait()
+
+    def close(self) -> None:
+        """End. Threads that wait for a record get none."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+        self._try_turn()
+
+    def _try_turn(self) -> None:
+        """Carry out a turn, if none is under way; what is asked during it is left to the other thread."""
+        if self._turn.acquire(blocking=False):
+            try:
+                self._carry_out()
+                more = self._next_ns() < self._wakes_ns
+            finally:
+                self._turn.release()
+            if more or self._asked:
+                self._wake.set()
+                if self._closed:  # that thread has ended
+                    self._try_turn()
+
+    def _run(self) -> None:
+        seconds: float | None = None
+        while not self._closed:
+            self._wake.wait(seconds)
+            self._wake.clear()
+            with self._turn:
+                self._carry_out()
+                while self._asked:
+                    self._carry_out()
+                self._wakes_ns = self._next_ns()
+            never = self._wakes_ns == float("inf")
+            seconds = None if never else max(0.0, (self._wakes_ns - self._owner.clock.monotonic_ns()) / _NS)
+            if self._asked:
+                self._wake.set()
+
+    def _carry_out(self) -> None:
+        """One turn."""
+        asks = [self._asked.popleft() for _ in range(len(self._asked))]
+        try:
+            if self._failed is not None:
+                raise self._failed
+            if self._closed:
+                raise ValueError("the work group is closed")
+            self._settle(asks)
+        except BaseException as error:
+            is_end = not isinstance(error, Exception)
+            if is_end:
+                self._failed = Interrupted("a turn of the work group was interrupted", hint="open the group again")
+            elif not self._closed:
+                self._failed = error
+            for ask in (*asks, *self._waiting):
+                if not ask.is_answered:
+                    ask.answer(None if self._closed and isinstance(ask, LeaseAsk) else self._failed or error)
+            self._waiting.clear()
+            if is_end:
+                raise
+
+    def _settle(self, asks: list[Ask[Any]]) -> None:
+        self._owner.begin()
+        settled = []
+        for ask in asks:
+            if isinstance(ask, LeaseAsk):
+                self._waiting.append(ask)
+            else:
+                ask.carry_out()
+                settled.append(ask)
+        settled += self._lease()
+        self._journal.append(self._owner.taken_lines())
+        if self._journal.has_grown:
+            self._journal.rewrite(self._owner.snapshot())
+        for ask in settled:
+            if not ask.durable:
+                ask.answer()
+        if any(ask.durable for ask in settled):
+            self._journal.sync()
+            for ask in settled:
+                if ask.durable:
+                    ask.answer()
+
+    def _lease(self) -> list[LeaseAsk]:
+        """The leases among those that wait that have an answer now."""
+        now_ns = self._owner.clock.monotonic_ns()
+        answered = []
+        nothing = False
+        for _ in range(len(self._waiting)):
+            ask = self._waiting.popleft()
+            nothing = nothing or not ask.is_served()
+            if nothing and ask.until_ns > now_ns:
+                self._waiting.append(ask)
+            else:
+                answered.append(ask)
+        return answered
+
+    def _next_ns(self) -> float:
+        """When those who wait are to be looked at again, by the clock that is never set."""
+        if not self._waiting:
+            return float("inf")
+        return min(self._owner.next_change_ns(), *(ask.until_ns for ask in self._waiting))

@@ -1,0 +1,105 @@
+"""What the owner of a work group does by itself, in a thread: moves the cursor, and gives records up.
+
+Both take long: they wait for disks, and for the daemon. So no turn waits for them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from wald.errors import WaldError
+from wald.format.record import Record
+from wald.format.work import Dead
+from wald.log import Log
+from wald.work.burial import bury
+from wald.work.deadletters import Undeliverable
+from wald.work.owner import Owner
+from wald.work.turns import Ask, Turns
+
+_EVERY_SECONDS = 1.0
+_AGAIN_NS = 1_000_000_000
+
+
+class Upkeep:
+    """The upkeep of ``group`` on ``route``.
+
+    Args:
+        floor: where the cursor is.
+        daemon: where dead letters are sent.
+        report: gets a line for each record that is given up, and for what fails.
+        wake: set when there is something to do at once.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        route: str,
+        group: str,
+        floor: int,
+        owner: Owner,
+        turns: Turns,
+        *,
+        daemon: Path,
+        report: Callable[[str], None],
+        wake: threading.Event,
+    ) -> None:
+        self._log = log
+        self._route = route
+        self._group = group
+        self._cursor = floor
+        self._owner = owner
+        self._turns = turns
+        self._daemon = daemon
+        self._report = report
+        self._wake = wake
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"wald-work-upkeep-{route}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, after what it is at."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+
+    def move_cursor(self) -> None:
+        """Move the cursor to the ack floor.
+
+        Raises:
+            WaldError, OSError: it cannot be written.
+        """
+        floor = self._owner.floor
+        if floor > self._cursor:
+            self._log.set_cursor(self._route, floor, self._group)
+            self._cursor = floor
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(_EVERY_SECONDS)
+            self._wake.clear()
+            if self._closed:
+                return
+            try:
+                self._give_up()
+                self.move_cursor()
+            except (WaldError, OSError, ValueError) as error:
+                self._report(f"{self._route}: group {self._group}: {error}; tried again in {_EVERY_SECONDS:g} s")
+
+    def _give_up(self) -> None:
+        """Make dead letters of all records that were delivered too often."""
+        while not self._closed and (doomed := self._turns.ask(Ask(self._owner.next_doomed, durable=True))):
+            self._bury(*doomed)
+
+    def _bury(self, record: Record, dead: Dead) -> None:
+        """Make a dead letter of a record; without a daemon it is tried again later."""
+        named = f"{self._route} {dead.sequence}"
+        try:
+            first, _ = bury(self._log, self._daemon, self._group, record, dead)
+        except (WaldError, Undeliverable, OSError) as error:
+            self._turns.ask(Ask(lambda: self._owner.not_buried(dead.sequence, _AGAIN_NS)))
+            self._report(f"{named}: cannot be given up: {error}; tried again in {_AGAIN_NS // 10**9} s")
+            return
+        self._turns.ask(Ask(lambda: self._owner.buried(dead.sequence), durable=True))
+        self._report(f"{named}: given up: {dead.reason}; sent to {dead.route} as {first}")
