@@ -12,9 +12,10 @@ from logs import Built
 from running import Daemon, eventually, output_of
 
 from wald.errors import InvalidInput, Locked
+from wald.format.not_before import HEADER
 from wald.format.work import PAGE
 from wald.work.group import Order, WorkGroup
-from wald.work.owner import NOT_BEFORE, Delivery
+from wald.work.owner import Delivery
 
 
 def group(built: Built, *, order: Order = "log", window: int = 1_000_000) -> WorkGroup:
@@ -151,8 +152,8 @@ def test_a_delay_outlives_the_owner(built: Built) -> None:
 
 
 def test_a_record_with_a_time_is_not_delivered_before(built: Built) -> None:
-    late = b'{"%s":"%d"}' % (NOT_BEFORE.encode(), time.time_ns() + 3600 * 10**9)
-    past = b'{"%s":"1"}' % NOT_BEFORE.encode()
+    late = b'{"%s":"%d"}' % (HEADER.encode(), time.time_ns() + 3600 * 10**9)
+    past = b'{"%s":"1"}' % HEADER.encode()
     built.columns("a", [b"late", b"past", b"none"], headers=[late, past, None])
     with group(built) as work:
         assert values(work.lease("x", wait=5)) == [b"past", b"none"]

@@ -5,7 +5,6 @@ One thread at a time may call a method, which :mod:`wald.work.turns` sees to.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from wald.errors import WaldError
+from wald.format.not_before import not_before
 from wald.format.record import Record
 from wald.format.work import Commit, Dead, Held, Line, Start
 from wald.work.deliveries import Deliveries, Refusal, Settled
@@ -20,7 +20,6 @@ from wald.work.replay import pages
 from wald.work.source import Source
 from wald.work.window import Run
 
-NOT_BEFORE = "wald.not-before"
 _NS = 1_000_000_000
 _BURIAL_NS = 3600 * _NS
 _LOOK_NS = 1 * _NS  # while a record waits for a time of a clock that may be set
@@ -318,16 +317,6 @@ class Owner:
         if line.taken_in or line.out:
             self._lines.append(line := Commit())
         return line
-
-
-def not_before(headers: bytes) -> int:
-    """When a record with these headers is due at the earliest, in ns since 1970; 0 if they do not say."""
-    if NOT_BEFORE.encode() not in headers:
-        return 0
-    try:
-        return int(json.loads(headers)[NOT_BEFORE])
-    except (ValueError, KeyError, TypeError):
-        return 0
 
 
 def _fitting(records: Collection[Record], max_bytes: int, *, at_least: int) -> list[Record]:

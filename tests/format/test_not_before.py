@@ -1,0 +1,45 @@
+"""What the header ``wald.not-before`` may hold, and that nothing in its place can stop a work group."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from wald.format.not_before import HEADER, not_before, with_not_before
+
+LIMIT = 1 << 63
+
+
+@pytest.mark.parametrize("due_ns", [1, -1, 1_700_000_000_000_000_000, LIMIT - 1, -LIMIT])
+def test_a_time_comes_back(due_ns: int) -> None:
+    assert not_before(json.dumps(with_not_before({"h": "ü"}, due_ns)).encode()) == due_ns
+
+
+def test_other_headers_are_kept_and_an_earlier_time_is_not() -> None:
+    assert with_not_before({"h": "1", HEADER: "1"}, 2) == {"h": "1", HEADER: "2"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        None,
+        b"",
+        b"{}",
+        b'{"h": "wald.not-before"}',
+        b'{"wald.not-before": "soon"}',
+        b'{"wald.not-before": ""}',
+        b'{"wald.not-before": null}',
+        b'{"wald.not-before": ["1"]}',
+        b'{"wald.not-before": 1e999}',
+        b'{"wald.not-before": "%d"}' % LIMIT,
+        b'{"wald.not-before": "%d"}' % (-LIMIT - 1),
+        b'{"wald.not-before": "%s"}' % (b"9" * 5000),
+        b'["wald.not-before"]',
+        b'"wald.not-before"',
+        b'{"wald.not-before": "\xff"}',
+        b'{"wald.not-before": ' + b"[" * 100_000,
+    ],
+)
+def test_headers_without_such_a_time_delay_nothing(headers: bytes | None) -> None:
+    assert not_before(headers) == 0
