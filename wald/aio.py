@@ -183,9 +183,11 @@ class Producer:
         keys: Sequence[Value | None] | None = None,
         times: Sequence[Time] | None = None,
         headers: Sequence[Mapping[str, str] | None] | None = None,
+        not_before: Sequence[Time | None] | None = None,
     ) -> None:
         """As :meth:`wald.Producer.send`."""
-        await self._thread.run(self._connected.send, route, values, keys=keys, times=times, headers=headers)
+        send = self._connected.send
+        await self._thread.run(send, route, values, keys=keys, times=times, headers=headers, not_before=not_before)
 
     async def publish(self, route: str, payload: bytes, *, columns: bool = False) -> None:
         """As :meth:`wald.Producer.publish`."""

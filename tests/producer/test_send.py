@@ -18,6 +18,7 @@ from wald.client.payloads import FRAME_MAX_BYTES, encode_values
 from wald.client.producer import Durable, Producer
 from wald.errors import InvalidInput, Unavailable
 from wald.format.columns import decode
+from wald.format.not_before import not_before
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_NS = 1_795_262_400 * 10**9
@@ -85,6 +86,11 @@ def test_nothing_to_send_is_sent_as_nothing(answering: Answering) -> None:
         (["a"], {"times": [datetime(2300, 1, 1, tzinfo=UTC)]}),
         (["a"], {"times": [datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-5)))]}),
         (["a"], {"times": [datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5)))]}),
+        (["a"], {"not_before": []}),
+        (["a"], {"not_before": [1 << 63]}),
+        (["a"], {"not_before": ["5m"]}),
+        (["a"], {"not_before": "5m"}),
+        (["a"], {"headers": ["a"], "not_before": [1]}),
         (["a"], {"headers": [{"a": 1}]}),
         (["a"], {"headers": ["a"]}),
     ],
@@ -99,15 +105,38 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_sent(
         assert producer.flush() == []
 
 
+def test_when_a_record_is_due_is_a_header_beside_its_others(daemon: Daemon) -> None:
+    """It counts instead of one that the program gave as a header."""
+    with Producer(daemon.root) as producer:
+        producer.send(
+            "a",
+            ["1", "2", "3"],
+            headers=[{"h": "1", "wald.not-before": "7"}, None, {"h": "3"}],
+            not_before=[NOON, NOON_NS + 1, None],
+        )
+        producer.send("a", ["4"], not_before=[-1])
+
+    assert [record.headers for record in wald.open(daemon.root).records("a")] == [
+        b'{"h":"1","wald.not-before":"%d"}' % NOON_NS,
+        b'{"wald.not-before":"%d"}' % (NOON_NS + 1),
+        b'{"h":"3"}',
+        b'{"wald.not-before":"-1"}',
+    ]
+
+
 @given(st.lists(st.binary(max_size=FRAME_MAX_BYTES // 3), max_size=12), st.integers(1, 400))
 def test_requests_hold_whole_records_in_order_and_stay_small(values: list[bytes], times: int) -> None:
     values = values * times
     keys = [value[:2] if len(value) % 2 else None for value in values]
-    payloads = encode_values(values, keys=keys, times=None, headers=None)
+    dues = [len(value) or None for value in values]
+    payloads = list(encode_values(values, keys=keys, times=[1] * len(values), not_before=dues))
     found = [decode(payload) for payload in payloads]
 
     assert [value for columns in found for value in columns.values.to_list()] == values
     assert [key for columns in found if columns.keys for key in columns.keys.to_list()] == keys
+    assert [not_before(each) or None for columns in found if columns.headers for each in columns.headers.to_list()] == (
+        dues
+    )
     assert all(len(payload) <= FRAME_MAX_BYTES for payload in payloads)
 
 

@@ -28,11 +28,11 @@ def test_what_is_sent_is_consumed(daemon: Daemon) -> None:
         async with aio.Producer(daemon.root) as producer:
             await producer.send("a", ["one", "two"], keys=["k", None])
             assert await producer.flush() == [Durable(1, 2)]
-            await producer.publish("a", b"three\n")
+            await producer.send("a", ["three"], not_before=[1])
         assert await producer.acknowledged() == [Durable(3, 3)]
         async with aio.Consumer(daemon.root, "a") as consumer:
-            found = [(record.key, record.value) async for record in consumer]
-        assert found == [(b"k", b"one"), (None, b"two"), (None, b"three")]
+            found = [(record.key, record.value, record.headers) async for record in consumer]
+        assert found == [(b"k", b"one", None), (None, b"two", None), (None, b"three", b'{"wald.not-before":"1"}')]
 
     run(main())
     assert wald.open(daemon.root).cursor("a").sequence == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,12 @@ from click.core import ParameterSource
 
 from wald.cli.connect import producer_at
 from wald.cli.options import duration_option, root_option, route_argument, socket_option
+from wald.cli.times import due_option
 from wald.errors import DiskFailure, Interrupted, InvalidInput, Unavailable, WaldError, command_line
 from wald.format.protocol import REQUEST_MAX_BYTES
 
 if TYPE_CHECKING:
-    from wald.cli.line_formats import Encode
+    from wald.cli.line_formats import Due, Encode
     from wald.client.producer import Durable, Producer
 
 _READ_BYTES = 128 << 10  # one request's worth
@@ -30,7 +32,11 @@ _STDIN = "-"
 @root_option
 @socket_option
 @click.option("--key-separator", metavar="SEP", help="Each line is KEY SEP VALUE; a line without SEP has no key.")
-@click.option("--jsonl", is_flag=True, help="Each line is a JSON object: value, and optionally key, time, headers.")
+@click.option(
+    "--jsonl", is_flag=True, help="Each line is a JSON object: value, and optionally key, time, not_before, headers."
+)
+@duration_option("--delay", None, "Workers get a record this long after it was sent, not before.", days_max=3650)
+@due_option("--at", "--delay", "Workers get a record at this time, not before; in the past: at once.")
 @duration_option(
     "--retry-for", "30s", "How long to wait for a daemon; at the start only if given, else 2s if none runs."
 )
@@ -41,6 +47,8 @@ def append(
     files: tuple[str, ...],
     key_separator: str | None,
     jsonl: bool,
+    delay: float | None,
+    at: int | None,
     retry_for: float,
 ) -> None:
     """Send the lines of stdin, or of each FILE, to ROUTE; each line is a record, the last one even without a newline.
@@ -52,12 +60,18 @@ def append(
 
     With --jsonl, value is a string (or any JSON, stored as its text) or value_hex, key a string or key_hex, time is ns
     since 1970 or like 2026-11-21T10:00:00Z, headers an object of strings; what `wald read --format json` writes fits.
+
+    --delay and --at are for work groups (`wald.WorkGroup`), which deliver a record once it is due; all else reads it at
+    once. The time is kept as the header wald.not-before. With --jsonl, not_before is that of one object, written like
+    time, and counts instead of the option; if the object has the header already, the later one counts.
     """
     if jsonl and key_separator is not None:
         raise InvalidInput("--jsonl and --key-separator exclude each other", hint="wald append --help")
     if key_separator == "":
         raise InvalidInput("--key-separator is empty", hint="--key-separator $'\\t'")
-    encode = None if not jsonl and key_separator is None else _encoder(key_separator)
+    if delay is not None and at is not None:
+        raise InvalidInput("--delay and --at exclude each other", hint="wald append --help")
+    encode = _encoder(key_separator, jsonl=jsonl, due=_due(delay, at))
     names = files or (_STDIN,)
     for name in names:
         _check_readable(name)
@@ -127,10 +141,23 @@ def _is_given(option: str) -> bool:
     return source is not None and source is not ParameterSource.DEFAULT
 
 
-def _encoder(key_separator: str | None) -> Encode:
-    from wald.cli.line_formats import json_lines, keyed_lines  # imported here: plain lines need less
+def _due(delay: float | None, at: int | None) -> Due | None:
+    """A delay counts from when a line is sent, which may be long after the command began."""
+    if delay is not None:
+        delay_ns = int(delay * 1e9)
+        return lambda: time.time_ns() + delay_ns
+    return None if at is None else lambda: at
 
-    return json_lines if key_separator is None else keyed_lines(os.fsencode(key_separator))
+
+def _encoder(key_separator: str | None, *, jsonl: bool, due: Due | None) -> Encode | None:
+    """None: lines are sent as they are."""
+    if not jsonl and key_separator is None and due is None:
+        return None
+    from wald.cli.line_formats import json_lines, keyed_lines, plain_lines  # imported here: plain lines need less
+
+    if key_separator is not None:
+        return keyed_lines(os.fsencode(key_separator), due)
+    return json_lines(due) if jsonl or due is None else plain_lines(due)
 
 
 def _check_readable(name: str) -> None:

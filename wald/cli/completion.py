@@ -58,8 +58,10 @@ VALUED = {
     *(
         "--root",
         "--archive",
+        "--at",
         "--config",
         "--consumers",
+        "--delay",
         "--format",
         "--grep",
         "--interval",

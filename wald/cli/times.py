@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 import click
 
 from wald.errors import InvalidInput
-from wald.format.times import moment, nanoseconds, utc
+from wald.format.times import counts_back, moment, nanoseconds, utc
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 EXAMPLES = ("2026-11-21T10:00:00Z", "14:00", "yesterday", "5m")
 """A time with its zone, one of today, a day, and five minutes ago."""
+_LATEST_NS = (1 << 63) - 1  # what a record can hold
 
 
 def time_option(name: str, help_text: str) -> Callable[[F], F]:
@@ -22,6 +23,23 @@ def time_option(name: str, help_text: str) -> Callable[[F], F]:
 
     def parsed(_: click.Context, __: click.Parameter, given: str | None) -> datetime | None:
         return None if given is None else time_of(name, given)
+
+    return click.option(name, metavar="TIME", callback=parsed, help=help_text)
+
+
+def due_option(name: str, counted: str, help_text: str) -> Callable[[F], F]:
+    """An option that takes a time to come, in ns since 1970; ``counted`` is the option that counts from now on."""
+
+    def parsed(_: click.Context, __: click.Parameter, given: str | None) -> int | None:
+        if given is None:
+            return None
+        if counts_back(given):
+            hint = f"{counted} {given} is that long from now on"
+            raise InvalidInput(f"{name} {given}: counts back from now", hint=hint)
+        due_ns = nanoseconds(time_of(name, given))
+        if due_ns > _LATEST_NS:
+            raise InvalidInput(f"{name} {given}: after {utc(_LATEST_NS)}", hint="nanoseconds since 1970 have 64 bits")
+        return due_ns
 
     return click.option(name, metavar="TIME", callback=parsed, help=help_text)
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import NamedTuple
+from itertools import accumulate
 
 from wald.errors import InvalidInput
 from wald.format.columns import decode, encode
+from wald.format.not_before import with_not_before
 from wald.format.protocol import Publish, parse_request
 from wald.format.times import nanoseconds
 
 FRAME_MAX_BYTES = 128 << 10  # of whole records in one request; a unix socket holds about twice that
-_RECORD_BYTES = 64  # what a record takes in a request besides its bytes, at most
+_FIXED_BYTES = 128  # of columns besides their records: count, last offsets, padding; at most
+_RECORD_BYTES = 24  # of a record besides its bytes: a time, three offsets, its bits
 _TIME_LIMIT_NS = 1 << 63
 
 Value = bytes | str
@@ -22,13 +25,6 @@ Value = bytes | str
 
 Time = datetime | int
 """A moment (one without a time zone is local time), or nanoseconds since 1970."""
-
-
-class _Record(NamedTuple):
-    value: bytes
-    key: bytes | None
-    time_ns: int
-    headers: bytes | None
 
 
 def frames(payload: bytes) -> Iterator[bytes | memoryview]:
@@ -46,35 +42,52 @@ def frames(payload: bytes) -> Iterator[bytes | memoryview]:
 def encode_values(
     values: Sequence[Value],
     *,
-    keys: Sequence[Value | None] | None,
-    times: Sequence[Time] | None,
-    headers: Sequence[Mapping[str, str] | None] | None,
-) -> list[bytes]:
-    """The records as ``columns`` payloads, as many as fit into :data:`FRAME_MAX_BYTES` each, and at least one.
+    keys: Sequence[Value | None] | None = None,
+    times: Sequence[Time] | None = None,
+    headers: Sequence[Mapping[str, str] | None] | None = None,
+    not_before: Sequence[Time | None] | None = None,
+) -> Iterator[bytes]:
+    """The records as payloads, as :func:`encode_columns` makes them.
 
     Raises:
         InvalidInput: a column has another length than ``values``, or an entry is of another type or cannot be stored.
     """
     if isinstance(values, bytes | str):
         raise InvalidInput("values is a single value", hint="send(route, [value])")
-    for name, column in {"keys": keys, "times": times, "headers": headers}.items():
+    columns = {"keys": keys, "times": times, "headers": headers, "not_before": not_before}
+    for name, column in columns.items():
         if isinstance(column, bytes | str):
             raise InvalidInput(f"{name} is a single value", hint=f"{name}: a list with one for each value")
         if column is not None and len(column) != len(values):
             raise InvalidInput(f"{len(values)} values and {len(column)} {name}", hint=f"{name}: one for each value")
     nothing = [None] * len(values)
-    times_ns = [0] * len(values) if times is None else list(map(_time_ns, times))
-    records = list(map(_record, values, keys or nothing, times_ns, headers or nothing))
+    encoded = None
+    if headers is not None or not_before is not None:
+        dues = nothing if not_before is None else not_before
+        encoded = list(map(_as_json, nothing if headers is None else headers, dues))
+    return encode_columns(
+        list(map(_as_bytes, values)),
+        keys=None if keys is None else [None if key is None else _as_bytes(key) for key in keys],
+        times_ns=None if times is None else list(map(_time_ns, times)),
+        headers=encoded,
+    )
 
-    def payload(part: list[_Record]) -> bytes:
-        return encode(
-            [record.value for record in part],
-            keys=None if keys is None else [record.key for record in part],
-            times_ns=None if times is None else [record.time_ns for record in part],
-            headers=None if headers is None else [record.headers for record in part],
+
+def encode_columns(
+    values: Sequence[bytes],
+    *,
+    keys: Sequence[bytes | None] | None = None,
+    times_ns: Sequence[int] | None = None,
+    headers: Sequence[bytes | None] | None = None,
+) -> Iterator[bytes]:
+    """The records as ``columns`` payloads, as many as fit into :data:`FRAME_MAX_BYTES` each, and at least one."""
+    for part in _parts(values, keys, headers):
+        yield encode(
+            values[part],
+            keys=None if keys is None else keys[part],
+            times_ns=None if times_ns is None else times_ns[part],
+            headers=None if headers is None else headers[part],
         )
-
-    return list(map(payload, _parts(records)))
 
 
 def records_in(line: bytes, payload: bytes | memoryview) -> int:
@@ -85,25 +98,17 @@ def records_in(line: bytes, payload: bytes | memoryview) -> int:
     return decode(memoryview(payload)).count if request.columns else bytes(payload).count(b"\n")
 
 
-def _record(value: Value, key: Value | None, time_ns: int, headers: Mapping[str, str] | None) -> _Record:
-    return _Record(
-        _as_bytes(value),
-        None if key is None else _as_bytes(key),
-        time_ns,
-        None if headers is None else _as_json(headers),
-    )
-
-
-def _parts(records: list[_Record]) -> Iterator[list[_Record]]:
-    start = size = 0
-    for number, record in enumerate(records):
-        length = _RECORD_BYTES + len(record.value) + len(record.key or b"") + len(record.headers or b"")
-        if number > start and size + length > FRAME_MAX_BYTES:
-            yield records[start:number]
-            start, size = number, 0
-        size += length
-    if start < len(records):
-        yield records[start:]
+def _parts(values: Sequence[bytes], *columns: Sequence[bytes | None] | None) -> Iterator[slice]:
+    lengths = [_RECORD_BYTES + len(value) for value in values]
+    for column in columns:
+        if column is not None:
+            lengths = [length + len(entry or b"") for length, entry in zip(lengths, column, strict=True)]
+    ends = list(accumulate(lengths))
+    start = before = 0
+    while start < len(ends):
+        end = max(start + 1, bisect_right(ends, before + FRAME_MAX_BYTES - _FIXED_BYTES, start))
+        yield slice(start, end)
+        start, before = end, ends[end - 1]
 
 
 def _as_bytes(value: object) -> bytes:
@@ -127,7 +132,11 @@ def _time_ns(time: object) -> int:
     return time_ns
 
 
-def _as_json(headers: object) -> bytes:
-    if not isinstance(headers, Mapping) or not all(isinstance(part, str) for pair in headers.items() for part in pair):
+def _as_json(headers: object, due: Time | None) -> bytes | None:
+    if headers is None and due is None:
+        return None
+    given = {} if headers is None else headers
+    if not isinstance(given, Mapping) or not all(isinstance(part, str) for pair in given.items() for part in pair):
         raise InvalidInput(f"headers {headers!r} are not a mapping of str to str", hint='{"content-type": "text/csv"}')
-    return _as_bytes(json.dumps(dict(headers), ensure_ascii=False, separators=(",", ":")))
+    every = dict(given) if due is None else with_not_before(given, _time_ns(due))
+    return _as_bytes(json.dumps(every, ensure_ascii=False, separators=(",", ":")))

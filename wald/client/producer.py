@@ -107,6 +107,7 @@ class Producer:
         keys: Sequence[Value | None] | None = None,
         times: Sequence[Time] | None = None,
         headers: Sequence[Mapping[str, str] | None] | None = None,
+        not_before: Sequence[Time | None] | None = None,
     ) -> None:
         """Send a record for each value; a value may hold any bytes, newlines too.
 
@@ -119,6 +120,8 @@ class Producer:
             keys: a key for each value, or None where there is none.
             times: when each happened: a datetime, or nanoseconds since 1970.
             headers: a mapping of text to text for each value, or None where there is none.
+            not_before: when each is due, as in ``times``, or None for at once: no :class:`wald.WorkGroup` delivers it
+                before. Other readers do not wait. It is kept as the header ``wald.not-before``.
 
         Raises:
             InvalidInput: an illegal route, a column of another length than ``values``, or a value that cannot be sent.
@@ -132,10 +135,12 @@ class Producer:
                 keys=["ann", None],
                 times=[datetime.now(UTC), time.time_ns()],
                 headers=[{"from": "web"}, None],
+                not_before=[time.time_ns() + 300 * 10**9, None],
             )
         """
         check_route(route)
-        self._publish_all(route, encode_values(values, keys=keys, times=times, headers=headers), columns=True)
+        payloads = encode_values(values, keys=keys, times=times, headers=headers, not_before=not_before)
+        self._publish_all(route, payloads, columns=True)
 
     def publish(self, route: str, payload: bytes, *, columns: bool = False) -> None:
         """Send a payload that is encoded already: lines, each ending in a newline, or columns.

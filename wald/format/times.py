@@ -58,6 +58,11 @@ def moment(text: str, now: datetime) -> datetime:
     return found
 
 
+def counts_back(text: str) -> bool:
+    """Whether :func:`moment` takes this as a time that counts back from now, such as "5m"."""
+    return _AGO.fullmatch(text.strip()) is not None
+
+
 def _moment(text: str, now: datetime) -> datetime:
     if text == "now":
         return now
