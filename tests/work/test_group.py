@@ -172,6 +172,16 @@ def test_records_of_a_key_are_with_one_worker_in_their_order(built: Built) -> No
         assert b"3" not in values(work.lease("y"))
 
 
+def test_records_of_a_key_are_given_back_together(built: Built) -> None:
+    built.columns("a", [b"1", b"2", b"3"], keys=[b"k", b"other", b"k"])
+    with group(built, order="key") as work:
+        assert values(work.lease("x", wait=5)) == [b"1", b"2", b"3"]
+        assert work.nack("x", [1, 3]) == []
+        assert values(work.lease("y")) == [b"1", b"3"]
+        assert work.ack("y", [3, 1]) == []
+        assert [each.sequence for each in work.nack("y", [1, 2, 3])] == [2]
+
+
 def test_the_window_bounds_what_is_out(built: Built) -> None:
     for _ in range(10):
         built.lines("a", [b"x"] * 100)

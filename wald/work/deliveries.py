@@ -146,18 +146,19 @@ class Deliveries:
         """Take in that these records are done, also those that a consumer has."""
         first, last = max(run.first, self.window.floor + 1), min(run.last, self.window.end - 1)
         if first <= last:
-            self._finish(Run(first, last))
+            run = Run(first, last)
+            self._uncount(run)
+            self._finish(run)
 
     def give_back(self, consumer: str, sequences: Collection[int], *, due_ns: int | None = None) -> Settled:
         """Take in what ``consumer`` has not processed: it is delivered again, at ``due_ns`` if that is given."""
-        return self._settled(consumer, sequences, lambda run: self._give_back(run, due_ns))
+        return self._settled(consumer, sequences, lambda run: self._give_back(run, due_ns), last_first=True)
 
     def extend(self, consumer: str, sequences: Collection[int], *, now_ns: int, until_ns: int) -> Settled:
         """Take in that ``consumer`` needs longer."""
 
         def extend(run: Run) -> None:
             number = self._lease(consumer, now_ns, until_ns)
-            self._uncount(run)
             self.window.transfer(run, number)
             self._leases[number].left += run.size
 
@@ -214,29 +215,49 @@ class Deliveries:
                 yield part, self._leases[number]
 
     def _settled(
-        self, consumer: str, sequences: Collection[int], carry_out: Callable[[Run], None], *, late: bool = False
+        self,
+        consumer: str,
+        sequences: Collection[int],
+        carry_out: Callable[[Run], None],
+        *,
+        late: bool = False,
+        last_first: bool = False,
     ) -> Settled:
+        """Carry something out for the records that ``consumer`` has.
+
+        Args:
+            late: also for those that it had.
+            last_first: from the last one on, as those behind a record come back with it.
+        """
         settled = Settled()
-        for run in runs_of(sorted(sequences)):
-            holders = {self._leases[number].consumer for number in self.window.leases_of(run)}
-            whole = holders == {consumer} and self._keys is None
-            for part in [run] if whole else self._judged(consumer, run, settled, late=late):
-                carry_out(part)
-                settled.runs.append(part)
+        runs = list(runs_of(sorted(sequences)))
+        for run in reversed(runs) if last_first else runs:
+            leases = {} if self._keys is not None else self.window.leases_of(run)
+            if leases and all(self._leases[number].consumer == consumer for number in leases):
+                for number, count in leases.items():
+                    self._leases[number].left -= count
+                carry_out(run)
+                settled.runs.append(run)
+                continue
+            for sequence in range(run.last, run.first - 1, -1) if last_first else range(run.first, run.last + 1):
+                if self._may_settle(consumer, sequence, settled, late=late):
+                    part = Run(sequence, sequence)
+                    self._uncount(part)
+                    carry_out(part)
+                    settled.runs.append(part)
         return settled
 
-    def _judged(self, consumer: str, run: Run, settled: Settled, *, late: bool) -> Iterator[Run]:
-        """One record after the other, as far as it may be settled when its turn comes."""
-        for sequence in range(run.first, run.last + 1):
-            state = self.window.state(sequence)
-            if state is State.DONE:
-                continue
-            holder = self._leases[self.window.lease_of(sequence)].consumer if state is State.OUT else ""
-            had = late and state in (State.FREE, State.WAITING) and self.window.tries(sequence) > 0
-            if had or holder == consumer:
-                yield Run(sequence, sequence)
-            else:
-                settled.refused.append(Refusal(sequence, holder))
+    def _may_settle(self, consumer: str, sequence: int, settled: Settled, *, late: bool) -> bool:
+        """Whether ``consumer`` may settle a record; if it may not and that matters, it is refused."""
+        state = self.window.state(sequence)
+        if state is State.DONE:
+            return False
+        holder = self._leases[self.window.lease_of(sequence)].consumer if state is State.OUT else ""
+        had = late and state in (State.FREE, State.WAITING) and self.window.tries(sequence) > 0
+        if had or holder == consumer:
+            return True
+        settled.refused.append(Refusal(sequence, holder))
+        return False
 
     def _lease(self, consumer: str, now_ns: int, until_ns: int) -> int:
         """The number of a lease of ``consumer`` that ends at ``until_ns`` or hardly later."""
@@ -250,10 +271,10 @@ class Deliveries:
         return number
 
     def _finish(self, run: Run) -> None:
-        self._uncount(run)
         self.window.finish(run)
-        for sequence in run.among(self._due_of):
-            del self._due_of[sequence]
+        if self._due_of:
+            for sequence in run.among(self._due_of):
+                del self._due_of[sequence]
         if self._keys is not None:
             for sequence in self._keys.of(run):
                 first = self._keys.remove(sequence)
@@ -261,7 +282,6 @@ class Deliveries:
                     self._free(first)
 
     def _give_back(self, run: Run, due_ns: int | None = None) -> None:
-        self._uncount(run)
         if self._keys is None:
             self.window.set(run, State.FREE)
         else:
@@ -293,6 +313,7 @@ class Deliveries:
         ]
         for run in runs:
             for part in self._still_out(run):
+                self._uncount(part)
                 self._give_back(part)
         return runs
 

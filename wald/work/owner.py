@@ -133,6 +133,8 @@ class Owner:
         window = self._deliveries.window
         yield Start(self._start.log_id, self._start.route, self._start.group, window.floor, window.end)
         yield from pages(self._deliveries)
+        if held := self._held():
+            yield Commit(longer=held)
         if self._dead:
             yield Commit(dead=list(self._dead.values()))
 
@@ -251,6 +253,16 @@ class Owner:
     def not_buried(self, sequence: int, again_ns: int) -> None:
         """Take in that a record could not be made a dead letter; it is tried again after so long."""
         self._deliveries.give_back("", [sequence], due_ns=self.clock.time_ns() + again_ns)
+
+    def _held(self) -> list[Held]:
+        """Who has what."""
+        since_1970_ns = self.clock.time_ns() - self.clock.monotonic_ns()
+        held: dict[int, Held] = {}
+        for run, lease in self._deliveries.out():
+            if lease.consumer:
+                entry = Held(lease.consumer, lease.until_ns + since_1970_ns, [])
+                held.setdefault(id(lease), entry).runs.append((run.first, run.last))
+        return list(held.values())
 
     def _next_run(self, records_max: int) -> Run | None:
         """The next records to deliver; those that were delivered too often are given up instead."""

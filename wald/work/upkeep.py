@@ -55,6 +55,7 @@ class Upkeep:
         self._report = report
         self._wake = wake
         self._closed = False
+        self._failed = ""
         self._thread = threading.Thread(target=self._run, name=f"wald-work-upkeep-{route}", daemon=True)
         self._thread.start()
 
@@ -84,8 +85,15 @@ class Upkeep:
             try:
                 self._give_up()
                 self.move_cursor()
+                self._failed = ""
             except (WaldError, OSError, ValueError) as error:
-                self._report(f"{self._route}: group {self._group}: {error}; tried again in {_EVERY_SECONDS:g} s")
+                self._report_failure(str(error))
+
+    def _report_failure(self, why: str) -> None:
+        """Report what fails, once for as long as it fails."""
+        if why != self._failed and not self._closed:
+            self._report(f"{self._route}: group {self._group}: {why}; tried again every {_EVERY_SECONDS:g} s")
+        self._failed = why
 
     def _give_up(self) -> None:
         """Make dead letters of all records that were delivered too often."""

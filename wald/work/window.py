@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterator, Mapping
 from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import groupby
@@ -143,16 +143,19 @@ class Window:
         page = self._pages[sequence // PAGE]
         return page.leases if isinstance(page.leases, int) else page.leases[sequence % PAGE]
 
-    def leases_of(self, run: Run) -> set[int]:
-        """The leases by which the records of a run are out; nothing if any of them is not out."""
+    def leases_of(self, run: Run) -> Mapping[int, int]:
+        """How many records of a run are out by each lease; nothing if any of them is not out."""
         if run.first <= self.floor or run.last >= self.end:
-            return set()
-        found: set[int] = set()
+            return {}
+        found: Counter[int] = Counter()
         for number, low, high in _parts(run):
             page = self._pages.get(number)
             if page is None or page.states.count(State.OUT, low, high) != high - low:
-                return set()
-            found.update([page.leases] if isinstance(page.leases, int) else page.leases[low:high])
+                return {}
+            if isinstance(page.leases, int):
+                found[page.leases] += high - low
+            else:
+                found.update(page.leases[low:high])
         return found
 
     def leases_in(self, run: Run) -> Iterator[tuple[int, Run]]:
@@ -263,14 +266,16 @@ class Window:
             self.floor = max(self.floor, number * PAGE + found.start() - 1)
 
 
-def _parts(run: Run) -> Iterator[tuple[int, int, int]]:
+def _parts(run: Run) -> list[tuple[int, int, int]]:
     """The number of each page that a run is in, and from where to where it is there."""
     first, behind = run.first, run.last + 1
+    parts = []
     while first < behind:
         number, low = divmod(first, PAGE)
         high = min(PAGE, low + behind - first)
-        yield number, low, high
+        parts.append((number, low, high))
         first += high - low
+    return parts
 
 
 def runs_of(sequences: list[int]) -> Iterator[Run]:

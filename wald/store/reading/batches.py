@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from wald.format.batch import BatchHeader, Encoding, Flag
@@ -76,28 +77,18 @@ class Batch:
 
     def records(self) -> Iterator[Record]:
         """Iterate over the records. An object for each takes time: :meth:`raw` and :meth:`to_arrow` are faster."""
-        time_ns = self.header.append_time_ns
+        route, time_ns, none = repeat(self.route), repeat(self.header.append_time_ns), repeat(None)
+        numbers = range(self.first_sequence, self.last_sequence + 1)
         if not self.is_columns:
-            lines = split_lines(self.payload)
-            for number, line in zip(range(self.first_sequence, self.last_sequence + 1), lines, strict=False):
-                ended = self.terminated or number < self.last_sequence
-                yield Record(self.route, number, line, time_ns, terminated=ended)
-            return
+            ended = chain(repeat(True, self.count - 1), [self.terminated])
+            return map(Record, route, numbers, split_lines(self.payload), time_ns, none, none, none, ended)
         columns = decode_columns(self.payload)
-        values = columns.values.to_list()
-        keys = columns.keys.to_list() if columns.keys else None
-        headers = columns.headers.to_list() if columns.headers else None
-        times = columns.times.cast("q").tolist() if columns.times else None
-        for i in range(self.skipped, self.skipped + self.count):
-            yield Record(
-                self.route,
-                self.header.base_sequence + i,
-                values[i] or b"",
-                time_ns,
-                keys[i] if keys else None,
-                times[i] if times else None,
-                headers[i] if headers else None,
-            )
+        here = slice(self.skipped, self.skipped + self.count)
+        values = [value or b"" for value in columns.values.to_list()[here]]
+        keys = columns.keys.to_list()[here] if columns.keys else none
+        headers = columns.headers.to_list()[here] if columns.headers else none
+        times = columns.times.cast("q").tolist()[here] if columns.times else none
+        return map(Record, route, numbers, values, time_ns, keys, times, headers)
 
     def raw(self) -> bytes | memoryview:
         """The value of each record with a newline behind it; lines are not copied."""
