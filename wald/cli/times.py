@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 EXAMPLES = ("2026-11-21T10:00:00Z", "14:00", "yesterday", "5m")
 """A time with its zone, one of today, a day, and five minutes ago."""
+_TO_COME = ("14:00", "2026-12-01T09:00:00+01:00")
 _LATEST_NS = (1 << 63) - 1  # what a record can hold
 
 
@@ -36,7 +37,7 @@ def due_option(name: str, counted: str, help_text: str) -> Callable[[F], F]:
         if counts_back(given):
             hint = f"{counted} {given} is that long from now on"
             raise InvalidInput(f"{name} {given}: counts back from now", hint=hint)
-        due_ns = nanoseconds(time_of(name, given))
+        due_ns = nanoseconds(time_of(name, given, _TO_COME))
         if due_ns > _LATEST_NS:
             raise InvalidInput(f"{name} {given}: after {utc(_LATEST_NS)}", hint="nanoseconds since 1970 have 64 bits")
         return due_ns
@@ -62,18 +63,21 @@ def check_span(since: datetime | None, until: datetime | None) -> None:
         raise InvalidInput(f"--since {times[0]} is not before --until {times[1]}", hint="--since 2h --until 1h")
 
 
-def time_of(option: str, given: str) -> datetime:
+def time_of(option: str, given: str, examples: Sequence[str] = EXAMPLES) -> datetime:
     """The time that was given for ``option``; without a zone it is local time.
+
+    Args:
+        examples: what the hint of an error shows.
 
     Raises:
         InvalidInput: it is no time.
     """
     if given.isdecimal():
-        raise InvalidInput(f"{option} {given}: a number alone is a sequence, not a time", hint=_hint(option))
+        raise InvalidInput(f"{option} {given}: a number alone is a sequence, not a time", hint=_hint(option, examples))
     try:
         return moment(given, now())
     except ValueError:
-        raise InvalidInput(f"{option} {given}: not a time", hint=_hint(option)) from None
+        raise InvalidInput(f"{option} {given}: not a time", hint=_hint(option, examples)) from None
 
 
 def position(option: str, given: str, names: Collection[str] = ()) -> int | datetime:
@@ -89,9 +93,9 @@ def position(option: str, given: str, names: Collection[str] = ()) -> int | date
     except ValueError:
         named = "".join(f", {option} {name}" for name in names)
         raise InvalidInput(
-            f"{option} {given}: neither a sequence nor a time", hint=f"{option} 250, {_hint(option)}{named}"
+            f"{option} {given}: neither a sequence nor a time", hint=f"{option} 250, {_hint(option, EXAMPLES)}{named}"
         ) from None
 
 
-def _hint(option: str) -> str:
-    return ", ".join(f"{option} {example}" for example in EXAMPLES)
+def _hint(option: str, examples: Sequence[str]) -> str:
+    return ", ".join(f"{option} {example}" for example in examples)
