@@ -28,7 +28,7 @@ from wald.format.segment import SegmentHeader, decode_header, encode_header, pac
 from wald.format.state import WINDOW, LogState, Producers, Written, decode_state
 from wald.format.tables import BatchTable, Frame, RouteEntry
 from wald.format.transfers import Transfer, decode_transfer, encode_transfer
-from wald.format.work import Commit, Dead, Held, Page, decode_work, encode_work
+from wald.format.work import Commit, Dead, Held, Page, Why, decode_work, encode_work
 from wald.format.work import Line as WorkLine
 from wald.format.work import Start as WorkStart
 from wald.store.files.part_index import IndexBuilder
@@ -252,9 +252,17 @@ WORK: list[tuple[WorkLine, int]] = [
         ),
         300,
     ),
-    (Commit(done=[(300, 301), (303, 309)], back=[(302, 302)], due=[(302, TIME_NS)]), 300),
+    (
+        Commit(
+            done=[(300, 301), (303, 309)],
+            back=[(302, 302)],
+            due=[(302, TIME_NS)],
+            why=[Why("exit code 1", [(302, 302)])],
+        ),
+        300,
+    ),
     (Commit(longer=[Held("worker-2", TIME_NS + 2, [(400, 400)])]), 600),
-    (Commit(dead=[Dead(320, 5, "exit code 1, try 5", TIME_NS, "dead_letter")]), 600),
+    (Commit(dead=[Dead(320, 5, "exit code 1, try 5", TIME_NS, "dead_letter", 499)]), 600),
 ]
 
 

@@ -11,8 +11,10 @@ import pytest
 from logs import Built
 from running import Daemon, eventually, output_of
 
-from wald.errors import InvalidInput, Locked
+from wald.client.producer import Producer
+from wald.errors import Damaged, InvalidInput, Locked
 from wald.format.not_before import HEADER
+from wald.format.state import PRODUCERS_MAX
 from wald.format.work import PAGE
 from wald.work.group import Order, WorkGroup
 from wald.work.owner import Delivery
@@ -48,6 +50,22 @@ def cursor(built: Built) -> int:
     return built.log.cursor("a", "g").sequence
 
 
+class Watch:
+    """Clocks that the test sets."""
+
+    def __init__(self) -> None:
+        self.ahead_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns() + self.ahead_ns
+
+    def time_ns(self) -> int:
+        return time.time_ns() + self.ahead_ns
+
+    def passed(self, seconds: float) -> None:
+        self.ahead_ns += int(seconds * 10**9)
+
+
 def killed(work: WorkGroup) -> None:
     """End as by SIGKILL: nothing is written."""
     work._held.close()
@@ -77,7 +95,6 @@ def test_a_killed_owner_has_kept_what_was_acknowledged_and_how_often_each_was_de
     work.lease("x", wait=5)
     work.ack("x", [1, 2, 4])
     killed(work)
-    assert cursor(built) == 0
 
     work = group(built)
     assert work.floor == 2
@@ -126,6 +143,82 @@ def test_what_was_never_delivered_cannot_be_acknowledged(built: Built) -> None:
         work.lease("x", 1, wait=5)
         assert [each.sequence for each in work.ack("x", [1, 2, 99])] == [2, 99]
     assert cursor(built) == 1
+
+
+def test_a_late_acknowledgement_counts_behind_an_open_record_of_its_key(built: Built) -> None:
+    built.columns("a", [b"1", b"2"], keys=[b"k", b"k"])
+    with group(built, order="key") as work:
+        work.lease("x", wait=5)
+        work.release("x")
+        assert work.ack("x", [2]) == []
+        assert values(work.lease("y")) == [b"1"]
+        work.ack("y", [1])
+        assert work.floor == 2
+
+
+def test_what_lies_before_a_damaged_record_is_delivered(built: Built) -> None:
+    late = b'{"wald.not-before":"%d"}' % (time.time_ns() + 3600 * 10**9)
+    built.columns("a", [b"late"], headers=[late])
+    built.lines("a", [b"2"])
+    built.lines("a", [b"a damaged record"])
+    (segment,) = built.root.segments.glob("*.wal")
+    segment.write_bytes(segment.read_bytes().replace(b"damaged", b"DAMAGED"))
+    work = group(built)
+    assert values(work.lease("x", wait=5)) == [b"2"]
+    with pytest.raises(Damaged):
+        work.lease("x", wait=5)
+    work.ack("x", [2])
+    assert work.floor == 0
+    killed(work)
+    with group(built) as work:
+        assert work.floor == 0
+
+
+def test_a_closed_group_refuses(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    got: list[Delivery] = []
+    work = group(built)
+    work.lease("x", wait=5)
+    waiting = threading.Thread(target=lambda: got.extend(work.lease("y", wait=3600)))
+    waiting.start()
+    work.close()
+    waiting.join()
+    assert got == []
+    for refused in (lambda: work.ack("x", [1]), lambda: work.lease("x"), lambda: work.release("x")):
+        with pytest.raises(ValueError, match="closed"):
+            refused()
+
+
+def test_what_was_leased_just_now_is_not_claimed(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    clock = Watch()
+    with WorkGroup(built.root.path, "a", "g", clock=clock) as work:
+        work.lease("x", 1, lease_for=10, wait=5)
+        clock.passed(5.0)
+        work.lease("x", 1, lease_for=5)
+        assert work.claim(2.0) == 1
+        assert values(work.lease("y")) == [b"1"]
+
+
+def test_the_cursor_follows_without_another_acknowledgement(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    with group(built) as work:
+        leased(work, 2)
+        work.ack("x", [1])
+        work.ack("x", [2])
+        eventually(lambda: cursor(built) == 2)
+
+
+def test_the_cursor_is_moved_at_a_start_to_where_the_journal_is(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    work = group(built)
+    leased(work, 2)
+    work._upkeep.close()
+    work.ack("x", [1, 2])
+    killed(work)
+    assert cursor(built) == 0
+    with group(built):
+        eventually(lambda: cursor(built) == 2)
 
 
 def test_what_is_given_back_comes_at_once_or_after_its_delay(built: Built) -> None:
@@ -287,22 +380,35 @@ def test_a_record_that_is_delivered_too_often_becomes_a_dead_letter_once(tmp_pat
         assert letter["headers"]["wald.origin.sequence"] == "2"
 
 
-def test_a_dead_letter_that_was_sent_is_not_sent_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("producers", [0, PRODUCERS_MAX + 1], ids=["known to the daemon", "forgotten by it"])
+def test_a_dead_letter_that_was_sent_is_not_sent_again(tmp_path: Path, producers: int) -> None:
     with Daemon(tmp_path / "log") as daemon:
         output_of("route", "add", "a", "--root", daemon.root)
         output_of("append", "a", "--root", daemon.root, stdin=b"poison\n")
-        work = WorkGroup(daemon.root, "a", "g", max_tries=1)
-        work.lease("x", wait=30)
-        work.nack("x", [1])
-        journal = work.log.root.place("a", "g") / "g.work"
-        before = journal.read_bytes()
-        assert work.lease("x") == []
-        eventually(lambda: b'"done"' in journal.read_bytes())
-        killed(work)
-        begun = b"".join(line for line in journal.read_bytes().splitlines(keepends=True) if b'"done"' not in line)
-        assert before != begun  # it was begun, and sent; that it is done never reached the disk
-        journal.write_bytes(begun)
+        before = len(given_up(daemon.root, "it has teeth"))
+        for number in range(producers):
+            with Producer(daemon.root, producer_id=number + 1) as producer:
+                producer.publish("a", b"other\n")
         with WorkGroup(daemon.root, "a", "g") as again:
-            assert again.lease("x") == []
             eventually(lambda: again.floor == 1)
-        assert output_of("read", "dead_letter", "--root", daemon.root) == b"poison\n"
+        assert before > 0
+        (letter,) = output_of("read", "dead_letter", "--format", "json", "--root", daemon.root).splitlines()
+        assert json.loads(letter)["headers"]["wald.reason"] == "it has teeth"
+
+
+def given_up(root: Path, reason: str) -> bytes:
+    """Give the first record up, and end as if killed after its dead letter was sent: the lines that are not written."""
+    work = WorkGroup(root, "a", "g", max_tries=1)
+    work.lease("x", wait=30)
+    work.nack("x", [1], reason=reason)
+    killed(work)
+    journal = root / "routes" / "a" / "g.work"
+    with WorkGroup(root, "a", "g", max_tries=1) as work:
+        assert work.lease("x") == []
+        eventually(lambda: work.floor == 1)
+        killed(work)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.unlink()
+    work.log.set_cursor("a", 0, "g", rewind=True)
+    journal.write_bytes(b"".join(line for line in lines if b'"done"' not in line))
+    return b"".join(line for line in lines if b'"done"' in line)

@@ -4,7 +4,7 @@
      "synced": 0, "crc": "…"}
     {"page": 256, "records": "..1.0…", "more": [[300, 70]], "due": [258, 1700000000000000000], "crc": "…"}
     {"in": [400, 449], "out": [["worker-1", 1700000000000000000, 300, 309]], "synced": 4096, "crc": "…"}
-    {"done": [300, 301, 303, 309], "back": [302, 302], "due": [302, 1700000000000000000], "synced": 4096, "crc": "…"}
+    {"done": [300, 301], "back": [302, 302], "due": [302, 1700000000000000000], "why": [["exit 1", 302, 302]], …}
 
 The first line says whose journal it is, up to where everything is done, and from where on nothing was read yet. The
 lines ``page`` are what was known when the file was last written anew: 128 records each, ``.`` for one that is done (or
@@ -83,6 +83,7 @@ class Dead:
     Attributes:
         tries, reason, at_ns: how often it was delivered, why it is given up, and when that was decided.
         route: of dead letters.
+        after: up to where the log was durable then; so the dead letter, if there is one, lies behind it.
     """
 
     sequence: int
@@ -90,6 +91,7 @@ class Dead:
     reason: str
     at_ns: int
     route: str
+    after: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,14 @@ class Held:
     runs: Pairs
 
 
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why records came back the last time, as the one said who gave them back."""
+
+    reason: str
+    runs: Pairs
+
+
 @dataclass(slots=True)
 class Commit:
     """What has happened since the line before; carried out in the order of the attributes, ranges with both ends.
@@ -114,6 +124,7 @@ class Commit:
         done: records that are done.
         longer: records that are leased for longer.
         back: records that came back.
+        why: the last reasons of records that came back.
         taken_in: records that were read.
         due: sequence and time, in ns since 1970, of those that wait.
         out: records that were delivered once more.
@@ -123,6 +134,7 @@ class Commit:
     done: Pairs = field(default_factory=list)
     longer: list[Held] = field(default_factory=list)
     back: Pairs = field(default_factory=list)
+    why: list[Why] = field(default_factory=list)
     taken_in: Pairs = field(default_factory=list)
     due: Pairs = field(default_factory=list)
     out: list[Held] = field(default_factory=list)
@@ -130,7 +142,9 @@ class Commit:
 
     def __bool__(self) -> bool:
         """Whether it says anything."""
-        return bool(self.done or self.longer or self.back or self.taken_in or self.due or self.out or self.dead)
+        return bool(
+            self.done or self.longer or self.back or self.why or self.taken_in or self.due or self.out or self.dead
+        )
 
 
 Line = Start | Page | Commit
@@ -158,6 +172,8 @@ def encode_work(line: Line, synced: int) -> bytes:
             for name in _HELD:
                 if held := getattr(line, name):
                     fields[name] = [[each.to, each.until_ns, *_flat(each.runs)] for each in held]
+            if line.why:
+                fields["why"] = [[each.reason, *_flat(each.runs)] for each in line.why]
             if line.dead:
                 fields["dead"] = [asdict(dead) for dead in line.dead]
     return encode_line({**fields, "synced": synced})
@@ -184,6 +200,7 @@ def decode_work(data: bytes) -> tuple[Line, int]:
             return _page(fields), synced
         lists: dict[str, Any] = {attribute: _pairs(fields.pop(name, [])) for name, attribute in _LISTS}
         lists |= {name: [_held(*each) for each in fields.pop(name, [])] for name in _HELD}
+        lists["why"] = [Why(str(reason), _pairs(runs)) for reason, *runs in fields.pop("why", [])]
         lists["dead"] = [Dead(**dead) for dead in fields.pop("dead", [])]
         if fields:
             raise BadWork(f"unknown fields: {', '.join(fields)}")

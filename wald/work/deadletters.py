@@ -37,10 +37,10 @@ RETRY_SECONDS = 10.0  # how long to wait for a daemon that restarts
 _FIXED_BYTES = 128  # of a payload besides its records: count, last offsets, padding
 _RECORD_BYTES = 24  # of a record besides its bytes: a time, three offsets, its bits
 PAYLOAD_MAX_BYTES = FRAME_MAX_BYTES  # the least that a daemon can be configured to take
-LOG, ROUTE, _SEQUENCE, _TIME = (f"wald.origin.{name}" for name in ("log", "route", "sequence", "append_time_ns"))
+LOG, ROUTE, SEQUENCE, _TIME = (f"wald.origin.{name}" for name in ("log", "route", "sequence", "append_time_ns"))
 GROUP, REASON, TRIES = "wald.group", "wald.reason", "wald.tries"
 _ODD = "wald.origin.headers"
-_OURS = frozenset({LOG, ROUTE, _SEQUENCE, _TIME, GROUP, REASON, TRIES})
+_OURS = frozenset({LOG, ROUTE, SEQUENCE, _TIME, GROUP, REASON, TRIES})
 
 
 class Undeliverable(Exception):
@@ -66,8 +66,8 @@ class Origin:
 
 def dead_letter(record: Record, headers: Mapping[str, str], route: str) -> Record:
     """The dead letter on ``route`` of a record that was given up; it keeps the record's sequence."""
-    every = _own_headers(record) | dict(headers)
-    every[_SEQUENCE] = str(record.sequence)
+    every = headers_of(record) | dict(headers)
+    every[SEQUENCE] = str(record.sequence)
     every[_TIME] = str(record.append_time_ns)
     return record._replace(route=route, headers=_encoded(every))
 
@@ -78,7 +78,7 @@ def original(letter: Record, log_id: bytes, root: Path) -> Record:
     Raises:
         InvalidInput: it is no dead letter of the log with this id, whose directory is ``root``.
     """
-    headers = _own_headers(letter)
+    headers = headers_of(letter)
     route = headers.get(ROUTE, "")
     if headers.get(LOG) != log_id.hex() or not is_route(route):
         passing = command_line(root, f"cursor set {letter.route} {letter.sequence}")
@@ -150,6 +150,20 @@ def send(daemon: Path, letters: Iterator[tuple[str, bytes]], *, seed: bytes) -> 
     return durable
 
 
+def headers_of(record: Record) -> dict[str, str]:
+    """The headers of a record; what is no JSON object of strings is one header, in hexadecimal."""
+    if record.headers is None:
+        return {}
+    try:
+        headers = json.loads(record.headers.decode())
+        if isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values()):
+            _encoded(headers)  # half of a surrogate pair could not be sent
+            return headers
+    except (ValueError, RecursionError):
+        pass
+    return {_ODD: record.headers.hex()}
+
+
 def producer_id(seed: bytes, window: Sequence[tuple[str, bytes]]) -> int:
     """The id of the producer that sends these payloads to these routes."""
     digest = hashlib.sha256(seed)
@@ -165,19 +179,6 @@ def _letter_bytes(letter: Record) -> int:
 
 def _encoded(headers: Mapping[str, str]) -> bytes:
     return json.dumps(headers, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _own_headers(record: Record) -> dict[str, str]:
-    if record.headers is None:
-        return {}
-    try:
-        headers = json.loads(record.headers.decode())
-        if isinstance(headers, dict) and all(isinstance(value, str) for value in headers.values()):
-            _encoded(headers)  # half of a surrogate pair could not be sent
-            return headers
-    except (ValueError, RecursionError):
-        pass
-    return {_ODD: record.headers.hex()}
 
 
 def _payload(taken: Sequence[Record], *, timed: bool) -> bytes:

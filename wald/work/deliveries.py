@@ -19,7 +19,7 @@ from typing import NamedTuple
 from wald.work.keys import KeyOrder
 from wald.work.window import Run, State, Window, runs_of
 
-_TICK_NS = 100_000_000  # leases of one consumer that end in the same one are one lease
+_TICK_NS = 100_000_000  # leases of one consumer that begin in one tick and end in one are one lease
 _NUMBERS = (1 << 32) - 1
 
 
@@ -28,7 +28,7 @@ class Lease:
     """What one consumer was given.
 
     Attributes:
-        since_ns, until_ns: of a clock that is never set.
+        since_ns, until_ns: of a clock that is never set; each is the end of a tick.
         left: how many records are still out by it.
     """
 
@@ -74,7 +74,7 @@ class Deliveries:
         self._keys = KeyOrder(self.window) if by_key else None
         self._offered: list[int] = []  # what goes out with a lease, but not alone
         self._leases: dict[int, Lease] = {}
-        self._shared: dict[tuple[str, int], int] = {}  # the lease of a consumer that ends in a tick
+        self._shared: dict[tuple[str, int, int], int] = {}  # the lease of a consumer, by its ticks
         self._ends: list[tuple[int, int]] = []  # a heap: when each lease ends
         self._due: list[tuple[int, int]] = []  # a heap: when each waiting record is due
         self._due_of: dict[int, int] = {}
@@ -169,8 +169,9 @@ class Deliveries:
         return self._take_back({number for number, lease in self._leases.items() if lease.consumer == consumer})
 
     def claim(self, since_ns: int) -> list[Run]:
-        """Take back all that was leased at ``since_ns`` or before; returns what that was."""
-        return self._take_back({number for number, lease in self._leases.items() if lease.since_ns <= since_ns})
+        """Take back all that consumers have had since ``since_ns`` or longer; returns what that was."""
+        over = {number for number, lease in self._leases.items() if lease.since_ns <= since_ns}
+        return self._take_back({number for number in over if self._leases[number].consumer})
 
     def expire(self, now_ns: int) -> list[Run]:
         """Take back what was leased until now; returns what that was."""
@@ -178,7 +179,7 @@ class Deliveries:
         while self._ends and self._ends[0][0] <= now_ns:
             number = heappop(self._ends)[1]
             lease = self._leases[number]
-            del self._shared[lease.consumer, lease.until_ns]
+            del self._shared[lease.consumer, lease.since_ns, lease.until_ns]
             over.add(number)
         runs = self._take_back(over)
         for number in over:
@@ -193,6 +194,11 @@ class Deliveries:
                 del self._due_of[sequence]
                 if self.window.state(sequence) is State.WAITING:
                     self._set(sequence, State.FREE)
+
+    @property
+    def by_key(self) -> bool:
+        """Whether records of one key come in order."""
+        return self._keys is not None
 
     @property
     def next_end_ns(self) -> int | None:
@@ -253,7 +259,7 @@ class Deliveries:
         if state is State.DONE:
             return False
         holder = self._leases[self.window.lease_of(sequence)].consumer if state is State.OUT else ""
-        had = late and state in (State.FREE, State.WAITING) and self.window.tries(sequence) > 0
+        had = late and state not in (None, State.OUT) and self.window.tries(sequence) > 0
         if had or holder == consumer:
             return True
         settled.refused.append(Refusal(sequence, holder))
@@ -261,13 +267,13 @@ class Deliveries:
 
     def _lease(self, consumer: str, now_ns: int, until_ns: int) -> int:
         """The number of a lease of ``consumer`` that ends at ``until_ns`` or hardly later."""
-        end = -(-until_ns // _TICK_NS) * _TICK_NS
-        number = self._shared.get((consumer, end))
+        since, until = (-(-at // _TICK_NS) * _TICK_NS for at in (now_ns, until_ns))
+        number = self._shared.get((consumer, since, until))
         if number is None:
             self._number = number = self._number % _NUMBERS + 1
-            self._shared[consumer, end] = number
-            self._leases[number] = Lease(consumer, now_ns, end)
-            heappush(self._ends, (end, number))
+            self._shared[consumer, since, until] = number
+            self._leases[number] = Lease(consumer, since, until)
+            heappush(self._ends, (until, number))
         return number
 
     def _finish(self, run: Run) -> None:

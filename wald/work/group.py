@@ -14,7 +14,7 @@ from typing import Literal, Self
 
 from wald.errors import InvalidInput
 from wald.format.names import DEFAULT_GROUP, check_group
-from wald.format.work import Commit, Dead, Start
+from wald.format.work import Start
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.reading.selection import select
@@ -24,7 +24,7 @@ from wald.work.deliveries import Deliveries, Refusal
 from wald.work.journal import Journal, discard
 from wald.work.owner import Clock, Delivery, Owner, Pending, Rules
 from wald.work.ownership import Ownership
-from wald.work.replay import replay
+from wald.work.replay import Replayed
 from wald.work.source import Source
 from wald.work.turns import Ask, LeaseAsk, Turns
 from wald.work.upkeep import Upkeep
@@ -101,11 +101,12 @@ class WorkGroup:
             start = Start(self.log.identity.log_id, route, group, floor, floor + 1)
             journal = Journal(self.log.root, disk, start)
             stack.callback(journal.close)
-            deliveries, dead = self._replayed(journal, floor, by_key=rules.by_key)
+            replayed = Replayed(journal.lines, floor, by_key=rules.by_key)
+            self._sort(replayed.deliveries)
             arrived, doomed = threading.Event(), threading.Event()
-            source = Source(self.log, route, deliveries.window.end, arrived.set)
+            source = Source(self.log, route, replayed.deliveries.window.end, arrived.set)
             stack.callback(source.close)
-            self._owner = Owner(start, rules, deliveries, source, dead, clock=clock, doomed=doomed.set)
+            self._owner = Owner(start, rules, replayed, source, clock=clock, doomed=doomed.set)
             if len(journal.lines) > 1:
                 journal.rewrite(self._owner.snapshot())
             self._turns = Turns(self._owner, journal, arrived, name=route)
@@ -168,7 +169,7 @@ class WorkGroup:
         Returns:
             those for which it did not count: another consumer has them by now, or they were never delivered.
         """
-        named = _numbers(sequences)
+        named = _named(consumer, sequences)
         return self._turns.ask(Ask(lambda: self._owner.finish(consumer, named), durable=True))
 
     def nack(self, consumer: str, sequences: Collection[int], delay: float = 0.0, reason: str = "") -> list[Refusal]:
@@ -177,7 +178,7 @@ class WorkGroup:
         Args:
             reason: why, for the dead letter, should it come to that.
         """
-        named, delay_ns = _numbers(sequences), int(delay * _NS)
+        named, delay_ns = _named(consumer, sequences), int(delay * _NS)
         return self._turns.ask(
             Ask(lambda: self._owner.give_back(consumer, named, delay_ns, reason), durable=delay_ns > 0)
         )
@@ -188,11 +189,12 @@ class WorkGroup:
         Returns:
             those for which it did not count, as of :meth:`ack`.
         """
-        named, lease_ns = _numbers(sequences), int(lease_for * _NS)
+        named, lease_ns = _named(consumer, sequences), int(lease_for * _NS)
         return self._turns.ask(Ask(lambda: self._owner.extend(consumer, named, lease_ns)))
 
     def release(self, consumer: str) -> int:
         """Take back all that ``consumer`` has; returns how many records that were."""
+        _named(consumer, ())
         return self._turns.ask(Ask(lambda: self._owner.release(consumer)))
 
     def claim(self, min_idle: float) -> int:
@@ -226,23 +228,17 @@ class WorkGroup:
             self.log.set_cursor(self.route, begins.sequence - 1, self.group)
         return select(self.log.view(), self.route, "cursor", None, self.group).floor(self.route) - 1
 
-    def _replayed(self, journal: Journal, floor: int, *, by_key: bool) -> tuple[Deliveries, list[Dead]]:
-        """What the journal says of the records above the cursor, and what is being given up."""
-        start = next((line for line in journal.lines if isinstance(line, Start)), None)
-        deliveries = Deliveries(floor if start is None else start.floor, by_key=by_key)
-        for line in journal.lines:
-            replay(deliveries, line)
+    def _sort(self, deliveries: Deliveries) -> None:
+        """Give an order by key to the records that the journal knows, which says nothing of keys."""
         window = deliveries.window
-        window.pass_over(floor)
-        deliveries.finish_all(Run(0, floor))
-        if by_key and window.open:
+        if deliveries.by_key and window.open:
             for batch in self.log.batches(self.route, window.floor + 1, window.end - 1):
                 keys = [record.key for record in batch.records()]
                 deliveries.sort(Run(batch.first_sequence, batch.last_sequence), keys)
-        deliveries.wake(self._clock.time_ns())
-        begun = [dead for line in journal.lines if isinstance(line, Commit) for dead in line.dead]
-        return deliveries, [dead for dead in begun if window.is_open(dead.sequence)]
 
 
-def _numbers(sequences: Collection[int]) -> list[int]:
+def _named(consumer: str, sequences: Collection[int]) -> list[int]:
+    """The records that a consumer names."""
+    if not consumer:
+        raise InvalidInput("a consumer without a name", hint='consumer="worker-1"')
     return sorted(map(index, sequences))

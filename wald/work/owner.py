@@ -6,7 +6,7 @@ One thread at a time may call a method, which :mod:`wald.work.turns` sees to.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol
@@ -14,14 +14,15 @@ from typing import NamedTuple, Protocol
 from wald.errors import WaldError
 from wald.format.not_before import not_before
 from wald.format.record import Record
-from wald.format.work import Commit, Dead, Held, Line, Start
-from wald.work.deliveries import Deliveries, Refusal, Settled
-from wald.work.replay import pages
+from wald.format.work import Commit, Dead, Held, Line, Start, Why
+from wald.work.deliveries import Refusal, Settled
+from wald.work.replay import Replayed, pages
 from wald.work.source import Source
-from wald.work.window import Run
+from wald.work.window import Run, State
 
 _NS = 1_000_000_000
-_BURIAL_NS = 3600 * _NS
+_FOR_EVER_NS = 1 << 62
+_REASON_MAX = 500  # letters; kept in memory for each record that came back
 _LOOK_NS = 1 * _NS  # while a record waits for a time of a clock that may be set
 
 
@@ -82,12 +83,24 @@ class Rules:
     dead_letter: str
 
 
+class Doomed(NamedTuple):
+    """A record that is to be given up.
+
+    Attributes:
+        may_be_sent: whether its dead letter may be in the log already.
+    """
+
+    record: Record
+    dead: Dead
+    may_be_sent: bool
+
+
 class Owner:
     """Leases and acknowledgements of one group.
 
     Args:
         start: whose journal it is.
-        dead: what was being given up when the owner before ended.
+        replayed: what the journal says.
         doomed: called when a record is to be given up: :meth:`next_doomed` gives it out.
     """
 
@@ -95,9 +108,8 @@ class Owner:
         self,
         start: Start,
         rules: Rules,
-        deliveries: Deliveries,
+        replayed: Replayed,
         source: Source,
-        dead: Iterable[Dead],
         *,
         clock: Clock,
         doomed: Callable[[], None],
@@ -105,13 +117,16 @@ class Owner:
         self.clock = clock
         self._start = start
         self._rules = rules
-        self._deliveries = deliveries
+        self._deliveries = replayed.deliveries
         self._source = source
-        self._dead = {each.sequence: each for each in dead}
-        self._reasons: dict[int, str] = {}
+        self._reasons = replayed.reasons
+        self._dead = replayed.dead
         self._to_bury: deque[int] = deque()
         self._doomed = doomed
         self._lines: list[Commit] = [Commit()]
+        for sequence in self._dead:
+            if self._deliveries.window.state(sequence) is State.FREE:
+                self._doom(sequence)
 
     @property
     def floor(self) -> int:
@@ -133,10 +148,9 @@ class Owner:
         window = self._deliveries.window
         yield Start(self._start.log_id, self._start.route, self._start.group, window.floor, window.end)
         yield from pages(self._deliveries)
-        if held := self._held():
-            yield Commit(longer=held)
-        if self._dead:
-            yield Commit(dead=list(self._dead.values()))
+        why = [Why(reason, [(sequence, sequence)]) for sequence, reason in self._reasons.items()]
+        if rest := Commit(longer=self._held(), why=why, dead=list(self._dead.values())):
+            yield rest
 
     def next_change_ns(self) -> float:
         """When a lease ends or a record may be due, by the clock that is never set."""
@@ -192,8 +206,10 @@ class Owner:
         line.back += settled.runs
         if due_ns is not None:
             line.due += [(sequence, due_ns) for sequence in _each(settled)]
-        if reason and self._rules.max_tries is not None:
+        if reason and settled.runs:
+            reason = reason[:_REASON_MAX]
             self._reasons |= dict.fromkeys(_each(settled), reason)
+            line.why.append(Why(reason, list(settled.runs)))
         return settled.refused
 
     def extend(self, consumer: str, sequences: Collection[int], lease_ns: int) -> list[Refusal]:
@@ -230,28 +246,32 @@ class Owner:
             if lease.consumer
         ]
 
-    def next_doomed(self) -> tuple[Record, Dead] | None:
-        """The next record that is to be given up, and what is written of it; None if there is none."""
+    def next_doomed(self, durable: int) -> Doomed | None:
+        """The next record that is to be given up; None if there is none.
+
+        Args:
+            durable: a sequence up to which the log is durable.
+        """
         while self._to_bury:
-            sequence = self._to_bury.popleft()
+            sequence = self._to_bury[0]
             (record,) = self._source.records(sequence, sequence)
-            if sequence not in self._dead:
+            may_be_sent = sequence in self._dead
+            if not may_be_sent:
                 tries = self._deliveries.window.tries(sequence) - 1  # without this one
                 reason = self._reasons.get(sequence, "its leases ended without an acknowledgement")
-                dead = Dead(sequence, tries, reason, self.clock.time_ns(), self._rules.dead_letter)
+                dead = Dead(sequence, tries, reason, self.clock.time_ns(), self._rules.dead_letter, durable)
                 self._dead[sequence] = dead
                 self._settling().dead.append(dead)
-            return record, self._dead[sequence]
+            self._to_bury.popleft()
+            return Doomed(record, self._dead[sequence], may_be_sent)
         return None
 
     def buried(self, sequence: int) -> None:
         """Take in that the dead letter of a record is durable."""
-        del self._dead[sequence]
-        self._reasons.pop(sequence, None)
         self._finished(self._deliveries.finish("", [sequence]).runs)
 
     def not_buried(self, sequence: int, again_ns: int) -> None:
-        """Take in that a record could not be made a dead letter; it is tried again after so long."""
+        """Take in that it is not known whether a record became a dead letter; it is tried again after so long."""
         self._deliveries.give_back("", [sequence], due_ns=self.clock.time_ns() + again_ns)
 
     def _held(self) -> list[Held]:
@@ -272,7 +292,10 @@ class Owner:
                 if not self._take_in():
                     return None
                 continue
-            run = Run(run.first, min(run.last, run.first + records_max - 1))
+            last = min(run.last, run.first + records_max - 1, self.floor + self._rules.window)
+            if last < run.first:
+                return None
+            run = Run(run.first, last)
             if self._rules.max_tries is None and not self._dead:
                 return run
             over = next((s for s in range(run.first, run.last + 1) if self._is_over(s)), None)
@@ -288,7 +311,7 @@ class Owner:
     def _doom(self, sequence: int) -> None:
         """Hold a record for its burial, so that no worker gets it."""
         now_ns = self.clock.monotonic_ns()
-        self._deliveries.deliver(Run(sequence, sequence), "", now_ns=now_ns, until_ns=now_ns + _BURIAL_NS)
+        self._deliveries.deliver(Run(sequence, sequence), "", now_ns=now_ns, until_ns=now_ns + _FOR_EVER_NS)
         self._deliveries.close()
         self._to_bury.append(sequence)
         self._doomed()
@@ -315,8 +338,12 @@ class Owner:
         return True
 
     def _finished(self, runs: Collection[Run]) -> None:
-        if runs:
-            self._settling().done += runs
+        if not runs:
+            return
+        self._settling().done += runs
+        for known in (self._reasons, self._dead):
+            for sequence in [each for run in runs for each in run.among(known)] if known else ():
+                del known[sequence]
 
     def _taken_back(self, runs: Collection[Run]) -> int:
         if runs:

@@ -1,34 +1,65 @@
-"""What the journal of a work group says of its deliveries: its lines carried out again, and written anew."""
+"""What the journal of a work group says: its lines carried out again, and written anew."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from wald.format.work import Commit, Line, Page, Start
+from wald.format.work import Commit, Dead, Line, Page, Start
 from wald.work.deliveries import Deliveries
 from wald.work.window import Run
 
 
-def replay(deliveries: Deliveries, line: Line) -> None:
-    """Carry out a line; what was out is free again, as its consumer is gone."""
-    match line:
-        case Start():
-            deliveries.window.end = max(deliveries.window.end, line.end)
-        case Page():
-            deliveries.window.put_page(line.first, line.tries)
-            for sequence, due_ns in line.due:
-                deliveries.delay(sequence, due_ns)
-        case Commit():
-            for first, last in line.done:
-                deliveries.finish_all(Run(first, last))
-            delivered = [run for held in line.out for run in held.runs]
-            for first, last in (*line.taken_in, *delivered):  # so that what lies between two leases is taken in, too
-                if first >= deliveries.window.end:
+class Replayed:
+    """What the owner before had written; what was out is free again, as its consumers are gone.
+
+    Attributes:
+        deliveries: the records above the ack floor.
+        reasons: why records came back the last time, if that was said.
+        dead: what is being given up.
+    """
+
+    def __init__(self, lines: Iterable[Line], floor: int, *, by_key: bool) -> None:
+        """
+        Args:
+            floor: the ack floor by the cursor.
+        """
+        self.deliveries = Deliveries(floor, by_key=by_key)
+        self.reasons: dict[int, str] = {}
+        self.dead: dict[int, Dead] = {}
+        for line in lines:
+            self._carry_out(line)
+        self.deliveries.window.pass_over(floor)
+        self.deliveries.finish_all(Run(0, floor))
+        is_open = self.deliveries.window.is_open
+        self.reasons = {sequence: reason for sequence, reason in self.reasons.items() if is_open(sequence)}
+        self.dead = {sequence: dead for sequence, dead in self.dead.items() if is_open(sequence)}
+
+    def _carry_out(self, line: Line) -> None:
+        deliveries = self.deliveries
+        window = deliveries.window
+        match line:
+            case Start():
+                window.floor, window.end = line.floor, line.end
+            case Page():
+                window.put_page(line.first, line.tries)
+                self._delay(line.due)
+            case Commit():
+                for first, last in line.done:
+                    deliveries.finish_all(Run(first, last))
+                for first, last in line.taken_in:
                     deliveries.take_in(Run(first, last))
-            for sequence, due_ns in line.due:
-                deliveries.delay(sequence, due_ns)
-            for first, last in delivered:
-                deliveries.window.count_try(Run(first, last))
+                self._delay(line.due)
+                for held in line.out:
+                    for first, last in held.runs:
+                        window.count_try(Run(first, last))
+                for why in line.why:
+                    for first, last in why.runs:
+                        self.reasons |= dict.fromkeys(range(first, last + 1), why.reason)
+                self.dead |= {dead.sequence: dead for dead in line.dead}
+
+    def _delay(self, due: Iterable[tuple[int, int]]) -> None:
+        for sequence, due_ns in due:
+            self.deliveries.delay(sequence, due_ns)
 
 
 def pages(deliveries: Deliveries) -> Iterator[Page]:

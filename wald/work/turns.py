@@ -116,7 +116,10 @@ class Turns:
         self._closed = True
         self._wake.set()
         self._thread.join()
-        self._try_turn()
+        with self._turn:  # so that the last one is over
+            self._carry_out()
+        if self._asked:
+            self._try_turn()
 
     def _try_turn(self) -> None:
         """Carry out a turn, if none is under way; what is asked during it is left to the other thread."""
@@ -161,9 +164,12 @@ class Turns:
                 self._failed = Interrupted("a turn of the work group was interrupted", hint="open the group again")
             elif not self._closed:
                 self._failed = error
-            for ask in (*asks, *self._waiting):
+            for ask in asks:
                 if not ask.is_answered:
-                    ask.answer(None if self._closed and isinstance(ask, LeaseAsk) else self._failed or error)
+                    ask.answer(self._failed or error)
+            for ask in self._waiting:
+                if not ask.is_answered:
+                    ask.answer(self._failed)  # if the group was closed: with nothing
             self._waiting.clear()
             if is_end:
                 raise

@@ -15,7 +15,7 @@ from wald.format.work import Dead
 from wald.log import Log
 from wald.work.burial import bury
 from wald.work.deadletters import Undeliverable
-from wald.work.owner import Owner
+from wald.work.owner import Doomed, Owner
 from wald.work.turns import Ask, Turns
 
 _EVERY_SECONDS = 1.0
@@ -55,8 +55,9 @@ class Upkeep:
         self._report = report
         self._wake = wake
         self._closed = False
-        self._failed = ""
+        self._reported: set[str] = set()
         self._thread = threading.Thread(target=self._run, name=f"wald-work-upkeep-{route}", daemon=True)
+        self._wake.set()  # the journal may say more than the cursor
         self._thread.start()
 
     def close(self) -> None:
@@ -85,29 +86,33 @@ class Upkeep:
             try:
                 self._give_up()
                 self.move_cursor()
-                self._failed = ""
             except (WaldError, OSError, ValueError) as error:
-                self._report_failure(str(error))
+                self._report_failure(f"{self._route}: group {self._group}: {error}")
 
     def _report_failure(self, why: str) -> None:
-        """Report what fails, once for as long as it fails."""
-        if why != self._failed and not self._closed:
-            self._report(f"{self._route}: group {self._group}: {why}; tried again every {_EVERY_SECONDS:g} s")
-        self._failed = why
+        """Report what fails, once and not every second."""
+        if why not in self._reported and not self._closed:
+            self._report(f"{why}; tried again every second")
+        self._reported.add(why)
 
     def _give_up(self) -> None:
         """Make dead letters of all records that were delivered too often."""
-        while not self._closed and (doomed := self._turns.ask(Ask(self._owner.next_doomed, durable=True))):
+        while not self._closed and (doomed := self._next_doomed()):
             self._bury(*doomed)
 
-    def _bury(self, record: Record, dead: Dead) -> None:
+    def _next_doomed(self) -> Doomed | None:
+        head = self._log.head()
+        durable = 0 if head is None else head.sequence
+        return self._turns.ask(Ask(lambda: self._owner.next_doomed(durable), durable=True))
+
+    def _bury(self, record: Record, dead: Dead, may_be_sent: bool) -> None:
         """Make a dead letter of a record; without a daemon it is tried again later."""
         named = f"{self._route} {dead.sequence}"
         try:
-            first, _ = bury(self._log, self._daemon, self._group, record, dead)
+            letter = bury(self._log, self._daemon, self._group, record, dead, may_be_sent=may_be_sent)
         except (WaldError, Undeliverable, OSError) as error:
             self._turns.ask(Ask(lambda: self._owner.not_buried(dead.sequence, _AGAIN_NS)))
-            self._report(f"{named}: cannot be given up: {error}; tried again in {_AGAIN_NS // 10**9} s")
+            self._report_failure(f"{named}: cannot be given up: {error}")
             return
         self._turns.ask(Ask(lambda: self._owner.buried(dead.sequence), durable=True))
-        self._report(f"{named}: given up: {dead.reason}; sent to {dead.route} as {first}")
+        self._report(f"{named}: given up: {dead.reason}; sent to {dead.route} as {letter}")
