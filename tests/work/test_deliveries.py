@@ -46,12 +46,6 @@ class Oracle:
     def of(self, consumer: str) -> list[int]:
         return [record.sequence for record in self.open() if record.holder == consumer]
 
-    def earlier(self, record: Model) -> list[Model]:
-        """The open ones of its key before it."""
-        if not self.by_key or record.key is None:
-            return []
-        return [each for each in self.open() if each.key == record.key and each.sequence < record.sequence]
-
     def next_for(self, consumer: str, wall_ns: int) -> Model | None:
         """The record that is delivered next to ``consumer``, within one lease."""
         blocked: set[bytes] = set()
@@ -130,7 +124,7 @@ class Machine(RuleBasedStateMachine):
         refused = []
         for sequence in sorted(sequences):
             record = self.oracle.records[sequence]
-            free = not record.holder and record.tries and not self.oracle.earlier(record)
+            free = not record.holder and record.tries
             if record.done:
                 continue
             if record.holder == consumer or free:
@@ -144,7 +138,7 @@ class Machine(RuleBasedStateMachine):
     def give_back(self, consumer: str, delay: int | None, data: st.DataObject) -> None:
         sequences = self.some(data, consumer)
         due = None if delay is None else self.wall + delay * SECOND
-        for sequence in sorted(sequences):
+        for sequence in sorted(sequences, reverse=True):  # those behind a record come back with it
             record = self.oracle.records[sequence]
             if not record.done and record.holder == consumer:
                 self.oracle.come_back({sequence})
