@@ -211,14 +211,19 @@ class Deliveries:
         return self._due[0][0] if self._due else None
 
     def due_times(self) -> dict[int, int]:
-        """When each record that has a time is due."""
-        return self._due_of.copy()
+        """When each open record that has a time is due."""
+        return {sequence: due_ns for sequence, due_ns in self._due_of.items() if self.window.is_open(sequence)}
 
     def out(self) -> Iterator[tuple[Run, Lease]]:
         """The records that are out, in order, and their leases."""
         for run in self.window.runs(State.OUT):
             for number, part in self.window.leases_in(run):
                 yield part, self._leases[number]
+
+    def holdings(self) -> Iterator[tuple[Run, Lease]]:
+        """As :meth:`out`, in fewer runs, which may have records in them that are done."""
+        for number, run in self.window.holdings():
+            yield run, self._leases[number]
 
     def _settled(
         self,
@@ -277,7 +282,7 @@ class Deliveries:
         return number
 
     def _finish(self, run: Run) -> None:
-        self.window.finish(run)
+        self.window.finish((run,))
         if self._due_of:
             for sequence in run.among(self._due_of):
                 del self._due_of[sequence]

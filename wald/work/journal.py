@@ -21,7 +21,7 @@ from wald.store.files.ledger_tail import lost_a_sector
 
 _MODE = 0o644  # as a cursor's: the log's owner reads what others have left
 _GROWN_BYTES = 256 << 10
-_GROWN_TIMES = 4
+_GROWN_TIMES = 2
 
 
 class Journal:

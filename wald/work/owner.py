@@ -278,7 +278,7 @@ class Owner:
         """Who has what."""
         since_1970_ns = self.clock.time_ns() - self.clock.monotonic_ns()
         held: dict[int, Held] = {}
-        for run, lease in self._deliveries.out():
+        for run, lease in self._deliveries.holdings():
             if lease.consumer:
                 entry = Held(lease.consumer, lease.until_ns + since_1970_ns, [])
                 held.setdefault(id(lease), entry).runs.append((run.first, run.last))

@@ -44,8 +44,7 @@ class Replayed:
                 window.put_page(line.first, line.tries)
                 self._delay(line.due)
             case Commit():
-                for first, last in line.done:
-                    deliveries.finish_all(Run(first, last))
+                window.finish(line.done)
                 for first, last in line.taken_in:
                     deliveries.take_in(Run(first, last))
                 self._delay(line.due)

@@ -12,8 +12,8 @@ from wald.format.record import Record
 from wald.log import Log
 from wald.store.reading.batches import Batch
 
-_AHEAD_BYTES = 4 << 20
-_KEPT_BYTES = 16 << 20
+_AHEAD_BYTES = 1 << 20
+_KEPT_BYTES = 8 << 20
 
 
 class Source:
@@ -69,7 +69,7 @@ class Source:
         """
         records = self._kept.records(first, last)
         if not records:
-            for batch in self._log.batches(self._route, first, last):
+            for batch in self._log.batches(self._route, first):  # as a whole: the next ones are often asked for next
                 self._kept.add(batch)
                 return self._kept.records(first, last)
         return records

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import groupby
@@ -174,6 +174,16 @@ class Window:
                     yield lease, Run(first, last)
                     first = last + 1
 
+    def holdings(self) -> Iterator[tuple[int, Run]]:
+        """What is out, and by which leases, in order; a run may have records in it that are done."""
+        for number, page in self._pages.items():
+            out = page.states.count(State.OUT)
+            first = number * PAGE
+            if out == page.open and isinstance(page.leases, int):
+                yield page.leases, Run(first + page.states.find(State.OUT), first + page.states.rfind(State.OUT))
+            elif out:
+                yield from self.leases_in(Run(first, first + PAGE - 1))
+
     def deliver(self, run: Run, lease: int) -> None:
         """Take in that open records are out by ``lease``, once more each."""
         for number, low, high in _parts(run):
@@ -194,19 +204,25 @@ class Window:
             page.states[low:high] = bytes([state]) * (high - low)
             self._queue(number, page, state)
 
-    def finish(self, run: Run) -> None:
+    def finish(self, runs: Iterable[tuple[int, int]]) -> None:
         """Take in that records are done; those that are already stay so."""
-        for number, low, high in _parts(Run(max(run.first, self.floor + 1), min(run.last, self.end - 1))):
-            page = self._pages.get(number)
-            if page is None:
-                continue
-            finished = high - low - page.states.count(State.DONE, low, high)
-            page.states[low:high] = _NOTHING[low:high]
-            page.tries[low:high] = _ALL_DONE[low:high]
-            page.open -= finished
-            self.open -= finished
-            if not page.open:
-                del self._pages[number]
+        beginning, end, pages = self.floor + 1, self.end - 1, self._pages
+        for first, last in runs:
+            at, behind = max(first, beginning), min(last, end) + 1
+            while at < behind:
+                number, low = divmod(at, PAGE)
+                high = min(PAGE, low + behind - at)
+                at += high - low
+                page = pages.get(number)
+                if page is None:
+                    continue
+                finished = high - low - page.states.count(State.DONE, low, high)
+                page.states[low:high] = _NOTHING[low:high]
+                page.tries[low:high] = _ALL_DONE[low:high]
+                page.open -= finished
+                self.open -= finished
+                if not page.open:
+                    del pages[number]
         self._advance()
 
     def first_free(self) -> Run | None:
