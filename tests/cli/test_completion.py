@@ -37,6 +37,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output_of("cursor", "set", "orders", 1, "--root", built.root.path)
     for route, group in (("orders", "billing"), ("access", "other")):
         assert wald("cursor", "set", route, 0, "--group", group, "--root", built.root.path).returncode == 0
+    (built.root.route("orders") / "workers.work").touch()
     (built.root.routes / "not a route").mkdir()
     return built.root.path
 
@@ -99,6 +100,8 @@ def completed(typed: str, log: Path | None) -> list[str]:
         ("wald read orders --since t", ["today"]),
         ("wald read orders --fo", ["--follow", "--format"]),
         ("wald cursor l", ["list"]),
+        ("wald group show o", ["orders", "over-night"]),
+        ("wald group pending orders ", ["workers"]),
     ],
 )
 def test_what_may_follow_is_read_from_the_log(log: Path, typed: str, expected: list[str]) -> None:

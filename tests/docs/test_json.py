@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from logs import Built
 from running import Daemon, command, output_of, run, sidecar
 
 from wald.cli import cli
+from wald.format.work import Commit, Dead, Held, Line, Start, encode_work
 from wald_archive.command import command as wald_archive
 from wald_reclaim.command import command as wald_reclaim
 from wald_spark.audit.command import command as wald_audit
@@ -79,10 +81,22 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     output_of("cursor", "set", "b", 3, "--root", built.root.path)
     reclaimed = run(sidecar("reclaim", "--root", built.root.path, "--grace", 0))
     assert reclaimed.returncode == 0, reclaimed.stderr
+    write_journal(built, "a", "workers")
     settings = directory / "wald.toml"
     settings.write_text("[routes.b]\npinned_max_bytes = 1\n")
     with Daemon(built.root.path, "--config", settings):
         yield built.root.path
+
+
+def write_journal(built: Built, route: str, group: str) -> None:
+    """The journal of a work group with records of every kind; its owner has ended."""
+    later_ns = time.time_ns() + 3600 * 10**9
+    lines: list[Line] = [
+        Start(built.log_id, route, group, 0, 1),
+        Commit(taken_in=[(1, 2), (4, 5)], due=[(4, later_ns)], out=[Held("worker-1", later_ns, [(1, 2)])]),
+        Commit(dead=[Dead(5, 3, "exit code 1", later_ns, "dead_letter", 5)]),
+    ]
+    (built.root.route(route) / f"{group}.work").write_bytes(b"".join(encode_work(line, 0) for line in lines))
 
 
 def words_of(root: Path) -> list[tuple[str, list[str]]]:
@@ -112,6 +126,8 @@ def words_of(root: Path) -> list[tuple[str, list[str]]]:
         ("wald cursor show", command("cursor", "show", "b", *at)),
         ("wald cursor list", command("cursor", "list", *at)),
         ("wald cursor remove", command("cursor", "remove", "b", "--group", "other", *at)),
+        *((f"wald group {name}", command("group", name, "a", "workers", *at)) for name in ("show", "pending")),
+        ("wald group list", command("group", "list", *at)),
         ("wald explain", command("explain", *at)),
         ("wald cursor skip", command("cursor", "skip", "b", 6, *at)),
         *(("wald file", command("file", path)) for path in files),

@@ -117,7 +117,7 @@ class TestLost:
 
     def test_the_file_system_let_another_one_have_it_too(self, root: Root) -> None:
         class Unlocked(Disk):
-            def lock(self, descriptor: int) -> bool:
+            def lock(self, descriptor: int, *, shared: bool = False) -> bool:
                 return True
 
         first = take(root)

@@ -60,7 +60,7 @@ def test_a_damaged_line_keeps_the_group_from_starting(built: Built, path: Path, 
     path.write_bytes(data[: offset + 5] + bytes([data[offset + 5] ^ 1]) + data[offset + 6 :])
     with pytest.raises(Damaged, match=f"offset {offset}:") as refusal:
         opened(built)
-    assert f"mv {path}" in refusal.value.hint
+    assert f"group show {path.parent.name} {path.stem} says" in refusal.value.hint
 
 
 def test_a_line_that_is_gone_from_the_middle_is_damage_if_later_ones_show_it(built: Built, path: Path) -> None:

@@ -31,6 +31,9 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "wald cursor skip": ("route", ""),
     "wald cursor set": ("route", "position"),
     "wald cursor from-checkpoint": ("", "route"),
+    "wald group list": ("route",),
+    "wald group show": ("route", "work group"),
+    "wald group pending": ("route", "work group"),
     "wald hold": ("route", "..."),
     "wald-drain": ("route",),
     "wald-drain feed": ("route",),
@@ -60,6 +63,7 @@ VALUED = {
         "--archive",
         "--at",
         "--config",
+        "--consumer",
         "--consumers",
         "--delay",
         "--format",
@@ -156,13 +160,25 @@ def _routes(typed: _Typed) -> list[str]:
 
 def _groups(typed: _Typed) -> list[str]:
     """Those with a cursor on the route; without a route on any."""
-    from wald.format.names import CONSUMERS, parse_cursor_name
+    from wald.format.names import parse_cursor_name
+
+    return sorted({group for name in _files_of_groups(typed) if (group := parse_cursor_name(name)) is not None})
+
+
+def _work_groups(typed: _Typed) -> list[str]:
+    """Those with a journal on the route."""
+    from wald.format.names import WORK_SUFFIX
+
+    return sorted({name[: -len(WORK_SUFFIX)] for name in _files_of_groups(typed) if name.endswith(WORK_SUFFIX)})
+
+
+def _files_of_groups(typed: _Typed) -> list[str]:
+    from wald.format.names import CONSUMERS
 
     if typed.root is None:
         return []
     of_routes = [typed.root / "routes" / route for route in typed.routes() or _routes(typed)]
-    names = [name for route in of_routes for place in (route, route / CONSUMERS) for name in _listed(place)]
-    return sorted({group for name in names if (group := parse_cursor_name(name)) is not None})
+    return [name for route in of_routes for place in (route, route / CONSUMERS) for name in _listed(place)]
 
 
 def _listed(directory: Path) -> list[str]:
@@ -184,6 +200,7 @@ def _times(_: _Typed) -> Iterable[str]:
 _KINDS: dict[str, Callable[[_Typed], Iterable[str]]] = {
     "route": _routes,
     "group": _groups,
+    "work group": _work_groups,
     "start": _starts,
     "position": _times,
     "time": _times,

@@ -7,6 +7,7 @@ A module knows nothing of those below it. ::
     deliveries   who has which record, how often it was delivered, which comes next
     journal      the file in which that outlives a crash
     replay       its lines carried out again, and written anew
+    picture      what a group looks like from outside: by its journal and its cursor
     source       the records themselves
     owner        leases and acknowledgements, as they are carried out in a turn
     turns        the threads that ask for them: one write and one sync for all

@@ -73,6 +73,7 @@ class Deliveries:
         self.window = Window(floor)
         self._keys = KeyOrder(self.window) if by_key else None
         self._offered: list[int] = []  # what goes out with a lease, but not alone
+        self._followers: list[Run] = []
         self._leases: dict[int, Lease] = {}
         self._shared: dict[tuple[str, int, int], int] = {}  # the lease of a consumer, by its ticks
         self._ends: list[tuple[int, int]] = []  # a heap: when each lease ends
@@ -149,6 +150,24 @@ class Deliveries:
             run = Run(first, last)
             self._uncount(run)
             self._finish(run)
+
+    def hold(self, run: Run, consumer: str, *, until_ns: int) -> None:
+        """Take in that ``consumer`` has what is open of a run, which was counted before, whichever had it."""
+        number = self._lease(consumer, until_ns, until_ns)
+        self._uncount(run)
+        self.window.hold(run, number)
+        self._leases[number].left += sum(part.size for _, part in self.window.leases_in(run))
+
+    def take_back(self, run: Run) -> None:
+        """Take in that what is out of a run came back, whichever consumer has it."""
+        for _, part in list(self.window.leases_in(run)):
+            self._uncount(part)
+            self._give_back(part)
+
+    def followers(self) -> list[Run]:
+        """What came back since this was asked only because an earlier record of its key did."""
+        followers, self._followers = self._followers, []
+        return followers
 
     def give_back(self, consumer: str, sequences: Collection[int], *, due_ns: int | None = None) -> Settled:
         """Take in what ``consumer`` has not processed: it is delivered again, at ``due_ns`` if that is given."""
@@ -309,6 +328,7 @@ class Deliveries:
             if self.window.state(behind) is State.OUT:
                 self._uncount(Run(behind, behind))
                 self._set(behind, State.BEHIND)
+                self._followers.append(Run(behind, behind))
         if keys.is_first(sequence):
             self._free(sequence)
 

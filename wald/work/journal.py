@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from wald.errors import Damaged, command_line
@@ -18,6 +19,7 @@ from wald.store.files.consumers import open_own
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.ledger_tail import lost_a_sector
+from wald.store.files.regular import read_regular
 
 _MODE = 0o644  # as a cursor's: the log's owner reads what others have left
 _GROWN_BYTES = 256 << 10
@@ -102,16 +104,35 @@ def discard(root: Root, disk: Disk, route: str, group: str) -> None:
         disk.sync_directory(path.parent)
 
 
-def read_lines(path: Path, root: Root) -> tuple[list[Line], int]:
-    """The lines of a journal, and where the last whole one ends; what a crash has torn behind it is not there.
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read of a journal.
+
+    Attributes:
+        lines: that are whole, up to the first one that is not.
+        end: where they end, in bytes.
+        size: of the file, in bytes.
+        damage: what is wrong there; "" if nothing is, or only what a crash has torn.
+        behind: how many lines behind that are whole.
+    """
+
+    lines: list[Line]
+    end: int
+    size: int
+    damage: str = ""
+    behind: int = 0
+
+
+def read_journal(path: Path) -> Reading:
+    """Read a journal, also one that its owner writes to meanwhile.
 
     Raises:
-        Damaged: a line that was on disk cannot be read.
+        Damaged: it is no regular file.
         OSError: as of open(2).
     """
     lines: list[Line] = []
-    data = path.read_bytes()
-    offset = synced = 0
+    data = read_regular(path)
+    offset = synced = behind = 0
     end, why = -1, ""
     for piece in data.splitlines(keepends=True):
         try:
@@ -121,22 +142,40 @@ def read_lines(path: Path, root: Root) -> tuple[list[Line], int]:
             synced = max(synced, on_disk)
             if end < 0:
                 lines.append(line)
+            else:
+                behind += 1
         except BadWork as error:
             if end < 0:
                 end, why = offset, str(error)
                 torn = not piece.endswith(b"\n") or lost_a_sector(piece, offset)
         offset += len(piece)
     if end >= 0 and (synced > end or not torn):
-        raise _damaged(path, root, end, why)
-    return _begun(path, root, lines), offset if end < 0 else end
+        return Reading(lines, end, len(data), why, behind)
+    if why := _misbegun(lines):
+        return Reading([], 0, len(data), why, len(lines))
+    return Reading(lines, offset if end < 0 else end, len(data))
 
 
-def _begun(path: Path, root: Root, lines: list[Line]) -> list[Line]:
+def read_lines(path: Path, root: Root) -> tuple[list[Line], int]:
+    """The lines of a journal, and where the last whole one ends; what a crash has torn behind it is not there.
+
+    Raises:
+        Damaged: a line that was on disk cannot be read.
+        OSError: as of open(2).
+    """
+    read = read_journal(path)
+    if read.damage:
+        raise _damaged(path, root, read.end, read.damage)
+    return read.lines, read.end
+
+
+def _misbegun(lines: list[Line]) -> str:
+    """What is wrong with its first line; "" if nothing is."""
     if lines and not isinstance(lines[0], Start):
-        raise _damaged(path, root, 0, "its first line does not say whose it is")
+        return "its first line does not say whose it is"
     if any(isinstance(line, Start) for line in lines[1:]):
-        raise _damaged(path, root, 0, "two lines say whose it is")
-    return lines
+        return "two lines say whose it is"
+    return ""
 
 
 def _same(line: Line, start: Start) -> bool:
@@ -144,8 +183,8 @@ def _same(line: Line, start: Start) -> bool:
 
 
 def _damaged(path: Path, root: Root, offset: int, why: str) -> Damaged:
-    explaining = command_line(root.path, f"group show {path.parent.name} {path.stem}")
+    route = path.relative_to(root.routes).parts[0]
     return Damaged(
         f"{path}: offset {offset}: {why}; what it says of records above the cursor is not known",
-        hint=f"{explaining}; or mv {path} {path}.damaged: all above the cursor is then delivered again",
+        hint=f"{command_line(root.path, f'group show {route} {path.stem}')} says what can be done",
     )

@@ -137,6 +137,7 @@ class Owner:
         """Take in what time it is."""
         self._deliveries.expire(self.clock.monotonic_ns())
         self._deliveries.wake(self.clock.time_ns())
+        self._came_back([])
 
     def taken_lines(self) -> list[Commit]:
         """What has happened since this was called the last time."""
@@ -202,14 +203,13 @@ class Owner:
         """Take in that ``consumer`` has not processed records; those for which it does not count."""
         due_ns = self.clock.time_ns() + delay_ns if delay_ns > 0 else None
         settled = self._deliveries.give_back(consumer, sequences, due_ns=due_ns)
-        line = self._settling()
-        line.back += settled.runs
+        self._came_back(settled.runs)
         if due_ns is not None:
-            line.due += [(sequence, due_ns) for sequence in _each(settled)]
+            self._settling().due += [(sequence, due_ns) for sequence in _each(settled)]
         if reason and settled.runs:
             reason = reason[:_REASON_MAX]
             self._reasons |= dict.fromkeys(_each(settled), reason)
-            line.why.append(Why(reason, list(settled.runs)))
+            self._settling().why.append(Why(reason, list(settled.runs)))
         return settled.refused
 
     def extend(self, consumer: str, sequences: Collection[int], lease_ns: int) -> list[Refusal]:
@@ -346,9 +346,13 @@ class Owner:
                 del known[sequence]
 
     def _taken_back(self, runs: Collection[Run]) -> int:
-        if runs:
-            self._settling().back += runs
+        self._came_back(runs)
         return sum(run.size for run in runs)
+
+    def _came_back(self, runs: Collection[Run]) -> None:
+        """Write down what came back, and what did with it."""
+        if back := [*runs, *self._deliveries.followers()]:
+            self._settling().back += back
 
     def _settling(self) -> Commit:
         """The line for what is settled: behind what was leased in this turn, it is another one."""

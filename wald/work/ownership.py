@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +11,8 @@ from wald.format.names import HANDOVER_SUFFIX
 from wald.store.files.consumers import open_own
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+
+_ASKED_SECONDS = 0.1  # another process may hold the lock for an instant, to see whether it is held
 
 
 class Ownership:
@@ -29,7 +32,11 @@ class Ownership:
         self._disk = disk
         self.path, self.descriptor = open_own(root, disk, route, group, HANDOVER_SUFFIX)
         try:
-            if not disk.lock(self.descriptor):
+            until = time.monotonic() + _ASKED_SECONDS
+            while not disk.lock(self.descriptor):
+                if time.monotonic() < until:
+                    time.sleep(_ASKED_SECONDS / 10)
+                    continue
                 raise Locked(
                     f"{self.path}: another process works on route {route} for group {group}",
                     hint=f"wait until it has ended, or find it: fuser {self.path}",

@@ -27,14 +27,15 @@ class Replayed:
         self.reasons: dict[int, str] = {}
         self.dead: dict[int, Dead] = {}
         for line in lines:
-            self._carry_out(line)
+            self.carry_out(line)
         self.deliveries.window.pass_over(floor)
         self.deliveries.finish_all(Run(0, floor))
         is_open = self.deliveries.window.is_open
         self.reasons = {sequence: reason for sequence, reason in self.reasons.items() if is_open(sequence)}
         self.dead = {sequence: dead for sequence, dead in self.dead.items() if is_open(sequence)}
 
-    def _carry_out(self, line: Line) -> None:
+    def carry_out(self, line: Line) -> None:
+        """Carry out the next line."""
         deliveries = self.deliveries
         window = deliveries.window
         match line:

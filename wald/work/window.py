@@ -58,6 +58,7 @@ _ALL_DONE = bytes([_DONE_TRIES]) * PAGE
 _STATES_OF = bytes(State.DONE if tries == _DONE_TRIES else State.FREE for tries in range(256))
 _RUNS = {state: re.compile(b"\\x%02x+" % state) for state in State}
 _OPEN = re.compile(rb"[^\x00]")
+_OPEN_RUN = re.compile(rb"[^\x00]+")
 _ONCE_MORE = bytes([*(min(tries + 1, TRIES_MAX) for tries in range(_DONE_TRIES)), _DONE_TRIES])
 
 
@@ -196,6 +197,16 @@ class Window:
         """Take in that records are out by another lease."""
         for number, low, high in _parts(run):
             self._pages[number].lease(low, high, lease)
+
+    def hold(self, run: Run, lease: int) -> None:
+        """Take in that what is open of a run is out by ``lease``, and was counted before."""
+        for number, low, high in _parts(run):
+            page = self._pages.get(number)
+            if page is None:
+                continue
+            for found in _OPEN_RUN.finditer(page.states, low, high):
+                page.lease(found.start(), found.end(), lease)
+                page.states[found.start() : found.end()] = bytes([State.OUT]) * len(found[0])
 
     def set(self, run: Run, state: State) -> None:
         """Give open records a state that is neither DONE nor OUT; they keep their tries."""

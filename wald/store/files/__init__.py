@@ -17,6 +17,7 @@ ledger_tail   the end of an active ledger: what was synced
 lines         the lines of a ledger, looked up block by block
 moved         routes whose records are stored in another
 listing       which segments there are
+locks         which processes hold the lock of a file
 making        files, directories, FIFOs: their mode, and whose they are
 part_index    makes the index of a sealed part
 regular       opens a regular file and nothing else

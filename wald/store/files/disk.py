@@ -226,10 +226,14 @@ class Disk:
             raise
         self.sync_directory(path.parent)
 
-    def lock(self, descriptor: int) -> bool:
-        """Take the exclusive lock that ends with the descriptor; False if another process holds it."""
+    def lock(self, descriptor: int, *, shared: bool = False) -> bool:
+        """Take the lock that ends with the descriptor; False if another process holds it.
+
+        Args:
+            shared: whether others may have it too, if they share it; else it is exclusive.
+        """
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True

@@ -22,6 +22,7 @@ from wald.errors import Damaged, Locked, command_line
 from wald.format.head import decode_head
 from wald.format.names import Kind
 from wald.format.segment import HEADER, BadHeader, decode_header
+from wald.store.files import locks
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.listing import Segment, list_segments
@@ -118,10 +119,7 @@ def is_hidden(root: Root) -> bool:
 
 def holding_processes(root: Root) -> list[int]:
     """The processes that hold the lock, as the kernel lists them; those of other PID namespaces are not listed."""
-    try:
-        return [int(line.split()[4]) for line in _listed(root.lock)]
-    except (OSError, IndexError, ValueError):
-        return []
+    return locks.holders(root.lock)
 
 
 def how_to_stop(root: Root) -> str:
@@ -133,16 +131,7 @@ def how_to_stop(root: Root) -> str:
 
 def is_held(root: Root, disk: Disk) -> bool:
     """Whether a daemon runs on ``root`` now. If the lock may not be opened, the kernel's list of locks says so."""
-    try:
-        descriptor = os.open(root.lock, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    except PermissionError:
-        return _is_listed(root.lock)
-    try:
-        return not disk.lock(descriptor)
-    finally:
-        os.close(descriptor)
+    return locks.is_held(root.lock, disk)
 
 
 def require_free(root: Root, disk: Disk) -> None:
@@ -166,37 +155,6 @@ def _await(is_free: Callable[[], bool], root: Root) -> None:
                 hint=f"stop it first, or use its socket: {command_line(root.path, 'append ROUTE')}",
             )
         time.sleep(_ASKED_SECONDS / 10)
-
-
-def _is_listed(path: Path) -> bool:
-    """Whether /proc/locks has it."""
-    try:
-        return bool(_listed(path))
-    except FileNotFoundError:
-        return False
-
-
-def _listed(path: Path) -> list[str]:
-    """Its lines in /proc/locks; see proc_locks(5): ``1: FLOCK  ADVISORY  WRITE 123 fe:00:4711 0 EOF``."""
-    major, minor = _file_system(path)
-    file = f" {major:02x}:{minor:02x}:{os.stat(path).st_ino} "
-    return [line for line in Path("/proc/locks").read_text().splitlines() if file in line]
-
-
-def _file_system(path: Path) -> tuple[int, int]:
-    """The device that a file is on, as the kernel lists it; that of stat(2) differs on btrfs and overlayfs."""
-    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        about = Path(f"/proc/self/fdinfo/{descriptor}").read_text().split()
-    finally:
-        os.close(descriptor)
-    mount = about[about.index("mnt_id:") + 1]
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        number, _, device, *_ = line.split()
-        if number == mount:
-            major, _, minor = device.partition(":")
-            return int(major), int(minor)
-    raise FileNotFoundError(path)
 
 
 def _content(path: Path) -> dict[str, object]:

@@ -1,0 +1,147 @@
+"""``wald group list``, ``show`` and ``pending``, beside owners that live, hang or have died."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logs import Built
+from owning import Owning
+from running import eventually, output_of, refusal_of, wald
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Built:
+    """Ten records of route a; 11 to 13 of b."""
+    built = Built(tmp_path / "log")
+    built.lines("a", [b"%d" % number for number in range(1, 11)])
+    built.lines("b", [b"x"] * 3)
+    return built
+
+
+def listed(log: Built, *arguments: object) -> list[dict[str, Any]]:
+    lines = output_of("group", "list", "--root", log.root.path, "--json", *arguments).splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def shown(log: Built, group: str = "g") -> str:
+    return output_of("group", "show", "a", group, "--root", log.root.path).decode()
+
+
+def pending(log: Built, *arguments: object) -> str:
+    return output_of("group", "pending", "a", "g", "--root", log.root.path, *arguments).decode()
+
+
+def test_every_work_group_is_listed_with_its_owner_and_what_is_open(log: Built) -> None:
+    log.log.set_cursor("a", 0, "stream")
+    with Owning(log.root.path, "a", "g") as owner, Owning(log.root.path, "b", "h"):
+        owner.lease("worker-1", 4)
+        owner.ask("ack", "worker-1", [1, 3])
+        owner.ask("nack", "worker-1", [4], 3600)
+        first, second = listed(log)
+        assert [each["group"] for each in listed(log, "b")] == ["h"]
+    assert (first["route"], first["group"], second["route"], second["group"]) == ("a", "g", "b", "h")
+    assert first["owner"]["process"] == owner.pid
+    assert "owning.py" in first["owner"]["command"]
+    counts = ("floor", "taken_in", "open_records", "out_records", "waiting_records", "behind_records", "tries_max")
+    assert [first[name] for name in counts] == [1, 10, 8, 1, 1, 0, 1]
+    assert (second["taken_in"], second["behind_records"]) == (0, 3)
+
+
+def test_a_group_without_an_owner_says_so_and_what_happens_next(log: Built) -> None:
+    owner = Owning(log.root.path, "a", "g")
+    owner.lease("worker-1", 2)
+    owner.kill()
+    said = shown(log)
+    assert "owner       none runs; the next one delivers again all that is open\n" in said
+    assert "next        start its workers\n" in said
+    assert "worker-1" in pending(log)
+    assert "No owner runs: the next one delivers again all that is open." in pending(log)
+
+
+def test_show_names_who_has_the_oldest_record(log: Built) -> None:
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 2)
+        assert "record 1, appended 2023-11-14T" in shown(log)
+        assert "; worker-1 has it, try 1, 9 min 5" in shown(log)
+        owner.ask("nack", "worker-1", [1], 3600)
+        assert "; waits until 20" in shown(log)
+        owner.ask("release", "worker-1")
+        owner.ask("ack", "worker-1", [1])
+        assert "record 2, " in shown(log)
+        assert "; no worker has it, delivered 1 time\n" in shown(log)
+
+
+def test_show_says_what_a_group_holds_back(log: Built) -> None:
+    log.cut()
+    log.seal()
+    log.lines("b", [b"y"])
+    with Owning(log.root.path, "a", "g"):
+        assert "holds back  1 segment, " in shown(log)
+
+
+def test_a_group_that_has_done_everything_needs_nothing(log: Built) -> None:
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.ask("ack", "worker-1", owner.lease("worker-1", 10))
+        assert "next        nothing: every record is done\n" in shown(log)
+        assert pending(log) == "nothing is out, waits, or is being given up\n"
+
+
+def test_pending_has_a_line_for_records_that_are_alike(log: Built) -> None:
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 3)
+        owner.lease("worker-2", 3)
+        owner.ask("nack", "worker-2", [5, 6], 3600)
+        said = pending(log).splitlines()
+        out = [line.split()[:3] for line in said if "worker" in line]
+        assert out == [["1", "3", "worker-1"], ["4", "4", "worker-2"]]
+        assert [line.split()[:2] for line in said if " min " in line and "worker" not in line] == [["5", "6"]]
+        assert "worker-1" not in pending(log, "--consumer", "worker-2")
+        assert pending(log, "--consumer", "worker-3") == "nothing is with worker-3\n"
+        assert "and 1 more; -n 2 shows all" in pending(log, "-n", 1)
+        assert len(pending(log, "--json", "-n", 1).splitlines()) == 2
+
+
+def test_a_lease_that_is_over_is_not_shown(log: Built) -> None:
+    """Also if its owner hangs and has not noticed."""
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 3, lease_for=0.001)
+        owner.lease("worker-2", 1)
+        eventually(lambda: "worker-1" not in pending(log))
+
+
+def test_a_damaged_journal_is_explained_and_others_are_listed(log: Built) -> None:
+    with Owning(log.root.path, "a", "g") as owner, Owning(log.root.path, "b", "h"):
+        owner.ask("ack", "worker-1", owner.lease("worker-1", 1))
+        owner.ask("ack", "worker-1", owner.lease("worker-1", 1))
+    path = log.root.route("a") / "g.work"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], b"damaged\n", *lines[2:]]))
+    done = wald("group", "list", "--root", log.root.path)
+    assert done.returncode == 4
+    assert f"damaged: wald --root {log.root.path} group show a g" in done.stdout.decode()
+    assert "\nb      h " in done.stdout.decode()
+    done = wald("group", "show", "a", "g", "--root", log.root.path)
+    said = done.stdout.decode()
+    assert (done.returncode, done.stderr) == (4, b"")
+    assert f"{path}: offset {len(lines[0])}: " in said
+    assert f"mv {path} {path}.damaged, then start its workers" in said
+    code, message, hint = refusal_of("group", "pending", "a", "g", "--root", log.root.path)
+    assert (code, f"offset {len(lines[0])}" in message, hint.endswith("group show a g")) == (4, True, True)
+    path.rename(f"{path}.damaged")
+    with Owning(log.root.path, "a", "g") as owner:
+        assert owner.lease("worker-1", 8) == list(range(3, 11))
+
+
+@pytest.mark.parametrize("name", ["show", "pending"])
+def test_a_group_that_is_no_work_group_is_named_as_what_it_is(log: Built, name: str) -> None:
+    log.log.set_cursor("a", 0, "stream")
+    at = ("--root", log.root.path)
+    code, message, hint = refusal_of("group", name, "a", "stream", *at)
+    assert (code, "is no work group" in message, "cursor show a --group stream" in hint) == (3, True, True)
+    code, _, hint = refusal_of("group", name, "a", "none", *at)
+    assert (code, hint.endswith("group list a")) == (3, True)
+    code, _, hint = refusal_of("group", name, "none", "g", *at)
+    assert (code, "routes lists them" in hint) == (3, True)

@@ -1,0 +1,252 @@
+"""What a work group looks like from outside is what its owner says of it."""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from logs import START_NS, Built
+from running import eventually
+
+from wald.errors import NotFound
+from wald.format.work import Commit, Held, Start, encode_work
+from wald.work.group import Order, WorkGroup
+from wald.work.picture import Picture, Seen, look, work_file, work_files
+
+TICK_NS = 100_000_000
+RECORDS = 140  # in two pages
+KEYS = (None, b"k", b"l")
+WORKERS = ("a", "b", "c")
+
+
+@dataclass
+class Clocks:
+    """Both clocks, in ticks, so that a lease ends exactly when it was to end."""
+
+    ticks: int = 0
+
+    def monotonic_ns(self) -> int:
+        return self.ticks * TICK_NS
+
+    def time_ns(self) -> int:
+        return START_NS + self.ticks * TICK_NS
+
+
+def seen(built: Built, now_ns: int) -> Seen:
+    return look(built.log, work_file(built.root, "a", "g"), now_ns)
+
+
+def of_owner(work: WorkGroup) -> dict[int, tuple[str, int]]:
+    """Who has each record, and for how many ticks."""
+    return {
+        sequence: (each.consumer, round(each.left * 10))
+        for each in work.pending()
+        for sequence in range(each.first, each.last + 1)
+    }
+
+
+def of_picture(found: Seen, now_ns: int) -> dict[int, tuple[str, int]]:
+    return {
+        sequence: (each.consumer, round((each.until_ns - now_ns) / TICK_NS))
+        for each in found.picture.out()
+        for sequence in range(each.first, each.last + 1)
+    }
+
+
+Step = Callable[[WorkGroup, Clocks, list[int]], object]
+workers = st.sampled_from(WORKERS)
+sequences = st.lists(st.integers(0, RECORDS - 1), min_size=1, max_size=20)
+seconds = st.integers(1, 20)
+
+
+def lease(worker: str, count: int, for_: int) -> Step:
+    return lambda work, _clocks, _had: work.lease(worker, count, lease_for=for_)
+
+
+def ack(worker: str, some: list[int]) -> Step:
+    return lambda work, _clocks, had: work.ack(worker, [had[at] for at in some])
+
+
+def nack(worker: str, some: list[int], delay: int) -> Step:
+    return lambda work, _clocks, had: work.nack(worker, [had[at] for at in some], delay)
+
+
+def extend(worker: str, some: list[int], for_: int) -> Step:
+    return lambda work, _clocks, had: work.extend(worker, [had[at] for at in some], for_)
+
+
+def release(worker: str) -> Step:
+    return lambda work, _clocks, _had: work.release(worker)
+
+
+def claim(idle: int) -> Step:
+    return lambda work, _clocks, _had: work.claim(idle)
+
+
+def pass_time(ticks: int) -> Step:
+    def pass_(_work: WorkGroup, clocks: Clocks, _had: list[int]) -> None:
+        clocks.ticks += ticks
+
+    return pass_
+
+
+steps = st.one_of(
+    st.builds(lease, workers, st.integers(1, 100), seconds),
+    st.builds(ack, workers, sequences),
+    st.builds(nack, workers, sequences, st.sampled_from([0, 0, 5])),
+    st.builds(extend, workers, sequences, seconds),
+    st.builds(release, workers),
+    st.builds(claim, seconds),
+    st.builds(pass_time, st.integers(1, 100)),
+)
+
+
+@pytest.mark.parametrize("order", ["log", "key"])
+@pytest.mark.parametrize("grown_bytes", [0, 256 << 10])
+@settings(max_examples=40, deadline=None)
+@given(plan=st.lists(steps, min_size=12, max_size=25))
+def test_the_picture_is_what_the_owner_says(order: Order, grown_bytes: int, plan: list[Step]) -> None:
+    """Also if the journal is written anew all the time, and while records of a key come back together."""
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wald.work.journal._GROWN_BYTES", grown_bytes)
+        patch.setattr("wald.work.journal._GROWN_TIMES", 1)
+        built = Built(Path(directory) / "root")
+        for first in range(0, RECORDS, 35):
+            numbers = range(first, first + 35)
+            built.columns("a", [b"%d" % number for number in numbers], keys=[KEYS[number % 3] for number in numbers])
+            built.lines("other", [b"between"])
+        had = [record.sequence for record in built.log.records("a")]
+        clocks = Clocks()
+        with WorkGroup(built.root.path, "a", "g", order=order, clock=clocks) as work:
+            eventually(lambda: work.lease("a", 1))
+            for step in plan:
+                step(work, clocks, had)
+                now_ns = clocks.time_ns()
+                owner, found = of_owner(work), seen(built, now_ns)
+                assert of_picture(found, now_ns) == owner
+                assert found.picture.floor == work.floor
+                firsts = {each.first: each.tries for each in work.pending()}
+                told = {at: each.tries for each in found.picture.out() for at in range(each.first, each.last + 1)}
+                assert firsts.items() <= told.items()
+
+
+def test_what_waits_is_named_with_its_time(built: Built) -> None:
+    built.lines("a", [b"1", b"2", b"3", b"4"])
+    clocks = Clocks()
+    with WorkGroup(built.root.path, "a", "g", clock=clocks) as work:
+        eventually(lambda: work.lease("x", 4))
+        work.nack("x", [2, 3], delay=60)
+        picture = seen(built, clocks.time_ns()).picture
+        later = seen(built, clocks.time_ns() + 61 * 10**9).picture
+    assert [tuple(each) for each in picture.waiting()] == [(2, 3, START_NS + 60 * 10**9, 1)]
+    assert (list(later.waiting()), later.open) == ([], 4)
+
+
+def test_what_is_being_given_up_is_named_with_its_reason(built: Built) -> None:
+    """No daemon takes the dead letter, so it stays."""
+    built.lines("a", [b"1", b"2"])
+    with WorkGroup(built.root.path, "a", "g", max_tries=1) as work:
+        eventually(lambda: work.lease("x", 1))
+        work.nack("x", [1], reason="no such customer")
+        work.lease("x", 1)
+        eventually(lambda: seen(built, START_NS).picture.dead)
+        (dead,) = seen(built, START_NS).picture.dead
+    assert (dead.sequence, dead.tries, dead.reason) == (1, 1, "no such customer")
+
+
+def test_records_that_were_read_with_those_that_were_leased_count_as_read(built: Built) -> None:
+    built.lines("a", [b"%d" % number for number in range(10)])
+    with WorkGroup(built.root.path, "a", "g") as work:
+        eventually(lambda: work.lease("x", 3))
+        picture = seen(built, START_NS).picture
+    assert (picture.end, picture.open) == (11, 10)
+
+
+def test_the_owner_is_named_and_one_that_ended_is_not(built: Built) -> None:
+    built.lines("a", [b"1"])
+    with WorkGroup(built.root.path, "a", "g"):
+        owner = seen(built, START_NS).owner
+    assert owner is not None
+    assert owner.pid is not None
+    assert sys.executable in owner.command
+    assert seen(built, START_NS).owner is None
+
+
+def test_looking_never_keeps_an_owner_from_starting(built: Built) -> None:
+    """Who looks takes the lock of a group for an instant, if no process is listed that has it."""
+    built.lines("a", [b"1"])
+    with WorkGroup(built.root.path, "a", "g"):
+        pass
+    looking = work_file(built.root, "a", "g").lock.open("rb")
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    threading.Timer(0.02, looking.close).start()
+    with WorkGroup(built.root.path, "a", "g"):
+        assert looking.closed
+
+
+def test_a_line_that_is_being_written_is_no_damage(built: Built) -> None:
+    built.lines("a", [b"1"])
+    with WorkGroup(built.root.path, "a", "g") as work:
+        eventually(lambda: work.lease("x", 1))
+    path = work_file(built.root, "a", "g").path
+    whole = path.read_bytes()
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        assert seen(built, START_NS).damage == ""
+
+
+def test_damage_is_placed_and_what_is_before_it_is_known(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    with WorkGroup(built.root.path, "a", "g") as work:
+        for sequence in (1, 2):
+            eventually(lambda: work.lease("x", 1))
+            work.ack("x", [sequence])
+    path = work_file(built.root, "a", "g").path
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], b"x" + lines[1][1:], *lines[2:]]))
+    found = seen(built, START_NS)
+    assert found.damage.startswith(f"offset {len(lines[0])}: ")
+    assert (len(found.reading.lines), found.reading.behind) == (1, len(lines) - 2)
+
+
+@pytest.mark.parametrize(
+    "commit", [Commit(out=[Held("x", 1, [(5, 4)])]), Commit(done=[(-9, 9)]), Commit(due=[(7, -1)])], ids=str
+)
+def test_a_journal_that_no_owner_wrote_is_damage_at_most(built: Built, commit: Commit) -> None:
+    """Other users may leave one in the directory of the consumers."""
+    built.lines("a", [b"1"])
+    with WorkGroup(built.root.path, "a", "g"):
+        pass
+    start = Start(built.log_id, "a", "g", 0, 1)
+    work_file(built.root, "a", "g").path.write_bytes(encode_work(start, 0) + encode_work(commit, 0))
+    assert isinstance(seen(built, START_NS).picture, Picture)
+
+
+def test_the_journal_of_another_group_is_damage(built: Built) -> None:
+    built.lines("a", [b"1"])
+    with WorkGroup(built.root.path, "a", "g"):
+        pass
+    file = work_file(built.root, "a", "g")
+    file.path.rename(file.path.with_name("h.work"))
+    found = look(built.log, work_file(built.root, "a", "h"), START_NS)
+    assert found.damage.startswith("offset 0: the journal of group g on route a of log ")
+
+
+def test_work_groups_are_those_with_a_journal(built: Built) -> None:
+    built.lines("a", [b"1"])
+    built.log.set_cursor("a", 0, "stream")
+    with WorkGroup(built.root.path, "a", "g"):
+        pass
+    assert [each.group for each in work_files(built.root, "a")] == ["g"]
+    with pytest.raises(NotFound, match="has a cursor alone"):
+        work_file(built.root, "a", "stream")
+    with pytest.raises(NotFound, match="has no work group"):
+        work_file(built.root, "a", "none")

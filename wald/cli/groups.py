@@ -1,0 +1,391 @@
+"""``wald group list``, ``show`` and ``pending``: who has which records of a work group, and what does not come on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import click
+
+import wald
+from wald.cli.options import json_option, of_consumer_option, root_option, route_argument
+from wald.cli.output import aligned, json_line, time_fields
+from wald.errors import Damaged, command_line
+from wald.format.names import CONSUMERS, check_group, check_route
+from wald.format.times import utc
+from wald.format.work import Dead
+from wald.log import Log
+from wald.setting_types import format_bytes, format_seconds
+from wald.store.retention.backlog import Backlog, GroupBacklog
+from wald.store.retention.cursors import Cursor, CursorState
+from wald.store.retention.progress import Lag, lags
+from wald.work.picture import Out, Seen, Waiting, look, work_file, work_files
+
+_NS = 10**9
+_SHOWN = 20
+_COLUMNS = ("ROUTE", "GROUP", "OWNER", "DONE TO", "READ TO", "OPEN", "OUT", "WAITING", "GIVING UP", "BEHIND", "OLDEST")
+_NUMERIC = tuple(range(2, len(_COLUMNS)))
+
+
+@click.group()
+def group() -> None:
+    """Look at the work groups of a log, and help one that does not come on.
+
+    In a work group many workers share a route, and each record is leased to one of them and acknowledged by itself.
+    """
+
+
+def group_argument(function: click.decorators.FC) -> click.decorators.FC:
+    """A work group with a legal name; the command gets ``group``."""
+    return click.argument("group", callback=lambda _ctx, _parameter, name: check_group(name))(function)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A work group, and what the log has for it.
+
+    Attributes:
+        unfinished: from the first record on that is not done; behind: what was not taken in yet.
+    """
+
+    seen: Seen
+    unfinished: Lag
+    behind: Lag
+
+
+@group.command("list")
+@click.argument("route", required=False, callback=lambda _ctx, _parameter, name: name and check_route(name))
+@root_option
+@json_option
+def list_(root: Path, route: str | None, as_json: bool) -> int:
+    """List the work groups of ROUTE, or of every route: who works for each, and how far it is.
+
+    DONE TO is the ack floor: everything up to it is done. Of the records up to READ TO, OPEN are not done: OUT are
+    with workers, WAITING are not due, and GIVING UP become dead letters. BEHIND were not read yet. OLDEST is how long
+    the first record that is not done has been in the log. OWNER is the process that the workers are part of, or
+    connected to. The exit code is 4 if a journal is damaged.
+    """
+    log = wald.open(root)
+    now_ns = time.time_ns()
+    found = _found(log, [route] if route else log.routes(), now_ns)
+    if as_json:
+        for each in found:
+            click.echo(json_line("group.list", _fields(each)))
+    else:
+        for line in aligned([(*_COLUMNS, ""), *(_row(log, each, now_ns) for each in found)], _NUMERIC):
+            click.echo(line)
+    return Damaged.exit_code if any(each.seen.damage for each in found) else 0
+
+
+def _found(log: Log, routes: Iterable[str], now_ns: int) -> list[_Found]:
+    seen = []
+    for route in routes:
+        for file in work_files(log.root, route):
+            try:
+                seen.append(look(log, file, now_ns))
+            except FileNotFoundError:  # removed meanwhile
+                continue
+    return _with_lags(log, seen)
+
+
+def _with_lags(log: Log, seen: list[Seen]) -> list[_Found]:
+    """What the log has for each, counted in one pass."""
+    begins = []
+    for number, each in enumerate(seen):
+        at, picture = each.cursor, each.picture
+        for name, sequence in (("unfinished", picture.floor), ("behind", picture.end - 1)):
+            begins.append(Cursor(at.route, f"{number} {name}", at.path, CursorState.VALID, sequence))
+    counted = lags(log.view(), begins)
+    return [
+        _Found(each, *(counted[each.cursor.route, f"{number} {name}"] for name in ("unfinished", "behind")))
+        for number, each in enumerate(seen)
+    ]
+
+
+def _fields(found: _Found) -> dict[str, object]:
+    seen, picture = found.seen, found.seen.picture
+    return {
+        "route": seen.file.route,
+        "group": seen.file.group,
+        "path": str(seen.file.path),
+        "owner": seen.owner and {"process": seen.owner.pid, "command": seen.owner.command},
+        "damage": seen.damage,
+        "cursor": seen.cursor.sequence,
+        "floor": picture.floor,
+        "taken_in": picture.end - 1,
+        "open_records": picture.open,
+        "out_records": _count(picture.out()),
+        "waiting_records": _count(picture.waiting()),
+        "giving_up_records": len(picture.dead),
+        "behind_records": found.behind.records,
+        **time_fields("oldest_append_time", found.unfinished.oldest_ns),
+        "tries_max": picture.tries_max,
+    }
+
+
+def _row(log: Log, found: _Found, now_ns: int) -> tuple[str, ...]:
+    seen, picture = found.seen, found.seen.picture
+    owner = "none" if seen.owner is None else str(seen.owner.pid or "elsewhere")
+    notes = [f"in {CONSUMERS}/"] if seen.file.of_consumer else []
+    if seen.damage:
+        notes.append(f"damaged: {_line(log, 'show', seen)}")
+        numbers = ["?"] * 7
+    else:
+        counts = (picture.open, _count(picture.out()), _count(picture.waiting()), len(picture.dead))
+        numbers = [str(each) for each in (picture.floor, picture.end - 1, *counts, found.behind.records)]
+    age = "-" if found.unfinished.oldest_ns is None else format_seconds(found.unfinished.seconds(now_ns))
+    return (seen.file.route, seen.file.group, owner, *numbers, age, ", ".join(notes))
+
+
+@group.command("show")
+@route_argument
+@group_argument
+@root_option
+@of_consumer_option
+@json_option
+def show(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> int:
+    """Show how far a work group is: who works for it, what is open, what the oldest open record waits for.
+
+    Of a damaged journal, where the damage is, what is known, and what can be done; the exit code is 4 then.
+    """
+    log = wald.open(root)
+    now_ns = time.time_ns()
+    seen = look(log, work_file(log.root, route, group, of_consumer=of_consumer), now_ns)
+    (found,) = _with_lags(log, [seen])
+    held = _held_back(log, seen)
+    if as_json:
+        click.echo(json_line("group.show", _fields(found) | _more_fields(found, held)))
+    else:
+        click.echo("\n".join(aligned(list(_rows(log, found, held, now_ns)), ())))
+    return Damaged.exit_code if seen.damage else 0
+
+
+def _held_back(log: Log, seen: Seen) -> GroupBacklog:
+    """What the group keeps from being reclaimed."""
+    backlog = Backlog(log.view())
+    for _ in backlog.segments():
+        pass
+    file = seen.file
+    return backlog.groups.get((file.route, file.group)) or GroupBacklog(seen.cursor, retired=False)
+
+
+def _more_fields(found: _Found, held: GroupBacklog) -> dict[str, object]:
+    seen, picture = found.seen, found.seen.picture
+    due = min((each.due_ns for each in picture.waiting()), default=None)
+    return {
+        "oldest": picture.floor + 1 if picture.open else None,
+        **time_fields("next_due", due),
+        "journal_bytes": seen.reading.size,
+        "journal_lines": len(seen.reading.lines),
+        "lines_behind_damage": seen.reading.behind,
+        "pinned_segments": held.pinned_segments,
+        "pinned_bytes": held.pinned_bytes,
+        "frees_bytes": held.exclusive_bytes,
+    }
+
+
+def _rows(log: Log, found: _Found, held: GroupBacklog, now_ns: int) -> Iterator[tuple[str, str]]:
+    seen, picture = found.seen, found.seen.picture
+    at = seen.cursor
+    yield "route", seen.file.route
+    yield "group", seen.file.group + f", in {CONSUMERS}/" * seen.file.of_consumer
+    yield "owner", _owner(seen)
+    yield "cursor", f"at {at.sequence}" if at.state is CursorState.VALID else f"{at.state.value}: {at.message}"
+    if seen.damage:
+        yield "damaged", f"{seen.file.path}: {seen.damage}"
+        known = f"{len(seen.reading.lines)} lines before it are whole, and {seen.reading.behind} behind it"
+        yield "known", f"{known}; what is above the cursor is not"
+    else:
+        yield "done to", f"{picture.floor}: every record up to there is done" if picture.floor else "nothing yet"
+        behind = f"; {_records(found.behind.records)} more in the log" if found.behind.records else ", the last record"
+        yield "read to", f"{picture.end - 1}{behind}"
+        yield "open", _open(seen)
+        if found.unfinished.oldest_ns is not None:
+            yield "oldest", _oldest(found, now_ns)
+        if due := min((each.due_ns for each in picture.waiting()), default=0):
+            yield "next due", f"{utc(due)}, in {format_seconds((due - now_ns) / _NS)}"
+        if picture.open:
+            yield "tries", f"at most {picture.tries_max}"
+    yield "journal", f"{seen.file.path}, {format_bytes(seen.reading.size)}"
+    yield "holds back", _holding(held)
+    yield "next", _next(log, found)
+
+
+def _owner(seen: Seen) -> str:
+    if seen.owner is None:
+        return "none runs" + "; the next one delivers again all that is open" * bool(seen.picture.open)
+    if seen.owner.pid is None:
+        return "runs, in another container or PID namespace"
+    return f"process {seen.owner.pid}{': ' if seen.owner.command else ''}{seen.owner.command}"
+
+
+def _open(seen: Seen) -> str:
+    picture = seen.picture
+    if not picture.open:
+        return "nothing: every record that was read is done"
+    out, waiting, dead = _count(picture.out()), _count(picture.waiting()), len(picture.dead)
+    parts = [f"{out} out", f"{waiting} waiting", f"{dead} being given up"]
+    return f"{_records(picture.open)}: {', '.join(parts)}, {max(0, picture.open - out - waiting - dead)} ready"
+
+
+def _oldest(found: _Found, now_ns: int) -> str:
+    picture = found.seen.picture
+    named = f"record {picture.floor + 1}" if picture.open else "a record that was not read yet"
+    since = f"appended {utc(found.unfinished.oldest_ns or 0)}, {format_seconds(found.unfinished.seconds(now_ns))} ago"
+    reason = picture.reasons.get(picture.floor + 1)
+    return f"{named}, {since}{_standing(found.seen, now_ns)}" + f"; came back last: {reason}" * bool(reason)
+
+
+def _standing(seen: Seen, now_ns: int) -> str:
+    """Where the oldest open record is."""
+    picture = seen.picture
+    oldest = picture.floor + 1
+    if not picture.open:
+        return ""
+    if dead := [each for each in picture.dead if each.sequence == oldest]:
+        return f"; is being given up: {dead[0].reason}"
+    out = next(picture.out(), None)
+    if out is not None and out.first == oldest:
+        return f"; {out.consumer} has it, try {out.tries}, {format_seconds((out.until_ns - now_ns) / _NS)} left"
+    waiting = next(picture.waiting(), None)
+    if waiting is not None and waiting.first == oldest:
+        return f"; waits until {utc(waiting.due_ns)}, delivered {_times(waiting.tries)}"
+    return f"; no worker has it, delivered {_times(picture.tries(oldest))}"
+
+
+def _holding(held: GroupBacklog) -> str:
+    if not held.pinned_segments:
+        return "no complete segment"
+    segments = f"{held.pinned_segments} segment{'s' * (held.pinned_segments != 1)}"
+    return f"{segments}, {format_bytes(held.pinned_bytes)}; {format_bytes(held.exclusive_bytes)} by it alone"
+
+
+def _next(log: Log, found: _Found) -> str:
+    """What to type, or to do."""
+    seen, picture = found.seen, found.seen.picture
+    path = seen.file.path
+    if seen.damage:
+        lost = _records(found.unfinished.records)
+        return f"mv {path} {path}.damaged, then start its workers: all above the cursor is delivered again, {lost}"
+    if seen.cursor.state is CursorState.ABSENT:
+        return f"nothing: without a cursor the journal is not used; {_line(log, 'remove', seen)} removes it"
+    if not picture.open and not found.behind.records:
+        return "nothing: every record is done"
+    if seen.owner is None:
+        return "start its workers"
+    if picture.dead or any(picture.out()) or any(picture.waiting()):
+        return _line(log, "pending", seen)
+    return "look at its workers: none asks for a record" + f"; ps -fp {seen.owner.pid}" * bool(seen.owner.pid)
+
+
+@group.command("pending")
+@route_argument
+@group_argument
+@root_option
+@of_consumer_option
+@click.option("--consumer", metavar="NAME", help="Only what this worker has.")
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"How many lines of each kind; without it: {_SHOWN}, with --json all.",
+)
+@json_option
+def pending(
+    root: Path, route: str, group: str, of_consumer: bool, consumer: str | None, count: int | None, as_json: bool
+) -> None:
+    """Show which records of a work group are with which worker, which wait until when, and which are given up.
+
+    What a worker did not acknowledge before UNTIL is ready again, and not shown. TRIES is how often each record was
+    delivered. With --json, one object per line.
+    """
+    log = wald.open(root)
+    now_ns = time.time_ns()
+    seen = look(log, work_file(log.root, route, group, of_consumer=of_consumer), now_ns)
+    if seen.damage:
+        raise Damaged(f"{seen.file.path}: {seen.damage}", hint=_line(log, "show", seen))
+    picture = seen.picture
+    out = [each for each in picture.out() if consumer in (None, each.consumer)]
+    waiting, dead = ([], []) if consumer else (list(picture.waiting()), picture.dead)
+    if as_json:
+        objects = [*islice(map(_out_fields, out), count), *islice(map(_waiting_fields, waiting), count)]
+        for fields in (*objects, *islice(map(_dead_fields, dead), count)):
+            click.echo(json_line("group.pending", {"route": route, "group": group} | dict(fields)))
+        return
+    tables = [*_out_table(out, now_ns, count), *_waiting_table(waiting, now_ns, count), *_dead_table(dead, count)]
+    if seen.owner is None and picture.open:
+        tables.append("No owner runs: the next one delivers again all that is open.")
+    nothing = f"nothing is with {consumer}" if consumer else "nothing is out, waits, or is being given up"
+    click.echo("\n\n".join(tables or [nothing]))
+
+
+def _out_table(out: list[Out], now_ns: int, count: int | None) -> Iterator[str]:
+    rows = [
+        (*_range(each), each.consumer, utc(each.until_ns), format_seconds((each.until_ns - now_ns) / _NS), each.tries)
+        for each in out
+    ]
+    yield from _table(("OUT", "TO", "WORKER", "UNTIL", "LEFT", "TRIES"), rows, (0, 1, 4, 5), count)
+
+
+def _waiting_table(waiting: list[Waiting], now_ns: int, count: int | None) -> Iterator[str]:
+    rows = [
+        (*_range(each), utc(each.due_ns), format_seconds((each.due_ns - now_ns) / _NS), each.tries) for each in waiting
+    ]
+    yield from _table(("WAITING", "TO", "DUE", "IN", "TRIES"), rows, (0, 1, 3, 4), count)
+
+
+def _dead_table(dead: list[Dead], count: int | None) -> Iterator[str]:
+    rows = [(each.sequence, utc(each.at_ns), each.tries, each.route, each.reason) for each in dead]
+    yield from _table(("GIVING UP", "SINCE", "TRIES", "DEAD LETTER TO", "REASON"), rows, (0, 2), count)
+
+
+def _table(
+    headings: tuple[str, ...], rows: Sequence[tuple[object, ...]], numeric: tuple[int, ...], count: int | None
+) -> Iterator[str]:
+    shown = count or _SHOWN
+    if rows:
+        lines = list(aligned([headings, *(tuple(map(str, row)) for row in rows[:shown])], numeric))
+        if more := len(rows) - shown:
+            lines += [f"and {more} more; -n {len(rows)} shows all"] * (more > 0)
+        yield "\n".join(lines)
+
+
+def _out_fields(each: Out) -> Mapping[str, object]:
+    fields = {"kind": "out", "first": each.first, "last": each.last, "consumer": each.consumer}
+    return fields | time_fields("until", each.until_ns) | {"tries": each.tries}
+
+
+def _waiting_fields(each: Waiting) -> Mapping[str, object]:
+    fields: dict[str, object] = {"kind": "waiting", "first": each.first, "last": each.last}
+    return fields | time_fields("due", each.due_ns) | {"tries": each.tries}
+
+
+def _dead_fields(each: Dead) -> Mapping[str, object]:
+    fields: dict[str, object] = {"kind": "giving-up", "sequence": each.sequence}
+    more = {"tries": each.tries, "reason": each.reason, "dead_letter_route": each.route}
+    return fields | time_fields("since", each.at_ns) | more
+
+
+def _line(log: Log, command: str, seen: Seen) -> str:
+    option = " --of-consumer" if seen.file.of_consumer else ""
+    return command_line(log.root.path, f"group {command} {seen.file.route} {seen.file.group}{option}")
+
+
+def _range(each: Out | Waiting) -> tuple[int, int]:
+    return each.first, each.last
+
+
+def _count(runs: Iterable[Out | Waiting]) -> int:
+    return sum(each.last - each.first + 1 for each in runs)
+
+
+def _records(count: int) -> str:
+    return f"{count} record{'s' * (count != 1)}"
+
+
+def _times(tries: int) -> str:
+    return "never" if not tries else f"{tries} time{'s' * (tries != 1)}"

@@ -1,0 +1,302 @@
+"""What a work group looks like from outside: by its journal and its cursor, without its lock and without its owner.
+
+The lines are carried out as the owner does it, but by the clock on the wall, which they name. So a lease that is over
+has come back, and what waits for a time that has come is free. While an owner runs, the picture may be some lines old.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from wald.errors import Damaged, NotFound, command_line
+from wald.format.names import HANDOVER_SUFFIX, WORK_SUFFIX, check_group, is_route
+from wald.format.work import Commit, Held, Line, Start
+from wald.log import Log
+from wald.store.files import locks
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.retention.cursors import Cursor
+from wald.work.journal import Reading, read_journal
+from wald.work.replay import Replayed
+from wald.work.window import Run, State
+
+T = TypeVar("T")
+_DONE_TRIES = b"\xff"  # in a page, of a record that is done
+_READ_AGAIN = 3  # a start of the owner cuts a torn end off and goes on there, perhaps between two reads
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFile:
+    """The journal of a work group, which makes a group a work group.
+
+    Attributes:
+        of_consumer: whether it is in the directory in which other users leave cursors.
+    """
+
+    root: Root
+    route: str
+    group: str
+    of_consumer: bool = False
+
+    @property
+    def path(self) -> Path:
+        directory = self.root.consumers(self.route) if self.of_consumer else self.root.route(self.route)
+        return directory / f"{self.group}{WORK_SUFFIX}"
+
+    @property
+    def lock(self) -> Path:
+        """The file that the owner of the group has locked."""
+        return self.path.with_suffix(HANDOVER_SUFFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerProcess:
+    """The process that works for a group.
+
+    Attributes:
+        pid: None if it is not known: it runs in another PID namespace.
+        command: its command line; "" if this user may not see it.
+    """
+
+    pid: int | None
+    command: str
+
+
+class Out(NamedTuple):
+    """Records that a consumer has.
+
+    Attributes:
+        until_ns: when its lease ends, in ns since 1970.
+        tries: how often each of them was delivered.
+    """
+
+    first: int
+    last: int
+    consumer: str
+    until_ns: int
+    tries: int
+
+
+class Waiting(NamedTuple):
+    """Records that are not due yet.
+
+    Attributes:
+        due_ns: when they are, in ns since 1970.
+        tries: how often each of them was delivered.
+    """
+
+    first: int
+    last: int
+    due_ns: int
+    tries: int
+
+
+class _Leased(Replayed):
+    """The lines carried out with who has what, which a new owner does not ask."""
+
+    def carry_out(self, line: Line) -> None:
+        if isinstance(line, Commit):
+            for first, last in line.done:  # first: a worker that needed longer may have been done in the same turn
+                self.deliveries.finish_all(Run(first, last))
+            self._hold(line.longer)
+            for first, last in line.back:
+                self.deliveries.take_back(Run(first, last))
+        super().carry_out(line)
+        if isinstance(line, Commit):
+            self._hold(line.out)
+
+    def _hold(self, leases: Iterable[Held]) -> None:
+        for held in leases:
+            for first, last in held.runs:
+                self.deliveries.hold(Run(first, last), held.to, until_ns=held.until_ns)
+
+
+class Picture:
+    """What a journal says.
+
+    Args:
+        floor: of the group's cursor.
+        now_ns: what time it is, in ns since 1970.
+
+    Attributes:
+        dead: records that are being given up.
+        reasons: why records came back the last time, as their workers said.
+
+    Raises:
+        Damaged: the lines do not fit each other.
+    """
+
+    def __init__(self, path: Path, lines: list[Line], floor: int, now_ns: int) -> None:
+        try:
+            replayed = _Leased(lines, floor, by_key=False)
+        except (LookupError, ValueError, TypeError, OverflowError) as error:
+            message = f"{path}: its lines do not follow from each other ({error!r})"
+            raise Damaged(message, hint="keep a copy of the file for a bug report") from error
+        self._deliveries = replayed.deliveries
+        self._window = self._deliveries.window
+        self._deliveries.expire(now_ns)
+        self._deliveries.wake(now_ns)
+        self.dead = [each for _, each in sorted(replayed.dead.items())]
+        self.reasons = replayed.reasons
+
+    @property
+    def floor(self) -> int:
+        """The ack floor: everything up to it is done."""
+        return self._window.floor
+
+    @property
+    def end(self) -> int:
+        """The first sequence that the group has not taken in."""
+        return self._window.end
+
+    @property
+    def open(self) -> int:
+        """How many records were taken in and are not done."""
+        return self._window.open
+
+    @property
+    def tries_max(self) -> int:
+        """How often the record was delivered that was delivered most, of those that are not done."""
+        return max((max(tries.replace(_DONE_TRIES, b""), default=0) for _, tries in self._window.pages()), default=0)
+
+    def out(self) -> Iterator[Out]:
+        """What consumers have, in order."""
+        leased = ((run, (lease.consumer, lease.until_ns)) for run, lease in self._deliveries.out())
+        for run, (consumer, until_ns), tries in self._joined(leased):
+            yield Out(*run, consumer, until_ns, tries)
+
+    def waiting(self) -> Iterator[Waiting]:
+        """What is not due yet, in order."""
+        due = self._deliveries.due_times()
+        each = (Run(at, at) for run in self._window.runs(State.WAITING) for at in range(run.first, run.last + 1))
+        for run, due_ns, tries in self._joined((one, due[one.first]) for one in each):
+            yield Waiting(*run, due_ns, tries)
+
+    def _joined(self, pieces: Iterable[tuple[Run, T]]) -> Iterator[tuple[Run, T, int]]:
+        """Runs of records that are alike, also in how often they were delivered, as long as they can be."""
+        joined: tuple[Run, T, int] | None = None
+        for run, about in pieces:
+            first = run.first
+            for tries, alike in groupby(self._window.tries_of(run)):
+                last = first + sum(1 for _ in alike) - 1
+                if joined is not None and (joined[0].last + 1, *joined[1:]) == (first, about, tries):
+                    joined = (Run(joined[0].first, last), about, tries)
+                else:
+                    if joined is not None:
+                        yield joined
+                    joined = (Run(first, last), about, tries)
+                first = last + 1
+        if joined is not None:
+            yield joined
+
+    def tries(self, sequence: int) -> int:
+        """How often an open record was delivered."""
+        return self._window.tries(sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A work group as it was found.
+
+    Attributes:
+        owner: None: no process works for it.
+        damage: what is wrong with its journal; "" if nothing is.
+        picture: up to the damage, if there is any.
+    """
+
+    file: WorkFile
+    owner: OwnerProcess | None
+    cursor: Cursor
+    reading: Reading
+    picture: Picture
+    damage: str = ""
+
+
+def work_files(root: Root, route: str) -> list[WorkFile]:
+    """The work groups of a route, by name.
+
+    Raises:
+        NotFound: there is no such route.
+        OSError: its directory may not be read.
+    """
+    root.require_route(route)
+    found = [WorkFile(root, route, group) for group in _groups(root.route(route))]
+    if root.consumers(route).is_dir() and not root.consumers(route).is_symlink():
+        found += [WorkFile(root, route, group, True) for group in _groups(root.consumers(route))]
+    return sorted(found, key=lambda each: (each.group, each.of_consumer))
+
+
+def work_file(root: Root, route: str, group: str, *, of_consumer: bool = False) -> WorkFile:
+    """The journal of a group; a consumer's, too, if that is the only one that the group has.
+
+    Args:
+        of_consumer: whether a consumer's is meant in any case.
+
+    Raises:
+        InvalidInput: an illegal name.
+        NotFound: there is no such route, or the group is no work group on it.
+    """
+    root.require_route(route)
+    check_group(group)
+    for each in (WorkFile(root, route, group), WorkFile(root, route, group, True)):
+        if os.path.lexists(each.path) and each.of_consumer >= of_consumer:
+            return each
+    if group in root.groups(route):
+        raise NotFound(
+            f"group {group} of route {route} is no work group: it has a cursor alone",
+            hint=command_line(root.path, f"cursor show {route} --group {group}"),
+        )
+    raise NotFound(f"route {route} has no work group {group}", hint=command_line(root.path, f"group list {route}"))
+
+
+def look(log: Log, file: WorkFile, now_ns: int) -> Seen:
+    """Look at a work group.
+
+    Args:
+        now_ns: what time it is, in ns since 1970.
+
+    Raises:
+        FileNotFoundError: it was removed meanwhile.
+        OSError: its journal cannot be read.
+    """
+    owner = owner_of(file)
+    for _ in range(_READ_AGAIN):
+        reading = read_journal(file.path)
+        cursor = log.cursor(file.route, file.group, of_consumer=file.of_consumer)
+        if not reading.damage:
+            break
+    damage = f"offset {reading.end}: {reading.damage}" if reading.damage else _foreign(log, file, reading)
+    lines = [] if damage and not reading.damage else reading.lines
+    try:
+        picture = Picture(file.path, lines, cursor.effective, now_ns)
+    except Damaged as error:
+        damage, picture = error.message, Picture(file.path, [], cursor.effective, now_ns)
+    return Seen(file, owner, cursor, reading, picture, damage)
+
+
+def owner_of(file: WorkFile) -> OwnerProcess | None:
+    """The process that works for a group; None if none does."""
+    if found := locks.holders(file.lock):
+        return OwnerProcess(found[0], locks.command_of(found[0]))
+    return OwnerProcess(None, "") if locks.is_held(file.lock, Disk()) else None
+
+
+def _groups(directory: Path) -> list[str]:
+    names = (name.removesuffix(WORK_SUFFIX) for name in os.listdir(directory) if name.endswith(WORK_SUFFIX))
+    return [name for name in names if is_route(name)]
+
+
+def _foreign(log: Log, file: WorkFile, reading: Reading) -> str:
+    """Says whose journal it is, if it is not that of the group; else ""."""
+    start = next(iter(reading.lines), None)
+    if not isinstance(start, Start):
+        return ""
+    expected = (log.identity.log_id, file.route, file.group)
+    if (start.log_id, start.route, start.group) == expected:
+        return ""
+    return f"offset 0: the journal of group {start.group} on route {start.route} of log {start.log_id.hex()}"
