@@ -19,10 +19,10 @@ from wald.errors import GivenUp, InvalidInput, command_line
 from wald.format.names import check_route
 from wald.loop import stop_on_signals
 from wald.store.files.disk import Disk
-from wald_drain.attempt import check_command
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts, of_drain
 from wald_drain.feed import Drain, Job
+from wald_drain.keeper import check_command
 from wald_drain.portions import StdinFormat
 from wald_drain.redrive import redrive as put_back
 

@@ -15,7 +15,8 @@ from logs import Built
 
 from wald.errors import InvalidInput
 from wald.store.files.disk import Disk
-from wald_drain.attempt import Attempts, Ended, check_command, decode_ended, encode_ended
+from wald_drain.attempt import Attempts, Ended, decode_ended, encode_ended
+from wald_drain.keeper import check_command
 
 MORE_THAN_A_PIPE_HOLDS = b"line\n" * 1_000_000
 ENDED = Ended((7, 1_795_255_200_000_000_000), 11, 20, -9)

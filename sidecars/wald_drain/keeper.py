@@ -1,0 +1,113 @@
+"""The keeper: a process that waits for one run of the command and writes into its file how it ended.
+
+It and the command hold the lock of the file, and the batch is a file in memory. So neither needs drain.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+from wald.errors import InvalidInput
+from wald.loop import SIGNALS
+
+_NOT_A_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+_LOCK, _STDIN = 3, 4  # descriptors of the keeper
+
+
+def check_command(command: Sequence[str]) -> None:
+    """
+    Raises:
+        InvalidInput: there is no such program.
+    """
+    if shutil.which(command[0]) is None:
+        raise _not_a_program(command, errno.ENOENT)
+
+
+def not_started(command: Sequence[str], error: int) -> Exception:
+    """The error about a command that could not be started."""
+    if error in _NOT_A_PROGRAM:
+        return _not_a_program(command, error)
+    return OSError(error, os.strerror(error), command[0])
+
+
+def keep(
+    lock: int, command: Sequence[str], batch: int, variables: Mapping[str, str], ended: Callable[[int, int], bytes]
+) -> int:
+    """Fork a keeper for one run of ``command``, and wait for it; returns its status, which is 0 unless it was killed.
+
+    The command has a session of its own, so that Ctrl-C, which the terminal sends to every process in its foreground,
+    ends drain after this run and not during it.
+
+    Args:
+        lock: a descriptor of the file, locked.
+        batch: what :func:`sealed` returned; the command gets it as stdin, and need not read it to the end.
+        variables: added to the environment of the command.
+        ended: the line about the run, given its exit code (as in :mod:`subprocess`: a negative number is the signal
+            that ended the command) and the error number with which it could not be started, or 0.
+    """
+    keeper = os.fork()
+    if keeper == 0:
+        try:
+            _keep(lock, command, batch, variables, ended)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(keeper, 0)
+    return status
+
+
+def _keep(
+    lock: int, command: Sequence[str], batch: int, variables: Mapping[str, str], ended: Callable[[int, int], bytes]
+) -> None:
+    """The work of the keeper, which keeps nothing of drain but the lock and the batch."""
+    os.setsid()
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: None)  # caught, not ignored: the command would inherit that
+    high = max(lock, batch, _STDIN) + 1
+    lock, batch = fcntl.fcntl(lock, fcntl.F_DUPFD, high), fcntl.fcntl(batch, fcntl.F_DUPFD, high)
+    os.dup2(lock, _LOCK)
+    os.dup2(batch, _STDIN)
+    os.closerange(_STDIN + 1, os.sysconf("SC_OPEN_MAX"))
+    try:
+        done = subprocess.run(
+            command,
+            stdin=_STDIN,
+            env=os.environ | variables,
+            start_new_session=True,
+            pass_fds=(_LOCK,),
+            check=False,
+        )
+        line = ended(done.returncode, 0)
+    except OSError as error:
+        line = ended(0, error.errno or errno.EIO)
+    # Not through the disk class, and not synced: after a crash of the machine no command is still running.
+    os.pwrite(_LOCK, line, 0)
+    os._exit(0)
+
+
+def sealed(data: bytes) -> int:
+    """A file in memory with this content, positioned at its start, which no process can change."""
+    descriptor = os.memfd_create("batch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _not_a_program(command: Sequence[str], error: int) -> InvalidInput:
+    return InvalidInput(
+        f"{command[0]}: cannot be run: {os.strerror(error)}",
+        hint=f"command -v {command[0]}; a script needs a first line like #!/bin/sh",
+    )
