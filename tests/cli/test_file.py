@@ -53,6 +53,7 @@ TABLE: dict[str, dict[str, FileKind]] = {
     },
     "`routes/R/G.drain`": {"routes/a/g.drain": FileKind.HANDOVER},
     "`routes/R/G.command`": {"routes/a/g.command": FileKind.COMMAND},
+    "`routes/R/G.command-K`": {"routes/a/g.command-3": FileKind.COMMAND},
     "`routes/R/G.work`": {"routes/a/g.work": FileKind.WORK},
     "`routes/R/retired`": {"routes/a/retired": FileKind.RETIRED},
     "`routes/R/moved`": {"routes/a/moved": FileKind.MOVED},

@@ -21,9 +21,9 @@ SEQUENCE_MAX = (1 << 64) - 1
 DEFAULT_GROUP = "processed"  # so that the default cursor file is processed.cursor
 CURSOR_SUFFIX = ".cursor"
 HANDOVER_SUFFIX = ".drain"  # what wald-drain hands over
-COMMAND_SUFFIX = ".command"  # how its command ended
+COMMAND_SUFFIX = ".command"  # how its command ended; with a number behind it, that of a worker
 WORK_SUFFIX = ".work"  # what its workers have done above the cursor
-GROUP_SUFFIXES = (CURSOR_SUFFIX, HANDOVER_SUFFIX, COMMAND_SUFFIX, WORK_SUFFIX)  # of all that a group leaves
+_OF_GROUP = re.compile(r".*\.(?:cursor|drain|command(?:-[0-9]+)?|work)", re.DOTALL)
 CONSUMERS = "consumers"  # the directory of a route in which other users leave cursors
 WHOLE = ".whole"  # behind the name of a sealed segment: a second name of what is being relieved
 FOUND = "in.found-"  # and a number: what stood where the FIFO of a route belongs
@@ -143,6 +143,20 @@ def _check(name: str, what: str) -> str:
             hint=f"use a letter or digit, then up to {ROUTE_MAX_LENGTH - 1} of letters, digits, '.', '_' and '-'",
         )
     return name
+
+
+def worker_suffix(worker: int) -> str:
+    """The suffix of the file that says how the command of a worker ended.
+
+    >>> worker_suffix(3)
+    '.command-3'
+    """
+    return f"{COMMAND_SUFFIX}-{worker}"
+
+
+def is_of_group(name: str) -> bool:
+    """Whether a file may be one that a consumer group leaves beside its cursor, or that cursor."""
+    return _OF_GROUP.fullmatch(name) is not None
 
 
 def cursor_name(group: str) -> str:

@@ -77,7 +77,7 @@ _BY_PATH = tuple(
         (rf"{_ROUTE}/{re.escape(FOUND)}[0-9]+", FileKind.FOUND),
         (rf"{_GROUP}\.cursor", FileKind.CURSOR),
         (rf"{_GROUP}\.drain", FileKind.HANDOVER),
-        (rf"{_GROUP}\.command", FileKind.COMMAND),
+        (rf"{_GROUP}\.command(?:-[0-9]+)?", FileKind.COMMAND),
         (rf"{_GROUP}\.work", FileKind.WORK),
         (rf"{_ROUTE}/{CONSUMERS}", FileKind.CONSUMERS),
         (rf"{_ROUTE}/retired", FileKind.RETIRED),

@@ -8,8 +8,8 @@ from pathlib import Path
 from wald.format.names import (
     CURSOR_SUFFIX,
     FOUND,
-    GROUP_SUFFIXES,
     LEDGERS,
+    is_of_group,
     is_route,
     parse_ledger_part_name,
     parse_segment_name,
@@ -64,4 +64,4 @@ def _is_of_route(name: str) -> bool:
 
 
 def _is_of_group(name: str) -> bool:
-    return name.endswith(GROUP_SUFFIXES) or _is_anywhere(name)
+    return is_of_group(name) or _is_anywhere(name)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from wald.cli.doctor.judging.log import Files
-from wald.format.names import CONSUMERS, CURSOR_SUFFIX, GROUP_SUFFIXES
+from wald.format.names import CONSUMERS, CURSOR_SUFFIX, is_of_group
 from wald.store.files.directory import TEMPORARY, Root
 from wald.store.files.fifos import troubles
 from wald.store.files.known import known_names
@@ -106,7 +106,7 @@ def files(root: Path) -> Files:
 
 def _is_consumers(name: str) -> bool:
     """Whether a file may belong to a consumer, who may be another user."""
-    return name.endswith((*GROUP_SUFFIXES, TEMPORARY))
+    return is_of_group(name) or name.endswith(TEMPORARY)
 
 
 def _leads_to_fifo(entry: os.DirEntry[str]) -> bool:
