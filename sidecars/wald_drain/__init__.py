@@ -8,4 +8,13 @@
                 then the cursor moves; redrive puts it back
 
 So the command gets every record at least once and in order, and a record given up is on the dead-letter route once.
+
+With several workers the group is a work group: each leases records, and acknowledges them by themselves. ::
+
+    feed           one command at a time                   workers        several, each with a thread
+    attempt        one run of it                           worker         what becomes of the records of a lease
+                                                           runner         the process that starts the worker's commands
+                                                           worker_file    which records its command has
+    keeper         the process that waits for one run
+    command_file   the lock that a command holds           leftovers      what an earlier drain has left running
 """

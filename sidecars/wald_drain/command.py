@@ -19,14 +19,19 @@ from wald.errors import GivenUp, InvalidInput, command_line
 from wald.format.names import check_route
 from wald.loop import stop_on_signals
 from wald.store.files.disk import Disk
+from wald.work.group import Order
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts, of_drain
-from wald_drain.feed import Drain, Job
+from wald_drain.feed import Drain
+from wald_drain.job import Job
 from wald_drain.keeper import check_command
 from wald_drain.portions import StdinFormat
 from wald_drain.redrive import redrive as put_back
+from wald_drain.runner import Runners
+from wald_drain.workers import Workers
 
 _DEAD_LETTER = "dead_letter"
+_BATCH_RECORDS = 1000
 
 
 @click.group(
@@ -53,10 +58,19 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @click.option(
     "--batch-records",
     type=click.IntRange(1, 1_000_000),
-    default=1000,
-    show_default=True,
     metavar="N",
-    help="At most so many records for one run of the command.",
+    help="At most so many records for one run of the command.  [default: 1000; with --workers: 1]",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Run so many commands at a time, each with records of its own.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(["log", "key"]),
+    help="With --workers: key: records of one key one after the other.  [default: log]",
 )
 @click.option(
     "--tries",
@@ -87,7 +101,9 @@ def feed(
     route: str,
     words: tuple[str, ...],
     group: str,
-    batch_records: int,
+    batch_records: int | None,
+    workers: int | None,
+    order: Order | None,
     tries: int | None,
     dead_letter: str,
     exit_at_end: bool,
@@ -107,6 +123,10 @@ def feed(
     and WALD_TRY. COMMAND may get a batch again that it has processed, if the machine stops before the cursor has moved.
     If only drain is killed, COMMAND goes on, and the next start waits for it and uses its exit code.
 
+    With --workers N, COMMAND runs up to N times at once, each time with records of its own, and with WALD_WORKER, which
+    is from 1 to N. Each record is acknowledged by itself, so one that fails stops no other. They are processed in any
+    order; with --order key, records of one key are with one COMMAND at a time, in their order.
+
     SIGTERM or Ctrl-C lets a running COMMAND finish and starts no other. If records are damaged or missing, drain ends
     with the cursor before them and exit code 4 or 3; otherwise the exit code is 10 if a record was given up.
     """
@@ -114,22 +134,29 @@ def feed(
         raise InvalidInput(
             f"route {route}: cannot be its own dead-letter route", hint="--dead-letter takes the name of another route"
         )
+    if order is not None and workers is None:
+        raise InvalidInput("--order is for several workers", hint="--workers 4 --order key")
     check_command(words)
     job = Job(
         command=words,
         stdin_format=StdinFormat(form),
-        records_max=batch_records,
+        records_max=batch_records or (_BATCH_RECORDS if workers is None else 1),
         tries=tries,
         dead_letter=dead_letter,
         daemon=socket or root,
         exit_at_end=exit_at_end,
+        order=order or "log",
     )
     counts = Counts()
     with (
         _at_work(root, route, group) as (consumer, stop),
+        Runners(words, workers or 0) as runners,  # before there is another thread
         serving(metrics, lambda: of_drain(counts, route, group, time.monotonic())),
     ):
-        given_up = Drain(consumer, job, stop=stop, report=_report, counts=counts).run()
+        if workers is None:
+            given_up = Drain(consumer, job, stop=stop, report=_report, counts=counts).run()
+        else:
+            given_up = Workers(consumer, job, runners, stop=stop, report=_report, counts=counts).run()
     if given_up:
         redriving = command_line(root, f"redrive {dead_letter}", program="wald-drain")
         raise GivenUp(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ class Result(StrEnum):
 
 @dataclass(slots=True)
 class Counts:
-    """Plain numbers, which the drain writes and another thread reads.
+    """Plain numbers, which the threads of the drain write and another one reads.
 
     Attributes:
         runs: of the command.
@@ -38,23 +39,27 @@ class Counts:
     )
     failing_since: float = 0.0
     succeeded_ns: int = 0
+    _changes: threading.Lock = field(default_factory=threading.Lock)
 
     def ran(self, result: Result, seconds: float, *, now: float) -> None:
         """Count a run; ``now`` is on the monotonic clock."""
-        self.runs[result] += 1
-        self.run_seconds.observe(seconds)
-        if result is not Result.SUCCESS:
-            self.failing_since = self.failing_since or now
+        with self._changes:
+            self.runs[result] += 1
+            self.run_seconds.observe(seconds)
+            if result is not Result.SUCCESS:
+                self.failing_since = self.failing_since or now
 
-    def processed(self, records: int, *, now_ns: int) -> None:
-        """Count records that the command has processed."""
-        self.records += records
-        self.failing_since, self.succeeded_ns = 0.0, now_ns
+    def processed(self, records: int, *, now_ns: int, failing_since: float = 0.0) -> None:
+        """Count records that the command has processed; others may still fail, since then."""
+        with self._changes:
+            self.records += records
+            self.failing_since, self.succeeded_ns = failing_since, now_ns
 
-    def gave_up(self, records: int) -> None:
-        """Count records that are on the dead-letter route."""
-        self.given_up += records
-        self.failing_since = 0.0
+    def gave_up(self, records: int, *, failing_since: float = 0.0) -> None:
+        """Count records that are given up; others may still fail, since then."""
+        with self._changes:
+            self.given_up += records
+            self.failing_since = failing_since
 
 
 def of_drain(counts: Counts, route: str, group: str, now: float) -> Iterator[Metric]:

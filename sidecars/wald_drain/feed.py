@@ -14,45 +14,20 @@ or the handover is finished. If a command outlives its drain, the next start wai
 from __future__ import annotations
 
 import os
-import shlex
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 
-from wald.errors import DISK_ERRORS, DiskFailure, command_line
-from wald.format.protocol import REQUEST_MAX_BYTES
-from wald.store.files.moved import moved
 from wald_drain.attempt import Attempts
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts, Result
 from wald_drain.handover import HandoverFile, Handovers
-from wald_drain.portions import Portion, StdinFormat, portions
-from wald_drain.retries import NextStep, ending, next_step, pause_seconds, reason, tries_of
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The options of one drain.
-
-    Attributes:
-        records_max: how many records the command gets at a time.
-        tries: how often it gets a single record before that is given up; None: until it succeeds.
-        daemon: the root of the log, or the daemon's socket.
-        letter_max_bytes: of a dead letter with a single record; a longer one is not even tried.
-    """
-
-    command: tuple[str, ...]
-    stdin_format: StdinFormat
-    records_max: int
-    tries: int | None
-    dead_letter: str
-    daemon: Path
-    exit_at_end: bool
-    letter_max_bytes: int = REQUEST_MAX_BYTES
+from wald_drain.job import Job, MovedRoute, disk_failures, variables
+from wald_drain.leftovers import Leftovers, move_past, require_no_gaps
+from wald_drain.portions import Portion, portions
+from wald_drain.retries import NextStep, failure, next_step, pause_seconds, reason, tries_of
 
 
 class Drain:
@@ -79,7 +54,7 @@ class Drain:
         self._stop = stop
         self._report = report
         self._given_up = 0
-        self._reported_moved = False
+        self._moved = MovedRoute(consumer, job, report)
 
     def run(self) -> int:
         """Run to the end of the route, if the job exits there, or until ``stop`` is set; return how many were given up.
@@ -87,21 +62,14 @@ class Drain:
         Raises:
             NotFound: there is no such route, or records that the group has not processed were reclaimed.
             Locked: another process drains the route for this group.
+            Refused: workers have processed records above the cursor.
             Damaged: the cursor cannot be trusted, or a record cannot be read; the cursor stays before that record.
             InvalidInput: the command cannot be run, or a record is too large for a dead letter.
             Unavailable: records are to be given up, and no daemon runs; the cursor stays before them.
             DiskFailure: the disk is full, or fails.
         """
-        root = self._consumer.log.root
-        try:
+        with disk_failures(self._consumer.log.root):
             self._run()
-        except OSError as error:
-            if error.errno not in DISK_ERRORS:
-                raise
-            raise DiskFailure(
-                f"{error.filename or root.routes}: {error.strerror}; nothing is lost",
-                hint=f"df -h {root.path}; then start wald-drain again, which goes on after the cursor",
-            ) from error
         return self._given_up
 
     def _run(self) -> None:
@@ -116,7 +84,11 @@ class Drain:
             if not attempts.wait(self._stop, self._report_of_route):
                 return
             self._given_up += handovers.finish()
-            self._finish_run(attempts)
+            move_past(attempts, consumer, self._report)
+            with Leftovers(consumer) as leftovers:
+                if not leftovers.wait(self._stop, self._report_of_route):
+                    return
+                require_no_gaps(consumer, leftovers, job.command)
             consumer.enter(self._report)
             while True:
                 for portion in portions(consumer.unprocessed(), records_max=job.records_max):
@@ -126,17 +98,9 @@ class Drain:
                     if step is NextStep.SKIPPED:
                         break
                 else:
-                    self._report_moved()
-                    if job.exit_at_end or not consumer.more_come(self._stop, self._report_moved):
+                    self._moved.report_once()
+                    if job.exit_at_end or not consumer.more_come(self._stop, self._moved.report_once):
                         return
-
-    def _finish_run(self, attempts: Attempts) -> None:
-        """Move the cursor past what the command of an earlier drain processed after that drain was killed."""
-        ended = attempts.processed()
-        if ended is not None:
-            self._consumer.commit(ended.last)
-            named = self._consumer.named(ended.first, ended.last)
-            self._report(f"{named}: processed by a command that has outlived its wald-drain")
 
     def _process(self, portion: Portion, attempts: Attempts, handovers: Handovers) -> NextStep:
         """Have the command process a portion, or give up what fails in it.
@@ -166,15 +130,15 @@ class Drain:
             if runs > 1 and self._consumer.cursor.sequence >= part.first:
                 self._report_of_route(f"the cursor was moved past record {part.first}; going on behind it")
                 return NextStep.SKIPPED
-            variables = self._variables(part, number)
-            exit_code = self._run_command(attempts, part, stdin, variables)
+            exit_code = self._run_command(attempts, part, stdin, variables(self._consumer, part, number))
             step = next_step(exit_code, number=number, tries=tries, count=part.count, stopping=self._stop.is_set())
             if step is NextStep.COMMIT:
                 self._consumer.commit(part.last)
                 self._counts.processed(part.count, now_ns=self._consumer.now_ns())
                 return step
             seconds = pause_seconds(1 if step is NextStep.HALVE else runs)
-            self._report_failure(part, step, exit_code, number, seconds)
+            named = self._consumer.named(part.first, part.last)
+            self._report(failure(named, step, exit_code, number, job.tries, seconds))
             if step is NextStep.GIVE_UP:
                 handovers.give_up(part.records[0], reason(exit_code, number), tries=number, route=job.dead_letter)
                 self._given_up += 1
@@ -187,49 +151,14 @@ class Drain:
             number += step is NextStep.RETRY
         raise AssertionError("unreachable")
 
-    def _run_command(self, attempts: Attempts, part: Portion, stdin: bytes, variables: dict[str, str]) -> int:
+    def _run_command(self, attempts: Attempts, part: Portion, stdin: bytes, environment: dict[str, str]) -> int:
         """Run the command and count the run; returns its exit code."""
         began = time.monotonic()
-        exit_code = attempts.run(self._job.command, stdin, variables, first=part.first, last=part.last)
+        exit_code = attempts.run(self._job.command, stdin, environment, first=part.first, last=part.last)
         now = time.monotonic()
         failure = Result.LATER if exit_code == os.EX_TEMPFAIL else Result.FAILURE
         self._counts.ran(failure if exit_code else Result.SUCCESS, now - began, now=now)
         return exit_code
 
-    def _report_failure(self, part: Portion, step: NextStep, exit_code: int, number: int, seconds: float) -> None:
-        """Report a failed try, and when the command gets the records again."""
-        of_tries = "" if self._job.tries is None else f" of {self._job.tries}"
-        text = f"{self._consumer.named(part.first, part.last)}: {ending(exit_code)}"
-        match step:
-            case NextStep.LATER:
-                text += f", which says later, again in {seconds:g} s"
-            case NextStep.RETRY:
-                text += f", try {number}{of_tries}, again in {seconds:g} s"
-            case NextStep.HALVE:
-                text += f", try {number}{of_tries}, in halves in {seconds:g} s"
-            case _:
-                text += f", try {number}{of_tries}"
-        self._report(text)
-
-    def _report_moved(self) -> None:
-        """Report once, at the end of the route, that nothing more comes to it, and how to go on."""
-        root, consumer = self._consumer.log.root, self._consumer
-        if self._reported_moved or (mark := moved(root, consumer.route)) is None:
-            return
-        self._reported_moved = True
-        words = f"feed {mark.to} --group {consumer.group} -- {shlex.join(self._job.command)}"
-        going_on = command_line(root.path, words, program="wald-drain")
-        self._report(f"{mark.message(consumer.route)}\n  hint: {going_on}")
-
     def _report_of_route(self, text: str) -> None:
         self._report(f"{self._consumer.route}: {text}")
-
-    def _variables(self, portion: Portion, number: int) -> dict[str, str]:
-        return {
-            "WALD_ROUTE": self._consumer.route,
-            "WALD_GROUP": self._consumer.group,
-            "WALD_FIRST": str(portion.first),
-            "WALD_LAST": str(portion.last),
-            "WALD_COUNT": str(portion.count),
-            "WALD_TRY": str(number),
-        }

@@ -79,6 +79,25 @@ def ending(exit_code: int) -> str:
         return f"killed by signal {-exit_code}"
 
 
+def failure(named: str, step: NextStep, exit_code: int, number: int, tries: int | None, seconds: float) -> str:
+    """The line about a failed try.
+
+    Args:
+        number: of this try; tries: the most that a single record may have.
+        seconds: when the command gets the records again.
+    """
+    of_tries = "" if tries is None else f" of {tries}"
+    text = f"{named}: {ending(exit_code)}"
+    match step:
+        case NextStep.LATER:
+            return f"{text}, which says later, again in {seconds:g} s"
+        case NextStep.RETRY:
+            return f"{text}, try {number}{of_tries}, again in {seconds:g} s"
+        case NextStep.HALVE:
+            return f"{text}, try {number}{of_tries}, in halves in {seconds:g} s"
+    return f"{text}, try {number}{of_tries}"
+
+
 def reason(exit_code: int, tries: int) -> str:
     """Why records were given up, as text."""
     return f"{ending(exit_code)} after {tries} {'try' if tries == 1 else 'tries'}"

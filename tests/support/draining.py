@@ -15,7 +15,8 @@ from running import run
 import wald
 from wald.store.files.disk import Disk
 from wald_drain.consumer import Consumer
-from wald_drain.feed import Drain, Job
+from wald_drain.feed import Drain
+from wald_drain.job import Job
 from wald_drain.portions import StdinFormat
 from wald_drain.redrive import redrive
 

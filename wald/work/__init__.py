@@ -16,4 +16,5 @@ A module knows nothing of those below it. ::
     ownership    one process at a time works for a group
     upkeep       the cursor and the burials, in a thread of their own
     group        all of it, for the threads of one process
+    standing     how far the workers have come, while none is at work
 """

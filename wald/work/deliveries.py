@@ -21,6 +21,7 @@ from wald.work.window import Run, State, Window, runs_of
 
 _TICK_NS = 100_000_000  # leases of one consumer that begin in one tick and end in one are one lease
 _NUMBERS = (1 << 32) - 1
+_LEASES_KEPT = 1000  # by which nothing is out any more
 
 
 @dataclass(slots=True)
@@ -79,6 +80,7 @@ class Deliveries:
         self._ends: list[tuple[int, int]] = []  # a heap: when each lease ends
         self._due: list[tuple[int, int]] = []  # a heap: when each waiting record is due
         self._due_of: dict[int, int] = {}
+        self._leases_max = _LEASES_KEPT
         self._number = 0
 
     def take_in(
@@ -294,11 +296,20 @@ class Deliveries:
         since, until = (-(-at // _TICK_NS) * _TICK_NS for at in (now_ns, until_ns))
         number = self._shared.get((consumer, since, until))
         if number is None:
+            if len(self._leases) >= self._leases_max:
+                self._forget()
             self._number = number = self._number % _NUMBERS + 1
             self._shared[consumer, since, until] = number
             self._leases[number] = Lease(consumer, since, until)
             heappush(self._ends, (until, number))
         return number
+
+    def _forget(self) -> None:
+        """Forget leases by which nothing is out any more, long before they end."""
+        self._leases = {number: lease for number, lease in self._leases.items() if lease.left}
+        self._shared = {(each.consumer, each.since_ns, each.until_ns): n for n, each in self._leases.items()}
+        self._ends = sorted((lease.until_ns, number) for number, lease in self._leases.items())
+        self._leases_max = _LEASES_KEPT + 2 * len(self._leases)
 
     def _finish(self, run: Run) -> None:
         self.window.finish((run,))

@@ -54,6 +54,7 @@ class WorkGroup:
         daemon: where records that are given up are sent: the daemon's socket, or None for that of the log.
         report: gets a line for each record that is given up, and for what fails meanwhile; called by another thread.
         clock: what time it is.
+        ownership: the right to work for the group, if the caller has it already; it stays the caller's.
 
     Raises:
         NotFound: there is no such log or route, or records that the group has not processed were reclaimed.
@@ -83,6 +84,7 @@ class WorkGroup:
         daemon: Path | None = None,
         report: Callable[[str], None] = lambda _line: None,
         clock: Clock = time,
+        ownership: Ownership | None = None,
     ) -> None:
         if dead_letter == route and max_tries is not None:
             raise InvalidInput(
@@ -96,7 +98,8 @@ class WorkGroup:
         disk = Disk()
         rules = Rules(order == "key", window, max_tries, dead_letter)
         with ExitStack() as stack:
-            stack.enter_context(Ownership(self.log.root, route, self.group, disk))
+            if ownership is None:
+                stack.enter_context(Ownership(self.log.root, route, self.group, disk))
             floor = self._enter(disk)
             start = Start(self.log.identity.log_id, route, group, floor, floor + 1)
             journal = Journal(self.log.root, disk, start)
@@ -183,6 +186,23 @@ class WorkGroup:
             Ask(lambda: self._owner.give_back(consumer, named, delay_ns, reason), durable=delay_ns > 0)
         )
 
+    def give_up(
+        self, consumer: str, sequences: Collection[int], reason: str, tries: int | None = None
+    ) -> list[Refusal]:
+        """Give up records that ``consumer`` has, however often they were delivered; on disk when this returns.
+
+        They become dead letters soon after that; without a daemon, when there is one.
+
+        Args:
+            reason, tries: for the headers of the dead letter; tries None: how often it was delivered.
+
+        Returns:
+            those for which it did not count, as the consumer does not have them.
+        """
+        named, head = _named(consumer, sequences), self.log.head()
+        durable = 0 if head is None else head.sequence
+        return self._turns.ask(Ask(lambda: self._owner.give_up(consumer, named, reason, tries, durable), durable=True))
+
     def extend(self, consumer: str, sequences: Collection[int], lease_for: float = 30.0) -> list[Refusal]:
         """Lease records for ``lease_for`` seconds from now on that ``consumer`` has.
 
@@ -205,6 +225,11 @@ class WorkGroup:
     def pending(self) -> Iterator[Pending]:
         """What was delivered and is not acknowledged, in order."""
         yield from self._turns.ask(Ask(self._owner.pending))
+
+    @property
+    def given_up(self) -> int:
+        """How many records this owner has made dead letters."""
+        return self._owner.given_up
 
     @property
     def floor(self) -> int:

@@ -98,6 +98,9 @@ class Doomed(NamedTuple):
 class Owner:
     """Leases and acknowledgements of one group.
 
+    Attributes:
+        given_up: how many records it has made dead letters.
+
     Args:
         start: whose journal it is.
         replayed: what the journal says.
@@ -122,6 +125,7 @@ class Owner:
         self._reasons = replayed.reasons
         self._dead = replayed.dead
         self._to_bury: deque[int] = deque()
+        self.given_up = 0
         self._doomed = doomed
         self._lines: list[Commit] = [Commit()]
         for sequence in self._dead:
@@ -212,6 +216,23 @@ class Owner:
             self._settling().why.append(Why(reason, list(settled.runs)))
         return settled.refused
 
+    def give_up(
+        self, consumer: str, sequences: Collection[int], reason: str, tries: int | None, durable: int
+    ) -> list[Refusal]:
+        """Take in that ``consumer`` has given records up; those for which it does not count.
+
+        Args:
+            durable: as of :meth:`next_doomed`.
+        """
+        settled = self._deliveries.give_back(consumer, sequences)
+        reason, now_ns, route = reason[:_REASON_MAX], self.clock.time_ns(), self._rules.dead_letter
+        for sequence in _each(settled):
+            tried = self._deliveries.window.tries(sequence) if tries is None else tries
+            self._dead[sequence] = dead = Dead(sequence, tried, reason, now_ns, route, durable)
+            self._settling().dead.append(dead)
+            self._doom(sequence)
+        return settled.refused
+
     def extend(self, consumer: str, sequences: Collection[int], lease_ns: int) -> list[Refusal]:
         """Lease records for longer that ``consumer`` has; those for which it does not count."""
         now_ns = self.clock.monotonic_ns()
@@ -268,6 +289,7 @@ class Owner:
 
     def buried(self, sequence: int) -> None:
         """Take in that the dead letter of a record is durable."""
+        self.given_up += 1
         self._finished(self._deliveries.finish("", [sequence]).runs)
 
     def not_buried(self, sequence: int, again_ns: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from draining import drain_command
+from jobs import Jobs
 from running import Daemon
 
 
@@ -23,6 +24,14 @@ def daemon(root: Path) -> Iterator[Daemon]:
     """A running daemon."""
     with Daemon(root) as running:
         yield running
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    """A command for workers."""
+    made = Jobs(tmp_path)
+    yield made
+    made.end()
 
 
 @pytest.fixture

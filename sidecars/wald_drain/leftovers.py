@@ -1,0 +1,94 @@
+"""What an earlier wald-drain has left, with workers or without: commands that still run, and what they have processed.
+
+A start waits for all of them, whatever number of workers it has itself. So a record is never with two commands.
+"""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from wald.errors import Refused, command_line
+from wald.store.retention.cursors import CursorState
+from wald.work.journal import discard
+from wald.work.standing import standing
+from wald_drain.attempt import Attempts
+from wald_drain.consumer import Consumer
+from wald_drain.worker_file import WorkerFile, workers_of
+
+
+def move_past(attempts: Attempts, consumer: Consumer, report: Callable[[str], None]) -> None:
+    """Move the cursor past what the command of a drain without workers has processed after that was killed."""
+    ended = attempts.processed()
+    if ended is not None:
+        consumer.commit(ended.last)
+        report(f"{consumer.named(ended.first, ended.last)}: processed by a command that has outlived its wald-drain")
+
+
+class Leftovers:
+    """The files of the workers of earlier drains, until it is closed."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        place = consumer.log.root, consumer.route, consumer.group
+        with ExitStack() as held:
+            self._files = []
+            for worker in workers_of(*place):
+                self._files.append(WorkerFile(*place, worker, consumer.disk))
+                held.callback(self._files[-1].close)
+            self._held = held.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._held.close()
+
+    def wait(self, stop: threading.Event, report: Callable[[str], None]) -> bool:
+        """Wait until no command of them is running; False if ``stop`` was set before that."""
+        return all(each.wait(stop, report) for each in self._files)
+
+    def processed(self) -> Iterator[tuple[int, list[int]]]:
+        """Each worker and the records that its last command has processed."""
+        for each in self._files:
+            if sequences := each.processed():
+                yield each.worker, sequences
+
+    def remove(self) -> None:
+        """Take the files away, once what they say is acknowledged."""
+        for each in self._files:
+            each.remove()
+
+
+def require_no_gaps(consumer: Consumer, leftovers: Leftovers, command: tuple[str, ...]) -> None:
+    """Take care that a drain without workers delivers nothing again that workers have processed.
+
+    The cursor is moved to their ack floor. What is done above that, only workers can pass over.
+
+    Raises:
+        Refused: records above the ack floor are done, or are being given up.
+        Damaged: the journal of the group, or a record above the ack floor, cannot be read.
+    """
+    log, route, group = consumer.log, consumer.route, consumer.group
+    if consumer.cursor.state is CursorState.ABSENT:
+        discard(log.root, consumer.disk, route, group)  # of a group of this name that was removed
+        leftovers.remove()
+        return
+    stands = standing(log, route, group)
+    above = {each for _, sequences in leftovers.processed() for each in sequences if each > stands.floor}
+    if stands.done or stands.dead or above:
+        words = f"feed {route} --group {group} --workers 1 --exit-at-end -- {shlex.join(command)}"
+        raise Refused(
+            f"route {route}: workers of group {group} have processed records above the cursor, "
+            f"{stands.floor}, which would be processed again",
+            hint=f"{command_line(log.root.path, words, program='wald-drain')} processes the rest",
+        )
+    if stands.floor > consumer.cursor.effective:
+        consumer.commit(stands.floor)
+    leftovers.remove()

@@ -1,0 +1,134 @@
+"""The runner of a worker: a process with one thread, which forks a keeper for each run of the command.
+
+    thread of a worker ──batch, lock──▶ runner ──fork──▶ keeper ──▶ command
+                       ◀────status─────
+
+The workers are threads, as they share a group. A process with threads should not fork: the child gets a copy of every
+lock that another thread holds at that moment, and nothing ever releases it. So the runners are forked while there is
+one thread, and stay small.
+
+With each batch a runner gets the locked file of its worker. Even on the way it counts as open: if drain is killed just
+then, the lock is held until the command has ended, or until it is certain that it does not start.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from wald.errors import WaldError
+from wald.loop import SIGNALS
+from wald_drain.keeper import keep, sealed
+from wald_drain.worker_file import encode_outcome
+
+_MESSAGE_BYTES = 1 << 16
+
+
+class Runner:
+    """The process for ``worker``, until it is closed. It is to be made while this process has one thread."""
+
+    def __init__(self, worker: int, command: Sequence[str]) -> None:
+        self.worker = worker
+        self.command = command
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.process_id = os.fork()
+        if self.process_id == 0:
+            try:
+                _serve(theirs, command)
+            finally:
+                os._exit(1)
+        theirs.close()
+
+    def run(self, run: int, lock: int, stdin: bytes, variables: Mapping[str, str]) -> int:
+        """Run the command to its end; return the status of its keeper, which is 0 unless that was killed.
+
+        Args:
+            run: the number of this run, which no other has.
+            lock: a descriptor of the file of the worker, locked; how the run ended is written there.
+            stdin: all that the command gets.
+            variables: added to its environment.
+
+        Raises:
+            WaldError: the process was killed.
+            OSError: it cannot fork.
+        """
+        batch = sealed(stdin)
+        try:
+            socket.send_fds(self._socket, [json.dumps([run, dict(variables)]).encode()], [batch, lock])
+            reply = self._socket.recv(_MESSAGE_BYTES)
+        except (BrokenPipeError, ConnectionResetError):
+            reply = b""
+        finally:
+            os.close(batch)
+        if not reply:
+            raise WaldError(
+                f"worker {self.worker}: process {self.process_id}, which starts its commands, was killed",
+                hint="start wald-drain again, which waits for the command and uses its exit code",
+            )
+        status, error = json.loads(reply)
+        if error:
+            raise OSError(error, os.strerror(error), self.command[0])
+        return int(status)
+
+    def close(self) -> None:
+        """End the process, once the command has ended that it runs."""
+        self._socket.close()
+        os.waitpid(self.process_id, 0)
+
+
+class Runners:
+    """A runner for each of ``count`` workers, numbered from 1 on, until they are closed."""
+
+    def __init__(self, command: Sequence[str], count: int) -> None:
+        with ExitStack() as held:
+            self.each: list[Runner] = []
+            for worker in range(1, count + 1):
+                self.each.append(Runner(worker, command))
+                held.callback(self.each[-1].close)
+            self._held = held.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._held.close()
+
+
+def _serve(requests: socket.socket, command: Sequence[str]) -> None:
+    """The work of the process, which ends with its socket."""
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: None)  # Ctrl-C reaches it, too
+    os.closerange(3, requests.fileno())  # with the sockets of other runners, which would not end otherwise
+    os.closerange(requests.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(requests, _MESSAGE_BYTES, 2)
+        if not request:
+            os._exit(0)
+        run, variables = json.loads(request)
+        batch, lock = descriptors
+        try:
+            reply = _run(run, lock, command, batch, variables), 0
+        except OSError as error:
+            reply = 0, error.errno or errno.EIO
+        os.close(batch)
+        os.close(lock)
+        try:
+            requests.send(json.dumps(reply).encode())
+        except OSError:  # drain was killed; the file says how the command ended
+            os._exit(0)
+
+
+def _run(run: int, lock: int, command: Sequence[str], batch: int, variables: Mapping[str, str]) -> int:
+    def ended(exit_code: int, error: int) -> bytes:
+        return encode_outcome(run, exit_code, error)
+
+    return keep(lock, command, batch, variables, ended)

@@ -1,0 +1,253 @@
+"""One of several workers: has the command process what it was leased, and settles each record.
+
+    leased ─▶ try ─▶ exit 0 ───────────────────────▶ acknowledged
+               ▲       │ else
+               └─ pause ┤ in halves, from the third failure on
+                        ├ a single record ─▶ given back, for a longer while each time
+                        └ its last try ────▶ given up
+
+A record that fails alone is given back, so the worker goes on with others. How often it has failed alone is kept in
+memory: a try of a batch that it was part of is none of its own.
+
+What a worker was leased it has until it settles it. Its leases do not end by time: they would while this process is
+stopped, and then a second worker would get records whose command still runs.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from wald.errors import InvalidInput
+from wald.format.record import Record
+from wald.work.deadletters import dead_letter, fits
+from wald.work.group import WorkGroup
+from wald_drain.consumer import Consumer
+from wald_drain.counts import Counts, Result
+from wald_drain.job import Job, variables
+from wald_drain.keeper import not_started
+from wald_drain.portions import Portion
+from wald_drain.retries import NextStep, failure, next_step, pause_seconds, reason, tries_of
+from wald_drain.runner import Runner
+from wald_drain.worker_file import WorkerFile
+
+_PAUSE_MAX_SECONDS = 1.0  # of a worker whose single records fail; each record waits longer
+
+
+@dataclass(slots=True)
+class Trouble:
+    """A record that has failed alone.
+
+    Attributes:
+        since: when it failed first, by the monotonic clock.
+        tries: how often it failed; runs: with those that were no tries.
+    """
+
+    since: float
+    tries: int = 0
+    runs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the workers of a group share.
+
+    Attributes:
+        stop: after it is set, no other command is started.
+        troubles: by sequence; only the worker that has a record touches its own.
+        failing_since: of each worker whose batch fails, since when.
+    """
+
+    consumer: Consumer
+    job: Job
+    work: WorkGroup
+    counts: Counts
+    stop: threading.Event
+    report: Callable[[str], None]
+    troubles: dict[int, Trouble] = field(default_factory=dict)
+    failing_since: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def oldest_failure(self) -> float:
+        """Since when something fails that is not processed, by the monotonic clock; 0: nothing does."""
+        since = [each.since for each in list(self.troubles.values())] + list(self.failing_since.values())
+        return min(since, default=0.0)
+
+
+class Worker:
+    """Worker number ``runner.worker``, for one thread.
+
+    Attributes:
+        name: by which its group knows it.
+        file: what says which records its command has.
+    """
+
+    def __init__(self, shared: Shared, runner: Runner, file: WorkerFile) -> None:
+        self.name = f"worker-{runner.worker}"
+        self._shared = shared
+        self._runner = runner
+        self.file = file
+        self._failures = 0  # of single records, one after the other
+        self._not_ours: set[bytes | None] = set()  # keys whose records have come back, and with them those behind
+
+    def process(self, leased: Sequence[Record]) -> None:
+        """Settle all records of a lease; after ``stop`` is set, give back those that are left."""
+        self._not_ours.clear()
+        for portion in self._portions(leased):
+            parts = [portion]
+            while parts:
+                part = self._ours(parts.pop())
+                if part is None:
+                    continue
+                step = self._try_alone(part) if part.count == 1 else self._try(part, halved=part is not portion)
+                if step is NextStep.LEAVE:
+                    self._shared.work.release(self.name)
+                    return
+                if step is NextStep.HALVE:
+                    parts.extend(reversed(part.halves()))
+        self._shared.failing_since.pop(self.name, None)
+
+    def _portions(self, leased: Sequence[Record]) -> Iterator[Portion]:
+        """First all that is neither in trouble nor behind such a record by its key; then the others one by one."""
+        troubles = self._shared.troubles
+        keys = {record.key for record in leased if record.sequence in troubles} if self._by_key else set()
+        keys.discard(None)
+        apart = {record.sequence for record in leased if record.sequence in troubles or record.key in keys}
+        together = [record for record in leased if record.sequence not in apart]
+        if together:
+            yield Portion(together)
+        for record in leased:
+            if record.sequence in apart:
+                yield Portion([record])
+
+    def _ours(self, part: Portion) -> Portion | None:
+        """What of a part has not come back with an earlier record of its key; None if all has."""
+        if self._not_ours.isdisjoint(record.key for record in part.records):
+            return part
+        records = [record for record in part.records if record.key not in self._not_ours]
+        return Portion(records) if records else None
+
+    def _try(self, part: Portion, *, halved: bool) -> NextStep:
+        """Have the command process several records; COMMIT if it has, HALVE if the halves are next, or LEAVE."""
+        shared, number = self._shared, 1
+        tries = tries_of(part.count, halved=halved, tries=shared.job.tries)
+        for runs in count(1):
+            exit_code = self._run(part, number)
+            if exit_code is None:
+                return NextStep.LEAVE
+            step = next_step(exit_code, number=number, tries=tries, count=part.count, stopping=shared.stop.is_set())
+            if step is NextStep.COMMIT:
+                shared.failing_since.pop(self.name, None)
+                self._acknowledge(part)
+                return step
+            shared.failing_since.setdefault(self.name, time.monotonic())
+            seconds = pause_seconds(1 if step is NextStep.HALVE else runs)
+            self._report(part, step, exit_code, number, seconds)
+            if step is NextStep.LEAVE or shared.stop.wait(seconds):
+                return NextStep.LEAVE
+            if step is NextStep.HALVE:
+                return step
+            number += step is NextStep.RETRY
+        raise AssertionError("unreachable")
+
+    def _try_alone(self, part: Portion) -> NextStep:
+        """Have the command process a single record, once; it is settled in any case, but for LEAVE."""
+        shared, record = self._shared, part.records[0]
+        trouble = shared.troubles.get(record.sequence) or Trouble(time.monotonic())
+        number = trouble.tries + 1
+        exit_code = self._run(part, number)
+        if exit_code is None:
+            return NextStep.LEAVE
+        step = next_step(exit_code, number=number, tries=shared.job.tries, count=1, stopping=shared.stop.is_set())
+        if step is NextStep.COMMIT:
+            shared.troubles.pop(record.sequence, None)
+            self._acknowledge(part)
+            return step
+        trouble.runs += 1
+        seconds = pause_seconds(trouble.runs)
+        self._report(part, step, exit_code, number, seconds)
+        if step is NextStep.LEAVE:
+            return step
+        if self._by_key and record.key is not None:
+            self._not_ours.add(record.key)
+        if step is NextStep.GIVE_UP:
+            shared.troubles.pop(record.sequence, None)
+            self._give_up(record, exit_code, number)
+            return step
+        trouble.tries = number if step is NextStep.RETRY else trouble.tries
+        shared.troubles[record.sequence] = trouble
+        shared.work.nack(self.name, [record.sequence], delay=seconds)
+        self._failures += 1
+        limited = shared.job.tries is not None and step is NextStep.RETRY
+        pause = 0.0 if limited else min(_PAUSE_MAX_SECONDS, pause_seconds(self._failures))
+        return NextStep.LEAVE if shared.stop.wait(pause) else step
+
+    def _run(self, part: Portion, number: int) -> int | None:
+        """Run the command and count the run; its exit code, or None if drain is stopping."""
+        shared = self._shared
+        if shared.stop.is_set():
+            return None
+        environment = variables(shared.consumer, part, number) | {"WALD_WORKER": str(self._runner.worker)}
+        began = time.monotonic()
+        exit_code = self._exit_code(part, environment)
+        if exit_code is None:
+            return None
+        now = time.monotonic()
+        failed = Result.LATER if exit_code == os.EX_TEMPFAIL else Result.FAILURE
+        shared.counts.ran(failed if exit_code else Result.SUCCESS, now - began, now=now)
+        return exit_code
+
+    def _exit_code(self, part: Portion, environment: Mapping[str, str]) -> int | None:
+        """Run the command to its end, even if its keeper is killed; None if drain is stopping before that."""
+        run = secrets.randbits(62)
+        if not self.file.wait(self._shared.stop, self._report_waiting):
+            return None
+        self.file.begin(run, [record.sequence for record in part.records])
+        stdin = part.encoded(self._shared.job.stdin_format)
+        status = self._runner.run(run, self.file.descriptor, stdin, environment)
+        outcome = self.file.outcome(run)
+        if status or outcome is None:
+            self.file.renew()  # the command may be running: until it has ended, the records are with that
+            stopped = not self.file.wait(self._shared.stop, self._report_waiting)
+            return None if stopped else os.waitstatus_to_exitcode(status) or 1
+        exit_code, error = outcome
+        if error:
+            raise not_started(self._runner.command, error)
+        return exit_code
+
+    def _acknowledge(self, part: Portion) -> None:
+        shared = self._shared
+        self._failures = 0
+        shared.work.ack(self.name, [record.sequence for record in part.records])
+        self.file.settle()
+        now_ns = shared.consumer.now_ns()
+        shared.counts.processed(part.count, now_ns=now_ns, failing_since=shared.oldest_failure)
+
+    def _give_up(self, record: Record, exit_code: int, number: int) -> None:
+        shared = self._shared
+        letter = dead_letter(record, {}, shared.job.dead_letter)
+        if not fits(letter, bytes_max=shared.job.letter_max_bytes):
+            raise InvalidInput(
+                f"{shared.consumer.named(record.sequence, record.sequence)}: cannot be a dead letter: more than "
+                f"{shared.job.letter_max_bytes} bytes",
+                hint="mend the command, or start wald-drain without --tries",
+            )
+        self._failures = 0
+        shared.work.give_up(self.name, [record.sequence], reason(exit_code, number), number)
+        shared.counts.gave_up(1, failing_since=shared.oldest_failure)
+
+    @property
+    def _by_key(self) -> bool:
+        return self._shared.job.order == "key"
+
+    def _report(self, part: Portion, step: NextStep, exit_code: int, number: int, seconds: float) -> None:
+        named = self._shared.consumer.named(part.first, part.last)
+        self._shared.report(failure(named, step, exit_code, number, self._shared.job.tries, seconds))
+
+    def _report_waiting(self, text: str) -> None:
+        self._shared.report(f"{self._shared.consumer.route}: {self.name}: {text}")

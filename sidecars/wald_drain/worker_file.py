@@ -1,0 +1,95 @@
+"""The file of a worker, ``<group>.command-3``: which records its command has, and how that ended.
+
+    {"run": 17…, "exit_code": 0, "error": 0, "crc": "…"}        512 bytes, by the keeper, when the command has ended
+    {"run": 17…, "records": [11, 14, 20, 20], "crc": "…"}       by drain, before the command starts
+
+The records of a lease need not be consecutive. They are processed if both lines are of one run and the exit code is 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from wald.format.checked_line import decode_line, encode_line
+from wald.format.names import COMMAND_SUFFIX, worker_suffix
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.work.window import runs_of
+from wald_drain.command_file import LINE_BYTES, CommandFile, padded
+
+
+def encode_given(run: int, sequences: Sequence[int]) -> bytes:
+    """The line about the records that a command gets, in order."""
+    pairs = [number for part in runs_of(list(sequences)) for number in part]
+    return encode_line({"run": run, "records": pairs})
+
+
+def encode_outcome(run: int, exit_code: int, error: int) -> bytes:
+    """The line about how a run ended, padded to its full length.
+
+    Args:
+        exit_code: as in :mod:`subprocess`: a negative number is the signal that ended the command.
+        error: the error number with which the command could not be started; 0: it was started.
+    """
+    return padded({"run": run, "exit_code": exit_code, "error": error})
+
+
+def decode_outcome(line: bytes, run: int) -> tuple[int, int] | None:
+    """Exit code and error of a run; None if the line is about another one, or about none."""
+    match decode_line(line):
+        case {"run": int(number), "exit_code": int(exit_code), "error": int(error)} if number == run:
+            return exit_code, error
+    return None
+
+
+def processed_in(content: bytes) -> list[int]:
+    """The records that a command has processed, by the content of the file of its worker."""
+    outcome, given = content[:LINE_BYTES], content[LINE_BYTES:].partition(b"\n")[0]
+    match decode_line(given):
+        case {"run": int(run), "records": [*numbers]} if decode_outcome(outcome, run) == (0, 0):
+            pairs = zip(numbers[::2], numbers[1::2], strict=True)
+            return [sequence for first, last in pairs for sequence in range(first, last + 1)]
+    return []
+
+
+class WorkerFile(CommandFile):
+    """The file of ``worker``, for the process that leases records for it.
+
+    Raises:
+        NotFound: there is no such route.
+        NotPermitted: this user may not.
+        OSError: the disk is full, or fails.
+    """
+
+    def __init__(self, root: Root, route: str, group: str, worker: int, disk: Disk) -> None:
+        self.worker = worker
+        super().__init__(root, route, group, worker_suffix(worker), disk)
+
+    def begin(self, run: int, sequences: Sequence[int]) -> None:
+        """Write down which records the command is about to get. Not synced: no command survives a crash."""
+        self.disk.write(self.descriptor, [encode_given(run, sequences)], LINE_BYTES)
+
+    def outcome(self, run: int) -> tuple[int, int] | None:
+        """Exit code and error of a run; None if it has not ended."""
+        return decode_outcome(self.line(), run)
+
+    def settle(self) -> None:
+        """Take away what the command got, as what it has done with that is on disk by now."""
+        self.disk.truncate(self.descriptor, LINE_BYTES)
+
+    def processed(self) -> list[int]:
+        """The records that its last command has processed; to be asked while no command runs."""
+        return processed_in(self.path.read_bytes())
+
+    def remove(self) -> None:
+        """Take it away, unless a command has its lock by now."""
+        if self.lock():
+            self.disk.unlink(self.path)
+
+
+def workers_of(root: Root, route: str, group: str) -> list[int]:
+    """The workers that have a file, in order."""
+    named = re.compile(rf"{re.escape(group + COMMAND_SUFFIX)}-([0-9]+)")
+    found = (named.fullmatch(path.name) for path in root.place(route, group).iterdir())
+    return sorted(int(match[1]) for match in found if match)

@@ -1,0 +1,206 @@
+"""Feeding a route to several workers: each leases records of a work group and has its own command process them.
+
+    start ─▶ what earlier drains have left ─▶ the group is opened ─▶ a thread for each worker ─▶ the group is closed
+
+An error of a worker ends all of them, once their commands have ended. A record that cannot be read ends them when no
+command runs and none before it has failed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+from wald.errors import Damaged, NotFound
+from wald.format.record import Record
+from wald.store.retention.beginning import beginning
+from wald.store.retention.cursors import CursorState, newcomer
+from wald.store.retention.progress import last_sequences
+from wald.work.group import WorkGroup
+from wald_drain.attempt import Attempts
+from wald_drain.consumer import Consumer
+from wald_drain.counts import Counts
+from wald_drain.handover import HandoverFile, Handovers
+from wald_drain.job import Job, MovedRoute, disk_failures
+from wald_drain.leftovers import Leftovers, move_past
+from wald_drain.portions import PORTION_MAX_BYTES
+from wald_drain.runner import Runners
+from wald_drain.worker import Shared, Worker
+from wald_drain.worker_file import WorkerFile
+
+_LEASE_SECONDS = 10.0 * 365 * 86400
+_WAIT_SECONDS = 0.2  # for a record, before it is looked whether all is over
+
+
+class Workers:
+    """Carries out one job with a worker for each of ``runners``.
+
+    Args:
+        stop: after it is set, no other command is started. It is set when a worker fails, too.
+        report: gets a line for every failed try and every record given up; called by many threads.
+        counts: gets what has been done.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        job: Job,
+        runners: Runners,
+        *,
+        stop: threading.Event,
+        report: Callable[[str], None],
+        counts: Counts | None = None,
+    ) -> None:
+        self._consumer = consumer
+        self._job = job
+        self._runners = runners
+        self._stop = stop
+        self._report = report
+        self._counts = counts or Counts()
+
+    def run(self) -> int:
+        """Run until all that existed at the start is settled, if the job exits there, or until ``stop`` is set.
+
+        Returns:
+            how many records became dead letters.
+
+        Raises:
+            NotFound: there is no such route, or records that the group has not processed were reclaimed.
+            Locked: another process works for this group.
+            Damaged: the cursor or the journal cannot be trusted, or a record cannot be read.
+            InvalidInput: the command cannot be run, or a record is too large for a dead letter.
+            WaldError: a process that starts commands was killed.
+            DiskFailure: the disk is full, or fails.
+        """
+        consumer = self._consumer
+        with disk_failures(consumer.log.root), ExitStack() as held:
+            file = held.enter_context(HandoverFile(consumer.log.root, consumer.route, consumer.group, consumer.disk))
+            given_up = self._finish_handover(file)
+            leftovers = held.enter_context(Leftovers(consumer))
+            if given_up is None or not leftovers.wait(self._stop, self._report_of_route):
+                return 0
+            self._report_new()
+            work = held.enter_context(self._opened(file))
+            for worker, sequences in leftovers.processed():
+                work.ack(f"worker-{worker}", sequences)
+                named = consumer.named(sequences[0], sequences[-1])
+                self._report(f"{named}: processed by a command that has outlived its wald-drain")
+            leftovers.remove()
+            self._work(work)
+            return given_up + work.given_up
+
+    def _finish_handover(self, file: HandoverFile) -> int | None:
+        """Finish what a drain without workers has begun; how many records that gave up, None if it was to stop."""
+        consumer, job = self._consumer, self._job
+        with Attempts(consumer.log.root, consumer.route, consumer.group, consumer.disk) as attempts:
+            if not attempts.wait(self._stop, self._report_of_route):
+                return None
+            given_up = Handovers(consumer, file, daemon=job.daemon, report=self._report).finish()
+            move_past(attempts, consumer, self._report)
+            return given_up
+
+    def _report_new(self) -> None:
+        """Report what is to be known of a group that has no cursor yet."""
+        consumer = self._consumer
+        if consumer.cursor.state is CursorState.ABSENT:
+            news = newcomer(consumer.log.root, consumer.route, consumer.group)
+            begins = beginning(consumer.log.view(), consumer.route, consumer.group)
+            for message in filter(None, (news, begins.message)):
+                self._report(message)
+
+    def _opened(self, file: HandoverFile) -> WorkGroup:
+        consumer, job = self._consumer, self._job
+        return WorkGroup(
+            consumer.log,
+            consumer.route,
+            consumer.group,
+            order=job.order,
+            dead_letter=job.dead_letter,
+            daemon=job.daemon,
+            report=self._report,
+            ownership=file,
+        )
+
+    def _work(self, work: WorkGroup) -> None:
+        consumer = self._consumer
+        shared = Shared(consumer, self._job, work, self._counts, self._stop, self._report)
+        with ExitStack() as held:
+            workers = []
+            for runner in self._runners.each:
+                place = consumer.log.root, consumer.route, consumer.group, runner.worker
+                file = held.enter_context(WorkerFile(*place, consumer.disk))
+                workers.append(Worker(shared, runner, file))
+            leases = _Leases(shared, MovedRoute(consumer, self._job, self._report))
+            with ThreadPoolExecutor(len(workers), "wald-drain-worker") as threads:
+                working = [threads.submit(leases.work, worker) for worker in workers]
+            for each in working:
+                each.result()
+            for worker in workers:
+                worker.file.remove()
+
+    def _report_of_route(self, text: str) -> None:
+        self._report(f"{self._consumer.route}: {text}")
+
+
+class _Leases:
+    """Gives records to workers until all is over."""
+
+    def __init__(self, shared: Shared, moved: MovedRoute) -> None:
+        self._shared = shared
+        self._moved = moved
+        self._end = self._last() if shared.job.exit_at_end else None
+        self._lease = threading.Lock()  # so that one worker waits for a record, and the others for that one
+        self._busy: set[str] = set()
+
+    def work(self, worker: Worker) -> None:
+        """Have a worker process what there is until all is over, which an error of it makes it.
+
+        Raises:
+            Damaged, NotFound: a record cannot be read.
+        """
+        try:
+            while records := self._next(worker.name):
+                worker.process(records)
+        except BaseException:
+            self._shared.stop.set()
+            raise
+        finally:
+            self._busy.discard(worker.name)
+
+    def _next(self, name: str) -> list[Record]:
+        """Records for a worker; none if all is over."""
+        shared, job = self._shared, self._shared.job
+        self._busy.discard(name)
+        with self._lease:
+            while not self._is_over():
+                try:
+                    got = shared.work.lease(name, job.records_max, PORTION_MAX_BYTES, _LEASE_SECONDS, _WAIT_SECONDS)
+                except (Damaged, NotFound):
+                    if not self._busy and not shared.troubles:
+                        raise
+                    shared.stop.wait(_WAIT_SECONDS)
+                    continue
+                if got:
+                    self._busy.add(name)
+                    return [delivery.record for delivery in got]
+                self._moved.report_once()
+            return []
+
+    def _is_over(self) -> bool:
+        at_end = self._end is not None and self._shared.work.floor >= self._end
+        return at_end or self._shared.stop.is_set()
+
+    def _last(self) -> int:
+        """The last record of the route now; up to damage, if there is some."""
+        log, route = self._shared.consumer.log, self._shared.consumer.route
+        last = last_sequences(log.view()).get(route)
+        if last is None:
+            last = 0
+            try:
+                for batch in log.batches(route, self._shared.work.floor + 1):
+                    last = batch.last_sequence
+            except Damaged:
+                pass
+        return last

@@ -1,0 +1,238 @@
+"""Workers of which a process is killed: no record is with two commands, none is lost, and what is done stays done."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from draining import drain, drain_refusal
+from jobs import Jobs
+from logs import Built
+from running import TIMEOUT_SECONDS, eventually
+
+import wald
+
+Start = Callable[..., subprocess.Popen[bytes]]
+VALUES = [str(number) for number in range(1, 21)]
+ONCE = dict.fromkeys(VALUES, 1)
+
+
+@pytest.fixture
+def built(root: Path) -> Built:
+    """Records 1 to 20 on route a, each with its sequence as value."""
+    log = Built(root)
+    log.lines("a", [value.encode() for value in VALUES])
+    return log
+
+
+def arguments(built: Built, jobs: Jobs, *options: object) -> list[object]:
+    return ["a", "--root", built.root.path, *options, "--", *jobs.words]
+
+
+def cursor(built: Built) -> int:
+    return wald.open(built.root.path).cursor("a").effective
+
+
+def parent_of(process_id: int) -> int:
+    return int(Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def await_line(process: subprocess.Popen[bytes], text: str) -> None:
+    """Return once it has reported this."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line.decode():
+            return
+    raise AssertionError(f"ended without: {text}")
+
+
+def await_more(jobs: Jobs, lines: int) -> None:
+    """Return once commands have said more than that."""
+    eventually(lambda: len(jobs.lines) > lines)
+
+
+@pytest.mark.parametrize("workers", [1, 6])
+def test_a_start_waits_for_all_commands_and_uses_their_exit_codes(
+    built: Built, jobs: Jobs, start: Start, workers: int
+) -> None:
+    """Whether it has fewer workers or more."""
+    jobs.hold(1, 2, 3, 4)
+    jobs.fail(3)
+    first = start(*arguments(built, jobs, "--workers", 4))
+    jobs.await_running(1, 2, 3, 4)
+    first.kill()
+    first.wait(TIMEOUT_SECONDS)
+    second = start(*arguments(built, jobs, "--workers", workers, "--exit-at-end"))
+    await_line(second, "waits for the command that an earlier wald-drain has left running")
+    jobs.let_go(1, 2, 3)
+    eventually(lambda: set(jobs.running) == {"4"})
+    jobs.mend(3)
+    jobs.let_go(4)
+
+    assert second.wait(TIMEOUT_SECONDS) == 0
+    assert jobs.processed == ONCE
+    assert cursor(built) == 20
+    assert len(jobs.tries(3)) == 2
+
+
+def test_waiting_ends_with_a_signal(built: Built, jobs: Jobs, start: Start) -> None:
+    jobs.hold(1, 2)
+    first = start(*arguments(built, jobs, "--workers", 2))
+    jobs.await_running(1, 2)
+    first.kill()
+    second = start(*arguments(built, jobs, "--workers", 2))
+    await_line(second, "waits for the command")
+    second.send_signal(signal.SIGTERM)
+
+    assert second.wait(TIMEOUT_SECONDS) == 0
+    jobs.let_go(1, 2)
+    assert drain(*arguments(built, jobs, "--workers", 2, "--exit-at-end")).returncode == 0
+    assert jobs.processed == ONCE
+
+
+def test_halves_are_told_apart(built: Built, jobs: Jobs, start: Start) -> None:
+    """Of a lease only those records are done that the command had which has outlived its drain."""
+    jobs.fail(1)
+    jobs.hold("from-5")
+    first = start(*arguments(built, jobs, "--workers", 1, "--batch-records", 8))
+    eventually(lambda: {line.values for line in jobs.running.values()} == {("5", "6", "7", "8")})
+    first.kill()
+    first.wait(TIMEOUT_SECONDS)
+    jobs.mend(1)
+    jobs.let_go("from-5")
+    assert drain(*arguments(built, jobs, "--workers", 2, "--exit-at-end")).returncode == 0
+
+    assert jobs.processed == ONCE
+
+
+def test_a_drain_without_workers_waits_for_commands_of_workers(built: Built, jobs: Jobs, start: Start) -> None:
+    """And it refuses to process again what they have done above the cursor."""
+    jobs.hold(1, 2)
+    first = start(*arguments(built, jobs, "--workers", 2))
+    jobs.await_running(1, 2)
+    first.kill()
+    second = start(*arguments(built, jobs, "--exit-at-end"))
+    await_line(second, "waits for the command that an earlier wald-drain has left running")
+    jobs.fail(1)
+    jobs.let_go(1, 2)
+    assert second.wait(TIMEOUT_SECONDS) == 9
+    code, message, hint = drain_refusal(*arguments(built, jobs, "--exit-at-end"))
+
+    assert code == 9
+    assert message == (
+        "route a: workers of group processed have processed records above the cursor, 0, which would be processed again"
+    )
+    assert "feed a --group processed --workers 1 --exit-at-end -- sh " in hint
+    jobs.mend(1)
+    assert drain(*arguments(built, jobs, "--workers", 1, "--exit-at-end")).returncode == 0
+    assert jobs.processed == ONCE
+    built.lines("a", [b"more"])
+    assert drain(*arguments(built, jobs, "--exit-at-end")).returncode == 0
+    assert jobs.processed == ONCE | {"more": 1}
+
+
+def test_a_drain_without_workers_goes_on_where_they_are_through(built: Built, jobs: Jobs, start: Start) -> None:
+    """Even if their cursor was behind when they were killed."""
+    jobs.hold(9)
+    first = start(*arguments(built, jobs, "--workers", 1))
+    jobs.await_running(9)
+    first.kill()
+    first.wait(TIMEOUT_SECONDS)
+    jobs.fail(9)
+    jobs.let_go(9)
+    eventually(lambda: not jobs.running)
+    jobs.mend(9)
+    assert drain(*arguments(built, jobs, "--exit-at-end", "--batch-records", 1)).returncode == 0
+
+    assert jobs.processed == ONCE
+    assert cursor(built) == 20
+
+
+def test_workers_wait_for_the_command_of_a_drain_without(built: Built, jobs: Jobs, start: Start) -> None:
+    jobs.hold(3)
+    first = start(*arguments(built, jobs, "--batch-records", 5))
+    jobs.await_running(3)
+    first.kill()
+    second = start(*arguments(built, jobs, "--workers", 3, "--exit-at-end"))
+    await_line(second, "waits for the command that an earlier wald-drain has left running")
+    jobs.let_go(3)
+
+    assert second.wait(TIMEOUT_SECONDS) == 0
+    assert jobs.processed == ONCE
+
+
+def test_a_command_that_is_killed_is_a_failed_try(built: Built, jobs: Jobs, start: Start) -> None:
+    """Its record comes again at once, and all others go on."""
+    jobs.hold(2)
+    process = start(*arguments(built, jobs, "--workers", 2, "--exit-at-end"))
+    jobs.await_running(2)
+    os.kill(jobs.running["2"].pid, signal.SIGKILL)
+    await_line(process, "a 2: killed by SIGKILL, try 1, again in 0.1 s")
+    jobs.let_go(2)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert jobs.tries(2) == [1, 2]
+    assert cursor(built) == 20
+
+
+def test_a_killed_keeper_leaves_the_record_with_its_command(built: Built, jobs: Jobs, start: Start) -> None:
+    """Until that has ended, and then it is tried again, as nothing says how it ended."""
+    jobs.hold(2)
+    process = start(*arguments(built, jobs, "--workers", 2, "--exit-at-end"))
+    jobs.await_running(2)
+    os.kill(jobs.running["2"].keeper, signal.SIGKILL)
+    await_line(process, "worker-")
+    eventually(lambda: len(jobs.processed) == 19)
+    assert jobs.tries(2) == [1]
+    jobs.let_go(2)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert jobs.tries(2) == [1, 2]
+    assert jobs.processed == ONCE | {"2": 2}
+
+
+def test_a_killed_runner_ends_the_drain_and_its_command_is_waited_for(built: Built, jobs: Jobs, start: Start) -> None:
+    jobs.hold(1, 2)
+    process = start(*arguments(built, jobs, "--workers", 2))
+    jobs.await_running(1, 2)
+    runner = parent_of(jobs.running["2"].keeper)
+    assert parent_of(runner) == process.pid
+    os.kill(runner, signal.SIGKILL)
+    jobs.let_go(1)
+    await_line(process, f"process {runner}, which starts its commands, was killed")
+
+    assert process.wait(TIMEOUT_SECONDS) == 1
+    successor = start(*arguments(built, jobs, "--workers", 2, "--exit-at-end"))
+    await_line(successor, "waits for the command that an earlier wald-drain has left running")
+    jobs.let_go(2)
+    assert successor.wait(TIMEOUT_SECONDS) == 0
+    assert jobs.processed == ONCE
+
+
+@pytest.mark.parametrize("order", ["log", "key"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_drain_that_is_killed_at_random_loses_and_repeats_nothing(
+    built: Built, jobs: Jobs, start: Start, seed: int, order: str
+) -> None:
+    """Each record is in one successful run, as every command outlives its drain."""
+    chance = random.Random(seed)
+    jobs.fail(5, 11)
+    more = [str(number) for number in range(21, 61)]
+    built.lines("a", [each.encode() for each in more])
+    for _ in range(8):
+        workers, batch = chance.randint(1, 4), chance.choice([1, 1, 3])
+        process = start(*arguments(built, jobs, "--workers", workers, "--batch-records", batch, "--order", order))
+        await_more(jobs, len(jobs.lines) + chance.randint(0, 12))
+        process.kill()
+        process.wait(TIMEOUT_SECONDS)
+    jobs.mend(5, 11)
+    assert drain(*arguments(built, jobs, "--workers", 2, "--exit-at-end", "--order", order)).returncode == 0
+
+    assert jobs.running == {}
+    assert jobs.processed == ONCE | dict.fromkeys(more, 1)
+    assert cursor(built) == 60

@@ -1,0 +1,294 @@
+"""Several workers: a record that fails stops no other, and each record is processed, or given up, once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from contents import records
+from draining import drain, drain_refusal
+from jobs import Jobs
+from logs import Built
+from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
+
+import wald
+from wald.format.names import Kind
+
+Start = Callable[..., subprocess.Popen[bytes]]
+VALUES = [str(number) for number in range(1, 21)]
+ONCE = dict.fromkeys(VALUES, 1)
+
+
+@pytest.fixture
+def built(root: Path) -> Built:
+    """Records 1 to 20 on route a, each with its sequence as value; no daemon runs."""
+    log = Built(root)
+    log.lines("a", [value.encode() for value in VALUES])
+    return log
+
+
+@pytest.fixture
+def sent(daemon: Daemon) -> Path:
+    """The same on the log of a running daemon."""
+    output_of("route", "add", "a", "--root", daemon.root)
+    output_of("append", "a", "--root", daemon.root, stdin="".join(f"{value}\n" for value in VALUES).encode())
+    return daemon.root
+
+
+def arguments(root: Path, jobs: Jobs, *options: object) -> list[object]:
+    return ["a", "--root", root, *options, "--", *jobs.words]
+
+
+def cursor(root: Path) -> int:
+    return wald.open(root).cursor("a").effective
+
+
+def dead(root: Path) -> list[str]:
+    log = wald.open(root)
+    return [record.value.decode() for record in records(root, "dead_letter")] if "dead_letter" in log.routes() else []
+
+
+def files(root: Path) -> set[str]:
+    """What the group has left beside its cursor."""
+    return {path.name.removeprefix("processed.") for path in (root / "routes/a").glob("processed.*")}
+
+
+def test_commands_run_at_the_same_time(built: Built, jobs: Jobs, start: Start) -> None:
+    jobs.hold(*VALUES)
+    process = start(*arguments(built.root.path, jobs, "--workers", 4, "--exit-at-end"))
+    jobs.await_running(1, 2, 3, 4)
+
+    assert sorted(line.worker for line in jobs.running.values()) == [1, 2, 3, 4]
+    assert {line.values for line in jobs.running.values()} == {("1",), ("2",), ("3",), ("4",)}
+    jobs.let_go(*VALUES)
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert jobs.processed == ONCE
+    assert cursor(built.root.path) == 20
+
+
+def test_a_group_leaves_no_file_of_a_worker_behind(built: Built, jobs: Jobs) -> None:
+    assert drain(*arguments(built.root.path, jobs, "--workers", 3, "--exit-at-end")).returncode == 0
+    assert files(built.root.path) == {"cursor", "drain", "command", "work"}
+
+
+def test_a_command_gets_so_many_records(built: Built, jobs: Jobs) -> None:
+    done = drain(*arguments(built.root.path, jobs, "--workers", 1, "--batch-records", 8, "--exit-at-end"))
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [len(line.values) for line in jobs.lines if line.begins] == [8, 8, 4]
+
+
+def test_a_record_that_fails_stops_no_other(built: Built, jobs: Jobs, start: Start) -> None:
+    """Nor do several, even if they are as many as the workers."""
+    jobs.fail(3, 4)
+    process = start(*arguments(built.root.path, jobs, "--workers", 2))
+    others = set(VALUES) - {"3", "4"}
+    eventually(lambda: set(jobs.processed) == others)
+    eventually(lambda: len(jobs.tries(3)) > 2 and len(jobs.tries(4)) > 2)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert cursor(built.root.path) == 2
+    jobs.mend(3, 4)
+    assert drain(*arguments(built.root.path, jobs, "--workers", 2, "--exit-at-end")).returncode == 0
+    assert jobs.processed == ONCE
+    assert cursor(built.root.path) == 20
+
+
+@pytest.mark.parametrize("batch", [1, 6])
+def test_a_record_is_given_up_after_its_own_tries(sent: Path, jobs: Jobs, batch: int) -> None:
+    """Those that were in a batch with it are not, and it is tried alone no more often."""
+    jobs.fail(7, 9)
+    options = ("--workers", 3, "--batch-records", batch, "--tries", 3, "--exit-at-end")
+    done = drain(*arguments(sent, jobs, *options))
+
+    assert done.returncode == 10
+    assert b"2 records of a given up" in done.stderr
+    assert (jobs.tries(7), jobs.tries(9)) == ([1, 2, 3], [1, 2, 3])
+    assert jobs.processed == {value: 1 for value in VALUES if value not in ("7", "9")}
+    assert sorted(dead(sent)) == ["7", "9"]
+    headers = json.loads(records(sent, "dead_letter")[0].headers or b"")
+    assert (headers["wald.reason"], headers["wald.tries"]) == ("exit 1 after 3 tries", "3")
+    assert cursor(sent) == 20
+
+
+def test_later_is_no_try(sent: Path, jobs: Jobs, start: Start) -> None:
+    jobs.fail(5, code=75)
+    process = start(*arguments(sent, jobs, "--workers", 2, "--tries", 1, "--exit-at-end"))
+    eventually(lambda: len(jobs.tries(5)) > 2)
+    jobs.mend(5)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert set(jobs.tries(5)) == {1}
+    assert jobs.processed == ONCE
+    assert dead(sent) == []
+
+
+def test_a_batch_may_come_later(built: Built, jobs: Jobs, start: Start) -> None:
+    """It stays whole, and other batches are processed meanwhile."""
+    jobs.fail(1, code=75)
+    process = start(*arguments(built.root.path, jobs, "--workers", 2, "--batch-records", 5, "--exit-at-end"))
+    eventually(lambda: len(jobs.processed) == 15)
+    jobs.mend(1)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert {len(line.values) for line in jobs.lines} == {5}
+    assert jobs.processed == ONCE
+
+
+def test_the_next_try_after_a_restart_is_the_first(built: Built, jobs: Jobs, start: Start) -> None:
+    """As without workers."""
+    jobs.fail(1)
+    process = start(*arguments(built.root.path, jobs, "--workers", 1))
+    eventually(lambda: jobs.tries(1) == [1, 2])
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    before = len(jobs.tries(1))
+    process = start(*arguments(built.root.path, jobs, "--workers", 1))
+    eventually(lambda: len(jobs.tries(1)) > before + 1)
+
+    assert jobs.tries(1)[before:][:2] == [1, 2]
+
+
+def test_the_order_of_a_key_is_kept(root: Path, jobs: Jobs, start: Start) -> None:
+    """One record of a key at a time; what fails stops its key, and no other."""
+    built = Built(root)
+    values = [f"{key}{number}" for number in range(5) for key in "xyz"]
+    built.columns("a", [each.encode() for each in values], keys=[each[:1].encode() for each in values])
+    jobs.fail("y1")
+    options = ("--workers", 3, "--order", "key", "--exit-at-end")
+    process = start(*arguments(built.root.path, jobs, *options))
+    eventually(lambda: set(jobs.processed) == {"y0", *(each for each in values if each[0] != "y")})
+    eventually(lambda: len(jobs.tries("y1")) > 2)
+    jobs.mend("y1")
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    at_work: set[str] = set()
+    done: list[str] = []
+    for line in jobs.lines:
+        (value,) = line.values
+        if line.begins:
+            assert value[0] not in at_work
+            at_work.add(value[0])
+            continue
+        at_work.discard(value[0])
+        done += [value] * (line.number == 0)
+    assert {key: [each for each in done if each[0] == key] for key in "xyz"} == {
+        key: [f"{key}{number}" for number in range(5)] for key in "xyz"
+    }
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_batch_keeps_the_order_of_a_key(daemon: Daemon, jobs: Jobs, start: Start, given_up: bool) -> None:
+    """What follows the record that fails is not processed before it, even if it was in the same batch."""
+    lines = "".join(f'{{"key": "{each[0]}", "value": "{each}"}}\n' for each in ("x1", "y1", "x2", "y2", "x3"))
+    output_of("route", "add", "a", "--root", daemon.root)
+    output_of("append", "a", "--jsonl", "--root", daemon.root, stdin=lines.encode())
+    jobs.fail("x2")
+    options = ("--workers", 2, "--batch-records", 5, "--order", "key", "--exit-at-end")
+    process = start(*arguments(daemon.root, jobs, *options, *(("--tries", 2) if given_up else ())))
+    eventually(lambda: len(jobs.tries("x2")) >= 2)
+    if not given_up:
+        assert "x3" not in jobs.processed
+        jobs.mend("x2")
+
+    assert process.wait(TIMEOUT_SECONDS) == (10 if given_up else 0)
+    done = [value for line in jobs.lines if not line.begins and not line.number for value in line.values]
+    assert [each for each in done if each[0] == "x"] == (["x1", "x3"] if given_up else ["x1", "x2", "x3"])
+    assert [each for each in done if each[0] == "y"] == ["y1", "y2"]
+    assert dead(daemon.root) == (["x2"] if given_up else [])
+
+
+def test_a_signal_lets_commands_finish(built: Built, jobs: Jobs, start: Start) -> None:
+    """What they have processed is done, and no other command is started."""
+    jobs.hold(*VALUES)
+    process = start(*arguments(built.root.path, jobs, "--workers", 2))
+    jobs.await_running(1, 2)
+    process.send_signal(signal.SIGTERM)
+    jobs.let_go(*VALUES)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert set(jobs.processed) <= {"1", "2", "3", "4"}
+    assert cursor(built.root.path) == len(jobs.processed)
+
+
+def test_a_worker_that_pauses_ends_with_a_signal(built: Built, jobs: Jobs, start: Start) -> None:
+    jobs.fail(*VALUES)
+    process = start(*arguments(built.root.path, jobs, "--workers", 2, "--batch-records", 10))
+    eventually(lambda: len(jobs.lines) > 4)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert cursor(built.root.path) == 0
+
+
+def test_the_end_is_where_the_route_ended_at_the_start(built: Built, jobs: Jobs, start: Start) -> None:
+    """Also if a record waits to be tried again then."""
+    jobs.fail(20)
+    process = start(*arguments(built.root.path, jobs, "--workers", 2, "--exit-at-end"))
+    eventually(lambda: len(jobs.tries(20)) > 2)
+    assert process.poll() is None
+    jobs.mend(20)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert jobs.processed == ONCE
+
+
+def test_new_records_are_processed(sent: Path, jobs: Jobs, start: Start) -> None:
+    process = start(*arguments(sent, jobs, "--workers", 2))
+    eventually(lambda: jobs.processed == ONCE)
+    output_of("append", "a", "--root", sent, stdin=b"more\n")
+    eventually(lambda: jobs.processed["more"] == 1)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+
+
+def test_damage_ends_it_after_all_before_it(root: Path, jobs: Jobs, start: Start) -> None:
+    """Even what has to be tried again; with the cursor in front of the damage."""
+    built = Built(root)
+    built.lines("a", [value.encode() for value in VALUES])
+    built.lines("a", [b"damaged"])
+    built.lines("a", [b"behind"])
+    content = bytearray(built.path(1, Kind.RAW).read_bytes())
+    content[content.index(b"damaged")] ^= 1
+    built.path(1, Kind.RAW).write_bytes(content)
+    jobs.fail(20)
+    process = start(*arguments(root, jobs, "--workers", 2))
+    eventually(lambda: len(jobs.tries(20)) > 2)
+    jobs.mend(20)
+
+    assert process.wait(TIMEOUT_SECONDS) == 4
+    assert jobs.processed == ONCE
+    assert cursor(root) == 20
+
+
+def test_errors_say_what_to_do(built: Built, jobs: Jobs) -> None:
+    root = built.root.path
+    assert drain_refusal("a", "--root", root, "--order", "key", "--", "true")[:2] == (
+        2,
+        "--order is for several workers",
+    )
+    assert drain_refusal("nosuch", "--root", root, "--workers", 2, "--", "true")[0] == 3
+    script = jobs.folder / "script"
+    script.write_text("echo no first line\n")
+    script.chmod(0o755)
+    code, message, _ = drain_refusal("a", "--root", root, "--workers", 2, "--exit-at-end", "--", script)
+    assert (code, message) == (2, f"{script}: cannot be run: Exec format error")
+
+
+def test_one_process_works_for_a_group(built: Built, jobs: Jobs, start: Start) -> None:
+    jobs.hold(*VALUES)
+    first = start(*arguments(built.root.path, jobs, "--workers", 2))
+    jobs.await_running(1, 2)
+    code, message, _ = drain_refusal(*arguments(built.root.path, jobs, "--workers", 2))
+
+    assert code == 5
+    assert "another process works on route a for group processed" in message
+    first.send_signal(signal.SIGTERM)
+    jobs.let_go(*VALUES)
+    assert first.wait(TIMEOUT_SECONDS) == 0

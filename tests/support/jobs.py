@@ -1,0 +1,114 @@
+"""A command for workers that says in a journal what it gets, waits where a test holds it, and fails as it is to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from running import eventually
+
+_SCRIPT = """
+x=$(tr '\\n' ' ')
+echo "begin ${WALD_WORKER:-0} $WALD_TRY $$ $PPID $x" >> "$1/journal"
+code=0
+while [ -e "$1/hold-from-$WALD_FIRST" ]; do sleep 0.02; done
+for v in $x; do
+    while [ -e "$1/hold-$v" ]; do sleep 0.02; done
+    failed=$(cat "$1/fail-$v" 2>/dev/null) && code=$failed
+done
+echo "end ${WALD_WORKER:-0} $code $$ $PPID $x" >> "$1/journal"
+exit $code
+"""
+
+
+class Line(NamedTuple):
+    """A line of the journal.
+
+    Attributes:
+        number: of the try, or the exit code.
+        pid, keeper: of the command and its parent.
+        values: what it got; words without spaces.
+    """
+
+    begins: bool
+    worker: int
+    number: int
+    pid: int
+    keeper: int
+    values: tuple[str, ...]
+
+
+class Jobs:
+    """The command, and what it has said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "jobs"
+        self.folder.mkdir()
+        (self.folder / "journal").touch()
+        script = self.folder / "command"
+        script.write_text(_SCRIPT)
+        self.words = ("sh", script, self.folder)
+
+    def hold(self, *values: object) -> None:
+        """Keep a command that gets one of these, or what begins with record N for ``from-N``, from going on."""
+        for value in values:
+            (self.folder / f"hold-{value}").touch()
+
+    def end(self) -> None:
+        """Let all go on, so that none outlives its test."""
+        for held in self.folder.glob("hold-*"):
+            held.unlink()
+
+    def let_go(self, *values: object) -> None:
+        """Let it go on."""
+        for value in values:
+            (self.folder / f"hold-{value}").unlink()
+
+    def fail(self, *values: object, code: int = 1) -> None:
+        """Have a command that gets one of these exit so."""
+        for value in values:
+            (self.folder / f"fail-{value}").write_text(f"{code}\n")
+
+    def mend(self, *values: object) -> None:
+        """Have it succeed again."""
+        for value in values:
+            (self.folder / f"fail-{value}").unlink()
+
+    @property
+    def lines(self) -> list[Line]:
+        found = []
+        for line in (self.folder / "journal").read_text().splitlines():
+            what, *numbers, words = line.split(" ", 5)
+            worker, number, pid, keeper = map(int, numbers)
+            found.append(Line(what == "begin", worker, number, pid, keeper, tuple(words.split())))
+        return found
+
+    @property
+    def running(self) -> dict[str, Line]:
+        """What a command has that has not ended, as it says; that of a killed one stays here.
+
+        A value that two commands have at the same time fails the test.
+        """
+        running: dict[str, Line] = {}
+        for line in self.lines:
+            for value in line.values:
+                if line.begins:
+                    assert value not in running, f"{value} is with two commands"
+                    running[value] = line
+                else:
+                    del running[value]
+        return running
+
+    def await_running(self, *values: object) -> None:
+        """Return once commands have these."""
+        eventually(lambda: set(map(str, values)) <= set(self.running))
+
+    @property
+    def processed(self) -> Counter[str]:
+        """How often each value was in a run that succeeded."""
+        return Counter(value for line in self.lines if not line.begins and not line.number for value in line.values)
+
+    def tries(self, value: object) -> list[int]:
+        """The number of each try of a value alone."""
+        return [line.number for line in self.lines if line.begins and line.values == (str(value),)]

@@ -1,0 +1,48 @@
+"""How far the workers of a group have come, by its journal, while none is at work."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from wald.format.names import WORK_SUFFIX
+from wald.log import Log
+from wald.work.journal import read_lines
+from wald.work.replay import Replayed
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a journal says.
+
+    Attributes:
+        floor: the ack floor; at least the cursor.
+        done: how many records above it are done.
+        dead: how many are being given up.
+    """
+
+    floor: int
+    done: int
+    dead: int
+
+
+def standing(log: Log, route: str, group: str) -> Standing:
+    """How far the workers have come; without a journal, up to the cursor.
+
+    Raises:
+        Damaged: the journal, or a record above the floor, cannot be read.
+        OSError: as of open(2).
+    """
+    floor = log.cursor(route, group).effective
+    path = log.root.place(route, group) / f"{group}{WORK_SUFFIX}"
+    if not os.path.lexists(path):
+        return Standing(floor, 0, 0)
+    lines, _ = read_lines(path, log.root)
+    found = Replayed(lines, floor, by_key=False)
+    window = found.deliveries.window
+    done = 0
+    if window.open:  # what is not open may be of other routes; the log says which
+        for batch in log.batches(route, window.floor + 1, window.end - 1):
+            sequences = range(batch.first_sequence, batch.last_sequence + 1)
+            done += sum(window.floor < each < window.end and not window.is_open(each) for each in sequences)
+    return Standing(window.floor, done, len(found.dead))
