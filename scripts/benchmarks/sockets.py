@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from benchmarks.brokers import redis
 from benchmarks.clients import RECORD
 from benchmarks.report import Goal, Row, Samples
 from benchmarks.stage import Daemon, Stage, in_python
@@ -34,9 +32,9 @@ def measure(stage: Stage) -> tuple[list[Row], list[str]]:
         one = {"wald, 64": partial(ours, clients=64, records=1)}
         many = {"wald": lambda: _BATCH * ours(clients=8, records=_BATCH)}
         if shutil.which("redis-server"):
-            redis = partial(_requests, stack.enter_context(_redis(stage.fresh(stage.disk))), "redis", seconds=seconds)
-            one["Redis Streams"] = partial(redis, clients=64, records=1)
-            many["Redis Streams, 64 a time"] = lambda: _PIPELINED * redis(clients=8, records=_PIPELINED)
+            theirs = partial(_requests, stack.enter_context(redis(stage.fresh(stage.disk))), "redis", seconds=seconds)
+            one["Redis Streams"] = partial(theirs, clients=64, records=1)
+            many["Redis Streams, 64 a time"] = lambda: _PIPELINED * theirs(clients=8, records=_PIPELINED)
         else:
             missing.append("redis-server")
         sixty_four = Samples.alternate(one, stage.repeat)
@@ -80,40 +78,3 @@ def _bare_us(where: Path, seconds: float) -> float:
     finally:
         os.close(descriptor)
         path.unlink()
-
-
-@contextmanager
-def _redis(folder: Path) -> Iterator[Path]:
-    path = folder / "redis.sock"
-    settings = {
-        "--port": "0",
-        "--unixsocket": path,
-        "--dir": folder,
-        "--appendonly": "yes",
-        "--appendfsync": "always",
-        "--save": "",
-        "--auto-aof-rewrite-percentage": "0",
-        "--logfile": folder / "log",
-    }
-    words = [str(word) for pair in settings.items() for word in pair]
-    process = subprocess.Popen(["redis-server", *words])
-    try:
-        deadline = time.monotonic() + 10
-        while not _answers(path):
-            if time.monotonic() > deadline:
-                raise RuntimeError("redis-server does not answer")
-            time.sleep(0.01)
-        yield path
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as connection:
-        try:
-            connection.connect(str(path))
-            connection.sendall(b"PING\r\n")
-            return connection.recv(100).startswith(b"+PONG")
-        except OSError:
-            return False
