@@ -117,18 +117,18 @@ class Deliveries:
         """Records that come next; a run may be delivered from its beginning on. None if there are none."""
         return self.window.first_free()
 
-    def deliver(self, run: Run, consumer: str, *, now_ns: int, until_ns: int) -> None:
-        """Take in that free records are leased. What follows them by key is free until :meth:`close`."""
+    def deliver(self, run: Run, consumer: str, *, now_ns: int, until_ns: int) -> bytes:
+        """Take in that free records are leased. What follows them by key is free until :meth:`close`.
+
+        Returns:
+            for each how often it was delivered, this time included.
+        """
         number = self._lease(consumer, now_ns, until_ns)
-        self.window.deliver(run, number)
+        tries = self.window.deliver(run, number)
         self._leases[number].left += run.size
-        if self._keys is None:
-            return
-        for sequence in self._keys.of(run):
-            following = next(self._keys.behind(sequence), None)
-            if following and self.window.state(following) is State.BEHIND and following not in self._due_of:
-                self._set(following, State.FREE)
-                self._offered.append(following)
+        if self._keys is not None:
+            self._offer(run, self._keys)
+        return tries
 
     def close(self) -> None:
         """Take in that a consumer gets no more for now."""
@@ -245,6 +245,14 @@ class Deliveries:
         """As :meth:`out`, in fewer runs, which may have records in them that are done."""
         for number, run in self.window.holdings():
             yield run, self._leases[number]
+
+    def _offer(self, run: Run, keys: KeyOrder) -> None:
+        """Make what follows by key free, for the same consumer."""
+        for sequence in keys.of(run):
+            following = next(keys.behind(sequence), None)
+            if following and self.window.state(following) is State.BEHIND and following not in self._due_of:
+                self._set(following, State.FREE)
+                self._offered.append(following)
 
     def _settled(
         self,

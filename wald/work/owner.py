@@ -185,8 +185,8 @@ class Owner:
                         break
                 max_bytes -= size
                 run = Run(run.first, run.first + len(records) - 1)
-                self._deliveries.deliver(run, consumer, now_ns=now_ns, until_ns=now_ns + lease_ns)
-                got += map(Delivery, records, self._deliveries.window.tries_of(run))
+                tries = self._deliveries.deliver(run, consumer, now_ns=now_ns, until_ns=now_ns + lease_ns)
+                got += map(Delivery, records, tries)
                 runs.append((run.first, run.last))
         except (WaldError, OSError):
             if not got:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import IntEnum
 from heapq import heappop, heappush
@@ -54,6 +54,7 @@ class Run(NamedTuple):
 
 
 _NOTHING = bytes(PAGE)
+_ALL_OUT = bytes([State.OUT]) * PAGE
 _ALL_DONE = bytes([_DONE_TRIES]) * PAGE
 _STATES_OF = bytes(State.DONE if tries == _DONE_TRIES else State.FREE for tries in range(256))
 _RUNS = {state: re.compile(b"\\x%02x+" % state) for state in State}
@@ -135,10 +136,6 @@ class Window:
         """How often an open record was delivered; ``TRIES_MAX`` if that often or more."""
         return self._pages[sequence // PAGE].tries[sequence % PAGE]
 
-    def tries_of(self, run: Run) -> bytes:
-        """How often each of these open records was delivered."""
-        return b"".join(self._pages[number].tries[low:high] for number, low, high in _parts(run))
-
     def lease_of(self, sequence: int) -> int:
         """The number of the lease by which a record is out."""
         page = self._pages[sequence // PAGE]
@@ -148,15 +145,16 @@ class Window:
         """How many records of a run are out by each lease; nothing if any of them is not out."""
         if run.first <= self.floor or run.last >= self.end:
             return {}
-        found: Counter[int] = Counter()
+        found: dict[int, int] = {}
         for number, low, high in _parts(run):
             page = self._pages.get(number)
             if page is None or page.states.count(State.OUT, low, high) != high - low:
                 return {}
             if isinstance(page.leases, int):
-                found[page.leases] += high - low
+                found[page.leases] = found.get(page.leases, 0) + high - low
             else:
-                found.update(page.leases[low:high])
+                for lease in page.leases[low:high]:
+                    found[lease] = found.get(lease, 0) + 1
         return found
 
     def leases_in(self, run: Run) -> Iterator[tuple[int, Run]]:
@@ -185,13 +183,16 @@ class Window:
             elif out:
                 yield from self.leases_in(Run(first, first + PAGE - 1))
 
-    def deliver(self, run: Run, lease: int) -> None:
-        """Take in that open records are out by ``lease``, once more each."""
+    def deliver(self, run: Run, lease: int) -> bytes:
+        """Take in that open records are out by ``lease``, once more each; how often by now."""
+        every = []
         for number, low, high in _parts(run):
             page = self._pages[number]
             page.lease(low, high, lease)
-            page.states[low:high] = bytes([State.OUT]) * (high - low)
-            page.tries[low:high] = page.tries[low:high].translate(_ONCE_MORE)
+            page.states[low:high] = _ALL_OUT[low:high]
+            page.tries[low:high] = tries = page.tries[low:high].translate(_ONCE_MORE)
+            every.append(tries)
+        return b"".join(every)
 
     def transfer(self, run: Run, lease: int) -> None:
         """Take in that records are out by another lease."""
@@ -218,7 +219,9 @@ class Window:
     def finish(self, runs: Iterable[tuple[int, int]]) -> None:
         """Take in that records are done; those that are already stay so."""
         beginning, end, pages = self.floor + 1, self.end - 1, self._pages
+        floor_moves = False
         for first, last in runs:
+            floor_moves = floor_moves or first <= beginning <= last
             at, behind = max(first, beginning), min(last, end) + 1
             while at < behind:
                 number, low = divmod(at, PAGE)
@@ -234,7 +237,8 @@ class Window:
                 self.open -= finished
                 if not page.open:
                     del pages[number]
-        self._advance()
+        if floor_moves:
+            self._advance()
 
     def first_free(self) -> Run | None:
         """The first run of free records in one page; None if there is none."""
