@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 from pathlib import Path
@@ -187,6 +188,31 @@ def test_a_closed_group_refuses(built: Built) -> None:
     for refused in (lambda: work.ack("x", [1]), lambda: work.lease("x"), lambda: work.release("x")):
         with pytest.raises(ValueError, match="closed"):
             refused()
+
+
+def test_ctrl_c_ends_the_wait_of_a_worker_and_of_no_other(built: Built) -> None:
+    built.lines("a", [b"1"])
+    got: list[Delivery] = []
+    with group(built) as work:
+        work.lease("x", wait=5)
+        waiting = work._turns._waiting
+        other = threading.Thread(target=lambda: got.extend(work.lease("y", wait=3600)))
+        other.start()
+        eventually(lambda: len(waiting) == 1)
+
+        def interrupt() -> None:
+            eventually(lambda: len(waiting) == 2)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        with pytest.raises(KeyboardInterrupt):
+            work.lease("z", wait=3600)
+        interrupting.join()
+        assert len(waiting) == 1
+        built.lines("a", [b"2"])
+        other.join()
+    assert values(got) == [b"2"]
 
 
 def test_what_was_leased_just_now_is_not_claimed(built: Built) -> None:

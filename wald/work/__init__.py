@@ -10,6 +10,7 @@ A module knows nothing of those below it. ::
     picture      what a group looks like from outside: by its journal and its cursor
     source       the records themselves
     owner        leases and acknowledgements, as they are carried out in a turn
+    asks         what a thread asks for, and how it waits
     turns        the threads that ask for them: one write and one sync for all
     deadletters  records that were given up, and back
     burial       giving one up, exactly once

@@ -20,13 +20,14 @@ from wald.store.files.disk import Disk
 from wald.store.reading.selection import select
 from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState
+from wald.work.asks import Ask, LeaseAsk
 from wald.work.deliveries import Deliveries, Refusal
 from wald.work.journal import Journal, discard
 from wald.work.owner import Clock, Delivery, Owner, Pending, Rules
 from wald.work.ownership import Ownership
 from wald.work.replay import Replayed
 from wald.work.source import Source
-from wald.work.turns import Ask, LeaseAsk, Turns
+from wald.work.turns import Turns
 from wald.work.upkeep import Upkeep
 from wald.work.window import Run
 

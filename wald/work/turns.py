@@ -12,72 +12,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
-from wald.errors import Interrupted, WaldError
+from wald.errors import Interrupted
+from wald.work.asks import Ask, LeaseAsk, answer
 from wald.work.journal import Journal
-from wald.work.owner import Delivery, Owner
+from wald.work.owner import Owner
 
 T = TypeVar("T")
 _NS = 1_000_000_000
-
-
-class Ask(Generic[T]):
-    """Something that a thread asks for.
-
-    Args:
-        carry_out: what is to be done in a turn.
-        durable: whether the answer waits until what was written is on disk.
-    """
-
-    __slots__ = ("_answered", "_error", "_result", "_what", "durable", "is_answered")
-
-    def __init__(self, carry_out: Callable[[], T], *, durable: bool = False) -> None:
-        self._what = carry_out
-        self._result: T | None = None
-        self._error: BaseException | None = None
-        self._answered = threading.Lock()
-        self._answered.acquire()
-        self.durable = durable
-        self.is_answered = False
-
-    def carry_out(self) -> None:
-        """Do it; that something cannot be read is an answer, too."""
-        try:
-            self._result = self._what()
-        except (WaldError, OSError) as error:
-            self._error = error
-
-    def answer(self, error: BaseException | None = None) -> None:
-        """Let the thread go on that has asked."""
-        self._error = self._error or error
-        self.is_answered = True
-        self._answered.release()
-
-    def wait(self) -> T:
-        """The answer, or the error."""
-        self._answered.acquire()
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]  # it was carried out
-
-
-class LeaseAsk(Ask[list[Delivery]]):
-    """A lease. While there is nothing to lease, it waits until ``until_ns`` of the clock that is never set."""
-
-    __slots__ = ("until_ns",)
-
-    def __init__(self, carry_out: Callable[[], list[Delivery]], *, until_ns: int) -> None:
-        super().__init__(carry_out)
-        self._result = []
-        self.until_ns = until_ns
-
-    def is_served(self) -> bool:
-        """Try to lease; whether there was something, or an error."""
-        self.carry_out()
-        self.durable = any(delivery.tries > 1 for delivery in self._result or ())  # so that it never goes down
-        return bool(self._result) or self._error is not None
 
 
 class Turns:
@@ -108,8 +52,13 @@ class Turns:
             ValueError: the group is closed.
         """
         self._asked.append(ask)
-        self._try_turn()
-        return ask.wait()
+        self._try_turn(ask)
+        try:
+            ask.wait()
+        except BaseException:  # Ctrl-C, perhaps; the threads behind it go on all the same
+            self._withdraw(ask)
+            raise
+        return ask.answer()
 
     def close(self) -> None:
         """End. Threads that wait for a record get none."""
@@ -121,11 +70,24 @@ class Turns:
         if self._asked:
             self._try_turn()
 
-    def _try_turn(self) -> None:
-        """Carry out a turn, if none is under way; what is asked during it is left to the other thread."""
+    def _withdraw(self, ask: Ask[Any]) -> None:
+        """Let a lease wait no longer; anything else is answered soon."""
+        if isinstance(ask, LeaseAsk):
+            withdrawal = Ask(lambda: ask.fail(None) if ask in self._waiting else None)
+            self._asked.append(withdrawal)
+            self._try_turn(withdrawal)
+            withdrawal.wait()
+        ask.wait()
+
+    def _try_turn(self, ask: Ask[Any] | None = None) -> None:
+        """Carry out a turn, if none is under way; what is asked during it is left to the other thread.
+
+        Args:
+            ask: that of this thread, which is busy until the end of the turn.
+        """
         if self._turn.acquire(blocking=False):
             try:
-                self._carry_out()
+                self._carry_out(ask)
                 more = self._next_ns() < self._wakes_ns
             finally:
                 self._turn.release()
@@ -149,7 +111,7 @@ class Turns:
             if self._asked:
                 self._wake.set()
 
-    def _carry_out(self) -> None:
+    def _carry_out(self, own: Ask[Any] | None = None) -> None:
         """One turn."""
         asks = [self._asked.popleft() for _ in range(len(self._asked))]
         try:
@@ -157,7 +119,7 @@ class Turns:
                 raise self._failed
             if self._closed:
                 raise ValueError("the work group is closed")
-            self._settle(asks)
+            self._settle(asks, own)
         except BaseException as error:
             is_end = not isinstance(error, Exception)
             if is_end:
@@ -166,17 +128,17 @@ class Turns:
                 self._failed = error
             for ask in asks:
                 if not ask.is_answered:
-                    ask.answer(self._failed or error)
+                    ask.fail(self._failed or error)
             for ask in self._waiting:
                 if not ask.is_answered:
-                    ask.answer(self._failed)  # if the group was closed: with nothing
+                    ask.fail(self._failed)  # if the group was closed: with nothing
             self._waiting.clear()
             if is_end:
                 raise
 
-    def _settle(self, asks: list[Ask[Any]]) -> None:
+    def _settle(self, asks: Iterable[Ask[Any]], own: Ask[Any] | None) -> None:
         self._owner.begin()
-        settled = []
+        settled: list[Ask[Any]] = []
         for ask in asks:
             if isinstance(ask, LeaseAsk):
                 self._waiting.append(ask)
@@ -184,17 +146,15 @@ class Turns:
                 ask.carry_out()
                 settled.append(ask)
         settled += self._lease()
+        settled.sort(key=lambda ask: ask is own)  # its thread can wake no other one before the end
         self._journal.append(self._owner.taken_lines())
         if self._journal.has_grown:
             self._journal.rewrite(self._owner.snapshot())
-        for ask in settled:
-            if not ask.durable:
-                ask.answer()
-        if any(ask.durable for ask in settled):
+        answer(ask for ask in settled if not ask.durable)
+        durable = [ask for ask in settled if ask.durable]
+        if durable:
             self._journal.sync()
-            for ask in settled:
-                if ask.durable:
-                    ask.answer()
+            answer(durable)
 
     def _lease(self) -> list[LeaseAsk]:
         """The leases among those that wait that have an answer now."""
@@ -203,6 +163,8 @@ class Turns:
         nothing = False
         for _ in range(len(self._waiting)):
             ask = self._waiting.popleft()
+            if ask.is_answered:  # it was withdrawn
+                continue
             nothing = nothing or not ask.is_served()
             if nothing and ask.until_ns > now_ns:
                 self._waiting.append(ask)

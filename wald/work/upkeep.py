@@ -13,10 +13,11 @@ from wald.errors import WaldError
 from wald.format.record import Record
 from wald.format.work import Dead
 from wald.log import Log
+from wald.work.asks import Ask
 from wald.work.burial import bury
 from wald.work.deadletters import Undeliverable
 from wald.work.owner import Doomed, Owner
-from wald.work.turns import Ask, Turns
+from wald.work.turns import Turns
 
 _EVERY_SECONDS = 1.0
 _AGAIN_NS = 1_000_000_000
