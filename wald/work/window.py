@@ -136,6 +136,10 @@ class Window:
         """How often an open record was delivered; ``TRIES_MAX`` if that often or more."""
         return self._pages[sequence // PAGE].tries[sequence % PAGE]
 
+    def tries_of(self, run: Run) -> bytes:
+        """How often each of these open records was delivered."""
+        return b"".join(self._pages[number].tries[low:high] for number, low, high in _parts(run))
+
     def lease_of(self, sequence: int) -> int:
         """The number of the lease by which a record is out."""
         page = self._pages[sequence // PAGE]
