@@ -182,6 +182,7 @@ def test_a_closed_group_refuses(built: Built) -> None:
     work.lease("x", wait=5)
     waiting = threading.Thread(target=lambda: got.extend(work.lease("y", wait=3600)))
     waiting.start()
+    eventually(lambda: len(work._turns._waiting) == 1)
     work.close()
     waiting.join()
     assert got == []
