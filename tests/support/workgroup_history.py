@@ -1,0 +1,152 @@
+"""What happened to a work group, as those who saw it wrote it down: calls, dead letters, looks at the log, clocks set.
+
+Times are ns of CLOCK_MONOTONIC. The owner writes a line before it carries a call out and one after that, so a call
+without an end is one whose owner is gone: it may have been carried out or not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+NEVER = 1 << 63
+
+
+class Given(NamedTuple):
+    """A record as it was delivered.
+
+    Attributes:
+        number: which one the producer meant by it.
+        due_ns: the time in its header, by the clock on the wall; 0: none.
+    """
+
+    sequence: int
+    tries: int
+    key: str | None = None
+    due_ns: int = 0
+    number: int = -1
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a method of the group.
+
+    Attributes:
+        life: the number of the owner that was asked.
+        kind: "lease", "ack", "nack", "extend" or "release".
+        ended_ns: when it returned; :data:`NEVER`: it did not.
+        sequences: what was asked for, except what was refused.
+        seconds: of the lease, or of the delay.
+        given: what a lease returned.
+    """
+
+    life: int
+    kind: str
+    worker: str
+    began_ns: int
+    ended_ns: int = NEVER
+    sequences: tuple[int, ...] = ()
+    seconds: float = 0.0
+    reason: str = ""
+    given: tuple[Given, ...] = ()
+
+
+class Letter(NamedTuple):
+    """A dead letter.
+
+    Attributes:
+        origin: the sequence of the record that was given up.
+        number: of its value, as of :class:`Given`.
+        seen_ns: when it was found.
+    """
+
+    origin: int
+    tries: int
+    reason: str
+    number: int
+    seen_ns: int
+
+
+class Look(NamedTuple):
+    """A look at the log, after all that was found was done: the cursor was read first.
+
+    Attributes:
+        cursor: of the group.
+        reclaimed: the ranges of records of the route that had been in segments that were deleted.
+    """
+
+    at_ns: int
+    cursor: int
+    reclaimed: tuple[tuple[int, int], ...] = ()
+
+
+class Offset(NamedTuple):
+    """From when on the owners' wall clock was wrong by how much; while it was set it may have been either."""
+
+    since_ns: int
+    by_ns: int
+
+
+@dataclass
+class History:
+    """All of it.
+
+    Attributes:
+        sent: which number each record has that the daemon has acknowledged to the producer.
+        base_ns: what the right wall clock is ahead of CLOCK_MONOTONIC.
+        done: whether all was waited for at the end.
+    """
+
+    order: str
+    window: int
+    max_tries: int
+    calls: list[Call] = field(default_factory=list)
+    letters: list[Letter] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    offsets: list[Offset] = field(default_factory=list)
+    sent: dict[int, int] = field(default_factory=dict)
+    base_ns: int = field(default_factory=lambda: time.time_ns() - time.monotonic_ns())
+    done: bool = True
+
+
+class Notes:
+    """A file of lines that outlive the SIGKILL of who writes them."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, **fields: Any) -> None:
+        os.write(self._descriptor, json.dumps(fields).encode() + b"\n")
+
+
+def notes(path: Path) -> Iterable[dict[str, Any]]:
+    """The whole lines of such a file."""
+    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def calls_of(life: int, path: Path) -> list[Call]:
+    """What the owner with this number wrote."""
+    calls: dict[int, Call] = {}
+    for note in notes(path):
+        if "kind" in note:
+            calls[note["call"]] = Call(
+                life,
+                note["kind"],
+                note["worker"],
+                note["at_ns"],
+                sequences=tuple(note.get("sequences", ())),
+                seconds=note.get("seconds", 0.0),
+                reason=note.get("reason", ""),
+            )
+            continue
+        call = calls[note["call"]]
+        call.ended_ns = note["at_ns"]
+        call.given = tuple(Given(*given) for given in note.get("given", ()))
+        refused = set(note.get("refused", ()))
+        call.sequences = tuple(sequence for sequence in call.sequences if sequence not in refused)
+    return list(calls.values())

@@ -1,0 +1,419 @@
+"""Kill all who have to do with a work group, again and again, and judge what they wrote down.
+
+producer    a thread; batches with keys and times, never far ahead of the cursor
+owner       a process with the group; its workers are processes too, and ask it over a socket
+sidecars    wald-reclaim without grace, and a reader of the dead letters, in one thread
+faults      SIGKILL of owner, workers and daemon; SIGTERM and SIGSTOP of the owner; failing and slow system calls
+            of the owner; its wall clock set; CUT
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import workgroup_owner
+import workgroup_worker
+from contents import errors
+from running import Daemon, eventually, run, sidecar
+from threads import started
+from tracing import traced
+from workgroup_history import History, Letter, Look, Offset, calls_of, notes
+from workgroup_oracle import judge
+
+import wald
+from wald.client.producer import Producer
+from wald.format.not_before import HEADER as NOT_BEFORE
+from wald.store.files.ledger import read_ledger
+from wald.work.group import Order
+
+ROUTE, GROUP, DEAD = "jobs", "work", "dead_letter"
+ORDERS: tuple[Order, ...] = ("log", "key")
+WORKERS = 4
+WINDOW = 3000
+MAX_TRIES = 5
+AHEAD = 4000  # sequences that the producer may be ahead of the cursor
+STUCK_SECONDS = 120.0
+SETTINGS = {"WALD_SEGMENT_MAX_BYTES": "64KiB", "WALD_LOG_LEVEL": "error"}
+_FAULTS = {
+    "owner killed": 4,
+    "owner killed while it starts": 1,
+    "workers killed": 3,
+    "daemon killed": 2,
+    "owner ended": 1,
+    "owner stopped for a while": 1,
+    "calls that fail": 2,
+    "calls that take long": 1,
+    "clock set": 2,
+    "cut": 1,
+}
+_CALLS = ("fdatasync", "fsync", "rename", "pwritev")
+_SECOND_NS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What happened; ``wrong`` is empty if the group kept its promises."""
+
+    kills: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    sent: int = 0
+    owners: int = 0
+    deliveries: int = 0
+    again: int = 0
+    acknowledged: int = 0
+    dead_letters: int = 0
+    segments_reclaimed: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        names = ("kills", "sent", "owners", "deliveries", "again", "acknowledged", "dead_letters", "segments_reclaimed")
+        lines = [f"{name.replace('_', ' '):>30}  {getattr(self, name):,}" for name in names]
+        lines += [f"{name:>30}  {count:,}" for name, count in sorted(self.faults.items())]
+        return "\n".join([*lines, *(f"{'FAULT':>30}  {words}" for words in self.wrong)])
+
+
+def torture_workers(
+    place: Path, *, order: Order, kills: int, seed: int, tell: Callable[[int], None] = lambda _: None
+) -> Outcome:
+    """One log, one group, at least ``kills`` times SIGKILL; the log is stopped afterwards.
+
+    Args:
+        place: a directory; what all have written down stays there.
+        seed: of the moments and of the faults; what the machine does in between is its own.
+        tell: called after each fault with how many kills there were.
+    """
+    place.mkdir(parents=True)
+    chance = random.Random(seed)
+    with ExitStack() as stack:
+        daemon = stack.enter_context(Daemon(place / "root", env=SETTINGS, anew=True))
+        assert daemon.ask(f"ROUTE ADD {ROUTE}").startswith("OK")
+        scene = _Scene(place, daemon, order, chance)
+        stack.callback(scene.abandon)
+        scene.begin()
+        while scene.outcome.kills < kills and not scene.wrong:
+            scene.disturb()
+            scene.settle()
+            tell(scene.outcome.kills)
+        scene.finish()
+        assert daemon.stop() == 0, daemon.log
+    return scene.judge()
+
+
+class _Scene:
+    """All processes and threads around one group."""
+
+    def __init__(self, place: Path, daemon: Daemon, order: Order, chance: random.Random) -> None:
+        self.outcome = Outcome()
+        self.wrong: list[str] = []
+        self._place = place
+        self._daemon = daemon
+        self._chance = chance
+        self._log = wald.open(daemon.root)
+        self._history = History(order, WINDOW, MAX_TRIES)
+        self._clock = place / "clock"
+        self._clock.write_bytes(bytes(8))
+        self._offset_ns = 0
+        self._stopping, self._over = threading.Event(), threading.Event()
+        self._owner: subprocess.Popen[bytes] | None = None
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._worker_count = 0
+        self._reclaimed = 0
+        self._answered = 0
+
+    def begin(self) -> None:
+        self._spawn_owner()
+        eventually(self._answers, timeout=STUCK_SECONDS)
+        self._spawn_workers()
+        self._producer = started("producer", self._produce, self.wrong, hushed=self._over)
+        self._sidecars = started("sidecars", self._reclaim, self.wrong, hushed=self._over)
+
+    def disturb(self) -> None:
+        name = self._chance.choices(list(_FAULTS), list(_FAULTS.values()))[0]
+        self.outcome.faults[name] += 1
+        verbs: dict[str, Callable[[], None]] = {
+            "owner killed": self._kill_owner,
+            "owner killed while it starts": self._kill_owner_while_it_starts,
+            "workers killed": self._kill_workers,
+            "daemon killed": self._kill_daemon,
+            "owner ended": self._end_owner,
+            "owner stopped for a while": self._stop_owner,
+            "calls that fail": lambda: self._trace(
+                f"error={self._chance.choice(('EIO', 'ENOSPC'))}:when={self._chance.randrange(1, 30)}"
+            ),
+            "calls that take long": lambda: self._trace("delay_enter=30ms"),
+            "clock set": self._set_clock,
+            "cut": self._cut,
+        }
+        verbs[name]()
+
+    def settle(self) -> None:
+        """All that has ended is started again; then records are acknowledged."""
+        if self._daemon.process.poll() is not None:
+            self._daemon.spawn()
+        self._seen_to()
+        if self._chance.random() < 0.25:
+            threading.Event().wait(self._chance.uniform(0, 0.6))
+            return
+        self._answered = self._answers_of_owner()
+        eventually(lambda: self._seen_to() and (self._goes_on() or self.wrong), timeout=STUCK_SECONDS)
+        threading.Event().wait(self._chance.uniform(0, 0.4))
+
+    def finish(self) -> None:
+        """All that was sent is processed."""
+        self._daemon.await_ready()
+        self._set_clock(to_ns=0)
+        self._stopping.set()
+        self._producer.join(STUCK_SECONDS)
+        assert not self._producer.is_alive(), "the producer is stuck"
+        last = max(self._history.sent)
+        try:
+            eventually(lambda: self._seen_to() and (self._cursor() >= last or self.wrong), timeout=STUCK_SECONDS)
+        except TimeoutError:
+            self.wrong.append(f"the cursor is {self._cursor()}, and does not reach {last}")
+        self._end_owner()
+        self._over.set()
+        self._sidecars.join(STUCK_SECONDS)
+        with suppress(FileNotFoundError):
+            self._look()
+
+    def abandon(self) -> None:
+        """Nothing goes on."""
+        self._stopping.set()
+        self._over.set()
+        for process in (*self._workers.values(), *([self._owner] if self._owner else [])):
+            process.kill()
+            process.wait()
+
+    def judge(self) -> Outcome:
+        history, outcome = self._history, self.outcome
+        for life in range(outcome.owners):
+            history.calls += calls_of(life, self._notes_of(life))
+        outcome.wrong = self.wrong + judge(history) + self._unseen() + errors(self._daemon.root)
+        outcome.sent = len(history.sent)
+        tries = [given.tries for call in history.calls for given in call.given]
+        outcome.deliveries, outcome.again = len(tries), sum(each > 1 for each in tries)
+        outcome.acknowledged = len({s for call in history.calls if call.kind == "ack" for s in call.sequences})
+        outcome.dead_letters = len(history.letters)
+        outcome.segments_reclaimed = self._reclaimed
+        return outcome
+
+    def _unseen(self) -> list[str]:
+        """What workers have seen and no owner: the notes themselves would be wrong."""
+        given = {(g.sequence, g.tries) for call in self._history.calls for g in call.given}
+        done = {s for call in self._history.calls if call.kind == "ack" for s in call.sequences}
+        wrong = []
+        for number in range(self._worker_count):
+            for note in notes(self._place / f"worker-{number}.notes"):
+                if note["do"] == "lease":
+                    wrong += [
+                        f"{each} was seen by worker {number} alone"
+                        for each in note["given"]
+                        if tuple(each[:2]) not in given
+                    ]
+                elif note["do"] == "ack":
+                    counted = set(note["sequences"]) - set(note["refused"])
+                    wrong += [f"the end of {each} was seen by worker {number} alone" for each in counted - done]
+        return wrong[:5]
+
+    # The owner and its workers.
+
+    def _spawn_owner(self) -> None:
+        life, self.outcome.owners = self.outcome.owners, self.outcome.owners + 1
+        self._address = self._place / "owner.sock"
+        self._address.unlink(missing_ok=True)
+        options = {
+            "root": os.fspath(self._daemon.root),
+            "route": ROUTE,
+            "group": GROUP,
+            "order": self._history.order,
+            "window": WINDOW,
+            "max_tries": MAX_TRIES,
+            "socket": os.fspath(self._address),
+            "notes": os.fspath(self._notes_of(life)),
+            "seed": self._chance.randrange(1 << 32),
+        }
+        env = os.environ | {
+            "PYTHONPATH": os.fspath(Path(__file__).with_name("disturbing")),
+            "DISTURBED_CLOCK": os.fspath(self._clock),
+        }
+        with (self._place / "owner.log").open("ab") as log:
+            line = [sys.executable, workgroup_owner.__file__, json.dumps(options)]
+            self._owner = subprocess.Popen(line, env=env, stderr=log)
+
+    def _notes_of(self, life: int) -> Path:
+        path = self._place / f"owner-{life}.notes"
+        path.touch()
+        return path
+
+    def _answers(self) -> bool:
+        self._see_to_owner()
+        return self._address.exists()
+
+    def _seen_to(self) -> bool:
+        """Start again what has ended."""
+        self._see_to_owner()
+        self._spawn_workers()
+        return True
+
+    def _see_to_owner(self) -> None:
+        """Start it again if it has ended, as it may when its disk fails."""
+        assert self._owner is not None
+        if (code := self._owner.poll()) is None:
+            return
+        if code not in (0, 3, -signal.SIGKILL, -signal.SIGTERM):  # the last: before it was ready for that
+            log = (self._place / "owner.log").read_text()
+            self.wrong.append(f"owner {self.outcome.owners - 1} ended with {code}: {log[-1500:]}")
+        self._spawn_owner()
+        self._answered = 0
+
+    def _spawn_workers(self) -> None:
+        for slot in range(WORKERS):
+            if slot not in self._workers or self._workers[slot].poll() is not None:
+                number, self._worker_count = self._worker_count, self._worker_count + 1
+                path = self._place / f"worker-{number}.notes"
+                path.touch()
+                line = [sys.executable, workgroup_worker.__file__, os.fspath(self._address), f"worker-{slot}"]
+                line += [str(self._chance.randrange(1 << 32)), os.fspath(path)]
+                self._workers[slot] = subprocess.Popen(line, stderr=subprocess.DEVNULL)
+
+    def _goes_on(self) -> bool:
+        """Whether the owner has answered more than it had; a new one begins with nothing."""
+        return self._answers_of_owner() > self._answered
+
+    def _answers_of_owner(self) -> int:
+        return self._notes_of(self.outcome.owners - 1).read_bytes().count(b'"refused"')
+
+    # What goes wrong.
+
+    def _kill_owner(self) -> None:
+        assert self._owner is not None
+        self._owner.kill()
+        self._owner.wait()
+        self.outcome.kills += 1
+
+    def _kill_owner_while_it_starts(self) -> None:
+        self._kill_owner()
+        self._spawn_owner()
+        threading.Event().wait(self._chance.uniform(0, 0.6))
+        self._kill_owner()
+
+    def _kill_workers(self) -> None:
+        for slot in self._chance.sample(sorted(self._workers), self._chance.randint(1, 2)):
+            self._workers[slot].kill()
+            self._workers[slot].wait()
+            self.outcome.kills += 1
+
+    def _kill_daemon(self) -> None:
+        self._daemon.kill()
+        self.outcome.kills += 1
+
+    def _end_owner(self) -> None:
+        assert self._owner is not None
+        self._owner.terminate()
+        try:
+            self._owner.wait(STUCK_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.wrong.append("an owner does not end")
+            self._owner.kill()
+            self._owner.wait()
+
+    def _stop_owner(self) -> None:
+        assert self._owner is not None
+        self._owner.send_signal(signal.SIGSTOP)
+        threading.Event().wait(self._chance.uniform(0.1, 1.5))
+        self._owner.send_signal(signal.SIGCONT)
+
+    def _trace(self, what: str) -> None:
+        assert self._owner is not None
+        calls = ",".join(self._chance.sample(_CALLS, self._chance.randrange(1, 4)))
+        ended_before = suppress(AssertionError, TimeoutError)
+        with ended_before, traced(self._owner.pid, self._place / "trace", f"inject={calls}:{what}", threads=True):
+            threading.Event().wait(self._chance.uniform(0.3, 1.0))
+
+    def _cut(self) -> None:
+        with suppress(OSError):  # it has not started yet
+            self._daemon.ask("CUT")
+
+    def _set_clock(self, to_ns: int | None = None) -> None:
+        if to_ns is None:
+            to_ns = self._chance.choice((0, 3, -3)) * _SECOND_NS
+        offsets = self._history.offsets
+        offsets += [Offset(time.monotonic_ns(), to_ns), Offset(time.monotonic_ns(), self._offset_ns)]
+        with self._clock.open("r+b", buffering=0) as file:  # in place: the owner has mapped it
+            file.write(struct.pack("<q", to_ns))
+        offsets.append(Offset(time.monotonic_ns(), to_ns))
+        self._offset_ns = to_ns
+
+    # What goes on all the time.
+
+    def _cursor(self) -> int:
+        return self._log.cursor(ROUTE, GROUP).sequence
+
+    def _produce(self) -> None:
+        chance = random.Random(self._chance.random())
+        numbers: list[int] = []
+        sequences: list[int] = []
+        with Producer(self._daemon.root, retry_for=STUCK_SECONDS) as producer:
+            while not self._stopping.is_set():
+                full = time.monotonic() + 1  # a group that waits for more before it moves its cursor gets some
+                while sequences and sequences[-1] - self._cursor() > AHEAD and time.monotonic() < full:
+                    self._stopping.wait(0.05)
+                new = [len(numbers) + number for number in range(chance.choice((1, 5, 50)))]
+                numbers += new
+                late = time.time_ns() + chance.randrange(1_500_000_000)
+                producer.send(
+                    ROUTE,
+                    [b"%d" % number + b" " * chance.randrange(300) for number in new],
+                    keys=[f"k{chance.randrange(40)}" if chance.random() < 0.8 else None for _ in new],
+                    headers=[{NOT_BEFORE: str(late)} if chance.random() < 0.03 else None for _ in new],
+                )
+                sequences += [s for first, last in producer.acknowledged() for s in range(first, last + 1)]
+                self._stopping.wait(chance.uniform(0, 0.05))
+            sequences += [s for first, last in producer.flush() for s in range(first, last + 1)]
+        self._history.sent = dict(zip(sequences, numbers, strict=True))
+
+    def _reclaim(self) -> None:
+        while not self._over.wait(0.7):
+            self._look()
+            done = run(sidecar("reclaim", "--root", self._daemon.root, "--once", "--grace", "0"))
+            if done.returncode not in (0, 3):
+                self.wrong.append(f"wald-reclaim ended with {done.returncode}: {done.stderr.decode()[-500:]}")
+
+    def _look(self) -> None:
+        """The cursor first: what it is in front of is done, so its dead letters are there."""
+        root, history = self._daemon.root, self._history
+        cursor = self._cursor()
+        entries = read_ledger(root / "ledger/reclaim.jsonl").entries if (root / "ledger/reclaim.jsonl").exists() else []
+        new = [entry for entry in entries if entry["event"] == "reclaimed"][self._reclaimed :]
+        self._reclaimed += len(new)
+        ranges = [(part["first"], part["last"]) for entry in new for part in entry["routes"] if part["route"] == ROUTE]
+        if (root / "routes" / DEAD).exists():
+            last = 0
+            for record in self._log.records(DEAD, "cursor"):
+                headers = json.loads(record.headers or b"{}")
+                history.letters.append(
+                    Letter(
+                        int(headers["wald.origin.sequence"]),
+                        int(headers["wald.tries"]),
+                        headers["wald.reason"],
+                        int(record.value),
+                        time.monotonic_ns(),
+                    )
+                )
+                last = record.sequence
+            if last:
+                self._log.set_cursor(DEAD, last)
+        history.looks.append(Look(time.monotonic_ns(), cursor, tuple(ranges)))

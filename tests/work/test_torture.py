@@ -1,0 +1,30 @@
+"""Whatever is killed around a work group, its promises hold. ``scripts/torture --mode work`` goes on for longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from workgroup_torture import ORDERS, torture_workers
+
+from wald.work.group import Order
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS)
+def test_kills_break_no_promise(tmp_path: Path, order: Order) -> None:
+    outcome = torture_workers(tmp_path / "place", order=order, kills=12, seed=1)
+
+    assert outcome.wrong == [], str(outcome)
+    assert outcome.kills >= 12
+    assert outcome.acknowledged > 0
+    assert outcome.again > 0
+    assert outcome.dead_letters > 0
+    assert outcome.segments_reclaimed > 0
+
+
+def test_some_kills_break_no_promise(tmp_path: Path) -> None:
+    outcome = torture_workers(tmp_path / "place", order="key", kills=3, seed=2)
+
+    assert outcome.wrong == [], str(outcome)
+    assert outcome.acknowledged > 0
