@@ -5,15 +5,16 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from running import Daemon, eventually, output_of, sidecar
+from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, sidecar
 
 from wald.format.names import Kind, segment_name
+from wald.work.group import WorkGroup
 
 
 def answering(root: Path) -> Daemon:
     """A daemon on the log of docs/questions.md.
 
-    web: 1 to 3 archived and reclaimed, 5 and 6 not processed; orders: 4 processed and reclaimed, 7 not processed.
+    web: 1 to 3 archived and reclaimed, 5 and 6 not processed; orders: 4 processed and reclaimed, 7 with a worker.
     """
     daemon = Daemon(root, env={"WALD_STALL_TIMEOUT": "30s"})
     for route in ("web", "orders"):
@@ -30,6 +31,8 @@ def answering(root: Path) -> Daemon:
     assert not (root / "segments" / segment_name(1, Kind.SEALED)).exists()
     daemon.kill()
     daemon.start_again()
+    with WorkGroup(root, "orders") as work:
+        assert work.lease("worker-1", lease_for=86_400, wait=TIMEOUT_SECONDS)
     return daemon
 
 
