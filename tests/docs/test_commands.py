@@ -51,7 +51,7 @@ def with_empty_orders(at: Path) -> AbstractContextManager[object]:
 
 def with_orders(at: Path) -> AbstractContextManager[object]:
     """A daemon; route orders has two records, of which one of the page's commands refuses the second."""
-    for name, command in (("import.sh", "cat"), ("import-strictly.sh", "! grep -q second")):
+    for name, command in (("import.sh", "cat"), ("handle.sh", "cat"), ("import-strictly.sh", "! grep -q second")):
         (at / name).write_text(f"#!/bin/sh\n{command}\n")
         (at / name).chmod(0o755)
     daemon = Daemon(at / "log")
