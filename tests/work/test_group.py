@@ -90,6 +90,17 @@ def test_what_is_acknowledged_never_comes_again(built: Built) -> None:
     assert (values(again), tries(again)) == ([b"2"], [2])
 
 
+def test_what_is_acknowledged_with_the_next_lease_never_comes_again(built: Built) -> None:
+    built.lines("a", [b"1", b"2", b"3"])
+    work = group(built)
+    assert sequences(work.lease("x", 2, wait=5)) == [1, 2]
+    assert sequences(work.lease("x", 2, done=[2])) == [3]
+    assert work.lease("x", wait=0.01, done=[3]) == []
+    killed(work)
+    with group(built) as work:
+        assert sequences(work.lease("y", wait=5)) == [1]
+
+
 def test_a_killed_owner_has_kept_what_was_acknowledged_and_how_often_each_was_delivered(built: Built) -> None:
     built.lines("a", [b"%d" % number for number in range(10)])
     work = group(built)

@@ -165,7 +165,7 @@ def encode_work(line: Line, synced: int) -> bytes:
             fields |= {"floor": line.floor, "end": line.end}
         case Page():
             fields = {"page": line.first, "records": line.tries.translate(_TEXT_OF).decode()}
-            more = [(line.first + at, tries) for at, tries in enumerate(line.tries) if len(_DIGITS) <= tries < _DONE]
+            more = _often(line) if max(line.tries.translate(None, bytes([_DONE])), default=0) >= len(_DIGITS) else []
             fields |= {name: _flat(pairs) for name, pairs in (("more", more), ("due", line.due)) if pairs}
         case Commit():
             fields = {name: _flat(pairs) for name, attribute in _LISTS if (pairs := getattr(line, attribute))}
@@ -207,6 +207,11 @@ def decode_work(data: bytes) -> tuple[Line, int]:
         return Commit(**lists), synced
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise BadWork(f"not what wald writes ({error})") from error
+
+
+def _often(page: Page) -> Pairs:
+    """The records of a page that were delivered more often than a digit says, and how often."""
+    return [(page.first + at, tries) for at, tries in enumerate(page.tries) if len(_DIGITS) <= tries < _DONE]
 
 
 def _page(fields: Mapping[str, Any]) -> Page:

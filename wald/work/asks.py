@@ -66,19 +66,36 @@ class Ask(Generic[T]):
 
 
 class LeaseAsk(Ask[list[Delivery]]):
-    """A lease. While there is nothing to lease, it waits until ``until_ns`` of the clock that is never set."""
+    """A lease. While there is nothing to lease, it waits until ``until_ns`` of the clock that is never set.
 
-    __slots__ = ("until_ns",)
+    Args:
+        before: what is to be done before that, and on disk when it is answered.
+    """
 
-    def __init__(self, carry_out: Callable[[], list[Delivery]], *, until_ns: int) -> None:
-        super().__init__(carry_out)
+    __slots__ = ("_before", "until_ns")
+
+    def __init__(
+        self,
+        carry_out: Callable[[], list[Delivery]],
+        *,
+        until_ns: int,
+        before: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__(carry_out, durable=before is not None)
         self._result = []
+        self._before = before
         self.until_ns = until_ns
+
+    def prepare(self) -> None:
+        """Do what is to be done before."""
+        if self._before is not None:
+            self._before()
 
     def is_served(self) -> bool:
         """Try to lease; whether there was something, or an error."""
         self.carry_out()
-        self.durable = any(delivery.tries > 1 for delivery in self._result or ())  # so that it never goes down
+        if any(delivery.tries > 1 for delivery in self._result or ()):
+            self.durable = True  # so that the number of tries never goes down
         return bool(self._result) or self._error is not None
 
 

@@ -102,9 +102,16 @@ class Deliveries:
         """Take in the keys of records that were taken in without, in the order of the log."""
         if self._keys is None:
             return
-        for sequence, key in zip(range(run.first, run.last + 1), keys, strict=True):
-            if key is not None and self.window.state(sequence) is not State.DONE and not self._keys.add(sequence, key):
-                self._set(sequence, State.BEHIND)
+        add = self._keys.add
+        behind = [
+            sequence
+            for sequence, key, state in zip(
+                range(run.first, run.last + 1), keys, self.window.states_of(run), strict=True
+            )
+            if key is not None and state != State.DONE and not add(sequence, key)
+        ]
+        for part in runs_of(behind):
+            self.window.set(part, State.BEHIND)
 
     def delay(self, sequence: int, due_ns: int) -> None:
         """Take in that a record is not to be delivered before ``due_ns``."""

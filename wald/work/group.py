@@ -144,12 +144,16 @@ class WorkGroup:
         max_bytes: int = 1 << 20,
         lease_for: float = 30.0,
         wait: float = 0.0,
+        *,
+        done: Collection[int] = (),
     ) -> list[Delivery]:
         """Records for ``consumer``, which has them for ``lease_for`` seconds.
 
         Args:
             max_records, max_bytes: of values, at most; a single record may have more.
             wait: how many seconds to wait for a record, if there is none.
+            done: records that it has processed, as for :meth:`ack`, but in one turn with the lease; on disk when this
+                returns.
 
         Raises:
             Damaged, NotFound: the next record cannot be read; all before it were delivered.
@@ -162,10 +166,13 @@ class WorkGroup:
             )
         until_ns = self._clock.monotonic_ns() + int(wait * _NS)
         lease_ns = int(lease_for * _NS)
-        owner = self._owner
-        return self._turns.ask(
-            LeaseAsk(lambda: owner.lease(consumer, max_records, max_bytes, lease_ns), until_ns=until_ns)
+        owner, named = self._owner, _named(consumer, done)
+        lease = LeaseAsk(
+            lambda: owner.lease(consumer, max_records, max_bytes, lease_ns),
+            until_ns=until_ns,
+            before=(lambda: owner.finish(consumer, named)) if named else None,
         )
+        return self._turns.ask(lease)
 
     def ack(self, consumer: str, sequences: Collection[int]) -> list[Refusal]:
         """Take in that ``consumer`` has processed these records; on disk when this returns.

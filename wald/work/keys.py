@@ -14,9 +14,10 @@ _COMPACTED_FROM = 64
 class _Queue:
     """The records of one key that were not done when last looked at; in order, as they were taken in."""
 
-    __slots__ = ("sequences", "start")
+    __slots__ = ("key", "sequences", "start")
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes) -> None:
+        self.key = key
         self.sequences: array[int] = array("Q")
         self.start = 0
 
@@ -29,26 +30,27 @@ class KeyOrder:
 
     def __init__(self, window: Window) -> None:
         self._window = window
-        self._keys: dict[int, bytes] = {}
+        self._queue_of: dict[int, _Queue] = {}
         self._queues: dict[bytes, _Queue] = {}
 
     def add(self, sequence: int, key: bytes) -> bool:
         """Take in a record behind all others of its key; returns whether it is the first one."""
-        self._keys[sequence] = key
-        queue = self._queues.setdefault(key, _Queue())
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _Queue(key)
+        self._queue_of[sequence] = queue
         queue.sequences.append(sequence)
         return len(queue.sequences) - queue.start == 1
 
     def remove(self, sequence: int) -> int | None:
         """Take in that a record is done; returns the first one of its key by now, if there is one."""
-        key = self._keys.pop(sequence, None)
-        if key is None:
+        queue = self._queue_of.pop(sequence, None)
+        if queue is None:
             return None
-        queue = self._queues[key]
         while queue.start < len(queue.sequences) and self._done(queue.sequences[queue.start]):
             queue.start += 1
         if queue.start == len(queue.sequences):
-            del self._queues[key]
+            del self._queues[queue.key]
             return None
         if queue.start > max(_COMPACTED_FROM, len(queue.sequences) // 2):
             del queue.sequences[: queue.start]
@@ -57,26 +59,24 @@ class KeyOrder:
 
     def is_first(self, sequence: int) -> bool:
         """Whether no record of the same key is open before this one."""
-        key = self._keys.get(sequence)
-        if key is None:
+        queue = self._queue_of.get(sequence)
+        if queue is None:
             return True
-        queue = self._queues[key]
         place = bisect_left(queue.sequences, sequence, queue.start)
         return all(self._done(before) for before in queue.sequences[queue.start : place])
 
     def behind(self, sequence: int) -> Iterator[int]:
         """The open records of the same key after this one, in order."""
-        key = self._keys.get(sequence)
-        if key is None:
+        queue = self._queue_of.get(sequence)
+        if queue is None:
             return
-        queue = self._queues[key]
         for place in range(bisect_right(queue.sequences, sequence, queue.start), len(queue.sequences)):
             if not self._done(queue.sequences[place]):
                 yield queue.sequences[place]
 
     def of(self, run: Run) -> list[int]:
         """The records of a run that have a key, in order."""
-        return run.among(self._keys)
+        return run.among(self._queue_of)
 
     def _done(self, sequence: int) -> bool:
         return self._window.state(sequence) is State.DONE

@@ -340,11 +340,10 @@ class Owner:
 
     def _take_in(self) -> bool:
         """Take the next batch into the window; returns whether there was one, and room."""
-        batch = self._source.next()
+        run = self._source.next()
         window = self._deliveries.window
-        if batch is None or (window.open and batch.last_sequence - window.floor > self._rules.window):
+        if run is None or (window.open and run.last - window.floor > self._rules.window):
             return False
-        run = Run(batch.first_sequence, batch.last_sequence)
         records = self._source.take()
         now_ns = self.clock.time_ns()
         waiting = [

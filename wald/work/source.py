@@ -11,9 +11,11 @@ from wald.errors import WaldError
 from wald.format.record import Record
 from wald.log import Log
 from wald.store.reading.batches import Batch
+from wald.work.window import Run
 
-_AHEAD_BYTES = 1 << 20
+_AHEAD_BYTES = 4 << 20
 _KEPT_BYTES = 8 << 20
+_RECORD_BYTES = 256  # besides its value
 
 
 class Source:
@@ -28,7 +30,7 @@ class Source:
         self._route = route
         self._arrived = arrived
         self._changed = threading.Condition()
-        self._ahead: deque[Batch] = deque()
+        self._ahead: deque[_Decoded] = deque()  # by the thread that reads, so that no turn waits for that
         self._ahead_bytes = 0
         self._is_awaited = False
         self._failed: Exception | None = None
@@ -37,15 +39,15 @@ class Source:
         self._thread = threading.Thread(target=self._read, args=(start,), name=f"wald-work-{route}", daemon=True)
         self._thread.start()
 
-    def next(self) -> Batch | None:
-        """The batch that is next in the order of the log; None if there is none yet.
+    def next(self) -> Run | None:
+        """The records that are next in the order of the log, a batch of them; None if there are none yet.
 
         Raises:
             WaldError, OSError: reading has failed, after all batches before that place were given out.
         """
         with self._changed:
             if self._ahead:
-                return self._ahead[0]
+                return self._ahead[0].run
             if self._failed is not None:
                 raise self._failed
             self._is_awaited = True
@@ -56,10 +58,11 @@ class Source:
         with self._changed:
             batch = self._ahead.popleft()
             was_full = self._ahead_bytes > _AHEAD_BYTES
-            self._ahead_bytes -= len(batch.payload)
+            self._ahead_bytes -= batch.size
             if was_full:
                 self._changed.notify_all()
-        return self._kept.add(batch)
+        self._kept.add(batch)
+        return batch.records
 
     def records(self, first: int, last: int) -> Sequence[Record]:
         """Records that were taken before, from ``first`` on, at most up to ``last``.
@@ -70,7 +73,7 @@ class Source:
         records = self._kept.records(first, last)
         if not records:
             for batch in self._log.batches(self._route, first):  # as a whole: the next ones are often asked for next
-                self._kept.add(batch)
+                self._kept.add(_Decoded(batch))
                 return self._kept.records(first, last)
         return records
 
@@ -84,9 +87,10 @@ class Source:
     def _read(self, start: int) -> None:
         try:
             for batch in self._log.batches(self._route, start, follow=True, cancel=self._cancel):
+                decoded = _Decoded(batch)
                 with self._changed:
-                    self._ahead.append(batch)
-                    self._ahead_bytes += len(batch.payload)
+                    self._ahead.append(decoded)
+                    self._ahead_bytes += decoded.size
                 self._arrive()
                 with self._changed:
                     while self._ahead_bytes > _AHEAD_BYTES and not self._cancel.is_set():
@@ -104,26 +108,39 @@ class Source:
             self._arrived()
 
 
+class _Decoded:
+    """The records of a batch.
+
+    Attributes:
+        size: in bytes, about.
+    """
+
+    __slots__ = ("records", "run", "size")
+
+    def __init__(self, batch: Batch) -> None:
+        self.records = list(batch.records())
+        self.run = Run(batch.first_sequence, batch.last_sequence)
+        self.size = len(batch.payload) + _RECORD_BYTES * len(self.records)
+
+
 class _Kept:
-    """The batches that were used last, decoded, by their first sequence."""
+    """The batches that were used last, by their first sequence."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._batches: OrderedDict[int, tuple[int, list[Record]]] = OrderedDict()
+        self._batches: OrderedDict[int, _Decoded] = OrderedDict()
         self._firsts: list[int] = []
 
-    def add(self, batch: Batch) -> Sequence[Record]:
-        if batch.first_sequence in self._batches:
-            self._remove(batch.first_sequence)
-        records = list(batch.records())
-        size = len(batch.payload) + 256 * len(records)
-        self._batches[batch.first_sequence] = size, records
-        insort(self._firsts, batch.first_sequence)
-        self._bytes += size
+    def add(self, batch: _Decoded) -> None:
+        first = batch.run.first
+        if first in self._batches:
+            self._remove(first)
+        self._batches[first] = batch
+        insort(self._firsts, first)
+        self._bytes += batch.size
         while self._bytes > self._bytes_max and len(self._batches) > 1:
             self._remove(next(iter(self._batches)))
-        return records
 
     def records(self, first: int, last: int) -> Sequence[Record]:
         place = bisect_right(self._firsts, first) - 1
@@ -131,9 +148,8 @@ class _Kept:
             return ()
         base = self._firsts[place]
         self._batches.move_to_end(base)
-        return self._batches[base][1][first - base : last - base + 1]
+        return self._batches[base].records[first - base : last - base + 1]
 
     def _remove(self, first: int) -> None:
-        size, _ = self._batches.pop(first)
-        self._bytes -= size
+        self._bytes -= self._batches.pop(first).size
         self._firsts.remove(first)

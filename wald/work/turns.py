@@ -141,6 +141,7 @@ class Turns:
         settled: list[Ask[Any]] = []
         for ask in asks:
             if isinstance(ask, LeaseAsk):
+                ask.prepare()
                 self._waiting.append(ask)
             else:
                 ask.carry_out()
@@ -167,6 +168,7 @@ class Turns:
                 continue
             nothing = nothing or not ask.is_served()
             if nothing and ask.until_ns > now_ns:
+                ask.prepare()
                 self._waiting.append(ask)
             else:
                 answered.append(ask)

@@ -140,6 +140,14 @@ class Window:
         """How often each of these open records was delivered."""
         return b"".join(self._pages[number].tries[low:high] for number, low, high in _parts(run))
 
+    def states_of(self, run: Run) -> bytes:
+        """The state of each of these records, which were taken in; those up to the floor are done."""
+        pages = self._pages
+        return b"".join(
+            pages[number].states[low:high] if number in pages else _NOTHING[low:high]
+            for number, low, high in _parts(run)
+        )
+
     def lease_of(self, sequence: int) -> int:
         """The number of the lease by which a record is out."""
         page = self._pages[sequence // PAGE]
