@@ -16,8 +16,9 @@ from wald.client.producer import Producer
 from wald.errors import Damaged, InvalidInput, Locked
 from wald.format.not_before import HEADER
 from wald.format.state import PRODUCERS_MAX
-from wald.format.work import PAGE
+from wald.format.work import PAGE, Page
 from wald.work.group import Order, WorkGroup
+from wald.work.journal import read_journal
 from wald.work.owner import Delivery
 
 
@@ -416,6 +417,20 @@ def test_a_record_that_is_delivered_too_often_becomes_a_dead_letter_once(tmp_pat
         assert letter["value"] == "poison"
         assert letter["headers"]["wald.tries"] == "2"
         assert letter["headers"]["wald.origin.sequence"] == "2"
+
+
+def test_what_is_being_given_up_is_not_one_more_try(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not after a crash that comes before the journal says what is being given up."""
+    monkeypatch.setattr("wald.work.journal._GROWN_BYTES", -(1 << 20))  # it is written anew in each turn
+    built.lines("a", [b"poison"])
+    journal = built.root.place("a", "g") / "g.work"
+    with WorkGroup(built.root.path, "a", "g", max_tries=1) as work:  # and no daemon
+        work.lease("x", wait=5)
+        work.nack("x", [1])
+        assert work.lease("x") == []
+        eventually(lambda: b'"dead"' in journal.read_bytes())
+        page = next(line for line in read_journal(journal).lines if isinstance(line, Page))
+        assert page.tries[1] == 1
 
 
 @pytest.mark.parametrize("producers", [0, PRODUCERS_MAX + 1], ids=["known to the daemon", "forgotten by it"])

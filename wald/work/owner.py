@@ -278,7 +278,7 @@ class Owner:
             (record,) = self._source.records(sequence, sequence)
             may_be_sent = sequence in self._dead
             if not may_be_sent:
-                tries = self._deliveries.window.tries(sequence) - 1  # without this one
+                tries = self._deliveries.window.tries(sequence)
                 reason = self._reasons.get(sequence, "its leases ended without an acknowledgement")
                 dead = Dead(sequence, tries, reason, self.clock.time_ns(), self._rules.dead_letter, durable)
                 self._dead[sequence] = dead
@@ -332,9 +332,7 @@ class Owner:
 
     def _doom(self, sequence: int) -> None:
         """Hold a record for its burial, so that no worker gets it."""
-        now_ns = self.clock.monotonic_ns()
-        self._deliveries.deliver(Run(sequence, sequence), "", now_ns=now_ns, until_ns=now_ns + _FOR_EVER_NS)
-        self._deliveries.close()
+        self._deliveries.hold(Run(sequence, sequence), "", until_ns=self.clock.monotonic_ns() + _FOR_EVER_NS)
         self._to_bury.append(sequence)
         self._doomed()
 
