@@ -72,6 +72,11 @@ class Shared:
     troubles: dict[int, Trouble] = field(default_factory=dict)
     failing_since: dict[str, float] = field(default_factory=dict)
 
+    def forget_passed(self) -> None:
+        """Forget troubles with records that an operator has passed over."""
+        for sequence in [each for each in list(self.troubles) if each <= self.work.floor]:
+            self.troubles.pop(sequence, None)
+
     @property
     def oldest_failure(self) -> float:
         """Since when something fails that is not processed, by the monotonic clock; 0: nothing does."""
@@ -133,10 +138,12 @@ class Worker:
         return Portion(records) if records else None
 
     def _try(self, part: Portion, *, halved: bool) -> NextStep:
-        """Have the command process several records; COMMIT if it has, HALVE if the halves are next, or LEAVE."""
+        """Have the command process several records; COMMIT if it has, HALVE, SKIPPED or LEAVE if not."""
         shared, number = self._shared, 1
         tries = tries_of(part.count, halved=halved, tries=shared.job.tries)
         for runs in count(1):
+            if runs > 1 and shared.work.floor >= part.last:
+                return NextStep.SKIPPED
             exit_code = self._run(part, number)
             if exit_code is None:
                 return NextStep.LEAVE

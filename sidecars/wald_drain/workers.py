@@ -175,6 +175,7 @@ class _Leases:
         self._busy.discard(name)
         with self._lease:
             while not self._is_over():
+                shared.forget_passed()
                 try:
                     got = shared.work.lease(name, job.records_max, PORTION_MAX_BYTES, _LEASE_SECONDS, _WAIT_SECONDS)
                 except (Damaged, NotFound):

@@ -42,6 +42,15 @@ def drain_refusal(*arguments: object) -> tuple[int, str, str]:
     return done.returncode, match[1], match[2]
 
 
+def await_line(process: subprocess.Popen[bytes], text: str) -> None:
+    """Return once it has reported this."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line.decode():
+            return
+    raise AssertionError(f"ended without: {text}")
+
+
 class InProcess:
     """A drain in this process, and the lines that it reported."""
 

@@ -126,6 +126,7 @@ class Owner:
         self._dead = replayed.dead
         self._to_bury: deque[int] = deque()
         self.given_up = 0
+        self._passed = 0  # up to here an operator has moved the cursor
         self._doomed = doomed
         self._lines: list[Commit] = [Commit()]
         for sequence in self._dead:
@@ -275,6 +276,9 @@ class Owner:
         """
         while self._to_bury:
             sequence = self._to_bury[0]
+            if not self._deliveries.window.is_open(sequence):  # passed over meanwhile
+                self._to_bury.popleft()
+                continue
             (record,) = self._source.records(sequence, sequence)
             may_be_sent = sequence in self._dead
             if not may_be_sent:
@@ -295,6 +299,14 @@ class Owner:
     def not_buried(self, sequence: int, again_ns: int) -> None:
         """Take in that it is not known whether a record became a dead letter; it is tried again after so long."""
         self._deliveries.give_back("", [sequence], due_ns=self.clock.time_ns() + again_ns)
+
+    def pass_over(self, sequence: int) -> None:
+        """Take in that everything up to ``sequence`` is done, whatever consumers have of it."""
+        self._passed = sequence
+        run = Run(self.floor + 1, min(sequence, self._deliveries.window.end - 1))
+        if run.size > 0:
+            self._deliveries.finish_all(run)
+            self._finished([run])
 
     def _held(self) -> list[Held]:
         """Who has what."""
@@ -354,6 +366,10 @@ class Owner:
         line = self._lines[-1]
         line.taken_in.append((run.first, run.last))
         line.due += waiting
+        if run.first <= self._passed:
+            passed = Run(run.first, min(run.last, self._passed))
+            self._deliveries.finish_all(passed)
+            self._finished([passed])
         return True
 
     def _finished(self, runs: Collection[Run]) -> None:

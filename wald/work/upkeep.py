@@ -1,5 +1,7 @@
 """What the owner of a work group does by itself, in a thread: moves the cursor, and gives records up.
 
+If an operator has moved the cursor meanwhile, the group goes on behind that.
+
 Both take long: they wait for disks, and for the daemon. So no turn waits for them.
 """
 
@@ -13,6 +15,7 @@ from wald.errors import WaldError
 from wald.format.record import Record
 from wald.format.work import Dead
 from wald.log import Log
+from wald.store.retention.cursors import CursorState
 from wald.work.asks import Ask
 from wald.work.burial import bury
 from wald.work.deadletters import Undeliverable
@@ -85,10 +88,19 @@ class Upkeep:
             if self._closed:
                 return
             try:
+                self._follow_cursor()
                 self._give_up()
                 self.move_cursor()
             except (WaldError, OSError, ValueError) as error:
                 self._report_failure(f"{self._route}: group {self._group}: {error}")
+
+    def _follow_cursor(self) -> None:
+        """Pass over what is before the cursor."""
+        cursor = self._log.cursor(self._route, self._group)
+        if cursor.state is CursorState.VALID and cursor.sequence > max(self._cursor, self._owner.floor):
+            self._turns.ask(Ask(lambda: self._owner.pass_over(cursor.sequence), durable=True))
+            self._cursor = cursor.sequence
+            self._report(f"{self._route}: the cursor was moved to {cursor.sequence}; going on behind it")
 
     def _report_failure(self, why: str) -> None:
         """Report what fails, once and not every second."""

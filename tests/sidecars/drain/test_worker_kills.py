@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from draining import drain, drain_refusal
+from draining import await_line, drain, drain_refusal
 from jobs import Jobs
 from logs import Built
 from running import TIMEOUT_SECONDS, eventually
@@ -40,15 +40,6 @@ def cursor(built: Built) -> int:
 
 def parent_of(process_id: int) -> int:
     return int(Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def await_line(process: subprocess.Popen[bytes], text: str) -> None:
-    """Return once it has reported this."""
-    assert process.stderr is not None
-    for line in process.stderr:
-        if text in line.decode():
-            return
-    raise AssertionError(f"ended without: {text}")
 
 
 def await_more(jobs: Jobs, lines: int) -> None:

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 from contents import records
-from draining import drain, drain_refusal
+from draining import await_line, drain, drain_refusal
+from endpoint import free_address, get, samples_of
+from full_disk import fill, small_file_system
 from jobs import Jobs
 from logs import Built
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
 
 import wald
+from wald.client.producer import Producer
 from wald.format.names import Kind
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -292,3 +295,102 @@ def test_one_process_works_for_a_group(built: Built, jobs: Jobs, start: Start) -
     first.send_signal(signal.SIGTERM)
     jobs.let_go(*VALUES)
     assert first.wait(TIMEOUT_SECONDS) == 0
+
+
+def test_an_operator_may_pass_over_what_fails(sent: Path, jobs: Jobs, start: Start) -> None:
+    """While the workers run."""
+    jobs.fail(1)
+    process = start(*arguments(sent, jobs, "--workers", 2, "--exit-at-end"))
+    eventually(lambda: len(jobs.processed) == 19)
+    output_of("cursor", "skip", "a", "1", "--why", "it has teeth", "--root", sent)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert cursor(sent) == 20
+    assert jobs.processed == {value: 1 for value in VALUES if value != "1"}
+
+
+def test_a_batch_that_is_put_off_ends_when_it_is_passed_over(sent: Path, jobs: Jobs, start: Start) -> None:
+    jobs.fail(1, code=75)
+    process = start(*arguments(sent, jobs, "--workers", 1, "--batch-records", 5, "--exit-at-end"))
+    eventually(lambda: len(jobs.lines) > 2)
+    output_of("cursor", "set", "a", "5", "--root", sent)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert jobs.processed == dict.fromkeys(VALUES[5:], 1)
+
+
+def test_a_route_that_was_moved_says_where_to_go_on(sent: Path, jobs: Jobs, start: Start) -> None:
+    output_of("route", "rename", "a", "b", "--root", sent)
+    process = start(*arguments(sent, jobs, "--workers", 2))
+    await_line(process, "a was moved: what was sent to it after record 20 is in b")
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert jobs.processed == ONCE
+
+
+def test_a_record_too_large_for_a_dead_letter_stops_no_other(daemon: Daemon, jobs: Jobs, start: Start) -> None:
+    """It is one when the daemon takes it."""
+    large = "x" * 200_000
+    with Producer(daemon.root) as producer:
+        producer.command("ROUTE", "ADD", "a")
+        producer.publish("a", f"1\n{large}\n3\n".encode())
+        producer.flush()
+    daemon.stop()
+    daemon.env |= {"WALD_REQUEST_MAX_BYTES": "128KiB"}
+    daemon.start_again()
+    words = ("sh", "-c", "[ $WALD_FIRST != 2 ]")
+    process = start("a", "--root", daemon.root, "--workers", 2, "--tries", 2, "--exit-at-end", "--", *words)
+    await_line(process, "a 2: cannot be given up: ")
+    eventually(lambda: cursor(daemon.root) == 1)
+    daemon.stop()
+    del daemon.env["WALD_REQUEST_MAX_BYTES"]
+    daemon.start_again()
+
+    assert process.wait(TIMEOUT_SECONDS) == 10
+    assert dead(daemon.root) == [large]
+    assert cursor(daemon.root) == 3
+
+
+def test_a_full_disk_ends_it_and_what_was_processed_is_done(tmp_path: Path, jobs: Jobs, start: Start) -> None:
+    """The next start acknowledges it, as it says in the files of the workers."""
+    with small_file_system(tmp_path / "disk", 8 << 20) as disk:
+        built = Built(disk / "log", segment_max_bytes=1 << 16)
+        values = [str(number) for number in range(1, 101)]
+        built.lines("a", [value.encode() for value in values])
+        jobs.hold(3, 4)
+        process = start(*arguments(built.root.path, jobs, "--workers", 2, "--exit-at-end"))
+        jobs.await_running(3, 4)
+        fill(disk / "filler")
+        jobs.let_go(3, 4)
+        await_line(process, "No space left on device; nothing is lost")
+        assert process.wait(TIMEOUT_SECONDS) == 7
+        (disk / "filler").unlink()
+        assert drain(*arguments(built.root.path, jobs, "--workers", 2, "--exit-at-end")).returncode == 0
+
+    assert jobs.processed == dict.fromkeys(values, 1)
+
+
+def samples(address: str) -> dict[tuple[str, ...], float]:
+    """The value of each sample of drain; nothing before it listens."""
+    try:
+        return samples_of(get(address, "/metrics")[1])
+    except OSError:
+        return {}
+
+
+def test_metrics_count_what_all_workers_do(sent: Path, jobs: Jobs, start: Start) -> None:
+    address = free_address()
+    jobs.fail(3)
+    process = start(*arguments(sent, jobs, "--workers", 3, "--metrics", address))
+    eventually(lambda: len(jobs.processed) == 19)
+    eventually(lambda: samples(address).get(("wald_drain_records_total", "a", "processed")) == 19)
+    eventually(lambda: samples(address)["wald_drain_failing_seconds", "a", "processed"] > 0.3)
+    found = samples(address)
+    assert found["wald_drain_runs_total", "a", "processed", "success"] == 19
+    assert found["wald_drain_runs_total", "a", "processed", "failure"] >= 1
+    jobs.mend(3)
+    eventually(lambda: samples(address)["wald_drain_failing_seconds", "a", "processed"] == 0)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0

@@ -1,0 +1,91 @@
+"""The file of a worker: its command has processed what both lines say, if they are whole and of one run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from damage import every_flip, every_truncation
+from logs import Built
+
+from wald.store.files.disk import Disk
+from wald_drain.command_file import LINE_BYTES
+from wald_drain.worker_file import WorkerFile, encode_given, encode_outcome, processed_in, workers_of
+
+SEQUENCES = [300, 301, 302, 320]
+GIVEN = encode_given(7, SEQUENCES)
+DONE = encode_outcome(7, 0, 0)
+
+
+@pytest.fixture
+def built(root: Path) -> Built:
+    log = Built(root)
+    log.lines("a", [b"one"])
+    return log
+
+
+def file(built: Built, worker: int, group: str = "g") -> WorkerFile:
+    return WorkerFile(built.root, "a", group, worker, Disk())
+
+
+def test_what_a_command_has_processed() -> None:
+    assert len(DONE) == LINE_BYTES
+    assert processed_in(DONE + GIVEN) == SEQUENCES
+    assert processed_in(DONE + GIVEN + b"the rest of a longer line\n") == SEQUENCES
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        DONE,
+        bytes(LINE_BYTES) + GIVEN,
+        encode_outcome(7, 1, 0) + GIVEN,
+        encode_outcome(7, -9, 0) + GIVEN,
+        encode_outcome(7, 0, 2) + GIVEN,
+        encode_outcome(6, 0, 0) + GIVEN,
+        b"null\n".rjust(LINE_BYTES) + GIVEN,
+        DONE + b"[" * 100_000,
+    ],
+)
+def test_anything_else_says_nothing(content: bytes) -> None:
+    assert processed_in(content) == []
+
+
+def test_half_a_line_and_a_changed_one_say_nothing() -> None:
+    whole = DONE + GIVEN
+    assert {tuple(processed_in(torn)) for torn in every_truncation(whole[:-1])} == {()}
+    assert {tuple(processed_in(changed)) for changed in every_flip(whole)} <= {(), tuple(SEQUENCES)}
+
+
+def test_a_settled_run_is_not_processed_again(built: Built) -> None:
+    with file(built, 3) as opened:
+        opened.begin(7, SEQUENCES)
+        os.pwrite(opened.descriptor, DONE, 0)
+        assert (opened.outcome(7), opened.outcome(8)) == ((0, 0), None)
+        assert opened.processed() == SEQUENCES
+        opened.settle()
+        assert opened.processed() == []
+        opened.begin(8, [1])
+        assert opened.processed() == []
+
+
+def test_a_file_stays_while_a_command_has_its_lock(built: Built) -> None:
+    with file(built, 3) as command, file(built, 3) as opened:
+        assert command.lock()
+        opened.remove()
+        assert opened.path.exists()
+    with file(built, 3) as opened:
+        opened.remove()
+        assert not opened.path.exists()
+
+
+def test_workers_are_found_by_their_files(built: Built) -> None:
+    assert workers_of(built.root, "a", "g") == []
+    for worker, group in ((12, "g"), (2, "g"), (3, "h"), (4, "g.command-2"), (5, "xg")):
+        file(built, worker, group).close()
+    (built.root.route("a") / "g.command").touch()
+    (built.root.route("a") / "g.command-x").touch()
+
+    assert workers_of(built.root, "a", "g") == [2, 12]

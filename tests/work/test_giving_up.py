@@ -1,0 +1,158 @@
+"""Records that a worker or an operator is through with: given up now, or passed over by the cursor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from contents import records
+from damage import peak_bytes
+from logs import Built
+from running import Daemon, eventually, output_of
+
+from wald.format.names import WORK_SUFFIX
+from wald.work.deliveries import Deliveries, Refusal
+from wald.work.group import WorkGroup
+from wald.work.standing import Standing, standing
+from wald.work.window import Run
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """With ten records on route a."""
+    with Daemon(tmp_path / "log") as running:
+        output_of("route", "add", "a", "--root", running.root)
+        output_of("append", "a", "--root", running.root, stdin=b"".join(b"%d\n" % each for each in range(1, 11)))
+        yield running
+
+
+def letters(root: Path) -> list[tuple[bytes, str, str]]:
+    """Value, reason and tries of each dead letter."""
+    found = records(root, "dead_letter") if (root / "routes/dead_letter").exists() else []
+    headers = [json.loads(record.headers or b"") for record in found]
+    return [(r.value, h["wald.reason"], h["wald.tries"]) for r, h in zip(found, headers, strict=True)]
+
+
+def test_a_worker_may_give_up_what_it_has(daemon: Daemon) -> None:
+    said: list[str] = []
+    with WorkGroup(daemon.root, "a", "g", report=said.append) as work:
+        assert len(work.lease("x", 5, wait=30)) == 5
+        assert len(work.lease("y", 5, wait=30)) == 5
+        assert work.give_up("x", [2, 7], "it has teeth") == [Refusal(7, "y")]
+        assert work.give_up("x", [4], "exit 1 after 3 tries", 3) == []
+        eventually(lambda: work.given_up == 2)
+        assert work.ack("x", [1, 3, 5]) == []
+        assert work.floor == 5
+        work.release("y")
+        assert [delivery.record.sequence for delivery in work.lease("z", 10)] == [6, 7, 8, 9, 10]
+
+    assert letters(daemon.root) == [(b"2", "it has teeth", "1"), (b"4", "exit 1 after 3 tries", "3")]
+    assert said == [
+        "a 2: given up: it has teeth; sent to dead_letter as 11",
+        "a 4: given up: exit 1 after 3 tries; sent to dead_letter as 12",
+    ]
+
+
+def test_what_was_given_up_without_a_daemon_is_a_dead_letter_later(daemon: Daemon) -> None:
+    """Once, though the owner has ended in between; and no worker gets it."""
+    daemon.kill()
+    said: list[str] = []
+    with WorkGroup(daemon.root, "a", "g", report=said.append) as work:
+        work.lease("x", 1, wait=30)
+        work.give_up("x", [1], "it has teeth")
+        eventually(lambda: said)
+        assert work.given_up == 0
+    assert "a 1: cannot be given up: " in said[0]
+    daemon.start_again()
+    with WorkGroup(daemon.root, "a", "g") as work:
+        assert [delivery.record.sequence for delivery in work.lease("x", 3, wait=30)] == [2, 3, 4]
+        eventually(lambda: work.given_up == 1)
+        assert work.floor == 1
+    assert letters(daemon.root) == [(b"1", "it has teeth", "1")]
+
+
+def test_records_behind_one_that_was_given_up_follow_it(tmp_path: Path, daemon: Daemon) -> None:
+    keyed = b'{"key": "k", "value": "11"}\n{"key": "k", "value": "12"}\n'
+    output_of("route", "add", "b", "--root", daemon.root)
+    output_of("append", "b", "--jsonl", "--root", daemon.root, stdin=keyed)
+    with WorkGroup(daemon.root, "b", "g", order="key") as work:
+        assert len(work.lease("x", 2, wait=30)) == 2
+        work.give_up("x", [11], "it has teeth")
+        assert work.ack("x", [12]) == []  # late, and of use
+        eventually(lambda: work.floor == 12)
+    assert [value for value, _, _ in letters(daemon.root)] == [b"11"]
+
+
+def test_a_cursor_that_is_moved_passes_over_records(built: Built) -> None:
+    """Those that a worker has, those that wait, and those that were not read yet."""
+    built.lines("a", [b"job"] * 10)
+    said: list[str] = []
+    with WorkGroup(built.root.path, "a", "g", report=said.append) as work:
+        assert len(work.lease("x", 2, wait=30)) == 2
+        work.nack("x", [2], delay=3600)
+        built.log.set_cursor("a", 6, "g")
+        eventually(lambda: work.floor == 6)
+        assert work.ack("x", [1]) == []
+        assert [delivery.record.sequence for delivery in work.lease("x", 10)] == [7, 8, 9, 10]
+        work.ack("x", [7, 8, 9, 10])
+        assert said == ["a: the cursor was moved to 6; going on behind it"]
+        built.lines("b", [b"other"])
+        built.log.set_cursor("a", 11, "g")
+        eventually(lambda: len(said) == 2)
+        built.lines("a", [b"more"])
+        assert [delivery.record.sequence for delivery in work.lease("x", 10, wait=30)] == [12]
+    assert built.log.cursor("a", "g").sequence == 11
+    with WorkGroup(built.root.path, "a", "g") as work:
+        assert [delivery.record.sequence for delivery in work.lease("x", 10, wait=30)] == [12]
+
+
+def test_what_comes_in_before_a_moved_cursor_is_passed_over(built: Built) -> None:
+    """The group has taken in less than the cursor has passed."""
+    for _ in range(5):
+        built.lines("a", [b"job"] * 2)
+    said: list[str] = []
+    with WorkGroup(built.root.path, "a", "g", report=said.append) as work:
+        built.log.set_cursor("a", 7, "g")
+        eventually(lambda: said)
+        assert work.lease("x", 10, wait=30)[0].record.sequence == 8
+
+
+def test_leases_without_an_end_cost_no_memory() -> None:
+    """Once nothing is out by them."""
+
+    def work(rounds: int) -> None:
+        deliveries = Deliveries(0)
+        for number in range(1, rounds + 1):
+            deliveries.take_in(Run(number, number))
+            deliveries.deliver(Run(number, number), "x", now_ns=number * SECOND, until_ns=(number + 10**9) * SECOND)
+            deliveries.finish("x", [number])
+
+    work(10)
+    assert peak_bytes(lambda: work(20_000)) < 1_000_000
+
+
+def test_how_far_workers_are_is_read_from_the_journal(built: Built) -> None:
+    built.lines("a", [b"job"] * 3)
+    built.lines("b", [b"other"] * 2)
+    built.lines("a", [b"job"] * 3)
+    log = built.log
+    assert standing(log, "a", "g") == Standing(0, 0, 0)
+    with WorkGroup(log, "a", "g") as work:
+        got: list[int] = []
+        while len(got) < 6:
+            got += [delivery.record.sequence for delivery in work.lease("x", 6, wait=30)]
+        work.ack("x", [1, 2])
+    assert standing(log, "a", "g") == Standing(2, 0, 0)
+    with WorkGroup(log, "a", "g") as work:
+        assert len(work.lease("x", 6, wait=30)) >= 1
+        work.ack("x", [6, 8])
+    assert standing(log, "a", "g") == Standing(2, 2, 0)
+    log.set_cursor("a", 6, "g")
+    assert standing(log, "a", "g") == Standing(6, 1, 0)
+    log.set_cursor("a", 8, "g")
+    assert standing(log, "a", "g") == Standing(8, 0, 0)
+    assert (built.root.route("a") / f"g{WORK_SUFFIX}").exists()
