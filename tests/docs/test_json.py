@@ -14,6 +14,7 @@ from archives import command as archive_command
 from command_tree import commands
 from json_page import Table, require_documented, sections
 from logs import Built
+from owning import Owning
 from running import Daemon, command, output_of, run, sidecar
 
 from wald.cli import cli
@@ -24,7 +25,8 @@ from wald_spark.audit.command import command as wald_audit
 from wald_spark.compact.command import command as wald_compact
 from wald_spark.export.command import command as wald_export
 
-APART = {"wald-audit", "wald-compact", "wald-export", "wald repair"}  # tests of their own look at what they print
+HELPING = ("wald group release", "wald group skip", "wald group remove")
+APART = {"wald-audit", "wald-compact", "wald-export", "wald repair", *HELPING}  # tests of their own look at these
 RARE = {("wald-reclaim", "taken-back")}  # only if a cursor is moved back while a segment waits out its grace period
 
 
@@ -56,6 +58,21 @@ def test_repair_prints_what_is_documented(tmp_path: Path) -> None:
     done = run(command("repair", "--dry-run", "--json", "--root", built.root.path))
 
     require_documented("wald repair", json.loads(done.stdout))
+
+
+def test_what_helps_a_work_group_prints_what_is_documented(tmp_path: Path) -> None:
+    built = Built(tmp_path / "log")
+    built.lines("a", [b"one", b"two"])
+    at = ("--json", "--root", built.root.path)
+    with Owning(built.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 2)
+        printed = [
+            output_of("group", "release", "a", "g", "worker-1", *at),
+            output_of("group", "skip", "a", "g", 1, *at),
+        ]
+    printed.append(output_of("group", "remove", "a", "g", *at))
+    for name, line in zip(HELPING, printed, strict=True):
+        require_documented(name, json.loads(line))
 
 
 @pytest.fixture(scope="module")

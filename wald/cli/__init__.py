@@ -32,7 +32,7 @@ _COMMANDS = {
     "routes": ("routes", "routes", "List routes, their cursors and their lag."),
     "route": ("routes", "route", "Add or retire a route."),
     "cursor": ("unprocessed", "cursor", "Show or move a consumer group's cursor."),
-    "group": ("groups", "group", "Show the work groups: which worker has which records, and what waits."),
+    "group": ("group_changes", "group", "Show the work groups, and help one that does not come on."),
     "explain": ("explain", "explain", "Show which groups hold back which segments, and when the disk is full."),
     "latency": ("latency", "latency", "Show why producers wait: commits, syncs, the disk, who sends most."),
     "top": ("top", "top", "Watch the log live: segments, routes, rates, lag, disk."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -10,8 +11,8 @@ import wald
 from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line
 from wald.cli.times import position as position_of
-from wald.errors import Damaged, InvalidInput, NotFound, command_line
-from wald.format.names import CONSUMERS, check_group, check_route
+from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line
+from wald.format.names import CONSUMERS, WORK_SUFFIX, check_group, check_route
 from wald.format.times import nanoseconds
 from wald.log import Log
 from wald.store.files.disk import Disk
@@ -136,9 +137,26 @@ def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool)
 
     Records that other groups of the route have not processed are kept; if there is no other group, all are.
     """
-    path = remove_cursor(wald.open(root).root, route, group, disk=Disk(), of_consumer=of_consumer)
+    log = wald.open(root)
+    log.root.require_route(route)
+    _require_no_work(log, route, group, of_consumer=of_consumer)
+    path = remove_cursor(log.root, route, group, disk=Disk(), of_consumer=of_consumer)
     fields = {"route": route, "group": group, "path": str(path)}
     click.echo(json_line("cursor.remove", fields) if as_json else path)
+
+
+def _require_no_work(log: Log, route: str, group: str, *, of_consumer: bool) -> None:
+    """
+    Raises:
+        Refused: it is a work group, which has more than a cursor.
+    """
+    path = log.root.cursor(route, group, of_consumer=of_consumer)
+    if os.path.lexists(path.with_suffix(WORK_SUFFIX)):
+        option = " --of-consumer" * (path.parent.name == CONSUMERS)
+        raise Refused(
+            f"{path}: the cursor of a work group, which has other files, too",
+            hint=command_line(log.root.path, f"group remove {route} {group}{option}"),
+        )
 
 
 def print_moved(cursor: Cursor, news: str) -> None:

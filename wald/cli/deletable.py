@@ -110,7 +110,9 @@ def _of_route(root: Root, path: Path, named: Named) -> Verdict:
             return Verdict(False, why, command_line(root.path, f"cursor remove {route} --group {group}"))
         case FileKind.WORK:
             why = "what is done above the cursor would be delivered again; and not while a worker runs"
-            return Verdict(False, why, command_line(root.path, f"cursor remove {route} --group {group}"))
+            return Verdict(False, why, command_line(root.path, f"group remove {route} {group}"))
+        case FileKind.ASK:
+            return Verdict(False, "a command may be using it", command_line(root.path, f"group remove {route} {group}"))
         case FileKind.CONSUMERS:
             return Verdict(False, "the cursors of other users are in it", _add(root, route, "--consumers ''"))
         case FileKind.RETIRED:

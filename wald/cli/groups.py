@@ -22,7 +22,7 @@ from wald.setting_types import format_bytes, format_seconds
 from wald.store.retention.backlog import Backlog, GroupBacklog
 from wald.store.retention.cursors import Cursor, CursorState
 from wald.store.retention.progress import Lag, lags
-from wald.work.picture import Out, Seen, Waiting, look, work_file, work_files
+from wald.work.picture import Out, Seen, Waiting, WorkFile, look, work_file, work_files
 
 _NS = 10**9
 _SHOWN = 20
@@ -117,8 +117,8 @@ def _fields(found: _Found) -> dict[str, object]:
         "floor": picture.floor,
         "taken_in": picture.end - 1,
         "open_records": picture.open,
-        "out_records": _count(picture.out()),
-        "waiting_records": _count(picture.waiting()),
+        "out_records": count_of(picture.out()),
+        "waiting_records": count_of(picture.waiting()),
         "giving_up_records": len(picture.dead),
         "behind_records": found.behind.records,
         **time_fields("oldest_append_time", found.unfinished.oldest_ns),
@@ -131,10 +131,10 @@ def _row(log: Log, found: _Found, now_ns: int) -> tuple[str, ...]:
     owner = "none" if seen.owner is None else str(seen.owner.pid or "elsewhere")
     notes = [f"in {CONSUMERS}/"] if seen.file.of_consumer else []
     if seen.damage:
-        notes.append(f"damaged: {_line(log, 'show', seen)}")
+        notes.append(f"damaged: {group_line(log, 'show', seen.file)}")
         numbers = ["?"] * 7
     else:
-        counts = (picture.open, _count(picture.out()), _count(picture.waiting()), len(picture.dead))
+        counts = (picture.open, count_of(picture.out()), count_of(picture.waiting()), len(picture.dead))
         numbers = [str(each) for each in (picture.floor, picture.end - 1, *counts, found.behind.records)]
     age = "-" if found.unfinished.oldest_ns is None else format_seconds(found.unfinished.seconds(now_ns))
     return (seen.file.route, seen.file.group, owner, *numbers, age, ", ".join(notes))
@@ -226,7 +226,7 @@ def _open(seen: Seen) -> str:
     picture = seen.picture
     if not picture.open:
         return "nothing: every record that was read is done"
-    out, waiting, dead = _count(picture.out()), _count(picture.waiting()), len(picture.dead)
+    out, waiting, dead = count_of(picture.out()), count_of(picture.waiting()), len(picture.dead)
     parts = [f"{out} out", f"{waiting} waiting", f"{dead} being given up"]
     return f"{_records(picture.open)}: {', '.join(parts)}, {max(0, picture.open - out - waiting - dead)} ready"
 
@@ -271,13 +271,13 @@ def _next(log: Log, found: _Found) -> str:
         lost = _records(found.unfinished.records)
         return f"mv {path} {path}.damaged, then start its workers: all above the cursor is delivered again, {lost}"
     if seen.cursor.state is CursorState.ABSENT:
-        return f"nothing: without a cursor the journal is not used; {_line(log, 'remove', seen)} removes it"
+        return f"nothing: without a cursor the journal is not used; {group_line(log, 'remove', seen.file)} removes it"
     if not picture.open and not found.behind.records:
         return "nothing: every record is done"
     if seen.owner is None:
         return "start its workers"
     if picture.dead or any(picture.out()) or any(picture.waiting()):
-        return _line(log, "pending", seen)
+        return group_line(log, "pending", seen.file)
     return "look at its workers: none asks for a record" + f"; ps -fp {seen.owner.pid}" * bool(seen.owner.pid)
 
 
@@ -307,7 +307,7 @@ def pending(
     now_ns = time.time_ns()
     seen = look(log, work_file(log.root, route, group, of_consumer=of_consumer), now_ns)
     if seen.damage:
-        raise Damaged(f"{seen.file.path}: {seen.damage}", hint=_line(log, "show", seen))
+        raise Damaged(f"{seen.file.path}: {seen.damage}", hint=group_line(log, "show", seen.file))
     picture = seen.picture
     out = [each for each in picture.out() if consumer in (None, each.consumer)]
     waiting, dead = ([], []) if consumer else (list(picture.waiting()), picture.dead)
@@ -370,16 +370,23 @@ def _dead_fields(each: Dead) -> Mapping[str, object]:
     return fields | time_fields("since", each.at_ns) | more
 
 
-def _line(log: Log, command: str, seen: Seen) -> str:
-    option = " --of-consumer" if seen.file.of_consumer else ""
-    return command_line(log.root.path, f"group {command} {seen.file.route} {seen.file.group}{option}")
+def group_line(log: Log, command: str, file: WorkFile, rest: str = "") -> str:
+    """A command of ``wald group`` for a hint."""
+    option = " --of-consumer" if file.of_consumer else ""
+    return command_line(log.root.path, f"group {command} {file.route} {file.group} {rest}".rstrip() + option)
+
+
+def look_at(log: Log, file: WorkFile) -> Seen:
+    """A work group as it is now."""
+    return look(log, file, time.time_ns())
 
 
 def _range(each: Out | Waiting) -> tuple[int, int]:
     return each.first, each.last
 
 
-def _count(runs: Iterable[Out | Waiting]) -> int:
+def count_of(runs: Iterable[Out | Waiting]) -> int:
+    """How many records these are."""
     return sum(each.last - each.first + 1 for each in runs)
 
 

@@ -133,6 +133,9 @@ def _sentence(event: Event) -> str:
             return f"epoch {entry['epoch']} {entry['why']}; found by the next start: {lost}"
         case {"event": "skipped-record"}:
             return _skip(entry)
+        case {"event": "skip-failed"}:
+            group = f"{entry.get('route')}/{entry.get('group')}"
+            return f"{group} did not skip {entry.get('first')} to {entry.get('sequence')}: {entry.get('why')}"
         case {"base": int(), "last": int()}:
             why = entry.get("why")
             return f"{_records(entry)}{_of_routes(entry)}{f'; {why}' if why else ''}"
@@ -149,7 +152,9 @@ def _repair(entry: dict[str, Any]) -> str:
 
 
 def _skip(entry: dict[str, Any]) -> str:
-    moved = f"{entry.get('route')}/{entry.get('group')} moved from {entry.get('after')} to {entry.get('sequence')}"
+    way = "moved from" if "after" in entry else "skipped"  # of a work group, records above its cursor
+    begin = entry.get("after", entry.get("first"))
+    moved = f"{entry.get('route')}/{entry.get('group')} {way} {begin} to {entry.get('sequence')}"
     records = f"{entry.get('records')} record{'s' * (entry.get('records') != 1)}"
     missing = f" and up to {entry['missing']} that were removed" if entry.get("missing") else ""
     why = f"; {entry['why']}" if entry.get("why") else ""

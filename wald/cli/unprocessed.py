@@ -17,7 +17,7 @@ from wald.cli.options import group_option, json_option, of_consumer_option, root
 from wald.cli.output import aligned, json_line, time_fields
 from wald.cli.positions import EXITS
 from wald.errors import Damaged, NotFound, NotPermitted, Refused, command_line, user_name
-from wald.format.names import CONSUMERS, SKIPS
+from wald.format.names import CONSUMERS, SKIPS, WORK_SUFFIX
 from wald.format.record import Record
 from wald.format.times import utc
 from wald.log import Log
@@ -180,7 +180,7 @@ def skip(
     """
     log = wald.open(root)
     log.root.require_route(route)
-    with _skips(log, f"cursor skip {route} {sequence} --group {group}") as ledger:
+    with skips(log, f"cursor skip {route} {sequence} --group {group}") as ledger:
         before = cursor_of(log, route, group, of_consumer=of_consumer)
         records, missing = _skippable(log, before, sequence, through=through)
         of_consumer = before.path.parent.name == CONSUMERS
@@ -201,8 +201,8 @@ def skip(
 
 
 @contextmanager
-def _skips(log: Log, again: str) -> Iterator[Ledger]:
-    """The ledger of skips.
+def skips(log: Log, again: str) -> Iterator[Ledger]:
+    """The ledger of skips, to be written to.
 
     Raises:
         NotPermitted: this user may not write it; ``again`` is the command that root may type.
@@ -249,6 +249,8 @@ def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tupl
         message = f"record {sequence} is not the next of route {route} for group {found.group}"
         removed = f" and passes over up to {_records(missing)} that were removed" if missing else ""
         hint = f"{showing}; --through skips {_records(records)} up to {sequence}{removed}"
+        if os.path.lexists(found.path.with_suffix(WORK_SUFFIX)):
+            hint = f"{command_line(log.root.path, f'group skip {route} {found.group} {sequence}')} skips it alone"
         in_front = [each.message() for each in gone] + [each.message for each in damage]
         if in_front or first != sequence:
             raise Refused(f"{message}: {in_front[0] if in_front else f'{first} is'}", hint=hint)

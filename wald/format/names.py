@@ -23,7 +23,8 @@ CURSOR_SUFFIX = ".cursor"
 HANDOVER_SUFFIX = ".drain"  # what wald-drain hands over
 COMMAND_SUFFIX = ".command"  # how its command ended; with a number behind it, that of a worker
 WORK_SUFFIX = ".work"  # what its workers have done above the cursor
-_OF_GROUP = re.compile(r".*\.(?:cursor|drain|command(?:-[0-9]+)?|work)", re.DOTALL)
+ASK_SUFFIX = ".ask"  # what a command asks the owner of its workers
+_OF_GROUP = re.compile(r"(.*)\.(?:cursor|drain|command(?:-[0-9]+)?|work|ask)", re.DOTALL)
 CONSUMERS = "consumers"  # the directory of a route in which other users leave cursors
 WHOLE = ".whole"  # behind the name of a sealed segment: a second name of what is being relieved
 FOUND = "in.found-"  # and a number: what stood where the FIFO of a route belongs
@@ -154,9 +155,10 @@ def worker_suffix(worker: int) -> str:
     return f"{COMMAND_SUFFIX}-{worker}"
 
 
-def is_of_group(name: str) -> bool:
-    """Whether a file may be one that a consumer group leaves beside its cursor, or that cursor."""
-    return _OF_GROUP.fullmatch(name) is not None
+def is_of_group(name: str, group: str | None = None) -> bool:
+    """Whether a file may be one that ``group``, or any, leaves beside its cursor, or that cursor."""
+    match = _OF_GROUP.fullmatch(name)
+    return match is not None and group in (None, match[1])
 
 
 def cursor_name(group: str) -> str:

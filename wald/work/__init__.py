@@ -16,6 +16,7 @@ A module knows nothing of those below it. ::
     burial       giving one up, exactly once
     ownership    one process at a time works for a group
     upkeep       the cursor and the burials, in a thread of their own
+    requests     commands ask the owner for something, by a file
     group        all of it, for the threads of one process
     standing     how far the workers have come, while none is at work
 """

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from operator import index
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from wald.errors import InvalidInput
+from wald.errors import InvalidInput, NotFound, Refused, command_line
 from wald.format.names import DEFAULT_GROUP, check_group
 from wald.format.work import Start
 from wald.log import Log
 from wald.store.files.disk import Disk
+from wald.store.reading.batches import Batch
 from wald.store.reading.selection import select
 from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState
@@ -26,6 +27,7 @@ from wald.work.journal import Journal, discard
 from wald.work.owner import Clock, Delivery, Owner, Pending, Rules
 from wald.work.ownership import Ownership
 from wald.work.replay import Replayed
+from wald.work.requests import Requests
 from wald.work.source import Source
 from wald.work.turns import Turns
 from wald.work.upkeep import Upkeep
@@ -35,6 +37,8 @@ Order = Literal["log", "key"]
 WINDOW = 1_000_000
 DEAD_LETTER = "dead_letter"
 _NS = 1_000_000_000
+_READ_SECONDS = 5.0
+_AGAIN_SECONDS = 0.02
 
 
 class WorkGroup:
@@ -127,6 +131,8 @@ class WorkGroup:
                 wake=doomed,
             )
             stack.callback(self._upkeep.close)
+            self._requests = Requests(self.log.root, route, self.group, self._carry_out)
+            stack.callback(self._requests.close)
             self._held = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -225,6 +231,40 @@ class WorkGroup:
         _named(consumer, ())
         return self._turns.ask(Ask(lambda: self._owner.release(consumer)))
 
+    def skip(self, first: int, last: int) -> int:
+        """Take in that records are done that no worker has processed; on disk when this returns.
+
+        A worker that has one of them cannot acknowledge it any more, and no error says so.
+
+        Args:
+            first, last: both ends included; records of other routes between them do not matter.
+
+        Returns:
+            how many records that was for; those that were done before do not count.
+
+        Raises:
+            NotFound: no record of the route is there that the group may not have done.
+            Damaged: the records cannot be read.
+            Refused: they are further from the ack floor than the window reaches.
+        """
+        found = [(batch.first_sequence, batch.last_sequence) for batch in self._unfinished(first, last)]
+        if not found:
+            raise NotFound(
+                f"{first} to {last} are no records of route {self.route} that group {self.group} has still to do",
+                hint=command_line(self.log.root.path, f"group show {self.route} {self.group}"),
+            )
+        run = Run(found[0][0], found[-1][1])
+        until = time.monotonic() + _READ_SECONDS
+        while (skipped := self._turns.ask(Ask(lambda: self._owner.skip(run), durable=True))) is None:
+            if time.monotonic() > until:
+                raise Refused(
+                    f"record {run.last} of route {self.route} is further from {self.floor}, up to where all is done, "
+                    f"than the window of the group reaches",
+                    hint=command_line(self.log.root.path, f"group show {self.route} {self.group}"),
+                )
+            time.sleep(_AGAIN_SECONDS)
+        return sum(each.size for each in skipped)
+
     def claim(self, min_idle: float) -> int:
         """Take back all that was leased at least ``min_idle`` seconds ago; returns how many records that were."""
         idle_ns = int(min_idle * _NS)
@@ -247,6 +287,7 @@ class WorkGroup:
     def close(self) -> None:
         """Move the cursor to the ack floor, and let another process work for the group."""
         try:
+            self._requests.close()
             self._upkeep.close()
             self._turns.close()
             self._upkeep.move_cursor()
@@ -260,6 +301,20 @@ class WorkGroup:
             begins = beginning(self.log.view(), self.route, self.group)
             self.log.set_cursor(self.route, begins.sequence - 1, self.group)
         return select(self.log.view(), self.route, "cursor", None, self.group).floor(self.route) - 1
+
+    def _unfinished(self, first: int, last: int) -> Iterator[Batch]:
+        """The records of a range that the group may not have done."""
+        first = max(first, self.floor + 1)
+        return self.log.batches(self.route, first, last) if first <= last else iter(())
+
+    def _carry_out(self, asked: Mapping[str, Any]) -> int:
+        """What a command asks; ``Any``: it is JSON."""
+        match asked:
+            case {"do": "skip", "first": int(first), "last": int(last)}:
+                return self.skip(first, last)
+            case {"do": "release", "consumer": str(consumer)}:
+                return self.release(consumer)
+        raise InvalidInput("the owner of the group does not know what is asked", hint="it may be of an older wald")
 
     def _sort(self, deliveries: Deliveries) -> None:
         """Give an order by key to the records that the journal knows, which says nothing of keys."""

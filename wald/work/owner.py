@@ -251,6 +251,22 @@ class Owner:
         """Take back all that was leased so long ago; how many records that were."""
         return self._taken_back(self._deliveries.claim(self.clock.monotonic_ns() - idle_ns))
 
+    def skip(self, run: Run) -> list[Run] | None:
+        """Take in that records are done without having been processed; which those were.
+
+        None: not all of them were read yet.
+
+        Raises:
+            Damaged, NotFound: they cannot be read.
+        """
+        while self._deliveries.window.end <= run.last:
+            if not self._take_in():
+                return None
+        skipped = list(self._deliveries.window.open_in(run))
+        self._deliveries.finish_all(run)
+        self._finished(skipped)
+        return skipped
+
     def pending(self) -> list[Pending]:
         """What was delivered and is not acknowledged, in order."""
         now_ns = self.clock.monotonic_ns()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from types import TracebackType
 from typing import Self
@@ -41,6 +42,8 @@ class Ownership:
                     f"{self.path}: another process works on route {route} for group {group}",
                     hint=f"wait until it has ended, or find it: fuser {self.path}",
                 )
+            if not os.fstat(self.descriptor).st_nlink:
+                raise Locked(f"{self.path}: the group was removed at this moment", hint="type the same command again")
             disk.sync_directory(self.path.parent)
         except (Locked, OSError):
             disk.close(self.descriptor)

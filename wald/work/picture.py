@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from wald.errors import Damaged, NotFound, command_line
-from wald.format.names import HANDOVER_SUFFIX, WORK_SUFFIX, check_group, is_route
+from wald.format.names import HANDOVER_SUFFIX, WORK_SUFFIX, check_group, cursor_name, is_of_group, is_route
 from wald.format.work import Commit, Held, Line, Start
 from wald.log import Log
 from wald.store.files import locks
+from wald.store.files.consumers import not_permitted
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import Cursor
@@ -194,6 +195,10 @@ class Picture:
         if joined is not None:
             yield joined
 
+    def open_in(self, first: int, last: int) -> Iterator[Run]:
+        """What of a range was taken in and is not done, in order."""
+        return self._window.open_in(Run(max(first, self.floor + 1), min(last, self.end - 1)))
+
     def tries(self, sequence: int) -> int:
         """How often an open record was delivered."""
         return self._window.tries(sequence)
@@ -284,6 +289,35 @@ def owner_of(file: WorkFile) -> OwnerProcess | None:
     if found := locks.holders(file.lock):
         return OwnerProcess(found[0], locks.command_of(found[0]))
     return OwnerProcess(None, "") if locks.is_held(file.lock, Disk()) else None
+
+
+def remove_files(file: WorkFile, disk: Disk) -> list[Path]:
+    """Remove a group from its route, with all its files: what it has not done is not kept for it any more.
+
+    Who does it holds the lock of the group, or knows that no process has it.
+
+    Returns:
+        what was removed; gone from the disk when this returns.
+
+    Raises:
+        NotPermitted: this user may not.
+    """
+    removed = []
+    cursor = cursor_name(file.group)
+    names = [name for name in os.listdir(file.path.parent) if is_of_group(name, file.group)]
+    for name in sorted(
+        names, key=lambda name: (name != cursor, name)
+    ):  # first the cursor: then a new owner begins anew
+        path = file.path.with_name(name)
+        try:
+            disk.unlink(path)
+        except FileNotFoundError:
+            continue
+        except PermissionError as error:
+            raise not_permitted(file.root, file.route, path, error) from error
+        removed.append(path)
+    disk.sync_directory(file.path.parent)
+    return removed
 
 
 def _groups(directory: Path) -> list[str]:

@@ -211,6 +211,13 @@ class Window:
         for number, low, high in _parts(run):
             self._pages[number].lease(low, high, lease)
 
+    def open_in(self, run: Run) -> Iterator[Run]:
+        """What is open of a run, in order."""
+        for number, low, high in _parts(run):
+            if (page := self._pages.get(number)) is not None:
+                for found in _OPEN_RUN.finditer(page.states, low, high):
+                    yield Run(number * PAGE + found.start(), number * PAGE + found.end() - 1)
+
     def hold(self, run: Run, lease: int) -> None:
         """Take in that what is open of a run is out by ``lease``, and was counted before."""
         for number, low, high in _parts(run):

@@ -1,0 +1,270 @@
+"""``wald group release``, ``skip`` and ``remove``: with an owner, without one, and with one that hangs or dies."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from logs import Built
+from owning import Owning
+from running import command, eventually, output_of, refusal_of
+
+from wald.format.checked_line import decode_line, encode_line
+from wald.store.files.lines import entries_of
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Built:
+    """Records 1 to 10 of route a, 11 of b, 12 of a."""
+    built = Built(tmp_path / "log")
+    built.lines("a", [b"%d" % number for number in range(1, 11)])
+    built.lines("b", [b"x"])
+    built.lines("a", [b"12"])
+    return built
+
+
+def changed(log: Built, name: str, *words: object) -> dict[str, Any]:
+    line = ("group", name, "a", "g", *words, "--root", log.root.path, "--json")
+    return dict(json.loads(output_of(*line)))
+
+
+def refused(log: Built, name: str, *words: object) -> tuple[int, str, str]:
+    return refusal_of("group", name, "a", "g", *words, "--root", log.root.path)
+
+
+def skips(log: Built) -> list[dict[str, Any]]:
+    return list(entries_of(log.root.ledger / "skips.jsonl"))
+
+
+def out(log: Built) -> list[int]:
+    lines = output_of("group", "pending", "a", "g", "--root", log.root.path, "--json").splitlines()
+    found = [json.loads(line) for line in lines]
+    return [at for each in found for at in range(each["first"], each["last"] + 1) if each["kind"] == "out"]
+
+
+def ask_file(log: Built) -> Path:
+    return log.root.route("a") / "g.ask"
+
+
+def test_release_takes_all_back_that_a_worker_has(log: Built) -> None:
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 3)
+        owner.lease("worker-2", 2)
+        assert changed(log, "release", "worker-1")["records"] == 3
+        assert out(log) == [4, 5]
+        assert owner.lease("worker-2", 3) == [1, 2, 3]
+    assert ask_file(log).read_bytes() == b""
+
+
+def test_release_of_a_worker_that_has_nothing_is_refused(log: Built) -> None:
+    owner = Owning(log.root.path, "a", "g")
+    owner.lease("worker-1", 1)
+    code, _, hint = refused(log, "release", "worker-2")
+    assert (code, hint.endswith("group pending a g")) == (3, True)
+    owner.kill()
+    code, message, _ = refused(log, "release", "worker-1")
+    assert (code, "no process works" in message) == (9, True)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_what_is_skipped_is_done_for_good_and_on_record(log: Built, runs: bool) -> None:
+    owner = Owning(log.root.path, "a", "g")
+    owner.lease("worker-1", 4)
+    if not runs:
+        owner.kill()
+    assert changed(log, "skip", "2..3", "--why", "no such customer")["records"] == 2
+    if runs:
+        assert owner.ask("ack", "worker-1", [2]) == []
+        owner.kill()
+    with Owning(log.root.path, "a", "g") as again:
+        assert again.lease("worker-1", 9) == [1, 4, 5, 6, 7, 8, 9, 10, 12]
+    (entry,) = skips(log)
+    named = ("event", "route", "group", "first", "sequence", "records", "why")
+    assert [entry[name] for name in named] == ["skipped-record", "a", "g", 2, 3, 2, "no such customer"]
+    assert "a/g skipped 2 to 3 by " in output_of("history", "--root", log.root.path).decode()
+
+
+def test_skipping_the_oldest_record_moves_the_cursor(log: Built) -> None:
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 2)
+        owner.ask("ack", "worker-1", [2])
+        changed(log, "skip", 1)
+        eventually(lambda: log.log.cursor("a", "g").sequence == 2)
+
+
+def test_records_that_the_group_has_not_read_can_be_skipped(log: Built) -> None:
+    """Those of other routes between them do not matter, and do not count."""
+    with Owning(log.root.path, "a", "g") as owner:
+        assert changed(log, "skip", "10..12")["records"] == 2
+        assert owner.lease("worker-1", 9) == list(range(1, 10))
+        assert owner.ask("lease", "worker-1") == []
+
+
+@pytest.mark.parametrize(
+    ("records", "code", "said"),
+    [
+        ("13", 9, "beyond the head, 12"),
+        ("5..13", 9, "beyond the head, 12"),
+        ("1..4", 9, "has done everything up to 2"),
+        ("2", 3, "no records of route a that group g has still to do"),
+        ("11", 3, "no records of route a that group g has still to do"),
+        ("4", 3, "no records of route a that group g has still to do"),
+        ("4..3", 2, "ends before it begins"),
+        ("1..2..3", 2, "neither a sequence nor a range"),
+        ("first", 2, "neither a sequence nor a range"),
+        ("-1", 2, "-1"),
+    ],
+)
+def test_only_what_is_left_to_do_is_skipped(log: Built, records: str, code: int, said: str) -> None:
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 4)
+        owner.ask("ack", "worker-1", [1, 2, 4])
+        line = command("group", "skip", "a", "g", "--root", log.root.path, "--", records)
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert not (log.root.ledger / "skips.jsonl").exists()
+
+
+def test_an_owner_that_hangs_changes_nothing_later(log: Built) -> None:
+    """What a command has given up is not carried out when the owner goes on; and that is on record."""
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 2)
+        os.kill(owner.pid, signal.SIGSTOP)
+        code, message, hint = refused(log, "skip", 1, "--timeout", "0.3s")
+        os.kill(owner.pid, signal.SIGCONT)
+        assert (code, "nothing was changed" in message, str(owner.pid) in hint) == (6, True, True)
+        assert changed(log, "release", "worker-1")["records"] == 2
+        assert owner.lease("worker-1", 1) == [1]
+    assert [entry["event"] for entry in skips(log)] == ["skipped-record", "skip-failed"]
+
+
+def test_what_a_killed_command_has_asked_is_not_carried_out(log: Built) -> None:
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 2)
+        os.kill(owner.pid, signal.SIGSTOP)
+        line = command("group", "skip", "a", "g", 1, "--root", log.root.path)
+        with subprocess.Popen(line) as asking:
+            eventually(lambda: ask_file(log).exists() and b"skip" in ask_file(log).read_bytes())
+            asking.kill()
+        os.kill(owner.pid, signal.SIGCONT)
+        assert changed(log, "release", "worker-1")["records"] == 2
+        assert owner.lease("worker-1", 2) == [1, 2]
+
+
+def test_an_owner_that_dies_leaves_the_command_to_do_it(log: Built) -> None:
+    owner = Owning(log.root.path, "a", "g")
+    owner.lease("worker-1", 2)
+    os.kill(owner.pid, signal.SIGSTOP)
+    line = command("group", "skip", "a", "g", 1, "--root", log.root.path)
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as asking:
+        eventually(lambda: ask_file(log).exists() and b"skip" in ask_file(log).read_bytes())
+        owner.kill()
+        said, _ = asking.communicate()
+    assert (asking.returncode, said) == (0, "a/g: skipped: 1 record of 1\n")
+    with Owning(log.root.path, "a", "g") as again:
+        assert again.lease("worker-1", 1) == [2]
+
+
+def test_commands_that_ask_at_once_are_all_answered(log: Built) -> None:
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 10)
+        ranges = ["1", "2..3", "4..6"]
+        lines = [command("group", "skip", "a", "g", each, "--root", log.root.path) for each in ranges]
+        asking = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for line in lines]
+        said = [each.communicate() for each in asking]
+        owner.ask("release", "worker-1")
+        left = owner.lease("worker-1", 5)
+    done = [each for each, (text, _) in zip(ranges, said, strict=True) if text]
+    assert done, said
+    skipped = {at for each in done for at in range(int(each.split("..")[0]), int(each.split("..")[-1]) + 1)}
+    assert skipped.isdisjoint(left)
+    assert {entry["first"] for entry in skips(log)} == {int(each.split("..")[0]) for each in done}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"garbage\n",
+        b"\0" * 5000,
+        b"{" * 100_000 + b"\n",
+        encode_line({"ask": "1", "do": "remove everything"}),
+        encode_line({"ask": "1", "do": "skip", "first": "1", "last": None}),
+        encode_line({"ask": "1", "do": "release", "consumer": ""}),
+    ],
+)
+def test_garbage_is_passed_over(log: Built, content: bytes) -> None:
+    """Also if it is locked, as by a command."""
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 2)
+        ask_file(log).write_bytes(content)
+        with ask_file(log).open("r+b") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            if decode_line(content):
+                eventually(lambda: b"error" in ask_file(log).read_bytes())
+        assert changed(log, "release", "worker-1")["records"] == 2
+
+
+def test_what_was_withdrawn_first_is_not_carried_out(log: Built) -> None:
+    """The command still holds the lock, as it has not ended yet."""
+    asked = encode_line({"ask": "1", "do": "release", "consumer": "worker-1"})
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 2)
+        ask_file(log).write_bytes(b"")
+        with ask_file(log).open("r+b", buffering=0) as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            held.write(asked + encode_line({"withdrawn": "1"}))
+            eventually(lambda: b"taken" in ask_file(log).read_bytes())
+            assert out(log) == [1, 2]
+        assert b"answered" not in ask_file(log).read_bytes()
+
+
+def test_a_record_that_is_being_given_up_can_be_skipped(log: Built) -> None:
+    """No daemon takes its dead letter; another one goes on being given up."""
+    with Owning(log.root.path, "a", "g", max_tries=1) as owner:
+        owner.lease("worker-1", 3)
+        owner.ask("nack", "worker-1", [1, 2, 3], 0, "no such customer")
+        assert owner.lease("worker-2", 1) == [4]
+        assert changed(log, "skip", "1..2")["records"] == 2
+        owner.ask("ack", "worker-2", [4])
+        eventually(lambda: "3  " in given_up(log))
+        assert "no such customer" in given_up(log)
+
+
+def given_up(log: Built) -> str:
+    said = output_of("group", "pending", "a", "g", "--root", log.root.path).decode()
+    return said.partition("GIVING UP")[2]
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_remove_leaves_nothing_of_a_group_unless_a_process_owns_it(log: Built, runs: bool) -> None:
+    owner = Owning(log.root.path, "a", "g")
+    owner.lease("worker-1", 2)
+    changed(log, "release", "worker-1")
+    if runs:
+        code, _, hint = refused(log, "remove")
+        assert (code, f"kill {owner.pid}, " in hint) == (5, True)
+    owner.kill()
+    removed = changed(log, "remove")["paths"]
+    assert sorted(Path(each).suffix for each in removed) == [".ask", ".cursor", ".drain", ".work"]
+    assert list(log.root.route("a").glob("g.*")) == []
+
+
+def test_removing_the_cursor_of_a_work_group_is_refused(log: Built) -> None:
+    with Owning(log.root.path, "a", "g"):
+        pass
+    code, message, hint = refusal_of("cursor", "remove", "a", "--group", "g", "--root", log.root.path)
+    assert (code, "the cursor of a work group" in message) == (9, True)
+    assert hint == f"wald --root {log.root.path} group remove a g"
+
+
+def test_skipping_by_the_cursor_names_the_command_for_one_record_behind_others(log: Built) -> None:
+    with Owning(log.root.path, "a", "g"):
+        pass
+    code, _, hint = refusal_of("cursor", "skip", "a", 3, "--group", "g", "--root", log.root.path)
+    assert (code, hint) == (9, f"wald --root {log.root.path} group skip a g 3 skips it alone")

@@ -1,0 +1,218 @@
+"""``wald group release``, ``skip`` and ``remove``: by the process that owns the group, or if there is none, here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import click
+
+import wald
+from wald.cli.groups import count_of, group, group_argument, group_line, look_at
+from wald.cli.options import duration_option, json_option, of_consumer_option, root_option, route_argument
+from wald.cli.output import json_line
+from wald.cli.unprocessed import skips
+from wald.errors import Damaged, InvalidInput, Locked, NotFound, NotPermitted, Refused, command_line, user_name
+from wald.log import Log
+from wald.store.files.disk import Disk
+from wald.store.files.uptime import now as uptime_now
+from wald.store.retention.cursors import CursorState
+from wald.work.group import WorkGroup
+from wald.work.ownership import Ownership
+from wald.work.picture import OwnerProcess, Seen, WorkFile, owner_of, remove_files, work_file
+from wald.work.requests import OwnerGone, ask
+
+timeout_option = duration_option("--timeout", "10s", "How long to wait for the owner of the group.", seconds_min=0.1)
+
+
+@group.command("release")
+@route_argument
+@group_argument
+@click.argument("consumer")
+@root_option
+@timeout_option
+@json_option
+def release(root: Path, route: str, group: str, consumer: str, timeout: float, as_json: bool) -> None:
+    """Take back all records that CONSUMER, a worker, has: they are delivered again at once, to any worker.
+
+    For a worker that hangs, if its leases are long. What it acknowledges afterwards counts as long as no other worker
+    has the record.
+    """
+    log = wald.open(root)
+    seen = _changeable(log, route, group)
+    if not count_of(each for each in seen.picture.out() if each.consumer == consumer):
+        raise NotFound(
+            f"worker {consumer} has no record of {route}/{group}", hint=group_line(log, "pending", seen.file)
+        )
+    if seen.owner is None:
+        raise Refused(
+            f"no process works for {route}/{group}, so worker {consumer} has nothing any more",
+            hint="start its workers: all that is open is delivered again",
+        )
+    asked = {"do": "release", "consumer": consumer}
+    records = _carried_out(log, seen, asked, lambda work: work.release(consumer), timeout)
+    if as_json:
+        fields = {"route": route, "group": group, "consumer": consumer, "records": records}
+        click.echo(json_line("group.release", fields))
+    else:
+        click.echo(f"{route}/{group}: taken back from {consumer}: {_records(records)}")
+
+
+@group.command("skip")
+@route_argument
+@group_argument
+@click.argument("records", metavar="FIRST[..LAST]")
+@root_option
+@click.option("--why", default="", metavar="TEXT", help="The reason, for the ledger.")
+@timeout_option
+@json_option
+def skip(root: Path, route: str, group: str, records: str, why: str, timeout: float, as_json: bool) -> None:
+    """Take records of ROUTE as done that no worker can process, and record that in ledger/skips.jsonl.
+
+    They are done for this group only, and stay in the log as long as others need them. FIRST must be behind what is
+    done already. The log's owner and root may skip.
+    """
+    first, last = _range(records)
+    log = wald.open(root)
+    seen = _changeable(log, route, group)
+    expected = _skippable(log, seen, first, last)
+    again = f"group skip {route} {group} {records}"
+    with skips(log, again) as ledger:
+        entry = {"event": "skipped-record", "route": route, "group": group, "first": first, "sequence": last}
+        entry |= {"records": expected, "by": user_name(os.geteuid()), "why": why}
+        ledger.append(entry | {"at": time.time_ns()} | uptime_now().as_entry())
+        try:
+            asked = {"do": "skip", "first": first, "last": last}
+            skipped = _carried_out(log, seen, asked, lambda work: work.skip(first, last), timeout)
+        except BaseException as error:
+            failed = {"event": "skip-failed", "route": route, "group": group, "first": first, "sequence": last}
+            ledger.append(failed | {"why": str(error), "at": time.time_ns()} | uptime_now().as_entry())
+            raise
+    if as_json:
+        fields: dict[str, object] = {"route": route, "group": group, "first": first, "last": last}
+        click.echo(json_line("group.skip", fields | {"records": skipped, "why": why}))
+    else:
+        click.echo(f"{route}/{group}: skipped: {_records(skipped)} of {records}")
+
+
+@group.command("remove")
+@route_argument
+@group_argument
+@root_option
+@of_consumer_option
+@json_option
+def remove(root: Path, route: str, group: str, of_consumer: bool, as_json: bool) -> None:
+    """Remove a work group from ROUTE: its cursor, its journal, and its other files; refused while a process owns it.
+
+    The records that it has not done are no longer kept for it. Records that other groups of the route have not
+    processed are kept; if there is no other group, all are.
+    """
+    log = wald.open(root)
+    file = work_file(log.root, route, group, of_consumer=of_consumer)
+    try:
+        if file.path.parent == log.root.place(route, group):
+            with Ownership(log.root, route, group, Disk()):
+                removed = remove_files(file, Disk())
+        elif owner_of(file) is not None:
+            raise Locked(f"{file.lock}: another process works on route {route} for group {group}")
+        else:
+            removed = remove_files(file, Disk())
+    except Locked as error:
+        raise Locked(error.message, hint=_stopping(file, owner_of(file))) from error
+    if as_json:
+        click.echo(
+            json_line("group.remove", {"route": route, "group": group, "paths": [str(each) for each in removed]})
+        )
+    else:
+        click.echo("\n".join(map(str, removed)))
+
+
+def _stopping(file: WorkFile, owner: OwnerProcess | None) -> str:
+    if owner is None or owner.pid is None:
+        return f"stop it first: fuser -v {file.lock} names it"
+    return f"stop it first: kill {owner.pid}{', which is ' if owner.command else ''}{owner.command}"
+
+
+def _changeable(log: Log, route: str, group: str) -> Seen:
+    """The group, if this user may change it.
+
+    Raises:
+        NotFound: there is no such route or work group, or it was removed in part.
+        NotPermitted: it is another user's.
+        Damaged: its journal is damaged.
+    """
+    file = work_file(log.root, route, group)
+    if file.path.parent != log.root.place(route, group):
+        user = user_name(file.path.lstat().st_uid)
+        raise NotPermitted(f"{file.path}: the group of another user", hint=f"be user {user}; ls -l {file.path}")
+    seen = look_at(log, file)
+    if seen.damage:
+        raise Damaged(f"{file.path}: {seen.damage}", hint=group_line(log, "show", file))
+    if seen.cursor.state is not CursorState.VALID:
+        raise Damaged(f"{seen.cursor.message}", hint=group_line(log, "show", file))
+    return seen
+
+
+def _carried_out(
+    log: Log, seen: Seen, asked: Mapping[str, object], do: Callable[[WorkGroup], int], seconds: float
+) -> int:
+    """Have something done by the owner; if there is none, here.
+
+    Raises:
+        as of :func:`ask`, :class:`WorkGroup` and what ``do`` calls.
+    """
+    file = seen.file
+    while True:
+        try:
+            with WorkGroup(log, file.route, file.group) as work:
+                return do(work)
+        except Locked:
+            pass
+        try:
+            return ask(log.root, file.route, file.group, asked, seconds)
+        except OwnerGone:
+            continue
+
+
+def _skippable(log: Log, seen: Seen, first: int, last: int) -> int:
+    """How many records a skip is for.
+
+    Raises:
+        Refused: not behind what is done, or beyond the log.
+        NotFound: all of it is done, or of other routes.
+    """
+    route, group, picture = seen.file.route, seen.file.group, seen.picture
+    head = log.head()
+    durable = 0 if head is None else head.sequence
+    if last > durable:
+        raise Refused(
+            f"record {last} is beyond the head, {durable}", hint=f"{command_line(log.root.path, 'head')} shows it"
+        )
+    if first <= picture.floor < last:
+        hint = group_line(log, "skip", seen.file, f"{picture.floor + 1}..{last}")
+        raise Refused(f"{route}/{group} has done everything up to {picture.floor}", hint=hint)
+    known = sum(each.size for each in picture.open_in(first, last)) if first <= last else 0
+    if last >= picture.end:
+        known += sum(batch.count for batch in log.batches(route, max(first, picture.end), last))
+    if not known:
+        raise NotFound(
+            f"{first} to {last} are no records of route {route} that group {group} has still to do",
+            hint=group_line(log, "show", seen.file),
+        )
+    return known
+
+
+def _range(given: str) -> tuple[int, int]:
+    ends = given.split("..")
+    if not all(end.isascii() and end.isdecimal() and 0 < int(end) < 1 << 63 for end in ends) or len(ends) > 2:
+        raise InvalidInput(f"{given}: neither a sequence nor a range of them", hint="250, or 250..260")
+    first, last = int(ends[0]), int(ends[-1])
+    if first > last:
+        raise InvalidInput(f"{given}: ends before it begins", hint=f"{last}..{first}")
+    return first, last
+
+
+def _records(count: int) -> str:
+    return f"{count} record{'s' * (count != 1)}"
