@@ -1,0 +1,133 @@
+"""What ``docs/work.md`` says about a work group, as a list of records that are looked at one by one.
+
+Where the page leaves open what happens, the model permits both, and goes on with what it finds: whether a record is
+delivered whose time had come before the clock was set back, whether a lease that is over was noticed before another
+call, what of the last deliveries a crash of the machine has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Item:
+    """A record.
+
+    Attributes:
+        batch_end: the last sequence that was appended with it.
+        due_ns: not before this time on the wall; 0: at once.
+        peak_ns: the latest time that the wall has shown since that is known.
+        tries: how often it was delivered; low: how often at least a new owner knows of.
+        holder: who has it; until_ns: until when; since_ns: from when on.
+        lapsed: whether the lease may be over by now, or is.
+        doubtful: whether a crash may have made it one that was never delivered.
+    """
+
+    sequence: int
+    batch_end: int
+    key: bytes | None
+    due_ns: int
+    peak_ns: int
+    tries: int = 0
+    low: int = 0
+    holder: str = ""
+    since_ns: int = 0
+    until_ns: int = 0
+    lapsed: bool = False
+    doubtful: bool = False
+    done: bool = False
+    reason: str = ""
+
+
+@dataclass
+class Group:
+    """All records of the route."""
+
+    by_key: bool
+    window: int
+    max_tries: int | None
+    items: dict[int, Item] = field(default_factory=dict)
+    unsettled: set[bytes] = field(default_factory=set)
+    """Keys of which a record was given up, which may not be done yet."""
+
+    def open(self) -> list[Item]:
+        return [item for item in self.items.values() if not item.done]
+
+    @property
+    def floor(self) -> int:
+        """Everything up to it is done, as far as records of this route are concerned."""
+        return min((item.sequence for item in self.open()), default=1 << 62) - 1
+
+    def held(self, worker: str) -> list[Item]:
+        return [item for item in self.open() if item.holder == worker]
+
+    def doomed(self, item: Item) -> bool:
+        """Whether it may be given up by now."""
+        return self.max_tries is not None and item.tries >= self.max_tries and (not item.holder or item.lapsed)
+
+    def behind(self, item: Item, beside: Iterable[int] = ()) -> bool:
+        """Whether an earlier record of its key is open that is not in the same lease."""
+        if not self.by_key or item.key is None:
+            return False
+        earlier = (each for each in self.open() if each.key == item.key and each.sequence < item.sequence)
+        return any(each.sequence not in beside for each in earlier)
+
+    def may_come(self, item: Item, beside: Iterable[int], floor: int) -> bool:
+        """Whether it may be delivered."""
+        given_up = self.max_tries is not None and item.low >= self.max_tries
+        return (
+            not (item.done or item.holder or given_up)
+            and item.peak_ns >= item.due_ns
+            and not self.behind(item, beside)
+            and item.sequence - floor <= self.window
+        )
+
+    def must_come(self, item: Item, floor: int, wall_ns: int) -> bool:
+        """Whether it has to be delivered before all that follow; behind one of its key it may go along with that."""
+        return (
+            self.may_come(item, (), floor)
+            and not self.doomed(item)
+            and item.due_ns <= wall_ns
+            and item.batch_end - floor <= self.window
+            and (not self.by_key or item.key not in self.unsettled)
+        )
+
+    def next(self, wall_ns: int) -> Item | None:
+        """The first one that has to be delivered now."""
+        floor = self.floor
+        return next((item for item in self.open() if self.must_come(item, floor, wall_ns)), None)
+
+    def lapse(self, now_ns: int) -> None:
+        """Leases that are over; with a record come those of its key that are behind it."""
+        for item in self.open():
+            if item.holder and item.until_ns <= now_ns:
+                self.come_back(item, lapsed=True)
+
+    def notice(self) -> None:
+        """What was over is over for certain."""
+        for item in self.open():
+            if item.lapsed:
+                item.holder, item.lapsed = "", False
+
+    def come_back(self, item: Item, *, lapsed: bool = False) -> None:
+        """A record is with no worker any more, or perhaps."""
+        for each in self.open():
+            follows = self.by_key and item.key is not None and each.key == item.key and each.sequence > item.sequence
+            if each is item or (follows and each.holder):
+                each.lapsed = lapsed
+                each.holder = each.holder if lapsed else ""
+
+    def show(self, wall_ns: int) -> None:
+        """The wall shows this time."""
+        for item in self.open():
+            item.peak_ns = max(item.peak_ns, wall_ns)
+
+    def crash(self, *, cut: bool) -> None:
+        """The owner is gone, and with ``cut`` what it had not synced."""
+        for item in self.open():
+            item.holder, item.lapsed = "", False
+            if cut:
+                item.doubtful = item.doubtful or item.tries > 0
+                item.low = min(item.low, max(0, item.tries - 1))

@@ -1,0 +1,480 @@
+"""Random histories of a work group on a real log, beside a model in a plain list, ``tests/support/workgroup_model.py``.
+
+The owner ends or crashes at any point: what it has written since the last sync is there, in part or not at all, or the
+beginning of a line is behind it. Segments are cut, sealed and reclaimed meanwhile; both clocks are the test's. The
+journal is written anew when it has some lines. Dead letters go into the same log, by a daemon that may forget them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from logs import Built
+from reclaiming import Reclaimer, bases
+from running import eventually
+from workgroup_model import Group, Item
+
+from wald.client.producer import Durable
+from wald.errors import Damaged, Unavailable
+from wald.format.batch import Encoding
+from wald.format.columns import decode
+from wald.format.not_before import HEADER as NOT_BEFORE
+from wald.work.group import WorkGroup
+from wald.work.owner import Delivery
+
+SECOND = 1_000_000_000
+SOON_SECONDS = 30.0
+WORKERS = st.sampled_from(["a", "b", "c"])
+FEW = st.integers(1, 12)
+DELAYS = st.sampled_from([0, 0, 5, 20])
+SPANS = st.sampled_from([1, 4, 5, 9, 10, 20])  # so that one is often over a second before, or with, another
+PICKS = st.lists(st.integers(0, 99), max_size=8)
+REASONS = st.sampled_from(["", "odd", "bad"])
+STRAYS = st.lists(st.integers(0, 99), max_size=2)
+
+
+class Clocks:
+    """What time it is: one clock that is never set, and the one on the wall."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1000 * SECOND
+        self.wall_ns = 1_000_000 * SECOND
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def time_ns(self) -> int:
+        return self.wall_ns
+
+
+class Graves:
+    """The daemon, as far as dead letters are concerned: it knows what is sent again, until it forgets that.
+
+    Attributes:
+        letters: the headers of each dead letter.
+        lock: held by who appends to the log.
+    """
+
+    def __init__(self, built: Built) -> None:
+        self.built = built
+        self.letters: list[dict[str, str]] = []
+        self.known: dict[bytes, int] = {}
+        self.works = True
+        self.lock = threading.Lock()
+
+    def prepare(self, *_: object) -> None:
+        with self.lock:
+            if not self.works:
+                raise Unavailable("no daemon", hint="start one")
+
+    def send(self, _daemon: Path, letters: Iterator[tuple[str, bytes]], *, seed: bytes) -> list[Durable]:
+        self.prepare()
+        with self.lock:
+            ((route, payload),) = letters
+            if seed not in self.known:
+                headers = decode(payload).headers
+                assert headers is not None
+                self.letters.append(json.loads(headers.to_list()[0] or b""))
+                self.known[seed] = self.built.append(route, payload, 1, encoding=Encoding.COLUMNS)
+            return [Durable(self.known[seed], self.known[seed])]
+
+
+class Synced:
+    """Knows how much of each file was synced, and waits for no disk."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+
+    def __call__(self, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        self.sizes[status.st_ino] = status.st_size
+
+
+class Histories(RuleBasedStateMachine):
+    """The log, the group, and the model of it."""
+
+    by_key = False
+
+    @initialize(window=st.sampled_from([5, 20, 10_000]), max_tries=st.sampled_from([None, 2, 3]))
+    def begin(self, window: int, max_tries: int | None) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.path = Path(tempfile.mkdtemp())
+        self.built = Built(self.path / "root")
+        self.graves, self.synced, self.clocks = Graves(self.built), Synced(), Clocks()
+        self.patch.setattr("wald.work.burial.prepare", self.graves.prepare)
+        self.patch.setattr("wald.work.burial.send", self.graves.send)
+        self.patch.setattr("wald.work.journal._GROWN_BYTES", 600)
+        self.patch.setattr("wald.work.journal._GROWN_TIMES", 1)
+        self.patch.setattr("os.fdatasync", self.synced)
+        self.built.lines("a", [b"first"])
+        self.built.log.set_cursor("a", 1, "g")
+        self.model = Group(self.by_key, window, max_tries)
+        self.buried = 0
+        self.of: dict[int, list[int]] = {}
+        self.start()
+        self.append(8, "x-xyz", {2: 10, 5: 25})
+
+    def start(self) -> None:
+        self.work = WorkGroup(
+            self.built.root.path,
+            "a",
+            "g",
+            order="key" if self.by_key else "log",
+            window=self.model.window,
+            max_tries=self.model.max_tries,
+            clock=self.clocks,
+        )
+
+    # What producers do, and those who keep the log.
+
+    @rule(
+        count=FEW,
+        keys=st.text("-xyz", min_size=1, max_size=5),
+        late=st.dictionaries(st.integers(0, 5), st.sampled_from([-5, 5, 10, 40]), max_size=2),
+    )
+    def append(self, count: int, keys: str, late: dict[int, int]) -> None:
+        names = [None if name == "-" else name.encode() for name in islice(cycle(keys), count)]
+        due = [self.clocks.wall_ns + late[place] * SECOND if place in late else 0 for place in range(count)]
+        headers = [json.dumps({NOT_BEFORE: str(at)}).encode() if at else None for at in due]
+        with self.graves.lock:
+            first = self.built.columns("a", [b"x"] * count, keys=names, headers=headers)
+        for place, (name, at) in enumerate(zip(names, due, strict=True)):
+            item = Item(first + place, first + count - 1, name, at, self.clocks.wall_ns)
+            self.model.items[item.sequence] = item
+
+    @rule(count=FEW)
+    def append_to_another_route(self, count: int) -> None:
+        with self.graves.lock:
+            self.built.lines("b", [b"y"] * count)
+            self.built.log.set_cursor("b", self.built.last, "g")
+
+    @rule()
+    def cut_and_reclaim(self) -> None:
+        self.cut()
+        self.reclaim()
+
+    def cut(self) -> None:
+        with self.graves.lock:
+            base = self.built.writer.base_sequence
+            if self.built.last >= base:
+                self.of[base] = list(range(base, self.built.last + 1))
+                self.built.cut()
+                self.built.seal()
+
+    def reclaim(self) -> None:
+        reclaimer = Reclaimer(self.built.root, self.built.disk)
+        try:
+            reclaimer.look(now_ns=self.built.now_ns)
+        finally:
+            reclaimer.ledger.close()
+        there = bases(self.built.root)
+        for base in [base for base in self.of if base not in there]:
+            gone = [self.model.items[s] for s in self.of.pop(base) if s in self.model.items]
+            assert all(item.done for item in gone)
+
+    # What workers do.
+
+    @rule(worker=WORKERS, limit=FEW, seconds=SPANS)
+    def lease(self, worker: str, limit: int, seconds: int) -> None:
+        self.take(worker, limit, seconds)
+
+    @rule(worker=WORKERS, limit=FEW, picks=PICKS)
+    def work_on_some(self, worker: str, limit: int, picks: list[int]) -> None:
+        self.take(worker, limit, 10)
+        self.ack(worker, picks, [])
+
+    @rule(worker=WORKERS, limit=FEW, delay=DELAYS, picks=PICKS)
+    def give_some_back(self, worker: str, limit: int, delay: int, picks: list[int]) -> None:
+        self.take(worker, limit, 10)
+        self.nack(worker, delay, "", picks, [])
+
+    def take(self, worker: str, limit: int, seconds: int) -> list[Delivery]:
+        self.model.notice()
+        self.note_graves()
+        before, expected = self.model.floor, self.model.next(self.clocks.wall_ns)
+        got: list[Delivery] = []
+
+        def comes() -> bool:
+            got.extend(self.work.lease(worker, limit, lease_for=seconds))
+            return bool(got) or expected is None
+
+        eventually(comes, timeout=SOON_SECONDS)  # once it is read
+        self.note_graves()
+        assert len(got) <= limit
+        beside: set[int] = set()
+        for record, tries in got:
+            item = self.model.items[record.sequence]
+            for earlier in self.model.open():
+                if earlier.sequence == item.sequence:
+                    break
+                assert not self.model.must_come(earlier, before, self.clocks.wall_ns), f"not {earlier}"
+            assert self.model.may_come(item, beside, self.model.floor), f"{item} beside {beside}"
+            assert item.tries <= tries <= item.tries + 1 if item.doubtful else tries == item.tries + 1
+            assert record.key == item.key
+            self.model.unsettled.discard(record.key or b"")
+            item.tries, item.low, item.doubtful = tries, tries, False
+            item.holder, item.since_ns = worker, self.clocks.now_ns
+            item.until_ns = self.clocks.now_ns + seconds * SECOND
+            beside.add(item.sequence)
+        return got
+
+    def some(self, worker: str, picks: list[int], strays: list[int]) -> list[int]:
+        """Some of what a worker has, or all, and some of what it has not; nothing that may be given up meanwhile.
+
+        What is drawn does not depend on what there is, as that depends on how quickly the machine reads.
+        """
+        self.note_graves()
+        mine = [item.sequence for item in self.model.held(worker)]
+        chosen = [mine[pick % len(mine)] for pick in picks if mine] if picks else mine
+        known = [*self.model.items, 1, self.built.last + 5]
+        chosen += [known[stray % len(known)] for stray in strays]
+        items = self.model.items
+        return [s for s in dict.fromkeys(chosen) if s not in items or not self.model.doomed(items[s])]
+
+    @rule(worker=WORKERS, picks=PICKS, strays=STRAYS)
+    def ack_some(self, worker: str, picks: list[int], strays: list[int]) -> None:
+        self.ack(worker, picks, strays)
+
+    def ack(self, worker: str, picks: list[int], strays: list[int]) -> None:
+        sequences = self.some(worker, picks, strays)
+        refused = {each.sequence: each.holder for each in self.work.ack(worker, sequences)}
+        for sequence in sorted(sequences):
+            item = self.model.items.get(sequence)
+            if item is None:
+                assert sequence in refused or sequence == 1
+            elif not item.done and self.answered(item, worker, refused):
+                item.done, item.holder, item.lapsed = True, "", False
+
+    def answered(self, item: Item, worker: str, refused: dict[int, str]) -> bool:
+        """Whether an acknowledgement of an open record counted; either is right where the page leaves it open."""
+        counted = item.sequence not in refused
+        if item.holder and not item.lapsed:
+            assert counted == (item.holder == worker), f"{item}: {counted} for {worker}"
+            assert counted or refused[item.sequence] == item.holder
+        elif item.holder:
+            assert counted or item.holder != worker or self.model.behind(item)
+        elif not item.tries:
+            assert not counted
+        elif not item.doubtful and not self.model.behind(item):
+            assert counted
+        return counted
+
+    @rule(
+        worker=WORKERS,
+        delay=DELAYS,
+        reason=st.sampled_from(["", "odd", "bad"]),
+        picks=PICKS,
+        strays=STRAYS,
+    )
+    def nack_some(self, worker: str, delay: int, reason: str, picks: list[int], strays: list[int]) -> None:
+        self.nack(worker, delay, reason, picks, strays)
+
+    def nack(self, worker: str, delay: int, reason: str, picks: list[int], strays: list[int]) -> None:
+        sequences = self.some(worker, picks, strays)
+        refused = {each.sequence for each in self.work.nack(worker, sequences, delay=delay, reason=reason)}
+        for item in self.settled(worker, sequences, refused):
+            self.model.come_back(item)
+            item.reason = reason or item.reason
+            if delay:
+                item.due_ns, item.peak_ns = self.clocks.wall_ns + delay * SECOND, self.clocks.wall_ns
+
+    def settled(self, worker: str, sequences: list[int], refused: set[int]) -> list[Item]:
+        """The open records for which a call counted: those that the worker had; perhaps those that it had until now."""
+        items = [item for s in sequences if (item := self.model.items.get(s)) is not None and not item.done]
+        for item in items:
+            if item.holder != worker:
+                assert item.sequence in refused
+            elif not item.lapsed:
+                assert item.sequence not in refused
+        return [item for item in items if item.sequence not in refused]
+
+    @rule(worker=WORKERS, seconds=st.integers(1, 60), picks=PICKS, strays=STRAYS)
+    def extend(self, worker: str, seconds: int, picks: list[int], strays: list[int]) -> None:
+        sequences = self.some(worker, picks, strays)
+        refused = {each.sequence for each in self.work.extend(worker, sequences, lease_for=seconds)}
+        for item in self.settled(worker, sequences, refused):
+            item.lapsed = False
+            item.since_ns, item.until_ns = self.clocks.now_ns, self.clocks.now_ns + seconds * SECOND
+        self.model.lapse(self.clocks.now_ns)  # what is behind a record that is over still is
+
+    @rule(worker=WORKERS)
+    def release(self, worker: str) -> None:
+        self.taken_back(self.model.held(worker), self.work.release(worker))
+
+    @rule(seconds=st.integers(0, 30))
+    def claim(self, seconds: int) -> None:
+        since = self.clocks.now_ns - seconds * SECOND
+        self.taken_back([i for i in self.model.open() if i.holder and i.since_ns <= since], self.work.claim(seconds))
+
+    def taken_back(self, items: list[Item], count: int) -> None:
+        certain = [item for item in items if not item.lapsed]
+        if not self.by_key:
+            assert len(certain) <= count <= len(items)
+        for item in items:
+            self.model.come_back(item)
+
+    # Time.
+
+    @rule(seconds=SPANS)
+    def time_passes(self, seconds: int) -> None:
+        self.clocks.now_ns += seconds * SECOND
+        self.set_wall(self.clocks.wall_ns + seconds * SECOND)
+        self.model.lapse(self.clocks.now_ns)
+
+    @rule(seconds=st.integers(-60, 60))
+    def the_clock_is_set(self, seconds: int) -> None:
+        self.set_wall(self.clocks.wall_ns + seconds * SECOND)
+
+    def set_wall(self, wall_ns: int) -> None:
+        self.clocks.wall_ns = wall_ns
+        self.model.show(wall_ns)
+
+    # What ends an owner, and what it finds.
+
+    @rule()
+    def a_new_owner(self) -> None:
+        self.work.close()
+        self.note_graves()
+        cursor = self.built.log.cursor("a", "g").sequence
+        last = max((s for s in self.model.items if s <= self.model.floor), default=1)
+        assert last <= cursor <= self.model.floor
+        self.model.crash(cut=False)
+        self.start()
+
+    @rule(
+        forgets=st.booleans(),
+        cut=st.sampled_from([None, 0.0, 0.0, 0.5, 1.0]),
+        torn=st.sampled_from([b"", b'{"done": [1, 99', b"\0" * 700]),
+    )
+    def a_crash(self, *, forgets: bool, cut: float | None, torn: bytes) -> None:
+        with self.gone() as (journal, synced):
+            data = journal.read_bytes()
+            keep = len(data) if cut is None else synced + int(cut * (len(data) - synced))
+            journal.write_bytes(data[:keep] + torn)
+        if forgets:
+            self.graves.known.clear()
+        self.model.crash(cut=cut is not None)
+        self.start()
+
+    @rule(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+    def damage(self, place: float, bit: int) -> None:
+        """It is noticed, and frees nothing; then somebody mends it."""
+        with self.gone() as (journal, _):
+            data = journal.read_bytes()
+        at = int(place * (data.rindex(b"\n") - 1))
+        journal.write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+        with pytest.raises(Damaged):
+            self.start()
+        self.reclaim()
+        journal.write_bytes(data)
+        self.model.crash(cut=False)
+        self.start()
+
+    @contextmanager
+    def gone(self) -> Iterator[tuple[Path, int]]:
+        """The journal and the cursor are as they are now, whatever the owner still does; how much was synced."""
+        path, cursor = self.built.root.place("a", "g") / "g.work", self.built.log.cursor("a", "g").path
+        with self.graves.lock:
+            moved, synced = cursor.read_bytes(), self.synced.sizes.copy()
+            data, inode = path.read_bytes(), path.stat().st_ino
+            works, self.graves.works = self.graves.works, False
+        self.work.close()
+        self.graves.works = works
+        cursor.write_bytes(moved)
+        path.write_bytes(data)
+        yield path, min(synced.get(inode, 0), len(data))
+        self.synced.sizes[path.stat().st_ino] = path.stat().st_size
+
+    @precondition(lambda self: self.model.max_tries is not None)
+    @rule()
+    def the_daemon_ends_or_starts(self) -> None:
+        self.graves.works = not self.graves.works
+
+    def note_graves(self) -> None:
+        """Records that have become dead letters since the last time: each once, after enough tries."""
+        with self.graves.lock:
+            new, self.buried = self.graves.letters[self.buried :], len(self.graves.letters)
+        for letter in new:
+            item = self.model.items[int(letter["wald.origin.sequence"])]
+            assert not item.done, f"{item} is a dead letter"
+            assert self.model.doomed(item), f"{item} is a dead letter"
+            assert int(letter["wald.tries"]) == item.tries
+            assert not item.reason or letter["wald.reason"] == item.reason
+            item.done, item.holder, item.lapsed = True, "", False
+            self.model.unsettled.add(item.key or b"")
+
+    # What always holds.
+
+    @invariant()
+    def the_floor_is_before_the_first_open_record(self) -> None:
+        if hasattr(self, "work"):
+            floor, cursor = self.work.floor, self.built.log.cursor("a", "g").sequence
+            self.note_graves()  # after that: a record may be given up at any moment
+            assert floor <= self.model.floor
+            assert cursor <= self.model.floor
+
+    @invariant()
+    def what_is_out_is_with_whom_it_was_leased_to(self) -> None:
+        if hasattr(self, "work"):
+            out = {s: p.consumer for p in self.work.pending() if p.consumer for s in range(p.first, p.last + 1)}
+            held = {item.sequence: item.holder for item in self.model.open() if item.holder}
+            certain = {item.sequence: item.holder for item in self.model.open() if item.holder and not item.lapsed}
+            assert certain.items() <= out.items() <= held.items()
+
+    def teardown(self) -> None:
+        """Every record that was not acknowledged still comes, or is a dead letter."""
+        if not hasattr(self, "work"):
+            return
+        try:
+            self.graves.works = True
+            eventually(self.drained, timeout=2 * SOON_SECONDS)
+            self.work.close()
+            last = max(self.model.items, default=1)
+            assert self.built.log.cursor("a", "g").sequence >= last
+        finally:
+            self.work.close()
+            self.patch.undo()
+            self.built.crash()
+            shutil.rmtree(self.path)
+
+    def drained(self) -> bool:
+        self.time_passes(100)
+        for delivery in self.take("a", 100, 1000):
+            self.model.items[delivery.record.sequence].done = True
+            assert self.work.ack("a", [delivery.record.sequence]) == []
+        self.note_graves()
+        return not self.model.open()
+
+
+class ByKey(Histories):
+    by_key = True
+
+
+@pytest.mark.parametrize("histories", [Histories, ByKey], ids=["log", "key"])
+def test_every_history_is_one_of_the_model(histories: type[Histories]) -> None:
+    run_state_machine_as_test(histories, settings=settings(max_examples=40, stateful_step_count=30))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("histories", [Histories, ByKey], ids=["log", "key"])
+def test_every_long_history_is_one_of_the_model(histories: type[Histories]) -> None:
+    run_state_machine_as_test(histories, settings=settings(max_examples=150, stateful_step_count=60))
