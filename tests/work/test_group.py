@@ -16,7 +16,7 @@ from wald.client.producer import Producer
 from wald.errors import Damaged, InvalidInput, Locked
 from wald.format.not_before import HEADER
 from wald.format.state import PRODUCERS_MAX
-from wald.format.work import PAGE, Page
+from wald.format.work import PAGE, Line, Page
 from wald.work.group import Order, WorkGroup
 from wald.work.journal import read_journal
 from wald.work.owner import Delivery
@@ -429,7 +429,9 @@ def test_what_is_being_given_up_is_not_one_more_try(built: Built, monkeypatch: p
         work.nack("x", [1])
         assert work.lease("x") == []
         eventually(lambda: b'"dead"' in journal.read_bytes())
-        page = next(line for line in read_journal(journal).lines if isinstance(line, Page))
+        lines: list[Line] = []
+        read_journal(journal, lines.append)
+        page = next(line for line in lines if isinstance(line, Page))
         assert page.tries[1] == 1
 
 

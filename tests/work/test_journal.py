@@ -27,14 +27,15 @@ def path(built: Built) -> Path:
     return journal.path
 
 
-def opened(built: Built) -> Journal:
-    return Journal(built.root, built.disk, Start(built.log_id, "a", "g", 0, 1))
+def opened(built: Built, said: list[Line] | None = None, group: str = "g") -> Journal:
+    lines: list[Line] = [] if said is None else said
+    return Journal(built.root, built.disk, Start(built.log_id, "a", group, 0, 1), lines.append)
 
 
 def lines(built: Built) -> list[Line]:
-    journal = opened(built)
-    journal.close()
-    return journal.lines
+    said: list[Line] = []
+    opened(built, said).close()
+    return said
 
 
 def test_what_was_synced_is_there(built: Built, path: Path) -> None:
@@ -73,7 +74,7 @@ def test_a_line_that_is_gone_from_the_middle_is_damage_if_later_ones_show_it(bui
 def test_the_journal_of_another_group_is_not_used(built: Built, path: Path) -> None:
     path.rename(path.with_name("other.work"))
     with pytest.raises(Damaged, match="another"):
-        Journal(built.root, built.disk, Start(built.log_id, "a", "other", 0, 1))
+        opened(built, group="other")
 
 
 def test_a_damaged_journal_pins(built: Built, path: Path) -> None:

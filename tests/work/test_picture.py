@@ -214,7 +214,7 @@ def test_damage_is_placed_and_what_is_before_it_is_known(built: Built) -> None:
     path.write_bytes(b"".join([lines[0], b"x" + lines[1][1:], *lines[2:]]))
     found = seen(built, START_NS)
     assert found.damage.startswith(f"offset {len(lines[0])}: ")
-    assert (len(found.reading.lines), found.reading.behind) == (1, len(lines) - 2)
+    assert (found.reading.lines, found.reading.behind) == (1, len(lines) - 2)
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def _more_fields(found: _Found, held: GroupBacklog) -> dict[str, object]:
         "oldest": picture.floor + 1 if picture.open else None,
         **time_fields("next_due", due),
         "journal_bytes": seen.reading.size,
-        "journal_lines": len(seen.reading.lines),
+        "journal_lines": seen.reading.lines,
         "lines_behind_damage": seen.reading.behind,
         "pinned_segments": held.pinned_segments,
         "pinned_bytes": held.pinned_bytes,
@@ -196,7 +196,7 @@ def _rows(log: Log, found: _Found, held: GroupBacklog, now_ns: int) -> Iterator[
     yield "cursor", f"at {at.sequence}" if at.state is CursorState.VALID else f"{at.state.value}: {at.message}"
     if seen.damage:
         yield "damaged", f"{seen.file.path}: {seen.damage}"
-        known = f"{len(seen.reading.lines)} lines before it are whole, and {seen.reading.behind} behind it"
+        known = f"{seen.reading.lines} lines before it are whole, and {seen.reading.behind} behind it"
         yield "known", f"{known}; what is above the cursor is not"
     else:
         yield "done to", f"{picture.floor}: every record up to there is done" if picture.floor else "nothing yet"

@@ -8,8 +8,9 @@ start, and its cursor keeps what it kept.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 from wald.errors import Damaged, command_line
@@ -31,13 +32,14 @@ class Journal:
 
     Attributes:
         path: the file.
-        lines: what it said when it was opened; empty for a new one.
+        is_new: whether it said nothing when it was opened.
     """
 
-    def __init__(self, root: Root, disk: Disk, start: Start) -> None:
+    def __init__(self, root: Root, disk: Disk, start: Start, take: Callable[[Line], None]) -> None:
         """
         Args:
             start: whose journal it must be, and the floor of a new one.
+            take: gets what it says, line after line; all of it is void if an error follows.
 
         Raises:
             Damaged: a line cannot be read, or it is the journal of another group.
@@ -49,12 +51,14 @@ class Journal:
         self.path, self._descriptor = open_own(root, disk, start.route, start.group, WORK_SUFFIX)
         try:
             os.fchmod(self._descriptor, _MODE)
-            self.lines, self._end = read_lines(self.path, root)
-            if self.lines and not _same(self.lines[0], start):
+            read = read_whole(self.path, root, take)
+            if read.start is not None and not _same(read.start, start):
                 raise _damaged(self.path, root, 0, "the journal of another log, route or group")
+            self.is_new = read.start is None
+            self._end = read.end
             self._disk.truncate(self._descriptor, self._end)
             self._synced = self._anew_bytes = self._end
-            if not self.lines:
+            if self.is_new:
                 self.rewrite([start])
         except BaseException:
             disk.close(self._descriptor)
@@ -104,78 +108,89 @@ def discard(root: Root, disk: Disk, route: str, group: str) -> None:
         disk.sync_directory(path.parent)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reading:
     """What was read of a journal.
 
     Attributes:
-        lines: that are whole, up to the first one that is not.
+        start: its first line; None if it says nothing.
+        lines: how many are whole, up to the first one that is not.
         end: where they end, in bytes.
         size: of the file, in bytes.
         damage: what is wrong there; "" if nothing is, or only what a crash has torn.
         behind: how many lines behind that are whole.
     """
 
-    lines: list[Line]
-    end: int
     size: int
+    start: Start | None = None
+    lines: int = 0
+    end: int = 0
     damage: str = ""
     behind: int = 0
 
 
-def read_journal(path: Path) -> Reading:
+def read_journal(path: Path, take: Callable[[Line], None]) -> Reading:
     """Read a journal, also one that its owner writes to meanwhile.
+
+    Args:
+        take: gets each whole line before the first one that is not.
 
     Raises:
         Damaged: it is no regular file.
         OSError: as of open(2).
     """
-    lines: list[Line] = []
     data = read_regular(path)
-    offset = synced = behind = 0
-    end, why = -1, ""
-    for piece in data.splitlines(keepends=True):
+    read = Reading(len(data))
+    offset = synced = 0
+    unreadable, torn = "", False
+    for piece in BytesIO(data):
         try:
-            if not piece.endswith(b"\n"):
-                raise BadWork("a line without its end")
-            line, on_disk = decode_work(piece)
+            line, on_disk = _decoded(piece)
             synced = max(synced, on_disk)
-            if end < 0:
-                lines.append(line)
+            if unreadable:
+                read.behind += 1
             else:
-                behind += 1
+                _begin(read, line)
+                take(line)
+                read.lines += 1
+                read.end = offset + len(piece)
         except BadWork as error:
-            if end < 0:
-                end, why = offset, str(error)
+            if not unreadable:
+                unreadable = str(error)
                 torn = not piece.endswith(b"\n") or lost_a_sector(piece, offset)
         offset += len(piece)
-    if end >= 0 and (synced > end or not torn):
-        return Reading(lines, end, len(data), why, behind)
-    if why := _misbegun(lines):
-        return Reading([], 0, len(data), why, len(lines))
-    return Reading(lines, offset if end < 0 else end, len(data))
+    if unreadable and (synced > read.end or not torn):
+        read.damage = unreadable
+    return read
 
 
-def read_lines(path: Path, root: Root) -> tuple[list[Line], int]:
-    """The lines of a journal, and where the last whole one ends; what a crash has torn behind it is not there.
+def read_whole(path: Path, root: Root, take: Callable[[Line], None]) -> Reading:
+    """Read a journal as :func:`read_journal` does; damage is an error.
 
     Raises:
         Damaged: a line that was on disk cannot be read.
         OSError: as of open(2).
     """
-    read = read_journal(path)
+    read = read_journal(path, take)
     if read.damage:
         raise _damaged(path, root, read.end, read.damage)
-    return read.lines, read.end
+    return read
 
 
-def _misbegun(lines: list[Line]) -> str:
-    """What is wrong with its first line; "" if nothing is."""
-    if lines and not isinstance(lines[0], Start):
-        return "its first line does not say whose it is"
-    if any(isinstance(line, Start) for line in lines[1:]):
-        return "two lines say whose it is"
-    return ""
+def _decoded(piece: bytes) -> tuple[Line, int]:
+    if not piece.endswith(b"\n"):
+        raise BadWork("a line without its end")
+    return decode_work(piece)
+
+
+def _begin(read: Reading, line: Line) -> None:
+    """Take in the first line, which is the only one that says whose journal it is."""
+    if read.start is None:
+        if not isinstance(line, Start):
+            raise BadWork("its first line does not say whose it is")
+        read.start = line
+    elif isinstance(line, Start):
+        raise BadWork("two lines say whose it is")
 
 
 def _same(line: Line, start: Start) -> bool:

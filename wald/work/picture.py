@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from wald.errors import Damaged, NotFound, command_line
 from wald.format.names import HANDOVER_SUFFIX, WORK_SUFFIX, check_group, cursor_name, is_of_group, is_route
-from wald.format.work import Commit, Held, Line, Start
+from wald.format.work import Commit, Held, Line
 from wald.log import Log
 from wald.store.files import locks
 from wald.store.files.consumers import not_permitted
@@ -134,7 +134,10 @@ class Picture:
 
     def __init__(self, path: Path, lines: list[Line], floor: int, now_ns: int) -> None:
         try:
-            replayed = _Leased(lines, floor, by_key=False)
+            replayed = _Leased(by_key=False)
+            for line in lines:
+                replayed.carry_out(line)
+            replayed.end(floor)
         except (LookupError, ValueError, TypeError, OverflowError) as error:
             message = f"{path}: its lines do not follow from each other ({error!r})"
             raise Damaged(message, hint="keep a copy of the file for a bug report") from error
@@ -271,14 +274,15 @@ def look(log: Log, file: WorkFile, now_ns: int) -> Seen:
     """
     owner = owner_of(file)
     for _ in range(_READ_AGAIN):
-        reading = read_journal(file.path)
+        lines: list[Line] = []
+        reading = read_journal(file.path, lines.append)
         cursor = log.cursor(file.route, file.group, of_consumer=file.of_consumer)
         if not reading.damage:
             break
     damage = f"offset {reading.end}: {reading.damage}" if reading.damage else _foreign(log, file, reading)
-    lines = [] if damage and not reading.damage else reading.lines
+    known = [] if damage and not reading.damage else lines
     try:
-        picture = Picture(file.path, lines, cursor.effective, now_ns)
+        picture = Picture(file.path, known, cursor.effective, now_ns)
     except Damaged as error:
         damage, picture = error.message, Picture(file.path, [], cursor.effective, now_ns)
     return Seen(file, owner, cursor, reading, picture, damage)
@@ -327,8 +331,8 @@ def _groups(directory: Path) -> list[str]:
 
 def _foreign(log: Log, file: WorkFile, reading: Reading) -> str:
     """Says whose journal it is, if it is not that of the group; else ""."""
-    start = next(iter(reading.lines), None)
-    if not isinstance(start, Start):
+    start = reading.start
+    if start is None:
         return ""
     expected = (log.identity.log_id, file.route, file.group)
     if (start.log_id, start.route, start.group) == expected:

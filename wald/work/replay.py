@@ -18,16 +18,13 @@ class Replayed:
         dead: what is being given up.
     """
 
-    def __init__(self, lines: Iterable[Line], floor: int, *, by_key: bool) -> None:
-        """
-        Args:
-            floor: the ack floor by the cursor.
-        """
-        self.deliveries = Deliveries(floor, by_key=by_key)
+    def __init__(self, *, by_key: bool) -> None:
+        self.deliveries = Deliveries(0, by_key=by_key)
         self.reasons: dict[int, str] = {}
         self.dead: dict[int, Dead] = {}
-        for line in lines:
-            self.carry_out(line)
+
+    def end(self, floor: int) -> None:
+        """Take in that there are no more lines, and the ack floor by the cursor."""
         self.deliveries.window.pass_over(floor)
         self.deliveries.finish_all(Run(0, floor))
         is_open = self.deliveries.window.is_open

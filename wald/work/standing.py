@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from wald.format.names import WORK_SUFFIX
 from wald.log import Log
-from wald.work.journal import read_lines
+from wald.work.journal import read_whole
 from wald.work.replay import Replayed
 
 
@@ -37,8 +37,9 @@ def standing(log: Log, route: str, group: str) -> Standing:
     path = log.root.place(route, group) / f"{group}{WORK_SUFFIX}"
     if not os.path.lexists(path):
         return Standing(floor, 0, 0)
-    lines, _ = read_lines(path, log.root)
-    found = Replayed(lines, floor, by_key=False)
+    found = Replayed(by_key=False)
+    read_whole(path, log.root, found.carry_out)
+    found.end(floor)
     window = found.deliveries.window
     done = 0
     if window.open:  # what is not open may be of other routes; the log says which
