@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from running import run
+from running import TIMEOUT_SECONDS, readable, run
 
 import wald
 from wald.store.files.disk import Disk
@@ -43,12 +43,14 @@ def drain_refusal(*arguments: object) -> tuple[int, str, str]:
 
 
 def await_line(process: subprocess.Popen[bytes], text: str) -> None:
-    """Return once it has reported this."""
+    """Return once it has reported this; to be called once, as what it says in the same moment is passed over."""
     assert process.stderr is not None
-    for line in process.stderr:
-        if text in line.decode():
-            return
-    raise AssertionError(f"ended without: {text}")
+    said = b""
+    while text.encode() not in said:
+        assert readable(process.stderr.fileno(), within=TIMEOUT_SECONDS), said.decode()
+        more = os.read(process.stderr.fileno(), 1 << 16)
+        assert more, said.decode()
+        said += more
 
 
 class InProcess:
