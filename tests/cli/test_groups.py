@@ -145,3 +145,25 @@ def test_a_group_that_is_no_work_group_is_named_as_what_it_is(log: Built, name: 
     assert (code, hint.endswith("group list a")) == (3, True)
     code, _, hint = refusal_of("group", name, "none", "g", *at)
     assert (code, "routes lists them" in hint) == (3, True)
+
+
+def test_what_names_a_group_that_holds_back_says_that_it_is_a_work_group(log: Built) -> None:
+    at = ("--root", log.root.path)
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 1)
+        log.cut()
+        log.seal()
+        log.lines("b", [b"y"])
+        assert f"wald --root {log.root.path} group show a g" in wald("explain", *at).stdout.decode()
+        assert "work group" in wald("routes", *at).stdout.decode()
+        findings = wald("status", "--lag-max", "1s", "--json", *at).stdout.decode()
+        assert f"wald --root {log.root.path} group show a g" in findings
+
+
+def test_a_journal_without_a_cursor_is_of_no_use_and_can_be_removed(log: Built) -> None:
+    with Owning(log.root.path, "a", "g"):
+        pass
+    log.root.cursor("a", "g").unlink()
+    assert f"wald --root {log.root.path} group remove a g removes it\n" in shown(log)
+    output_of("group", "remove", "a", "g", "--root", log.root.path)
+    assert listed(log) == []

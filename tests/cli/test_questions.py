@@ -31,6 +31,7 @@ ANSWERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "What became": (0, (r"1: archived: in bundle \S+/web-0+1\.tar\.zst",)),
     "Is 14:00": (12, (r"not all here: 2 records, 5 to 6", r"all of these are in the archive")),
     "What has this group": (0, (r"left +2 records, 5 to 6",)),
+    "Which work group": (0, (r"orders +processed +none +6 +7 +1 +1 +0 +0 +0 ",)),
     "Which worker has": (0, (r"\n *7 +7 +worker-1 .* 1\n",)),
     "How do I skip": (0, (r"web/processed is at 5; skipped: 1 record",)),
     "Which record": (12, (r"^6 web six\n", r"RECLAIM has removed records 1 to 4")),

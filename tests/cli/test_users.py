@@ -16,7 +16,7 @@ from wald.errors import NotFound, NotPermitted
 
 pytestmark = needs_root
 
-LOCKS = (".lock", ".drain", ".command")  # a user who may open a file may hold its lock
+LOCKS = (".lock", ".drain", ".command", ".ask")  # a user who may open a file may hold its lock
 USERS = (HOST, ALICE, MEMBER, STRANGER)
 TABLE = {what: said for what, *said in rows("docs/users.md", "## Who may do what in a route with consumers")}
 SETTINGS = f"[routes.a]\nfifo = true\nconsumers = {CONSUMERS}\n[routes.b]\n[routes.gone]\n"

@@ -124,6 +124,22 @@ def poison(site: Site) -> Iterator[None]:
     assert site.text(FED) == "one\ntwo\nfour\n"
 
 
+@trouble("A record that no worker can process")
+def stuck_worker(site: Site) -> Iterator[None]:
+    site.start()
+    site.append(["one", "two", "poison", "four"])
+    site.sh(f"install -d -o wald -g wald {OUT}")
+    site.write("/srv/each", f"#!/bin/bash\nread line\ntest $line != poison && echo $line >> {FED}\n")
+    site.sh("chmod 755 /srv/each")
+    workers = f"wald-drain feed orders --root {LOG} --group billing --workers 2 --batch-records 1 -- /srv/each"
+    site.sh(f"systemd-run --unit=workers --uid=wald --gid=wald {workers}")
+    site.until(f"test $(wc -l < {FED}) = 3")
+    yield
+    assert json.loads(site.text("/tmp/orders-3.json"))["value"] == "poison"
+    site.until("test $(cat /var/lib/wald/routes/orders/billing.cursor | head -n 1) = 4")
+    site.sh("systemctl is-active workers")
+
+
 @trouble("Bad records are to be set aside")
 def dead_letters(site: Site) -> Iterator[None]:
     """Only the log's user may write to the route."""

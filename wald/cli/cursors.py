@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -12,7 +11,7 @@ from wald.cli.options import group_option, json_option, of_consumer_option, root
 from wald.cli.output import aligned, json_line
 from wald.cli.times import position as position_of
 from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line
-from wald.format.names import CONSUMERS, WORK_SUFFIX, check_group, check_route
+from wald.format.names import CONSUMERS, check_group, check_route
 from wald.format.times import nanoseconds
 from wald.log import Log
 from wald.store.files.disk import Disk
@@ -150,11 +149,11 @@ def _require_no_work(log: Log, route: str, group: str, *, of_consumer: bool) -> 
     Raises:
         Refused: it is a work group, which has more than a cursor.
     """
-    path = log.root.cursor(route, group, of_consumer=of_consumer)
-    if os.path.lexists(path.with_suffix(WORK_SUFFIX)):
-        option = " --of-consumer" * (path.parent.name == CONSUMERS)
+    found = log.cursor(route, group, of_consumer=of_consumer)
+    if found.of_work_group:
+        option = " --of-consumer" * (found.path.parent.name == CONSUMERS)
         raise Refused(
-            f"{path}: the cursor of a work group, which has other files, too",
+            f"{found.path}: the cursor of a work group, which has other files, too",
             hint=command_line(log.root.path, f"group remove {route} {group}{option}"),
         )
 

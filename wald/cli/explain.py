@@ -221,6 +221,11 @@ def _advice(log: Log, groups: list[GroupBacklog]) -> Iterator[str]:
             f"  {wald_} route retire {absent[0]}"
         )
     for cursor in gating:
+        if cursor.of_work_group:
+            yield (
+                f"Group {cursor.group} of {cursor.route} is a work group: of what it lags, some may be done. What its "
+                f"oldest record waits for:\n  {wald_} group show {cursor.route} {cursor.group}"
+            )
         if cursor.other is not None:
             yield (
                 f"Group {cursor.group} of {cursor.route} has two cursors, of the log's owner and of a consumer. The "

@@ -199,6 +199,8 @@ def _rows(route: Progress) -> list[tuple[str, ...]]:
         name, last, about = (route.route, _number(route.last_sequence), notes) if number == 0 else ("", "", "")
         if cursor.state not in (CursorState.VALID, CursorState.ABSENT):
             about = f"{about} {cursor.state.value}".strip()
+        if cursor.of_work_group:
+            about = f"{about} work group".strip()
         shown = "-" if cursor.state is CursorState.ABSENT else str(cursor.sequence)
         rows.append((name, last, cursor.group, shown, str(lag), about))
     return rows

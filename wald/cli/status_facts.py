@@ -197,7 +197,9 @@ def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Findin
             message = (
                 f"{group.cursor.route}/{group.cursor.group} has not processed a record for {format_seconds(waited)}"
             )
-            yield Finding(Severity.WARNING, message, command_line(facts.root, "explain"))
+            at = group.cursor
+            looking = f"group show {at.route} {at.group}" if at.of_work_group else "explain"
+            yield Finding(Severity.WARNING, message, command_line(facts.root, looking))
     if facts.full_seconds is not None and facts.full_seconds < _FULL_SOON_SECONDS:
         message = f"{format_bytes(facts.free_bytes)} are free: full in {format_seconds(facts.full_seconds)}"
         yield Finding(Severity.WARNING, message, command_line(facts.root, "explain"))

@@ -17,7 +17,7 @@ from wald.cli.options import group_option, json_option, of_consumer_option, root
 from wald.cli.output import aligned, json_line, time_fields
 from wald.cli.positions import EXITS
 from wald.errors import Damaged, NotFound, NotPermitted, Refused, command_line, user_name
-from wald.format.names import CONSUMERS, SKIPS, WORK_SUFFIX
+from wald.format.names import CONSUMERS, SKIPS
 from wald.format.record import Record
 from wald.format.times import utc
 from wald.log import Log
@@ -249,7 +249,7 @@ def _skippable(log: Log, found: Cursor, sequence: int, *, through: bool) -> tupl
         message = f"record {sequence} is not the next of route {route} for group {found.group}"
         removed = f" and passes over up to {_records(missing)} that were removed" if missing else ""
         hint = f"{showing}; --through skips {_records(records)} up to {sequence}{removed}"
-        if os.path.lexists(found.path.with_suffix(WORK_SUFFIX)):
+        if found.of_work_group:
             hint = f"{command_line(log.root.path, f'group skip {route} {found.group} {sequence}')} skips it alone"
         in_front = [each.message() for each in gone] + [each.message for each in damage]
         if in_front or first != sequence:

@@ -62,6 +62,11 @@ class Cursor:
         return f"--group {self.group}{' --of-consumer' if self.path.parent.name == CONSUMERS else ''}"
 
     @property
+    def of_work_group(self) -> bool:
+        """Whether it is the ack floor of a work group, so that records behind it may be done."""
+        return os.path.lexists(self.path.with_suffix(WORK_SUFFIX))
+
+    @property
     def effective(self) -> int:
         """Up to where everything is certainly processed; 0 for a cursor that pins."""
         return self.sequence if self.state is CursorState.VALID else 0
