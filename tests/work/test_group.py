@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from logs import Built
@@ -398,6 +399,15 @@ def test_a_lease_of_nothing_is_refused(built: Built) -> None:
         for consumer, count, seconds in (("x", 0, 1), ("x", 1, 0), ("", 1, 1)):
             with pytest.raises(InvalidInput):
                 work.lease(consumer, count, lease_for=seconds)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"order": "keys"}, {"window": 0}, {"max_tries": 0}, {"max_tries": 255}, {"dead_letter": "a/b"}], ids=str
+)
+def test_a_group_that_could_not_work_is_refused(built: Built, wrong: dict[str, Any]) -> None:
+    built.lines("a", [b"1"])
+    with pytest.raises(InvalidInput):
+        WorkGroup(built.root.path, "a", "g", **wrong)
 
 
 def test_a_record_that_is_delivered_too_often_becomes_a_dead_letter_once(tmp_path: Path) -> None:

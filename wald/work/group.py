@@ -10,11 +10,11 @@ from operator import index
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from wald.errors import InvalidInput, NotFound, Refused, command_line
-from wald.format.names import DEFAULT_GROUP, check_group
-from wald.format.work import Start
+from wald.format.names import DEFAULT_GROUP, check_group, check_route
+from wald.format.work import TRIES_MAX, Start
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.reading.batches import Batch
@@ -54,7 +54,7 @@ class WorkGroup:
         group: the group. Its cursor is the ack floor: everything up to it is done.
         order: "key": records of one key are with one worker at a time, and come in their order.
         window: how many sequences may lie between the ack floor and the newest record that was delivered.
-        max_tries: give a record up after so many deliveries; None: never.
+        max_tries: give a record up after so many deliveries, up to 254; None: never.
         dead_letter: the route for records that are given up.
         daemon: where records that are given up are sent: the daemon's socket, or None for that of the log.
         report: gets a line for each record that is given up, and for what fails meanwhile; called by another thread.
@@ -63,7 +63,7 @@ class WorkGroup:
 
     Raises:
         NotFound: there is no such log or route, or records that the group has not processed were reclaimed.
-        InvalidInput: the name of the group is illegal.
+        InvalidInput: an illegal name, or a number out of range.
         Locked: another process works for this group.
         Damaged: the cursor or the journal cannot be trusted.
         NotPermitted: this user may not.
@@ -91,17 +91,13 @@ class WorkGroup:
         clock: Clock = time,
         ownership: Ownership | None = None,
     ) -> None:
-        if dead_letter == route and max_tries is not None:
-            raise InvalidInput(
-                f"route {route}: cannot be its own dead-letter route", hint="dead_letter is the name of another route"
-            )
+        rules = _rules(route, order, window, max_tries, dead_letter)
         self.log = at if isinstance(at, Log) else Log(at)
         self.log.root.require_route(route)
         self.route = route
         self.group = check_group(group)
         self._clock = clock
         disk = Disk()
-        rules = Rules(order == "key", window, max_tries, dead_letter)
         with ExitStack() as stack:
             if ownership is None:
                 stack.enter_context(Ownership(self.log.root, route, self.group, disk))
@@ -324,6 +320,20 @@ class WorkGroup:
             for batch in self.log.batches(self.route, window.floor + 1, window.end - 1):
                 keys = [record.key for record in batch.records()]
                 deliveries.sort(Run(batch.first_sequence, batch.last_sequence), keys)
+
+
+def _rules(route: str, order: Order, window: int, max_tries: int | None, dead_letter: str) -> Rules:
+    if order not in get_args(Order):
+        raise InvalidInput(f"order {order!r}", hint=f"one of {', '.join(get_args(Order))}")
+    if window < 1 or not 1 <= (max_tries or 1) <= TRIES_MAX or max_tries == 0:
+        raise InvalidInput(
+            f"window {window}, max_tries {max_tries}", hint=f"window is above 0; max_tries is None, or 1 to {TRIES_MAX}"
+        )
+    if check_route(dead_letter) == route and max_tries is not None:
+        raise InvalidInput(
+            f"route {route}: cannot be its own dead-letter route", hint="dead_letter is the name of another route"
+        )
+    return Rules(order == "key", window, max_tries, dead_letter)
 
 
 def _named(consumer: str, sequences: Collection[int]) -> list[int]:
