@@ -17,7 +17,7 @@ from wald.format.not_before import not_before
 from wald.format.record import Record
 from wald.log import Log
 from wald.work.group import WorkGroup
-from wald.work.owner import Delivery
+from wald.work.terms import Delivery
 
 BRIEF = "3s"  # longer than an owner takes to read the route; if not, the tests see less
 

@@ -20,7 +20,7 @@ from wald.format.state import PRODUCERS_MAX
 from wald.format.work import PAGE, Line, Page
 from wald.work.group import Order, WorkGroup
 from wald.work.journal import read_journal
-from wald.work.owner import Delivery
+from wald.work.terms import Delivery
 
 
 def group(built: Built, *, order: Order = "log", window: int = 1_000_000) -> WorkGroup:

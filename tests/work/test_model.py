@@ -39,7 +39,7 @@ from wald.format.batch import Encoding
 from wald.format.columns import decode
 from wald.format.not_before import HEADER as NOT_BEFORE
 from wald.work.group import WorkGroup
-from wald.work.owner import Delivery
+from wald.work.terms import Delivery
 
 SECOND = 1_000_000_000
 SOON_SECONDS = 30.0

@@ -9,6 +9,7 @@ A module knows nothing of those below it. ::
     replay       its lines carried out again, and written anew
     picture      what a group looks like from outside: by its journal and its cursor
     source       the records themselves
+    terms        what a group goes by, and what it gives out
     owner        leases and acknowledgements, as they are carried out in a turn
     asks         what a thread asks for, and how it waits
     turns        the threads that ask for them: one write and one sync for all

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from wald.errors import WaldError
-from wald.work.owner import Delivery
+from wald.work.terms import Delivery
 
 T = TypeVar("T")
 

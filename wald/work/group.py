@@ -24,11 +24,12 @@ from wald.store.retention.cursors import CursorState
 from wald.work.asks import Ask, LeaseAsk
 from wald.work.deliveries import Deliveries, Refusal
 from wald.work.journal import Journal, discard
-from wald.work.owner import Clock, Delivery, Owner, Pending, Rules
+from wald.work.owner import Owner
 from wald.work.ownership import Ownership
 from wald.work.replay import Replayed
 from wald.work.requests import Requests
 from wald.work.source import Source
+from wald.work.terms import Clock, Delivery, Pending, Rules
 from wald.work.turns import Turns
 from wald.work.upkeep import Upkeep
 from wald.work.window import Run

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from wald.errors import WaldError
 from wald.format.not_before import not_before
@@ -18,69 +17,13 @@ from wald.format.work import Commit, Dead, Held, Line, Start, Why
 from wald.work.deliveries import Refusal, Settled
 from wald.work.replay import Replayed, pages
 from wald.work.source import Source
+from wald.work.terms import Clock, Delivery, Pending, Rules
 from wald.work.window import Run, State
 
 _NS = 1_000_000_000
 _FOR_EVER_NS = 1 << 62
 _REASON_MAX = 500  # letters; kept in memory for each record that came back
 _LOOK_NS = 1 * _NS  # while a record waits for a time of a clock that may be set
-
-
-class Clock(Protocol):
-    """Two clocks, as :mod:`time` has them."""
-
-    def monotonic_ns(self) -> int:
-        """Never set; leases are measured by it."""
-
-    def time_ns(self) -> int:
-        """Nanoseconds since 1970; it may be set."""
-
-
-class Delivery(NamedTuple):
-    """A record that a worker has got.
-
-    Attributes:
-        tries: how often it was delivered, this time included.
-    """
-
-    record: Record
-    tries: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """Records that were delivered and are not acknowledged.
-
-    Attributes:
-        first, last: sequences, both ends included.
-        consumer: the one that has them.
-        idle: seconds since they were leased; left: until the lease ends.
-        tries: how often the first of them was delivered.
-    """
-
-    first: int
-    last: int
-    consumer: str
-    idle: float
-    left: float
-    tries: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How a group delivers.
-
-    Attributes:
-        by_key: whether records of one key are with one worker at a time, in order.
-        window: how many sequences may lie between the ack floor and the newest record that was delivered.
-        max_tries: give a record up after so many deliveries; None: never.
-        dead_letter: the route for records that are given up.
-    """
-
-    by_key: bool
-    window: int
-    max_tries: int | None
-    dead_letter: str
 
 
 class Doomed(NamedTuple):
