@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,15 @@ def test_pending_has_a_line_for_records_that_are_alike(log: Built) -> None:
         assert len(pending(log, "--json", "-n", 1).splitlines()) == 2
 
 
+def test_an_owner_that_is_stopped_is_named_with_what_lets_it_go_on(log: Built) -> None:
+    with Owning(log.root.path, "a", "g") as owner:
+        os.kill(owner.pid, signal.SIGSTOP)
+        said = shown(log)
+        os.kill(owner.pid, signal.SIGCONT)
+        assert f"next        kill -CONT {owner.pid}: the owner was stopped by a signal or a debugger\n" in said
+        eventually(lambda: "kill -CONT" not in shown(log))
+
+
 def test_a_lease_that_is_over_is_not_shown(log: Built) -> None:
     """Also if its owner hangs and has not noticed."""
     with Owning(log.root.path, "a", "g") as owner:
@@ -128,11 +139,14 @@ def test_a_damaged_journal_is_explained_and_others_are_listed(log: Built) -> Non
     assert (done.returncode, done.stderr) == (4, b"")
     assert f"{path}: offset {len(lines[0])}: " in said
     assert f"mv {path} {path}.damaged, then start its workers" in said
+    done = wald("file", path)
+    assert (done.returncode, f"no: offset {len(lines[0])}: " in done.stdout.decode()) == (4, True)
     code, message, hint = refusal_of("group", "pending", "a", "g", "--root", log.root.path)
     assert (code, f"offset {len(lines[0])}" in message, hint.endswith("group show a g")) == (4, True, True)
     path.rename(f"{path}.damaged")
     with Owning(log.root.path, "a", "g") as owner:
         assert owner.lease("worker-1", 8) == list(range(3, 11))
+    assert "whole       yes" in output_of("file", path).decode()
 
 
 @pytest.mark.parametrize("name", ["show", "pending"])

@@ -22,6 +22,7 @@ from wald.store.files.identity import read_identity
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
 from wald.store.segments.view import State, read_view
 from wald.store.writing.lives import read_life
+from wald.work.journal import read_journal
 
 _DUMPED = {
     FileKind.IDENTITY,
@@ -74,6 +75,9 @@ def _damage(root: Root | None, path: Path, named: Named) -> str | None:
         return "" if stat.S_ISFIFO(os.stat(path).st_mode) else "not a FIFO"
     if named.kind in (FileKind.BUNDLE, FileKind.DIGEST):
         return _bundle_damage(path.with_name(path.name.removesuffix(".sha256")))
+    if named.kind is FileKind.WORK:
+        read = read_journal(path, lambda _line: None)
+        return f"offset {read.end}: {read.damage}" if read.damage else ""
     if named.kind not in _DUMPED:
         return None
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 import wald
-from wald.cli.groups import count_of, group, group_argument, group_line, look_at
+from wald.cli.groups import count_of, group, group_argument, group_line
 from wald.cli.options import duration_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import json_line
 from wald.cli.unprocessed import skips
@@ -21,7 +21,7 @@ from wald.store.files.uptime import now as uptime_now
 from wald.store.retention.cursors import CursorState
 from wald.work.group import WorkGroup
 from wald.work.ownership import Ownership
-from wald.work.picture import OwnerProcess, Seen, WorkFile, owner_of, remove_files, work_file
+from wald.work.picture import OwnerProcess, Seen, WorkFile, look, owner_of, remove_files, work_file
 from wald.work.requests import OwnerGone, ask
 
 timeout_option = duration_option("--timeout", "10s", "How long to wait for the owner of the group.", seconds_min=0.1)
@@ -147,7 +147,7 @@ def _changeable(log: Log, route: str, group: str) -> Seen:
     if file.path.parent != log.root.place(route, group):
         user = user_name(file.path.lstat().st_uid)
         raise NotPermitted(f"{file.path}: the group of another user", hint=f"be user {user}; ls -l {file.path}")
-    seen = look_at(log, file)
+    seen = look(log, file, time.time_ns())
     if seen.damage:
         raise Damaged(f"{file.path}: {seen.damage}", hint=group_line(log, "show", file))
     if seen.cursor.state is not CursorState.VALID:

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 import wald
+from wald.cli.liveness import is_stopped
 from wald.cli.options import json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line, time_fields
 from wald.errors import Damaged, command_line
@@ -276,6 +277,8 @@ def _next(log: Log, found: _Found) -> str:
         return "nothing: every record is done"
     if seen.owner is None:
         return "start its workers"
+    if seen.owner.pid is not None and is_stopped(seen.owner.pid):
+        return f"kill -CONT {seen.owner.pid}: the owner was stopped by a signal or a debugger"
     if picture.dead or any(picture.out()) or any(picture.waiting()):
         return group_line(log, "pending", seen.file)
     return "look at its workers: none asks for a record" + f"; ps -fp {seen.owner.pid}" * bool(seen.owner.pid)
@@ -374,11 +377,6 @@ def group_line(log: Log, command: str, file: WorkFile, rest: str = "") -> str:
     """A command of ``wald group`` for a hint."""
     option = " --of-consumer" if file.of_consumer else ""
     return command_line(log.root.path, f"group {command} {file.route} {file.group} {rest}".rstrip() + option)
-
-
-def look_at(log: Log, file: WorkFile) -> Seen:
-    """A work group as it is now."""
-    return look(log, file, time.time_ns())
 
 
 def _range(each: Out | Waiting) -> tuple[int, int]:

@@ -86,7 +86,7 @@ def liveness(root: Root, identity: Identity, socket: Path, *, seconds: float) ->
 def frozen(root: Root) -> Liveness | None:
     """The daemon that has the lock, if its process is stopped."""
     pid, wrote = next(iter(holding_processes(root)), None), signed(root)
-    if pid is None or _state(pid) not in _STOPPED_STATES:
+    if pid is None or not is_stopped(pid):
         return None
     message = f"{_who(pid, wrote)} is frozen: a signal or a debugger has stopped its process, and it takes nothing in"
     return Liveness(Life.FROZEN, message, f"kill -CONT {pid}", pid, wrote)
@@ -178,6 +178,11 @@ def _who(pid: int | None, wrote: Mapping[str, object]) -> str:
     else:
         process = f"pid {pid}"
     return f"the daemon ({process}; epoch {wrote.get('epoch', 'not known')}, since {wrote.get('started')})"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped a process."""
+    return _state(pid) in _STOPPED_STATES
 
 
 def _state(pid: int) -> str:
