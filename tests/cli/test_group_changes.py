@@ -14,6 +14,7 @@ import pytest
 from logs import Built
 from owning import Owning
 from running import command, eventually, output_of, refusal_of
+from tracing import traced
 
 from wald.format.checked_line import decode_line, encode_line
 from wald.store.files.lines import entries_of
@@ -169,6 +170,25 @@ def test_an_owner_that_dies_leaves_the_command_to_do_it(log: Built) -> None:
     assert (asking.returncode, said) == (0, "a/g: skipped: 1 record of 1\n")
     with Owning(log.root.path, "a", "g") as again:
         assert again.lease("worker-1", 1) == [2]
+
+
+def test_nothing_is_answered_before_it_is_on_disk(log: Built, tmp_path: Path) -> None:
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 2)
+        hang = "inject=fdatasync:delay_enter=60000000"
+        with traced(owner.pid, tmp_path / "trace", hang, threads=True) as trace:
+            line = command("group", "skip", "a", "g", 1, "--root", log.root.path)
+            with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as asking:
+                eventually(lambda: b"taken" in written(log) and "fdatasync" in "".join(trace.calls))
+                assert b"answered" not in written(log)
+                assert asking.poll() is None
+                trace.release()
+                said, _ = asking.communicate()
+        assert said == "a/g: skipped: 1 record of 1\n"
+
+
+def written(log: Built) -> bytes:
+    return ask_file(log).read_bytes() if ask_file(log).exists() else b""
 
 
 def test_commands_that_ask_at_once_are_all_answered(log: Built) -> None:
