@@ -223,7 +223,7 @@ def test_ctrl_c_ends_the_wait_of_a_worker_and_of_no_other(built: Built) -> None:
         with pytest.raises(KeyboardInterrupt):
             work.lease("z", wait=3600)
         interrupting.join()
-        assert len(waiting) == 1
+        eventually(lambda: len(waiting) == 1)
         built.lines("a", [b"2"])
         other.join()
     assert values(got) == [b"2"]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from operator import index
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from wald.errors import InvalidInput, NotFound, Refused, command_line
 from wald.format.names import DEFAULT_GROUP, check_group, check_route
@@ -38,6 +40,8 @@ Order = Literal["log", "key"]
 WINDOW = 1_000_000
 DEAD_LETTER = "dead_letter"
 _NS = 1_000_000_000
+_LONG_SECONDS = 1e9  # for ever
+T = TypeVar("T")
 _READ_SECONDS = 5.0
 _AGAIN_SECONDS = 0.02
 
@@ -101,7 +105,7 @@ class WorkGroup:
         disk = Disk()
         with ExitStack() as stack:
             if ownership is None:
-                stack.enter_context(Ownership(self.log.root, route, self.group, disk))
+                ownership = stack.enter_context(Ownership(self.log.root, route, self.group, disk))
             floor = self._enter(disk)
             start = Start(self.log.identity.log_id, route, group, floor, floor + 1)
             replayed = Replayed(by_key=rules.by_key)
@@ -132,6 +136,9 @@ class WorkGroup:
             self._requests = Requests(self.log.root, route, self.group, self._carry_out)
             stack.callback(self._requests.close)
             self._held = stack.pop_all()
+        self._descriptors = journal, ownership
+        self._is_inherited = False
+        _GROUPS.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -155,7 +162,7 @@ class WorkGroup:
 
         Args:
             max_records, max_bytes: of values, at most; a single record may have more.
-            wait: how many seconds to wait for a record, if there is none.
+            wait: how many seconds to wait for a record, if there is none; it may be infinite.
             done: records that it has processed, as for :meth:`ack`, but in one turn with the lease; on disk when this
                 returns.
 
@@ -163,20 +170,19 @@ class WorkGroup:
             Damaged, NotFound: the next record cannot be read; all before it were delivered.
             OSError: the journal cannot be written.
         """
-        if not consumer or max_records < 1 or lease_for <= 0:
+        max_records, max_bytes, lease_ns = index(max_records), index(max_bytes), _nanoseconds(lease_for)
+        if max_records < 1 or max_bytes < 1 or not lease_ns:
             raise InvalidInput(
-                "a lease for no consumer, of no records, or for no time",
-                hint="consumer is a name; max_records and lease_for are above 0",
+                "a lease of no records, of no bytes, or for no time",
+                hint="max_records, max_bytes and lease_for are above 0",
             )
-        until_ns = self._clock.monotonic_ns() + int(wait * _NS)
-        lease_ns = int(lease_for * _NS)
         owner, named = self._owner, _named(consumer, done)
         lease = LeaseAsk(
             lambda: owner.lease(consumer, max_records, max_bytes, lease_ns),
-            until_ns=until_ns,
+            until_ns=self._clock.monotonic_ns() + _nanoseconds(wait),
             before=(lambda: owner.finish(consumer, named)) if named else None,
         )
-        return self._turns.ask(lease)
+        return self._ask(lease)
 
     def ack(self, consumer: str, sequences: Collection[int]) -> list[Refusal]:
         """Take in that ``consumer`` has processed these records; on disk when this returns.
@@ -185,7 +191,7 @@ class WorkGroup:
             those for which it did not count: another consumer has them by now, or they were never delivered.
         """
         named = _named(consumer, sequences)
-        return self._turns.ask(Ask(lambda: self._owner.finish(consumer, named), durable=True))
+        return self._ask(Ask(lambda: self._owner.finish(consumer, named), durable=True))
 
     def nack(self, consumer: str, sequences: Collection[int], delay: float = 0.0, reason: str = "") -> list[Refusal]:
         """Give records back, which are delivered again, after ``delay`` seconds; a delay is on disk when this returns.
@@ -193,10 +199,8 @@ class WorkGroup:
         Args:
             reason: why, for the dead letter, should it come to that.
         """
-        named, delay_ns = _named(consumer, sequences), int(delay * _NS)
-        return self._turns.ask(
-            Ask(lambda: self._owner.give_back(consumer, named, delay_ns, reason), durable=delay_ns > 0)
-        )
+        named, delay_ns, reason = _named(consumer, sequences), _nanoseconds(delay), str(reason)
+        return self._ask(Ask(lambda: self._owner.give_back(consumer, named, delay_ns, reason), durable=delay_ns > 0))
 
     def give_up(
         self, consumer: str, sequences: Collection[int], reason: str, tries: int | None = None
@@ -211,9 +215,10 @@ class WorkGroup:
         Returns:
             those for which it did not count, as the consumer does not have them.
         """
-        named, head = _named(consumer, sequences), self.log.head()
+        named, reason, head = _named(consumer, sequences), str(reason), self.log.head()
+        tries = None if tries is None else index(tries)
         durable = 0 if head is None else head.sequence
-        return self._turns.ask(Ask(lambda: self._owner.give_up(consumer, named, reason, tries, durable), durable=True))
+        return self._ask(Ask(lambda: self._owner.give_up(consumer, named, reason, tries, durable), durable=True))
 
     def extend(self, consumer: str, sequences: Collection[int], lease_for: float = 30.0) -> list[Refusal]:
         """Lease records for ``lease_for`` seconds from now on that ``consumer`` has.
@@ -221,13 +226,13 @@ class WorkGroup:
         Returns:
             those for which it did not count, as of :meth:`ack`.
         """
-        named, lease_ns = _named(consumer, sequences), int(lease_for * _NS)
-        return self._turns.ask(Ask(lambda: self._owner.extend(consumer, named, lease_ns)))
+        named, lease_ns = _named(consumer, sequences), _nanoseconds(lease_for)
+        return self._ask(Ask(lambda: self._owner.extend(consumer, named, lease_ns)))
 
     def release(self, consumer: str) -> int:
         """Take back all that ``consumer`` has; returns how many records that were."""
         _named(consumer, ())
-        return self._turns.ask(Ask(lambda: self._owner.release(consumer)))
+        return self._ask(Ask(lambda: self._owner.release(consumer)))
 
     def skip(self, first: int, last: int) -> int:
         """Take in that records are done that no worker has processed; on disk when this returns.
@@ -253,7 +258,7 @@ class WorkGroup:
             )
         run = Run(found[0][0], found[-1][1])
         until = time.monotonic() + _READ_SECONDS
-        while (skipped := self._turns.ask(Ask(lambda: self._owner.skip(run), durable=True))) is None:
+        while (skipped := self._ask(Ask(lambda: self._owner.skip(run), durable=True))) is None:
             if time.monotonic() > until:
                 raise Refused(
                     f"record {run.last} of route {self.route} is further from {self.floor}, up to where all is done, "
@@ -265,12 +270,12 @@ class WorkGroup:
 
     def claim(self, min_idle: float) -> int:
         """Take back all that was leased at least ``min_idle`` seconds ago; returns how many records that were."""
-        idle_ns = int(min_idle * _NS)
-        return self._turns.ask(Ask(lambda: self._owner.claim(idle_ns)))
+        idle_ns = _nanoseconds(min_idle)
+        return self._ask(Ask(lambda: self._owner.claim(idle_ns)))
 
     def pending(self) -> Iterator[Pending]:
         """What was delivered and is not acknowledged, in order."""
-        yield from self._turns.ask(Ask(self._owner.pending))
+        yield from self._ask(Ask(self._owner.pending))
 
     @property
     def given_up(self) -> int:
@@ -284,6 +289,8 @@ class WorkGroup:
 
     def close(self) -> None:
         """Move the cursor to the ack floor, and let another process work for the group."""
+        if self._is_inherited:
+            return
         try:
             self._requests.close()
             self._upkeep.close()
@@ -291,6 +298,17 @@ class WorkGroup:
             self._upkeep.move_cursor()
         finally:
             self._held.close()
+
+    def leave_in_child(self) -> None:
+        """Give up what is the parent's; called in the child of a fork, before anything else there."""
+        self._is_inherited = True
+        for each in self._descriptors:
+            each.close()
+
+    def _ask(self, ask: Ask[T]) -> T:
+        if self._is_inherited:
+            raise ValueError("the work group is that of the parent process; open one after the fork")
+        return self._turns.ask(ask)
 
     def _enter(self, disk: Disk) -> int:
         """Up to where the group has processed the route, by its cursor; a new group gets one."""
@@ -339,6 +357,21 @@ def _rules(route: str, order: Order, window: int, max_tries: int | None, dead_le
 
 def _named(consumer: str, sequences: Collection[int]) -> list[int]:
     """The records that a consumer names."""
-    if not consumer:
-        raise InvalidInput("a consumer without a name", hint='consumer="worker-1"')
+    if not consumer or not isinstance(consumer, str):
+        raise InvalidInput(f"the consumer {consumer!r}", hint='a name: "worker-1"')
     return sorted(map(index, sequences))
+
+
+def _nanoseconds(seconds: float) -> int:
+    if not seconds >= 0:
+        raise InvalidInput(f"{seconds!r} seconds", hint="seconds are 0 or more")
+    return int(min(seconds, _LONG_SECONDS) * _NS)
+
+
+def _leave_in_child() -> None:
+    for group in list(_GROUPS):
+        group.leave_in_child()
+
+
+_GROUPS: weakref.WeakSet[WorkGroup] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_leave_in_child)

@@ -18,7 +18,7 @@ from wald.work.deliveries import Refusal, Settled
 from wald.work.replay import Replayed, pages
 from wald.work.source import Source
 from wald.work.terms import Clock, Delivery, Pending, Rules
-from wald.work.window import Run, State
+from wald.work.window import Run, State, runs_of
 
 _NS = 1_000_000_000
 _FOR_EVER_NS = 1 << 62
@@ -81,6 +81,11 @@ class Owner:
         """Everything up to it is done."""
         return self._deliveries.window.floor
 
+    @property
+    def has_doomed(self) -> bool:
+        """Whether there is a record to be given up."""
+        return bool(self._to_bury)
+
     def begin(self) -> None:
         """Take in what time it is."""
         self._deliveries.expire(self.clock.monotonic_ns())
@@ -97,7 +102,10 @@ class Owner:
         window = self._deliveries.window
         yield Start(self._start.log_id, self._start.route, self._start.group, window.floor, window.end)
         yield from pages(self._deliveries)
-        why = [Why(reason, [(sequence, sequence)]) for sequence, reason in self._reasons.items()]
+        given: dict[str, list[int]] = {}
+        for sequence, reason in self._reasons.items():
+            given.setdefault(reason, []).append(sequence)
+        why = [Why(reason, list(runs_of(sorted(sequences)))) for reason, sequences in given.items()]
         if rest := Commit(longer=self._held(), why=why, dead=list(self._dead.values())):
             yield rest
 

@@ -15,13 +15,14 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from wald.errors import Interrupted
 from wald.work.asks import Ask, LeaseAsk, answer
 from wald.work.journal import Journal
 from wald.work.owner import Owner
 
 T = TypeVar("T")
 _NS = 1_000_000_000
+_ALIVE_SECONDS = 1.0
+_LOOK_SECONDS = 60.0  # longer waits are in several parts
 
 
 class Turns:
@@ -39,7 +40,7 @@ class Turns:
         self._turn = threading.Lock()  # held while one is carried out
         self._wake = wake
         self._wakes_ns = float("inf")
-        self._failed: BaseException | None = None
+        self._failed: Exception | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"wald-work-turns-{name}", daemon=True)
         self._thread.start()
@@ -51,13 +52,12 @@ class Turns:
             OSError: the journal cannot be written, now or earlier.
             ValueError: the group is closed.
         """
-        self._asked.append(ask)
-        self._try_turn(ask)
-        try:
+        if threading.current_thread() is threading.main_thread():
+            self._ask_interruptibly(ask)
+        else:
+            self._asked.append(ask)
+            self._try_turn(ask)
             ask.wait()
-        except BaseException:  # Ctrl-C, perhaps; the threads behind it go on all the same
-            self._withdraw(ask)
-            raise
         return ask.answer()
 
     def close(self) -> None:
@@ -65,22 +65,26 @@ class Turns:
         self._closed = True
         self._wake.set()
         self._thread.join()
-        with self._turn:  # so that the last one is over
-            self._carry_out()
-        if self._asked:
-            self._try_turn()
 
-    def _withdraw(self, ask: Ask[Any]) -> None:
-        """Let a lease wait no longer; anything else is answered soon."""
-        if isinstance(ask, LeaseAsk):
-            withdrawal = Ask(lambda: ask.fail(None) if ask in self._waiting else None)
-            self._asked.append(withdrawal)
-            self._try_turn(withdrawal)
-            withdrawal.wait()
-        ask.wait()
+    def _ask_interruptibly(self, ask: Ask[Any]) -> None:
+        """Ask from the thread that Ctrl-C may interrupt anywhere: it carries out no turn, and wakes no other thread."""
+        ask.is_alone = True
+        try:
+            self._asked.append(ask)
+            self._wake.set()
+            while True:
+                if not self._thread.is_alive():  # the group was closed
+                    self._try_turn()
+                if ask.wait(_ALIVE_SECONDS):
+                    return
+        except BaseException:
+            if isinstance(ask, LeaseAsk):  # so that no record goes where it is not seen
+                self._asked.append(Ask(lambda: self._waiting.remove(ask) if ask in self._waiting else None))
+                self._wake.set()
+            raise
 
     def _try_turn(self, ask: Ask[Any] | None = None) -> None:
-        """Carry out a turn, if none is under way; what is asked during it is left to the other thread.
+        """Carry out a turn, if none is under way; what is asked during it is left to the thread that is there for it.
 
         Args:
             ask: that of this thread, which is busy until the end of the turn.
@@ -107,34 +111,33 @@ class Turns:
                     self._carry_out()
                 self._wakes_ns = self._next_ns()
             never = self._wakes_ns == float("inf")
-            seconds = None if never else max(0.0, (self._wakes_ns - self._owner.clock.monotonic_ns()) / _NS)
+            left_ns = 0 if never else self._wakes_ns - self._owner.clock.monotonic_ns()
+            seconds = None if never else min(max(0.0, left_ns / _NS), _LOOK_SECONDS)
             if self._asked:
                 self._wake.set()
+        with self._turn:  # so that the last one is over
+            self._carry_out()
 
     def _carry_out(self, own: Ask[Any] | None = None) -> None:
         """One turn."""
         asks = [self._asked.popleft() for _ in range(len(self._asked))]
         try:
             if self._failed is not None:
-                raise self._failed
+                raise _again(self._failed)
             if self._closed:
+                self._journal.sync()  # for what was done before those leases that wait
                 raise ValueError("the work group is closed")
             self._settle(asks, own)
-        except BaseException as error:
-            is_end = not isinstance(error, Exception)
-            if is_end:
-                self._failed = Interrupted("a turn of the work group was interrupted", hint="open the group again")
-            elif not self._closed:
+        except Exception as error:  # noqa: BLE001 - each thread that asks gets it
+            if not self._closed and self._failed is None:
                 self._failed = error
             for ask in asks:
                 if not ask.is_answered:
-                    ask.fail(self._failed or error)
+                    ask.fail(_again(error))
             for ask in self._waiting:
                 if not ask.is_answered:
-                    ask.fail(self._failed)  # if the group was closed: with nothing
+                    ask.fail(None if self._closed else _again(error))  # if the group was closed: with nothing
             self._waiting.clear()
-            if is_end:
-                raise
 
     def _settle(self, asks: Iterable[Ask[Any]], own: Ask[Any] | None) -> None:
         self._owner.begin()
@@ -147,7 +150,7 @@ class Turns:
                 ask.carry_out()
                 settled.append(ask)
         settled += self._lease()
-        settled.sort(key=lambda ask: ask is own)  # its thread can wake no other one before the end
+        settled.sort(key=lambda ask: ask is own)  # its thread wakes no other one before the end
         self._journal.append(self._owner.taken_lines())
         if self._journal.has_grown:
             self._journal.rewrite(self._owner.snapshot())
@@ -164,8 +167,6 @@ class Turns:
         nothing = False
         for _ in range(len(self._waiting)):
             ask = self._waiting.popleft()
-            if ask.is_answered:  # it was withdrawn
-                continue
             nothing = nothing or not ask.is_served()
             if nothing and ask.until_ns > now_ns:
                 ask.prepare()
@@ -179,3 +180,12 @@ class Turns:
         if not self._waiting:
             return float("inf")
         return min(self._owner.next_change_ns(), *(ask.until_ns for ask in self._waiting))
+
+
+def _again(error: Exception) -> Exception:
+    """The same for another thread; raised again and again, one error would keep the frames of all of them."""
+    if isinstance(error, OSError):
+        return OSError(error.errno, error.strerror, error.filename)
+    return (
+        ValueError(str(error)) if isinstance(error, ValueError) else RuntimeError(f"the work group failed: {error!r}")
+    )

@@ -114,6 +114,8 @@ class Upkeep:
             self._bury(*doomed)
 
     def _next_doomed(self) -> Doomed | None:
+        if not self._owner.has_doomed:
+            return None
         head = self._log.head()
         durable = 0 if head is None else head.sequence
         return self._turns.ask(Ask(lambda: self._owner.next_doomed(durable), durable=True))
