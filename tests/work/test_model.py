@@ -186,6 +186,7 @@ class Histories(RuleBasedStateMachine):
             reclaimer.look(now_ns=self.built.now_ns)
         finally:
             reclaimer.ledger.close()
+        self.note_graves()  # what was given up just now
         there = bases(self.built.root)
         for base in [base for base in self.of if base not in there]:
             gone = [self.model.items[s] for s in self.of.pop(base) if s in self.model.items]

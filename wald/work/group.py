@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from operator import index
 from os import PathLike
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, get_args
 
@@ -113,8 +114,9 @@ class WorkGroup:
             stack.callback(journal.close)
             replayed.end(floor)
             self._sort(replayed.deliveries)
-            arrived, doomed = threading.Event(), threading.Event()
-            source = Source(self.log, route, replayed.deliveries.window.end, arrived.set)
+            arrived: SimpleQueue[None] = SimpleQueue()
+            doomed = threading.Event()
+            source = Source(self.log, route, replayed.deliveries.window.end, lambda: arrived.put(None))
             stack.callback(source.close)
             self._owner = Owner(start, rules, replayed, source, clock=clock, doomed=doomed.set)
             if not journal.is_new:

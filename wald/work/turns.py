@@ -13,6 +13,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from wald.work.asks import Ask, LeaseAsk, answer
@@ -29,10 +31,10 @@ class Turns:
     """The turns of ``owner``, which ``journal`` makes durable.
 
     Args:
-        wake: set when there may be something to lease.
+        wake: gets anything when there may be something to lease. A queue, as Ctrl-C may leave an event locked.
     """
 
-    def __init__(self, owner: Owner, journal: Journal, wake: threading.Event, *, name: str) -> None:
+    def __init__(self, owner: Owner, journal: Journal, wake: SimpleQueue[None], *, name: str) -> None:
         self._owner = owner
         self._journal = journal
         self._asked: deque[Ask[Any]] = deque()
@@ -63,7 +65,7 @@ class Turns:
     def close(self) -> None:
         """End. Threads that wait for a record get none."""
         self._closed = True
-        self._wake.set()
+        self._wake.put(None)
         self._thread.join()
 
     def _ask_interruptibly(self, ask: Ask[Any]) -> None:
@@ -71,7 +73,7 @@ class Turns:
         ask.is_alone = True
         try:
             self._asked.append(ask)
-            self._wake.set()
+            self._wake.put(None)
             while True:
                 if not self._thread.is_alive():  # the group was closed
                     self._try_turn()
@@ -80,7 +82,7 @@ class Turns:
         except BaseException:
             if isinstance(ask, LeaseAsk):  # so that no record goes where it is not seen
                 self._asked.append(Ask(lambda: self._waiting.remove(ask) if ask in self._waiting else None))
-                self._wake.set()
+                self._wake.put(None)
             raise
 
     def _try_turn(self, ask: Ask[Any] | None = None) -> None:
@@ -96,15 +98,14 @@ class Turns:
             finally:
                 self._turn.release()
             if more or self._asked:
-                self._wake.set()
+                self._wake.put(None)
                 if self._closed:  # that thread has ended
                     self._try_turn()
 
     def _run(self) -> None:
         seconds: float | None = None
         while not self._closed:
-            self._wake.wait(seconds)
-            self._wake.clear()
+            self._sleep(seconds)
             with self._turn:
                 self._carry_out()
                 while self._asked:
@@ -114,9 +115,15 @@ class Turns:
             left_ns = 0 if never else self._wakes_ns - self._owner.clock.monotonic_ns()
             seconds = None if never else min(max(0.0, left_ns / _NS), _LOOK_SECONDS)
             if self._asked:
-                self._wake.set()
+                self._wake.put(None)
         with self._turn:  # so that the last one is over
             self._carry_out()
+
+    def _sleep(self, seconds: float | None) -> None:
+        with suppress(Empty):
+            self._wake.get(timeout=seconds)
+            while True:
+                self._wake.get_nowait()
 
     def _carry_out(self, own: Ask[Any] | None = None) -> None:
         """One turn."""
