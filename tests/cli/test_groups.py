@@ -143,6 +143,16 @@ def test_a_damaged_journal_is_explained_and_others_are_listed(log: Built) -> Non
     assert (done.returncode, f"no: offset {len(lines[0])}: " in done.stdout.decode()) == (4, True)
     code, message, hint = refusal_of("group", "pending", "a", "g", "--root", log.root.path)
     assert (code, f"offset {len(lines[0])}" in message, hint.endswith("group show a g")) == (4, True, True)
+    done = wald("verify", "--root", log.root.path)
+    assert (done.returncode, f"error  routes/a/g.work: offset {len(lines[0])}: " in done.stdout.decode()) == (4, True)
+    assert done.stdout.decode().splitlines()[-1].endswith(" 1 error")
+    done = wald("status", "--json", "--root", log.root.path)
+    (warning,) = [each for each in json.loads(done.stdout)["findings"] if each["severity"] == "warning"]
+    assert warning["message"].startswith(f"{path}: offset {len(lines[0])}: ")
+    assert warning["hint"] == f"wald --root {log.root.path} group show a g"
+    done = wald("repair", "--dry-run", "--root", log.root.path)
+    left = f"  hint: wald --root {log.root.path} group show a g\ndamaged: "
+    assert (done.returncode, left in done.stdout.decode()) == (4, True)
     path.rename(f"{path}.damaged")
     with Owning(log.root.path, "a", "g") as owner:
         assert owner.lease("worker-1", 8) == list(range(3, 11))

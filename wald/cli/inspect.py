@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from contextlib import closing, nullcontext
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -22,6 +23,7 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import read_identity
 from wald.store.files.ledger import Ledger
+from wald.work.checking import check_journals
 
 
 @click.command()
@@ -50,9 +52,9 @@ def verify(root: Path, record: bool, as_json: bool) -> int:
     One line for each file and each finding; the exit code is 4 if anything is wrong. A daemon may run meanwhile.
     """
     here = Root(root)
-    read_identity(here)
+    log_id = read_identity(here).log_id
     with _ledger(here) if record else nullcontext() as ledger:
-        counts = _report(here, root, as_json=as_json)
+        counts = _report(here, root, log_id, as_json=as_json)
         if ledger is not None:
             errors = counts[Level.ERROR]
             ledger.cut()
@@ -65,12 +67,13 @@ def _ledger(root: Root) -> closing[Ledger]:
     return closing(Ledger(root.ledger / VERIFIED, Disk(), owner="verification with --record"))
 
 
-def _report(here: Root, root: Path, *, as_json: bool) -> Counter[Level]:
+def _report(here: Root, root: Path, log_id: bytes, *, as_json: bool) -> Counter[Level]:
     """Print every finding; returns how many there are of each level."""
     counts: Counter[Level] = Counter()
     began = time.monotonic()
     verification = Verification(here)
-    for finding in verification.findings():
+    journals = (each.finding for each in check_journals(here, log_id))
+    for finding in chain(verification.findings(), journals):
         counts[finding.level] += 1
         if as_json:
             fields = {"kind": "finding", "level": finding.level.value, "path": str(finding.path)}

@@ -11,14 +11,15 @@ import click
 
 from wald.cli.options import json_option, root_option
 from wald.cli.output import json_line
-from wald.errors import Damaged, Locked, Refused, command_line
-from wald.format.names import CURSOR_SUFFIX, SKIPS
+from wald.errors import Damaged, Locked, NotFound, Refused, UnsupportedFormat, command_line
+from wald.format.names import CONSUMERS, CURSOR_SUFFIX, SKIPS, WORK_SUFFIX
 from wald.format.times import utc
 from wald.store.checking.finding import Finding, Level
 from wald.store.checking.verifier import verify
 from wald.store.files import uptime
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.identity import read_identity
 from wald.store.files.ledger import lock_ledger
 from wald.store.repairing.apply import Repair
 from wald.store.repairing.facts import Facts
@@ -26,6 +27,7 @@ from wald.store.repairing.identity import lost_identity
 from wald.store.repairing.plan import Act, Plan
 from wald.store.repairing.proposal import proposed
 from wald.store.writing.lock import Lock, how_to_stop, require_free
+from wald.work.checking import check_journals
 
 _OWNERS = {
     "reclaim.jsonl": "wald-reclaim",
@@ -59,13 +61,23 @@ def repair(root: Path, dry_run: bool, accept_loss: bool, as_json: bool) -> int:
         with _hinting(here):
             require_free(here, Disk())
         with proposed(here) as (plan, _):
-            return _report(plan, plan.left, here, dry_run=True, accept_loss=accept_loss, as_json=as_json)
+            left = (*plan.left, *_journals(here))
+            return _report(plan, left, here, dry_run=True, accept_loss=accept_loss, as_json=as_json)
     with _locked(here) as lock, proposed(here) as (plan, facts):
         if not as_json:
             _print(plan, here, accept_loss=accept_loss)
         _carry_out(plan, facts, Repair(here, Disk(), lock.epoch, time.time_ns, uptime.now), accept_loss=accept_loss)
-        left = tuple(found for found in verify(here) if found.level is Level.ERROR)
+        left = (*(found for found in verify(here) if found.level is Level.ERROR), *_journals(here))
         return _report(plan, left, here, dry_run=False, accept_loss=accept_loss, as_json=as_json)
+
+
+def _journals(root: Root) -> Iterator[Finding]:
+    """What is wrong with those of work groups, which nothing can make anew."""
+    try:
+        log_id = read_identity(root).log_id
+    except (Damaged, NotFound, UnsupportedFormat):  # the plan has it
+        return
+    yield from (each.finding for each in check_journals(root, log_id) if each.finding.level is Level.ERROR)
 
 
 @contextmanager
@@ -161,12 +173,14 @@ def _fields(act: Act, root: Root, *, done: bool) -> dict[str, object]:
 def _hint(found: Finding) -> str:
     """What an operator can type about what is not repaired."""
     path = found.path
-    if path.name.endswith(CURSOR_SUFFIX):
-        group, route = path.name.removesuffix(CURSOR_SUFFIX), path.parent.name
+    if path.suffix in (CURSOR_SUFFIX, WORK_SUFFIX):
+        group, route = path.stem, path.parent.name
         of_consumer = ""
-        if route == "consumers":
+        if route == CONSUMERS:
             route, of_consumer = path.parents[1].name, " --of-consumer"
         root = path.parents[3 if of_consumer else 2]
+        if path.suffix == WORK_SUFFIX:
+            return command_line(root, f"group show {route} {group}{of_consumer}")
         return command_line(root, f"cursor set {route} SEQUENCE --group {group} --rewind{of_consumer}")
     return ""
 

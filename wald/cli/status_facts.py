@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -11,8 +11,10 @@ from typing import Any
 from wald.cli.liveness import Life, Liveness, liveness, socket_of
 from wald.errors import Damaged, command_line
 from wald.format.head import Head
+from wald.format.names import CURSOR_SUFFIX
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
+from wald.store.checking.finding import Level
 from wald.store.files.directory import Root
 from wald.store.files.disk import free_bytes
 from wald.store.files.fifos import troubles
@@ -22,6 +24,7 @@ from wald.store.retention.cursors import CursorState
 from wald.store.retention.pins import DIRECTORY_GONE
 from wald.store.segments.view import head_of
 from wald.store.writing.lives import Crash, last_crash, read_life
+from wald.work.checking import check_journals
 
 _FULL_SOON_SECONDS = 86400.0
 _SEAL_STALLED_SECONDS = 900.0  # as in the rules for alerts
@@ -60,6 +63,7 @@ class Facts:
         full_seconds: until the disk is full, if nothing is reclaimed; None: not known, or the log does not grow.
         fifos: what keeps lines that were written to a FIFO from the log.
         moved: the routes whose records are stored in others.
+        journals: what is wrong with those of work groups, and what says what can be done.
     """
 
     root: Path
@@ -75,6 +79,7 @@ class Facts:
     full_seconds: float | None
     fifos: tuple[str, ...]
     moved: Mapping[str, Moved]
+    journals: tuple[tuple[str, str], ...]
 
     @property
     def waiting(self) -> list[GroupBacklog]:
@@ -115,7 +120,17 @@ def read_facts(log: Log, *, socket: Path | None, seconds: float, now_ns: int) ->
         full_seconds,
         tuple(message for _, message in troubles(root)),
         moved_routes(root),
+        tuple(_journals(log, {each.cursor.path for each in groups if each.retired})),
     )
+
+
+def _journals(log: Log, retired: Collection[Path]) -> Iterator[tuple[str, str]]:
+    """What is wrong with the journals of work groups whose cursors are not ``retired``."""
+    for file, finding in ((each.file, each.finding) for each in check_journals(log.root, log.identity.log_id)):
+        if finding.level is Level.ERROR and file.path.with_suffix(CURSOR_SUFFIX) not in retired:
+            option = " --of-consumer" * file.of_consumer
+            showing = command_line(log.root.path, f"group show {file.route} {file.group}{option}")
+            yield f"{finding.path}: offset {finding.offset}: {finding.message}", showing
 
 
 def _head(root: Root) -> tuple[Head | None, Damaged | None]:
@@ -191,6 +206,7 @@ def _of_log(facts: Facts, now_ns: int, lag_max: float | None) -> Iterator[Findin
         if not group.retired and cursor.state not in (CursorState.VALID, CursorState.ABSENT):
             setting = command_line(facts.root, f"cursor set {cursor.route} SEQUENCE {cursor.options} --rewind")
             yield Finding(Severity.WARNING, f"{cursor.message}; it counts as nothing processed", setting)
+    yield from (Finding(Severity.WARNING, message, showing) for message, showing in facts.journals)
     for group in facts.waiting if lag_max is not None else ():
         waited = group.lag.seconds(now_ns)
         if lag_max is not None and waited > lag_max:

@@ -8,6 +8,7 @@ A module knows nothing of those below it. ::
     journal      the file in which that outlives a crash
     replay       its lines carried out again, and written anew
     picture      what a group looks like from outside: by its journal and its cursor
+    checking     whether the journals of a log are whole
     source       the records themselves
     terms        what a group goes by, and what it gives out
     owner        leases and acknowledgements, as they are carried out in a turn

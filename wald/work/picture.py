@@ -273,19 +273,36 @@ def look(log: Log, file: WorkFile, now_ns: int) -> Seen:
         OSError: its journal cannot be read.
     """
     owner = owner_of(file)
-    for _ in range(_READ_AGAIN):
-        lines: list[Line] = []
-        reading = read_journal(file.path, lines.append)
-        cursor = log.cursor(file.route, file.group, of_consumer=file.of_consumer)
-        if not reading.damage:
-            break
-    damage = f"offset {reading.end}: {reading.damage}" if reading.damage else _foreign(log, file, reading)
-    known = [] if damage and not reading.damage else lines
+    reading, lines, damage = read_of_group(file, log.identity.log_id)
+    cursor = log.cursor(file.route, file.group, of_consumer=file.of_consumer)
     try:
-        picture = Picture(file.path, known, cursor.effective, now_ns)
+        picture = Picture(file.path, lines, cursor.effective, now_ns)
     except Damaged as error:
         damage, picture = error.message, Picture(file.path, [], cursor.effective, now_ns)
     return Seen(file, owner, cursor, reading, picture, damage)
+
+
+def read_of_group(file: WorkFile, log_id: bytes) -> tuple[Reading, list[Line], str]:
+    """Read the journal of a group, also one that its owner writes to meanwhile.
+
+    Returns:
+        how far it could be read, its lines up to there, and what is wrong with it; "" if nothing is. Of a journal that
+        is not that of the group, no lines.
+
+    Raises:
+        FileNotFoundError: it was removed meanwhile.
+        Damaged: it is no regular file.
+        OSError: it cannot be read.
+    """
+    for _ in range(_READ_AGAIN):
+        lines: list[Line] = []
+        reading = read_journal(file.path, lines.append)
+        if not reading.damage:
+            break
+    if reading.damage:
+        return reading, lines, f"offset {reading.end}: {reading.damage}"
+    foreign = _foreign(log_id, file, reading)
+    return reading, [] if foreign else lines, foreign
 
 
 def owner_of(file: WorkFile) -> OwnerProcess | None:
@@ -329,12 +346,12 @@ def _groups(directory: Path) -> list[str]:
     return [name for name in names if is_route(name)]
 
 
-def _foreign(log: Log, file: WorkFile, reading: Reading) -> str:
+def _foreign(log_id: bytes, file: WorkFile, reading: Reading) -> str:
     """Says whose journal it is, if it is not that of the group; else ""."""
     start = reading.start
     if start is None:
         return ""
-    expected = (log.identity.log_id, file.route, file.group)
+    expected = (log_id, file.route, file.group)
     if (start.log_id, start.route, start.group) == expected:
         return ""
     return f"offset 0: the journal of group {start.group} on route {start.route} of log {start.log_id.hex()}"

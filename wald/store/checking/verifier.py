@@ -3,7 +3,8 @@
 It checks the checksum of every batch and frame, the digests in indexes and ledgers, and the chains of the ledgers. It
 checks that sequences and append times follow each other within and between segments, and that indexes, control batches,
 the head and the cursors agree with the segments. The daemon may run meanwhile: bytes behind the head as it was at the
-beginning are not read, and a segment that is sealed meanwhile is read in its new form.
+beginning are not read, and a segment that is sealed meanwhile is read in its new form. The journals of work groups are
+checked by :mod:`wald.work.checking`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,70 @@
+"""What a verification says of the journals of work groups: damage is an error, and what a crash may leave is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from logs import Built
+
+from wald.format.work import Start, encode_work
+from wald.store.checking.finding import Finding, Level
+from wald.work.checking import check_journals
+from wald.work.group import WorkGroup
+
+
+@pytest.fixture
+def path(built: Built) -> Path:
+    """The journal of group g on route a, of which two of five records are done, and that was not written anew."""
+    built.lines("a", [b"x"] * 5)
+    with WorkGroup(built.root.path, "a", "g") as work:
+        work.lease("w", 5, wait=30)
+        work.ack("w", [2])
+        work.ack("w", [4])
+    return built.root.route("a") / "g.work"
+
+
+def found(built: Built) -> list[Finding]:
+    return [each.finding for each in check_journals(built.root, built.log_id)]
+
+
+def levels(built: Built) -> list[Level]:
+    return [each.level for each in found(built)]
+
+
+def test_a_whole_journal_is_good_also_while_its_owner_runs(built: Built, path: Path) -> None:
+    assert levels(built) == [Level.OK]
+    with WorkGroup(built.root.path, "a", "g") as work:
+        work.ack("w", [record.sequence for record, _ in work.lease("w", 1, wait=30)])
+        assert levels(built) == [Level.OK]
+
+
+def test_each_byte_that_is_another_is_damage_with_its_offset(built: Built, path: Path) -> None:
+    data = path.read_bytes()
+    *_, last = data.splitlines(keepends=True)
+    for at in range(0, len(data) - len(last), 7):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        (finding,) = found(built)
+        assert (finding.level, finding.path) == (Level.ERROR, path)
+        assert finding.offset == data.rfind(b"\n", 0, at) + 1
+
+
+def test_a_line_that_a_crash_has_torn_is_no_damage(built: Built, path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"2f000000 {")
+    assert levels(built) == [Level.OK, Level.INFO]
+
+
+def test_the_journal_of_another_group_is_damage(built: Built, path: Path) -> None:
+    path.write_bytes(encode_work(Start(bytes(16), "a", "g", 0, 1), 0))
+    (finding,) = found(built)
+    assert finding.level is Level.ERROR
+    assert finding.message.startswith("the journal of group g on route a of log 0000")
+
+
+def test_what_is_no_file_is_damage_and_hides_no_other(built: Built, path: Path) -> None:
+    """Also one that a user has put into the directory where consumers leave cursors."""
+    consumers = built.root.consumers("a")
+    consumers.mkdir()
+    (consumers / "planted.work").symlink_to(path)
+    (consumers / "directory.work").mkdir()
+    assert sorted(level.value for level in levels(built)) == ["error", "error", "ok"]
