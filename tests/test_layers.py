@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.setting_origins": ("wald.config", "wald.limits"),
     "wald.client": (*PURE, "wald.client"),
     "wald.log": (*PURE, "wald.store"),
-    "wald.consumer": (*PURE, *READING, "wald.log"),
+    "wald.consumer": (*PURE, *READING, "wald.log", "wald.work.succession"),
     "wald.work": (*PURE, *READING, "wald.log", "wald.client", "wald.work"),
     "wald.logging": ("wald.errors", "wald.format.names", "wald.client"),
     "wald.aio": (*PURE, *READING, "wald.consumer", "wald.client"),

@@ -18,6 +18,7 @@ from wald.store.reading.batches import Batch
 from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.missing import OnMissing
+from wald.work.succession import succeed_workers
 
 
 class Consumer:
@@ -36,6 +37,10 @@ class Consumer:
     A group that has no cursor on the route yet gets one when the first loop begins. It begins at the oldest record
     there is, and from then on RECLAIM keeps for it what it has not processed. Records that were reclaimed before are
     passed over without an error, whatever ``on_missing`` is.
+
+    In the group of a :class:`wald.WorkGroup` a loop begins at its ack floor, and only if no worker has acknowledged a
+    record above that, which would come again. While a process owns the group, no loop begins; and none is to own it
+    while one runs.
 
     One program at a time may consume a route for a group; two would both get every record, and the slower one fails to
     move the cursor. One thread at a time may use a consumer.
@@ -123,7 +128,9 @@ class Consumer:
         Raises:
             NotFound: records that the group has not processed were reclaimed.
             Damaged: records cannot be read, or the cursor cannot be trusted. The cursor stays in front of them.
-            Refused: the cursor cannot be moved, because another program has moved it further.
+            Refused: the cursor cannot be moved, because another program has moved it further; or workers of the group
+                have processed records above it.
+            Locked: a process owns the group, with workers.
             NotPermitted: this user may not leave a cursor there, or it is another user's.
             OSError: the cursor cannot be written, as the disk is full.
         """
@@ -172,6 +179,7 @@ class Consumer:
 
     def _enter(self) -> None:
         """Give a new group a cursor in front of the oldest record, so that what it has not processed is kept."""
+        succeed_workers(self.log, self.route, self.group)
         if self.log.cursor(self.route, self.group).state is CursorState.ABSENT:
             begins = beginning(self.log.view(), self.route, self.group)
             self.log.set_cursor(self.route, begins.sequence - 1, self.group)

@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from wald.errors import Refused, command_line
 from wald.store.retention.cursors import CursorState
 from wald.work.journal import discard
 from wald.work.standing import standing
+from wald.work.succession import done_above
 from wald_drain.attempt import Attempts
 from wald_drain.consumer import Consumer
 from wald_drain.worker_file import WorkerFile, workers_of
@@ -83,12 +83,7 @@ def require_no_gaps(consumer: Consumer, leftovers: Leftovers, command: tuple[str
     stands = standing(log, route, group)
     above = {each for _, sequences in leftovers.processed() for each in sequences if each > stands.floor}
     if stands.done or stands.dead or above:
-        words = f"feed {route} --group {group} --workers 1 --exit-at-end -- {shlex.join(command)}"
-        raise Refused(
-            f"route {route}: workers of group {group} have processed records above the cursor, "
-            f"{stands.floor}, which would be processed again",
-            hint=f"{command_line(log.root.path, words, program='wald-drain')} processes the rest",
-        )
+        raise done_above(log, route, group, stands.floor, shlex.join(command))
     if stands.floor > consumer.cursor.effective:
         consumer.commit(stands.floor)
     leftovers.remove()

@@ -89,6 +89,8 @@ def read(root: Path, route: str | None, on_missing: str | None, **options: Any) 
     if route is not None:
         _report_moved(log, route)
     group = check_group(asked.group or DEFAULT_GROUP)
+    if asked.commit and route is not None:
+        _succeed_workers(log, route, group)
     batches = log.batches(
         route,
         wanted.start,
@@ -134,6 +136,14 @@ def _report_absent(log: Log, route: str, group: str) -> None:
     """Report that the group has no cursor: its name may be misspelt."""
     if log.cursor(route, group).state is CursorState.ABSENT:
         click.echo(f"wald: group {group} has no cursor on route {route}: reading begins at the oldest record", err=True)
+
+
+def _succeed_workers(log: Log, route: str, group: str) -> None:
+    """Take the place of the workers of a work group, if nothing would be read again that they have processed."""
+    if log.cursor(route, group).of_work_group:
+        from wald.work.succession import succeed_workers
+
+        succeed_workers(log, route, group)
 
 
 def _write_and_commit(log: Log, route: str, group: str, batches: Iterable[Batch], output: Output) -> None:

@@ -21,4 +21,5 @@ A module knows nothing of those below it. ::
     requests     commands ask the owner for something, by a file
     group        all of it, for the threads of one process
     standing     how far the workers have come, while none is at work
+    succession   a reader without workers takes the place of the workers
 """
