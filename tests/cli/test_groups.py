@@ -191,3 +191,21 @@ def test_a_journal_without_a_cursor_is_of_no_use_and_can_be_removed(log: Built) 
     assert f"wald --root {log.root.path} group remove a g removes it\n" in shown(log)
     output_of("group", "remove", "a", "g", "--root", log.root.path)
     assert listed(log) == []
+
+
+@pytest.mark.parametrize("command", ["set", "skip"])
+def test_a_journal_without_a_cursor_gets_no_new_one_by_hand(log: Built, command: str) -> None:
+    """With it, a new owner would not deliver what the journal says is done."""
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 10)
+        owner.ask("ack", "worker-1", [3, 4])
+    log.root.cursor("a", "g").unlink()
+    why = ("--why", "bad") if command == "skip" else ()
+    moving = ("cursor", command, "a", "1", "--group", "g", *why, "--root", log.root.path)
+    code, message, hint = refusal_of(*moving)
+    assert (code, "is left of a work group whose cursor was removed" in message) == (9, True)
+    assert hint == f"wald --root {log.root.path} group remove a g removes it"
+    output_of("group", "remove", "a", "g", "--root", log.root.path)
+    assert wald(*moving).returncode == 0
+    with Owning(log.root.path, "a", "g") as owner:
+        assert owner.lease("worker-1", 9) == list(range(2, 11))

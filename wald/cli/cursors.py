@@ -11,7 +11,7 @@ from wald.cli.options import group_option, json_option, of_consumer_option, root
 from wald.cli.output import aligned, json_line
 from wald.cli.times import position as position_of
 from wald.errors import Damaged, InvalidInput, NotFound, Refused, command_line
-from wald.format.names import CONSUMERS, check_group, check_route
+from wald.format.names import CONSUMERS, WORK_SUFFIX, check_group, check_route
 from wald.format.times import nanoseconds
 from wald.log import Log
 from wald.store.files.disk import Disk
@@ -76,6 +76,7 @@ def set_(root: Path, route: str, position: str, group: str, of_consumer: bool, r
     """Record that the group has processed ROUTE up to POSITION: a sequence, or all that is older than a time."""
     log = wald.open(root)
     number = _sequence(log, position, route, group)
+    require_no_remains(log, route, group, of_consumer=of_consumer)
     news = newcomer(log.root, route, group, of_consumer=of_consumer)
     moved = log.set_cursor(route, number, group, rewind=rewind, of_consumer=of_consumer)
     if as_json:
@@ -155,6 +156,21 @@ def _require_no_work(log: Log, route: str, group: str, *, of_consumer: bool) -> 
         raise Refused(
             f"{found.path}: the cursor of a work group, which has other files, too",
             hint=command_line(log.root.path, f"group remove {route} {group}{option}"),
+        )
+
+
+def require_no_remains(log: Log, route: str, group: str, *, of_consumer: bool = False) -> None:
+    """
+    Raises:
+        Refused: the cursor of a work group was removed and its journal was not, which would count with a new cursor.
+    """
+    found = log.cursor(route, group, of_consumer=of_consumer)
+    if found.state is CursorState.ABSENT and found.of_work_group:
+        option = " --of-consumer" * (found.path.parent.name == CONSUMERS)
+        raise Refused(
+            f"{found.path.with_suffix(WORK_SUFFIX)}: is left of a work group whose cursor was removed; what it says is "
+            f"done would not be delivered",
+            hint=f"{command_line(log.root.path, f'group remove {route} {group}{option}')} removes it",
         )
 
 

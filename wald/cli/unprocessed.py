@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 import wald
-from wald.cli.cursors import cursor
+from wald.cli.cursors import cursor, require_no_remains
 from wald.cli.options import group_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line, time_fields
 from wald.cli.positions import EXITS
@@ -182,6 +182,7 @@ def skip(
     log.root.require_route(route)
     with skips(log, f"cursor skip {route} {sequence} --group {group}") as ledger:
         before = cursor_of(log, route, group, of_consumer=of_consumer)
+        require_no_remains(log, route, group, of_consumer=before.path.parent.name == CONSUMERS)
         records, missing = _skippable(log, before, sequence, through=through)
         of_consumer = before.path.parent.name == CONSUMERS
         news = newcomer(log.root, route, group, of_consumer=of_consumer)
