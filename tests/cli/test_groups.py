@@ -65,7 +65,7 @@ def test_a_group_without_an_owner_says_so_and_what_happens_next(log: Built) -> N
 
 def test_show_names_who_has_the_oldest_record(log: Built) -> None:
     with Owning(log.root.path, "a", "g") as owner:
-        owner.lease("worker-1", 2)
+        owner.lease("worker-1", 2, lease_for=598)
         assert "record 1, appended 2023-11-14T" in shown(log)
         assert "; worker-1 has it, try 1, 9 min 5" in shown(log)
         owner.ask("nack", "worker-1", [1], 3600)
