@@ -16,7 +16,7 @@ HELD = st.lists(st.builds(Held, st.text(min_size=1), SEQUENCES, PAIRS), max_size
 DEAD = st.lists(
     st.builds(Dead, SEQUENCES, st.integers(0, 255), st.text(), SEQUENCES, st.just("dead"), SEQUENCES), max_size=2
 )
-WHY = st.lists(st.builds(Why, st.text(), PAIRS), max_size=2)
+WHY = st.lists(st.builds(Why, st.text(), st.integers(0, 1 << 40), PAIRS), max_size=2)
 LINES = (
     st.builds(Start, st.binary(min_size=16, max_size=16), st.just("orders"), st.just("billing"), SEQUENCES, SEQUENCES)
     | st.builds(
@@ -69,6 +69,8 @@ def test_a_damaged_line_is_none(damaged: bytes) -> None:
         {"dead": {"sequence": 1}},
         {"dead": [{"sequence": 1}]},
         {"out": [["w"]]},
+        {"why": [["exit 1"]]},
+        {"why": [["exit 1", 1, 1]]},
         {"out": [["w", 5, 1]]},
         {"out": "w"},
     ],

@@ -257,7 +257,7 @@ WORK: list[tuple[WorkLine, int]] = [
             done=[(300, 301), (303, 309)],
             back=[(302, 302)],
             due=[(302, TIME_NS)],
-            why=[Why("exit code 1", [(302, 302)])],
+            why=[Why("exit code 1", 2, [(302, 302)])],
         ),
         300,
     ),

@@ -16,6 +16,7 @@ from wald.format.names import WORK_SUFFIX
 from wald.work.deliveries import Deliveries, Refusal
 from wald.work.group import WorkGroup
 from wald.work.standing import Standing, standing
+from wald.work.terms import Failure
 from wald.work.window import Run
 
 SECOND = 1_000_000_000
@@ -73,6 +74,30 @@ def test_what_was_given_up_without_a_daemon_is_a_dead_letter_later(daemon: Daemo
         eventually(lambda: work.given_up == 1)
         assert work.floor == 1
     assert letters(daemon.root) == [(b"1", "it has teeth", "1")]
+
+
+def test_the_tries_that_a_worker_counts_never_go_down(built: Built) -> None:
+    """Over starts and over snapshots; also of a record that no worker has, but not of one that was never delivered."""
+    built.lines("a", [b"job"] * 4)
+    with WorkGroup(built.root.path, "a", "g") as work:
+        work.lease("x", 3, wait=30)
+        assert work.nack("x", [1, 2], reason="exit 1", tries=3) == []
+        assert work.nack("y", [3], reason="exit 2", tries=7) == [Refusal(3, "x")]
+    with WorkGroup(built.root.path, "a", "g") as work:
+        assert [work.failed(each) for each in (1, 2, 3)] == [Failure("exit 1", 3), Failure("exit 1", 3), None]
+        refused = work.nack("x", [2, 3, 4], reason="killed", tries=4)
+        assert sorted(refused) == [Refusal(2, ""), Refusal(3, ""), Refusal(4, "")]
+        work.lease("x", 1, wait=30)
+        work.nack("x", [1], reason="later")
+    with WorkGroup(built.root.path, "a", "g") as work:
+        found = [work.failed(each) for each in (1, 2, 3, 4)]
+        assert found == [Failure("later", 3), Failure("killed", 4), Failure("killed", 4), None]
+        work.lease("x", 1, wait=30)
+        work.nack("x", [1], tries=5)
+        assert work.failed(1) == Failure("later", 5)
+        work.lease("x", 4, wait=30)
+        work.ack("x", [1, 2])
+        assert work.failed(1) is None
 
 
 def test_records_behind_one_that_was_given_up_follow_it(tmp_path: Path, daemon: Daemon) -> None:

@@ -236,8 +236,9 @@ def _oldest(found: _Found, now_ns: int) -> str:
     picture = found.seen.picture
     named = f"record {picture.floor + 1}" if picture.open else "a record that was not read yet"
     since = f"appended {utc(found.unfinished.oldest_ns or 0)}, {format_seconds(found.unfinished.seconds(now_ns))} ago"
-    reason = picture.reasons.get(picture.floor + 1)
-    return f"{named}, {since}{_standing(found.seen, now_ns)}" + f"; came back last: {reason}" * bool(reason)
+    failure = picture.failures.get(picture.floor + 1)
+    last = f"; came back last: {failure.reason}" if failure and failure.reason else ""
+    return f"{named}, {since}{_standing(found.seen, now_ns)}{last}"
 
 
 def _standing(seen: Seen, now_ns: int) -> str:

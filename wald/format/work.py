@@ -4,7 +4,7 @@
      "synced": 0, "crc": "…"}
     {"page": 256, "records": "..1.0…", "more": [[300, 70]], "due": [258, 1700000000000000000], "crc": "…"}
     {"in": [400, 449], "out": [["worker-1", 1700000000000000000, 300, 309]], "synced": 4096, "crc": "…"}
-    {"done": [300, 301], "back": [302, 302], "due": [302, 1700000000000000000], "why": [["exit 1", 302, 302]], …}
+    {"done": [300, 301], "back": [302, 302], "due": [302, 1700000000000000000], "why": [["exit 1", 3, 302, 302]], …}
 
 The first line says whose journal it is, up to where everything is done, and from where on nothing was read yet. The
 lines ``page`` are what was known when the file was last written anew: 128 records each, ``.`` for one that is done (or
@@ -110,9 +110,15 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why records came back the last time, as the one said who gave them back."""
+    """Why records came back the last time, as the one said who gave them back.
+
+    Attributes:
+        reason: "": as before.
+        tries: how often each has failed, as its workers count by themselves; 0: they do not. It never goes down.
+    """
 
     reason: str
+    tries: int
     runs: Pairs
 
 
@@ -173,7 +179,7 @@ def encode_work(line: Line, synced: int) -> bytes:
                 if held := getattr(line, name):
                     fields[name] = [[each.to, each.until_ns, *_flat(each.runs)] for each in held]
             if line.why:
-                fields["why"] = [[each.reason, *_flat(each.runs)] for each in line.why]
+                fields["why"] = [[each.reason, each.tries, *_flat(each.runs)] for each in line.why]
             if line.dead:
                 fields["dead"] = [asdict(dead) for dead in line.dead]
     return encode_line({**fields, "synced": synced})
@@ -200,7 +206,7 @@ def decode_work(data: bytes) -> tuple[Line, int]:
             return _page(fields), synced
         lists: dict[str, Any] = {attribute: _pairs(fields.pop(name, [])) for name, attribute in _LISTS}
         lists |= {name: [_held(*each) for each in fields.pop(name, [])] for name in _HELD}
-        lists["why"] = [Why(str(reason), _pairs(runs)) for reason, *runs in fields.pop("why", [])]
+        lists["why"] = [_why(*each) for each in fields.pop("why", [])]
         lists["dead"] = [Dead(**dead) for dead in fields.pop("dead", [])]
         if fields:
             raise BadWork(f"unknown fields: {', '.join(fields)}")
@@ -226,6 +232,10 @@ def _page(fields: Mapping[str, Any]) -> Page:
 
 def _held(to: str, until_ns: int, *runs: int) -> Held:
     return Held(str(to), int(until_ns), _pairs(list(runs)))
+
+
+def _why(reason: str, tries: int, *runs: int) -> Why:
+    return Why(str(reason), int(tries), _pairs(list(runs)))
 
 
 def _flat(pairs: Pairs) -> list[int]:

@@ -32,7 +32,7 @@ from wald.work.ownership import Ownership
 from wald.work.replay import Replayed
 from wald.work.requests import Requests
 from wald.work.source import Source
-from wald.work.terms import Clock, Delivery, Pending, Rules
+from wald.work.terms import Clock, Delivery, Failure, Pending, Rules
 from wald.work.turns import Turns
 from wald.work.upkeep import Upkeep
 from wald.work.window import Run
@@ -195,14 +195,33 @@ class WorkGroup:
         named = _named(consumer, sequences)
         return self._ask(Ask(lambda: self._owner.finish(consumer, named), durable=True))
 
-    def nack(self, consumer: str, sequences: Collection[int], delay: float = 0.0, reason: str = "") -> list[Refusal]:
-        """Give records back, which are delivered again, after ``delay`` seconds; a delay is on disk when this returns.
+    def nack(
+        self,
+        consumer: str,
+        sequences: Collection[int],
+        delay: float = 0.0,
+        reason: str = "",
+        tries: int | None = None,
+    ) -> list[Refusal]:
+        """Give records back, which are delivered again, after ``delay`` seconds.
+
+        A delay and ``tries`` are on disk when this returns.
 
         Args:
             reason: why, for the dead letter, should it come to that.
+            tries: how often each has failed, for a worker that counts by itself; :meth:`failed` says it again. It is
+                taken in also for a record that no worker has by now.
         """
         named, delay_ns, reason = _named(consumer, sequences), _nanoseconds(delay), str(reason)
-        return self._ask(Ask(lambda: self._owner.give_back(consumer, named, delay_ns, reason), durable=delay_ns > 0))
+        count = 0 if tries is None else index(tries)
+        back = Ask(
+            lambda: self._owner.give_back(consumer, named, delay_ns, reason, count), durable=delay_ns > 0 or count > 0
+        )
+        return self._ask(back)
+
+    def failed(self, sequence: int) -> Failure | None:
+        """Why a record came back the last time, and how often it has failed; None: that was not said."""
+        return self._ask(Ask(lambda: self._owner.failure(sequence)))
 
     def give_up(
         self, consumer: str, sequences: Collection[int], reason: str, tries: int | None = None

@@ -15,9 +15,9 @@ from wald.format.not_before import not_before
 from wald.format.record import Record
 from wald.format.work import Commit, Dead, Held, Line, Start, Why
 from wald.work.deliveries import Refusal, Settled
-from wald.work.replay import Replayed, pages
+from wald.work.replay import Replayed, note, pages
 from wald.work.source import Source
-from wald.work.terms import Clock, Delivery, Pending, Rules
+from wald.work.terms import Clock, Delivery, Failure, Pending, Rules
 from wald.work.window import Run, State, runs_of
 
 _NS = 1_000_000_000
@@ -65,7 +65,7 @@ class Owner:
         self._rules = rules
         self._deliveries = replayed.deliveries
         self._source = source
-        self._reasons = replayed.reasons
+        self._failures = replayed.failures
         self._dead = replayed.dead
         self._to_bury: deque[int] = deque()
         self.given_up = 0
@@ -102,10 +102,10 @@ class Owner:
         window = self._deliveries.window
         yield Start(self._start.log_id, self._start.route, self._start.group, window.floor, window.end)
         yield from pages(self._deliveries)
-        given: dict[str, list[int]] = {}
-        for sequence, reason in self._reasons.items():
-            given.setdefault(reason, []).append(sequence)
-        why = [Why(reason, list(runs_of(sorted(sequences)))) for reason, sequences in given.items()]
+        given: dict[Failure, list[int]] = {}
+        for sequence, failure in self._failures.items():
+            given.setdefault(failure, []).append(sequence)
+        why = [Why(*failure, list(runs_of(sorted(sequences)))) for failure, sequences in given.items()]
         if rest := Commit(longer=self._held(), why=why, dead=list(self._dead.values())):
             yield rest
 
@@ -155,18 +155,31 @@ class Owner:
         self._finished(settled.runs)
         return settled.refused
 
-    def give_back(self, consumer: str, sequences: Collection[int], delay_ns: int, reason: str) -> list[Refusal]:
-        """Take in that ``consumer`` has not processed records; those for which it does not count."""
+    def give_back(
+        self, consumer: str, sequences: Collection[int], delay_ns: int, reason: str, tries: int
+    ) -> list[Refusal]:
+        """Take in that ``consumer`` has not processed records; those for which it does not count.
+
+        Args:
+            tries: how often each has failed; 0: not counted. It counts also for what no consumer has by now.
+        """
         due_ns = self.clock.time_ns() + delay_ns if delay_ns > 0 else None
         settled = self._deliveries.give_back(consumer, sequences, due_ns=due_ns)
         self._came_back(settled.runs)
         if due_ns is not None:
             self._settling().due += [(sequence, due_ns) for sequence in _each(settled)]
-        if reason and settled.runs:
-            reason = reason[:_REASON_MAX]
-            self._reasons |= dict.fromkeys(_each(settled), reason)
-            self._settling().why.append(Why(reason, list(settled.runs)))
+        runs: list[tuple[int, int]] = list(settled.runs)
+        if tries:
+            runs += (Run(s, s) for s, holder in settled.refused if not holder and self._was_delivered(s))
+        if runs and (reason or tries):
+            why = Why(reason[:_REASON_MAX], tries, runs)
+            note(self._failures, why)
+            self._settling().why.append(why)
         return settled.refused
+
+    def failure(self, sequence: int) -> Failure | None:
+        """Why an open record came back the last time; None: it did not, or that was not said."""
+        return self._failures.get(sequence)
 
     def give_up(
         self, consumer: str, sequences: Collection[int], reason: str, tries: int | None, durable: int
@@ -250,7 +263,8 @@ class Owner:
             may_be_sent = sequence in self._dead
             if not may_be_sent:
                 tries = self._deliveries.window.tries(sequence)
-                reason = self._reasons.get(sequence, "its leases ended without an acknowledgement")
+                known = self._failures.get(sequence)
+                reason = (known and known.reason) or "its leases ended without an acknowledgement"
                 dead = Dead(sequence, tries, reason, self.clock.time_ns(), self._rules.dead_letter, durable)
                 self._dead[sequence] = dead
                 self._settling().dead.append(dead)
@@ -309,6 +323,10 @@ class Owner:
         tried_out = max_tries is not None and self._deliveries.window.tries(sequence) >= max_tries
         return tried_out or sequence in self._dead
 
+    def _was_delivered(self, sequence: int) -> bool:
+        window = self._deliveries.window
+        return window.is_open(sequence) and window.tries(sequence) > 0
+
     def _doom(self, sequence: int) -> None:
         """Hold a record for its burial, so that no worker gets it."""
         self._deliveries.hold(Run(sequence, sequence), "", until_ns=self.clock.monotonic_ns() + _FOR_EVER_NS)
@@ -343,7 +361,7 @@ class Owner:
         if not runs:
             return
         self._settling().done += runs
-        for known in (self._reasons, self._dead):
+        for known in (self._failures, self._dead):
             for sequence in [each for run in runs for each in run.among(known)] if known else ():
                 del known[sequence]
 

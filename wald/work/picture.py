@@ -126,7 +126,7 @@ class Picture:
 
     Attributes:
         dead: records that are being given up.
-        reasons: why records came back the last time, as their workers said.
+        failures: why records came back the last time, as their workers said.
 
     Raises:
         Damaged: the lines do not fit each other.
@@ -146,7 +146,7 @@ class Picture:
         self._deliveries.expire(now_ns)
         self._deliveries.wake(now_ns)
         self.dead = [each for _, each in sorted(replayed.dead.items())]
-        self.reasons = replayed.reasons
+        self.failures = replayed.failures
 
     @property
     def floor(self) -> int:

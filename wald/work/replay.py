@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from wald.format.work import Commit, Dead, Line, Page, Start
+from wald.format.work import Commit, Dead, Line, Page, Start, Why
 from wald.work.deliveries import Deliveries
+from wald.work.terms import Failure
 from wald.work.window import Run
 
 
@@ -14,13 +15,13 @@ class Replayed:
 
     Attributes:
         deliveries: the records above the ack floor.
-        reasons: why records came back the last time, if that was said.
+        failures: why records came back the last time, if that was said.
         dead: what is being given up.
     """
 
     def __init__(self, *, by_key: bool) -> None:
         self.deliveries = Deliveries(0, by_key=by_key)
-        self.reasons: dict[int, str] = {}
+        self.failures: dict[int, Failure] = {}
         self.dead: dict[int, Dead] = {}
 
     def end(self, floor: int) -> None:
@@ -28,7 +29,7 @@ class Replayed:
         self.deliveries.window.pass_over(floor)
         self.deliveries.finish_all(Run(0, floor))
         is_open = self.deliveries.window.is_open
-        self.reasons = {sequence: reason for sequence, reason in self.reasons.items() if is_open(sequence)}
+        self.failures = {sequence: failure for sequence, failure in self.failures.items() if is_open(sequence)}
         self.dead = {sequence: dead for sequence, dead in self.dead.items() if is_open(sequence)}
 
     def carry_out(self, line: Line) -> None:
@@ -50,13 +51,25 @@ class Replayed:
                     for first, last in held.runs:
                         window.count_try(Run(first, last))
                 for why in line.why:
-                    for first, last in why.runs:
-                        self.reasons |= dict.fromkeys(range(first, last + 1), why.reason)
+                    note(self.failures, why)
                 self.dead |= {dead.sequence: dead for dead in line.dead}
 
     def _delay(self, due: Iterable[tuple[int, int]]) -> None:
         for sequence, due_ns in due:
             self.deliveries.delay(sequence, due_ns)
+
+
+def note(failures: dict[int, Failure], why: Why) -> None:
+    """Take in why records came back; how often they have failed does not go down."""
+    alike = Failure(why.reason, why.tries)
+    for first, last in why.runs:
+        for sequence in range(first, last + 1):
+            before = failures.get(sequence, alike)
+            failures[sequence] = (
+                alike
+                if why.reason and why.tries >= before.tries
+                else Failure(why.reason or before.reason, max(why.tries, before.tries))
+            )
 
 
 def pages(deliveries: Deliveries) -> Iterator[Page]:

@@ -29,6 +29,18 @@ class Delivery(NamedTuple):
     tries: int
 
 
+class Failure(NamedTuple):
+    """Why a record came back the last time.
+
+    Attributes:
+        reason: as its worker said; "" if it did not.
+        tries: how often it has failed, as its workers count by themselves; 0: they do not.
+    """
+
+    reason: str
+    tries: int
+
+
 @dataclass(frozen=True, slots=True)
 class Pending:
     """Records that were delivered and are not acknowledged.
