@@ -21,6 +21,7 @@ from wald.store.files.disk import Disk
 
 LINE_BYTES = 512  # more than is ever written; allocated once, so that a full disk takes it too
 POLL_SECONDS = 0.2
+LEFT_RUNNING = "that an earlier wald-drain has left running"
 
 
 class CommandFile:
@@ -57,12 +58,16 @@ class CommandFile:
         """Take the lock; False if a command is running that was started with another descriptor."""
         return self.disk.lock(self.descriptor)
 
-    def wait(self, stop: threading.Event, report: Callable[[str], None]) -> bool:
-        """Wait until no command of an earlier drain is running; False if ``stop`` was set before that."""
+    def wait(self, stop: threading.Event, report: Callable[[str], None], which: str = LEFT_RUNNING) -> bool:
+        """Wait until no command has the lock; False if ``stop`` was set before that.
+
+        Args:
+            which: command that is, for the report.
+        """
         reported = False
         while not self.lock():
             if not reported:
-                report(f"waits for the command that an earlier wald-drain has left running: fuser {self.path}")
+                report(f"waits for the command {which}: fuser {self.path}")
                 reported = True
             if stop.wait(POLL_SECONDS):
                 return False

@@ -27,7 +27,7 @@ from wald_drain.handover import HandoverFile, Handovers
 from wald_drain.job import Job, MovedRoute, disk_failures, variables
 from wald_drain.leftovers import Leftovers, move_past, require_no_gaps
 from wald_drain.portions import Portion, portions
-from wald_drain.retries import NextStep, failure, next_step, pause_seconds, reason, tries_of
+from wald_drain.retries import NextStep, ending, failure, next_step, pause_seconds, reason, tries_of
 
 
 class Drain:
@@ -140,7 +140,9 @@ class Drain:
             named = self._consumer.named(part.first, part.last)
             self._report(failure(named, step, exit_code, number, job.tries, seconds))
             if step is NextStep.GIVE_UP:
-                handovers.give_up(part.records[0], reason(exit_code, number), tries=number, route=job.dead_letter)
+                handovers.give_up(
+                    part.records[0], reason(ending(exit_code), number), tries=number, route=job.dead_letter
+                )
                 self._given_up += 1
                 self._counts.gave_up(1)
                 return step

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from wald.store.retention.cursors import CursorState
 from wald.work.journal import discard
@@ -18,6 +18,7 @@ from wald.work.standing import standing
 from wald.work.succession import done_above
 from wald_drain.attempt import Attempts
 from wald_drain.consumer import Consumer
+from wald_drain.retries import KILLED_TOO, ending, is_failure
 from wald_drain.worker_file import WorkerFile, workers_of
 
 
@@ -27,6 +28,20 @@ def move_past(attempts: Attempts, consumer: Consumer, report: Callable[[str], No
     if ended is not None:
         consumer.commit(ended.last)
         report(f"{consumer.named(ended.first, ended.last)}: processed by a command that has outlived its wald-drain")
+
+
+class FailedTry(NamedTuple):
+    """A try of a single record that failed, and that its drain could not take in any more.
+
+    Attributes:
+        number: of the try.
+        how: it ended, as text.
+    """
+
+    worker: int
+    sequence: int
+    number: int
+    how: str
 
 
 class Leftovers:
@@ -60,8 +75,22 @@ class Leftovers:
             if sequences := each.processed():
                 yield each.worker, sequences
 
+    def failed(self) -> Iterator[FailedTry]:
+        """What failed alone: its command says so, or was killed with its keeper and drain, as for a lack of memory."""
+        for each in self._files:
+            last = each.last_run()
+            if last is None or len(last.sequences) != 1:
+                continue
+            (sequence,) = last.sequences
+            if last.outcome is None:
+                yield FailedTry(each.worker, sequence, last.number, KILLED_TOO)
+                continue
+            exit_code, error = last.outcome
+            if is_failure(exit_code) and not error:
+                yield FailedTry(each.worker, sequence, last.number, ending(exit_code))
+
     def remove(self) -> None:
-        """Take the files away, once what they say is acknowledged."""
+        """Take the files away, once what they say is taken in."""
         for each in self._files:
             each.remove()
 

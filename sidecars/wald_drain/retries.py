@@ -13,6 +13,8 @@ from enum import Enum
 PAUSE_FIRST_SECONDS = 0.1
 PAUSE_MAX_SECONDS = 30.0
 TRIES_WHOLE = 3  # of a batch with several records, before it is halved
+UNKNOWN = 1 << 16  # in place of the exit code of a command whose keeper was killed
+KILLED_TOO = "killed with its wald-drain"
 
 
 class NextStep(Enum):
@@ -43,7 +45,7 @@ def next_step(exit_code: int, *, number: int, tries: int | None, count: int, sto
     """What follows one try.
 
     Args:
-        exit_code: as in :mod:`subprocess`: a negative number is the signal that ended the command.
+        exit_code: as in :mod:`subprocess`: a negative number is the signal that ended the command; or UNKNOWN.
         number: of this try; the first is 1, the last is ``tries``.
         tries: as returned by :func:`tries_of`.
         count: how many records the command was given.
@@ -53,11 +55,16 @@ def next_step(exit_code: int, *, number: int, tries: int | None, count: int, sto
         return NextStep.COMMIT
     if stopping:
         return NextStep.LEAVE
-    if exit_code == os.EX_TEMPFAIL:
+    if not is_failure(exit_code):
         return NextStep.LATER
     if tries is None or number < tries:
         return NextStep.RETRY
     return NextStep.GIVE_UP if count == 1 else NextStep.HALVE
+
+
+def is_failure(exit_code: int) -> bool:
+    """Whether that was a failed try: as far as is known, and the command does not just ask for a delay."""
+    return exit_code not in (0, os.EX_TEMPFAIL, UNKNOWN)
 
 
 def pause_seconds(number: int) -> float:
@@ -71,6 +78,8 @@ def ending(exit_code: int) -> str:
     >>> ending(3), ending(-11)
     ('exit 3', 'killed by SIGSEGV')
     """
+    if exit_code == UNKNOWN:
+        return "its keeper was killed, so how it ended is not known"
     if exit_code >= 0:
         return f"exit {exit_code}"
     try:
@@ -89,6 +98,8 @@ def failure(named: str, step: NextStep, exit_code: int, number: int, tries: int 
     of_tries = "" if tries is None else f" of {tries}"
     text = f"{named}: {ending(exit_code)}"
     match step:
+        case NextStep.LATER if exit_code == UNKNOWN:
+            return f"{text}, again in {seconds:g} s"
         case NextStep.LATER:
             return f"{text}, which says later, again in {seconds:g} s"
         case NextStep.RETRY:
@@ -98,6 +109,6 @@ def failure(named: str, step: NextStep, exit_code: int, number: int, tries: int 
     return f"{text}, try {number}{of_tries}"
 
 
-def reason(exit_code: int, tries: int) -> str:
-    """Why records were given up, as text."""
-    return f"{ending(exit_code)} after {tries} {'try' if tries == 1 else 'tries'}"
+def reason(last: str, tries: int) -> str:
+    """Why records were given up, as text; ``last`` is how the last try ended."""
+    return f"{last} after {tries} {'try' if tries == 1 else 'tries'}"

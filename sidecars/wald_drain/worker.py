@@ -6,8 +6,8 @@
                         ├ a single record ─▶ given back, for a longer while each time
                         └ its last try ────▶ given up
 
-A record that fails alone is given back, so the worker goes on with others. How often it has failed alone is kept in
-memory: a try of a batch that it was part of is none of its own.
+A record that fails alone is given back, so the worker goes on with others. How often it has failed alone is in the
+journal of the group, and outlives any crash: a try of a batch that it was part of is none of its own.
 
 What a worker was leased it has until it settles it. Its leases do not end by time: they would while this process is
 stopped, and then a second worker would get records whose command still runs.
@@ -15,7 +15,6 @@ stopped, and then a second worker would get records whose command still runs.
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 import time
@@ -27,15 +26,27 @@ from wald.errors import InvalidInput
 from wald.format.record import Record
 from wald.work.deadletters import dead_letter, fits
 from wald.work.group import WorkGroup
+from wald.work.terms import Delivery
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts, Result
 from wald_drain.job import Job, variables
 from wald_drain.keeper import not_started
 from wald_drain.portions import Portion
-from wald_drain.retries import NextStep, failure, next_step, pause_seconds, reason, tries_of
+from wald_drain.retries import (
+    UNKNOWN,
+    NextStep,
+    ending,
+    failure,
+    is_failure,
+    next_step,
+    pause_seconds,
+    reason,
+    tries_of,
+)
 from wald_drain.runner import Runner
 from wald_drain.worker_file import WorkerFile
 
+_UNKEPT = "whose keeper was killed"
 _PAUSE_MAX_SECONDS = 1.0  # of a worker whose single records fail; each record waits longer
 
 
@@ -46,11 +57,13 @@ class Trouble:
     Attributes:
         since: when it failed first, by the monotonic clock.
         tries: how often it failed; runs: with those that were no tries.
+        last: how it failed the last time, as text.
     """
 
     since: float
     tries: int = 0
     runs: int = 0
+    last: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,12 @@ class Shared:
     report: Callable[[str], None]
     troubles: dict[int, Trouble] = field(default_factory=dict)
     failing_since: dict[str, float] = field(default_factory=dict)
+
+    def recall(self, got: Sequence[Delivery]) -> None:
+        """Take over from the journal how often records have failed in an earlier drain."""
+        for sequence in [record.sequence for record, tries in got if tries > 1]:
+            if sequence not in self.troubles and (failure := self.work.failed(sequence)) and failure.tries:
+                self.troubles[sequence] = Trouble(time.monotonic(), failure.tries, failure.tries, failure.reason)
 
     def forget_passed(self) -> None:
         """Forget troubles with records that an operator has passed over."""
@@ -163,9 +182,14 @@ class Worker:
         raise AssertionError("unreachable")
 
     def _try_alone(self, part: Portion) -> NextStep:
-        """Have the command process a single record, once; it is settled in any case, but for LEAVE."""
+        """Have the command process a single record, once; it is settled in any case, but for LEAVE.
+
+        One that has failed often enough in an earlier drain, which was killed or had more tries, is given up at once.
+        """
         shared, record = self._shared, part.records[0]
         trouble = shared.troubles.get(record.sequence) or Trouble(time.monotonic())
+        if shared.job.tries is not None and trouble.tries >= shared.job.tries:
+            return self._give_up(record, trouble)
         number = trouble.tries + 1
         exit_code = self._run(part, number)
         if exit_code is None:
@@ -180,16 +204,12 @@ class Worker:
         self._report(part, step, exit_code, number, seconds)
         if step is NextStep.LEAVE:
             return step
-        if self._by_key and record.key is not None:
-            self._not_ours.add(record.key)
+        trouble.last = ending(exit_code)
         if step is NextStep.GIVE_UP:
-            shared.troubles.pop(record.sequence, None)
-            self._give_up(record, exit_code, number)
-            return step
+            trouble.tries = number
+            return self._give_up(record, trouble)
         trouble.tries = number if step is NextStep.RETRY else trouble.tries
-        shared.troubles[record.sequence] = trouble
-        shared.work.nack(self.name, [record.sequence], delay=seconds)
-        self._failures += 1
+        self._give_back(record, trouble, seconds)
         limited = shared.job.tries is not None and step is NextStep.RETRY
         pause = 0.0 if limited else min(_PAUSE_MAX_SECONDS, pause_seconds(self._failures))
         return NextStep.LEAVE if shared.stop.wait(pause) else step
@@ -201,27 +221,34 @@ class Worker:
             return None
         environment = variables(shared.consumer, part, number) | {"WALD_WORKER": str(self._runner.worker)}
         began = time.monotonic()
-        exit_code = self._exit_code(part, environment)
+        exit_code = self._exit_code(part, number, environment)
         if exit_code is None:
             return None
         now = time.monotonic()
-        failed = Result.LATER if exit_code == os.EX_TEMPFAIL else Result.FAILURE
+        failed = Result.FAILURE if is_failure(exit_code) else Result.LATER
         shared.counts.ran(failed if exit_code else Result.SUCCESS, now - began, now=now)
         return exit_code
 
-    def _exit_code(self, part: Portion, environment: Mapping[str, str]) -> int | None:
-        """Run the command to its end, even if its keeper is killed; None if drain is stopping before that."""
+    def _exit_code(self, part: Portion, number: int, environment: Mapping[str, str]) -> int | None:
+        """Run the command to its end; None if drain is stopping before that.
+
+        If the keeper is killed, the exit code is UNKNOWN, once the command has ended.
+        """
         run = secrets.randbits(62)
         if not self.file.wait(self._shared.stop, self._report_waiting):
             return None
-        self.file.begin(run, [record.sequence for record in part.records])
         stdin = part.encoded(self._shared.job.stdin_format)
-        status = self._runner.run(run, self.file.descriptor, stdin, environment)
+        self.file.begin(run, [record.sequence for record in part.records], number)
+        try:
+            self._runner.run(run, self.file.descriptor, stdin, environment)
+        except OSError:
+            self.file.settle()  # the command was not started, so this is no try at the next start either
+            raise
         outcome = self.file.outcome(run)
-        if status or outcome is None:
+        if outcome is None:
+            self.file.settle()  # nothing will ever say how it ends, nor at the next start
             self.file.renew()  # the command may be running: until it has ended, the records are with that
-            stopped = not self.file.wait(self._shared.stop, self._report_waiting)
-            return None if stopped else os.waitstatus_to_exitcode(status) or 1
+            return UNKNOWN if self.file.wait(self._shared.stop, self._report_waiting, _UNKEPT) else None
         exit_code, error = outcome
         if error:
             raise not_started(self._runner.command, error)
@@ -235,8 +262,19 @@ class Worker:
         now_ns = shared.consumer.now_ns()
         shared.counts.processed(part.count, now_ns=now_ns, failing_since=shared.oldest_failure)
 
-    def _give_up(self, record: Record, exit_code: int, number: int) -> None:
+    def _give_back(self, record: Record, trouble: Trouble, seconds: float) -> None:
+        """Give a record back, for so long."""
+        self._leave_key(record)
+        self._failures += 1
         shared = self._shared
+        shared.troubles[record.sequence] = trouble
+        shared.work.nack(self.name, [record.sequence], delay=seconds, reason=trouble.last, tries=trouble.tries)
+        self.file.settle()
+
+    def _give_up(self, record: Record, trouble: Trouble) -> NextStep:
+        self._leave_key(record)
+        shared = self._shared
+        shared.troubles.pop(record.sequence, None)
         letter = dead_letter(record, {}, shared.job.dead_letter)
         if not fits(letter, bytes_max=shared.job.letter_max_bytes):
             raise InvalidInput(
@@ -245,8 +283,16 @@ class Worker:
                 hint="mend the command, or start wald-drain without --tries",
             )
         self._failures = 0
-        shared.work.give_up(self.name, [record.sequence], reason(exit_code, number), number)
+        why = reason(trouble.last, trouble.tries)
+        shared.work.give_up(self.name, [record.sequence], why, trouble.tries)
+        self.file.settle()
         shared.counts.gave_up(1, failing_since=shared.oldest_failure)
+        return NextStep.GIVE_UP
+
+    def _leave_key(self, record: Record) -> None:
+        """Take in that a record is not ours any more, nor those that follow it by its key."""
+        if self._by_key and record.key is not None:
+            self._not_ours.add(record.key)
 
     @property
     def _by_key(self) -> bool:

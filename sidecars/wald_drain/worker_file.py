@@ -1,7 +1,7 @@
 """The file of a worker, ``<group>.command-3``: which records its command has, and how that ended.
 
     {"run": 17…, "exit_code": 0, "error": 0, "crc": "…"}        512 bytes, by the keeper, when the command has ended
-    {"run": 17…, "records": [11, 14, 20, 20], "crc": "…"}       by drain, before the command starts
+    {"run": 17…, "try": 1, "records": [11, 14, 20, 20], …}      by drain, before the command starts
 
 The records of a lease need not be consecutive. They are processed if both lines are of one run and the exit code is 0.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from wald.format.checked_line import decode_line, encode_line
 from wald.format.names import COMMAND_SUFFIX, worker_suffix
@@ -19,10 +20,23 @@ from wald.work.window import runs_of
 from wald_drain.command_file import LINE_BYTES, CommandFile, padded
 
 
-def encode_given(run: int, sequences: Sequence[int]) -> bytes:
-    """The line about the records that a command gets, in order."""
-    pairs = [number for part in runs_of(list(sequences)) for number in part]
-    return encode_line({"run": run, "records": pairs})
+class LastRun(NamedTuple):
+    """What a command got, and how it ended.
+
+    Attributes:
+        number: of the try.
+        outcome: exit code and error; None: nothing says that it ended.
+    """
+
+    sequences: list[int]
+    number: int
+    outcome: tuple[int, int] | None
+
+
+def encode_given(run: int, sequences: Sequence[int], number: int) -> bytes:
+    """The line about the records that a command gets, in order, and the number of the try."""
+    pairs = [each for part in runs_of(list(sequences)) for each in part]
+    return encode_line({"run": run, "try": number, "records": pairs})
 
 
 def encode_outcome(run: int, exit_code: int, error: int) -> bytes:
@@ -43,14 +57,21 @@ def decode_outcome(line: bytes, run: int) -> tuple[int, int] | None:
     return None
 
 
-def processed_in(content: bytes) -> list[int]:
-    """The records that a command has processed, by the content of the file of its worker."""
+def last_run_in(content: bytes) -> LastRun | None:
+    """The last run, by the content of the file of a worker; None if it was settled, or there was none."""
     outcome, given = content[:LINE_BYTES], content[LINE_BYTES:].partition(b"\n")[0]
     match decode_line(given):
-        case {"run": int(run), "records": [*numbers]} if decode_outcome(outcome, run) == (0, 0):
+        case {"run": int(run), "try": int(number), "records": [*numbers]}:
             pairs = zip(numbers[::2], numbers[1::2], strict=True)
-            return [sequence for first, last in pairs for sequence in range(first, last + 1)]
-    return []
+            sequences = [sequence for first, last in pairs for sequence in range(first, last + 1)]
+            return LastRun(sequences, number, decode_outcome(outcome, run))
+    return None
+
+
+def processed_in(content: bytes) -> list[int]:
+    """The records that a command has processed, by the content of the file of its worker."""
+    last = last_run_in(content)
+    return last.sequences if last is not None and last.outcome == (0, 0) else []
 
 
 class WorkerFile(CommandFile):
@@ -66,21 +87,28 @@ class WorkerFile(CommandFile):
         self.worker = worker
         super().__init__(root, route, group, worker_suffix(worker), disk)
 
-    def begin(self, run: int, sequences: Sequence[int]) -> None:
-        """Write down which records the command is about to get. Not synced: no command survives a crash."""
-        self.disk.write(self.descriptor, [encode_given(run, sequences)], LINE_BYTES)
+    def begin(self, run: int, sequences: Sequence[int], number: int) -> None:
+        """Write down which records the command is about to get, in which try.
+
+        Not synced: no command survives a crash.
+        """
+        self.disk.write(self.descriptor, [encode_given(run, sequences, number)], LINE_BYTES)
 
     def outcome(self, run: int) -> tuple[int, int] | None:
         """Exit code and error of a run; None if it has not ended."""
         return decode_outcome(self.line(), run)
 
     def settle(self) -> None:
-        """Take away what the command got, as what it has done with that is on disk by now."""
+        """Take away what the command got, as what became of that is on disk by now, or is not to be known."""
         self.disk.truncate(self.descriptor, LINE_BYTES)
 
     def processed(self) -> list[int]:
         """The records that its last command has processed; to be asked while no command runs."""
         return processed_in(self.path.read_bytes())
+
+    def last_run(self) -> LastRun | None:
+        """What its last command got that was not settled; to be asked while no command runs."""
+        return last_run_in(self.path.read_bytes())
 
     def remove(self) -> None:
         """Take it away, unless a command has its lock by now."""

@@ -9,7 +9,7 @@ command runs and none before it has failed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -19,6 +19,7 @@ from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState, newcomer
 from wald.store.retention.progress import last_sequences
 from wald.work.group import WorkGroup
+from wald.work.window import runs_of
 from wald_drain.attempt import Attempts
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts
@@ -83,11 +84,7 @@ class Workers:
                 return 0
             self._report_new()
             work = held.enter_context(self._opened(file))
-            for worker, sequences in leftovers.processed():
-                work.ack(f"worker-{worker}", sequences)
-                named = consumer.named(sequences[0], sequences[-1])
-                self._report(f"{named}: processed by a command that has outlived its wald-drain")
-            leftovers.remove()
+            self._settle(leftovers, work)
             self._work(work)
             return given_up + work.given_up
 
@@ -100,6 +97,24 @@ class Workers:
             given_up = Handovers(consumer, file, daemon=job.daemon, report=self._report).finish()
             move_past(attempts, consumer, self._report)
             return given_up
+
+    def _settle(self, leftovers: Leftovers, work: WorkGroup) -> None:
+        """Take in what became of the last commands of an earlier drain."""
+        for worker, sequences in leftovers.processed():
+            refused = {each.sequence for each in work.ack(f"worker-{worker}", sequences)}
+            taken = [each for each in sequences if each not in refused]
+            outlived = "processed by a command that has outlived its wald-drain"
+            self._report_runs(taken, outlived)
+            self._report_runs(refused, f"{outlived}, and again now, as the journal of the group does not know of it")
+        for worker, sequence, number, how in leftovers.failed():
+            work.nack(f"worker-{worker}", [sequence], reason=how, tries=number)
+            if work.failed(sequence):  # else it is done by now, or passed over
+                self._report_runs([sequence], f"{how}, try {number}, in an earlier wald-drain")
+        leftovers.remove()
+
+    def _report_runs(self, sequences: Collection[int], text: str) -> None:
+        for first, last in runs_of(sorted(sequences)):
+            self._report(f"{self._consumer.named(first, last)}: {text}")
 
     def _report_new(self) -> None:
         """Report what is to be known of a group that has no cursor yet."""
@@ -185,6 +200,7 @@ class _Leases:
                     continue
                 if got:
                     self._busy.add(name)
+                    shared.recall(got)
                     return [delivery.record for delivery in got]
                 self._moved.report_once()
             return []

@@ -75,6 +75,12 @@ class Jobs:
         for value in values:
             (self.folder / f"fail-{value}").unlink()
 
+    def forget_running(self) -> None:
+        """Take what was begun by commands that were killed as ended."""
+        for line in self.running.values():
+            with (self.folder / "journal").open("a") as journal:
+                journal.write(f"end {line.worker} 137 {line.pid} {line.keeper} {' '.join(line.values)}\n")
+
     @property
     def lines(self) -> list[Line]:
         found = []

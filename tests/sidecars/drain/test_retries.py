@@ -87,5 +87,5 @@ def test_endings_have_words() -> None:
 
 
 def test_reasons_have_words() -> None:
-    assert reason(3, 5) == "exit 3 after 5 tries"
-    assert reason(-11, 1) == "killed by SIGSEGV after 1 try"
+    assert reason("exit 3", 5) == "exit 3 after 5 tries"
+    assert reason(ending(-11), 1) == "killed by SIGSEGV after 1 try"

@@ -11,10 +11,10 @@ from logs import Built
 
 from wald.store.files.disk import Disk
 from wald_drain.command_file import LINE_BYTES
-from wald_drain.worker_file import WorkerFile, encode_given, encode_outcome, processed_in, workers_of
+from wald_drain.worker_file import WorkerFile, encode_given, encode_outcome, last_run_in, processed_in, workers_of
 
 SEQUENCES = [300, 301, 302, 320]
-GIVEN = encode_given(7, SEQUENCES)
+GIVEN = encode_given(7, SEQUENCES, 1)
 DONE = encode_outcome(7, 0, 0)
 
 
@@ -59,15 +59,22 @@ def test_half_a_line_and_a_changed_one_say_nothing() -> None:
     assert {tuple(processed_in(changed)) for changed in every_flip(whole)} <= {(), tuple(SEQUENCES)}
 
 
+def test_a_run_that_has_not_ended_says_which_try_it_was() -> None:
+    given = encode_given(8, [5], 3)
+    assert last_run_in(DONE + given) == ([5], 3, None)
+    assert last_run_in(encode_outcome(8, -9, 0) + given) == ([5], 3, (-9, 0))
+    assert last_run_in(DONE) is None
+
+
 def test_a_settled_run_is_not_processed_again(built: Built) -> None:
     with file(built, 3) as opened:
-        opened.begin(7, SEQUENCES)
+        opened.begin(7, SEQUENCES, 1)
         os.pwrite(opened.descriptor, DONE, 0)
         assert (opened.outcome(7), opened.outcome(8)) == ((0, 0), None)
         assert opened.processed() == SEQUENCES
         opened.settle()
         assert opened.processed() == []
-        opened.begin(8, [1])
+        opened.begin(8, [1], 1)
         assert opened.processed() == []
 
 

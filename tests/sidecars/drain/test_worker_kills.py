@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -10,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from contents import records
 from draining import await_line, drain, drain_refusal
 from jobs import Jobs
 from logs import Built
-from running import TIMEOUT_SECONDS, eventually
+from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
 
 import wald
 
@@ -171,20 +173,110 @@ def test_a_command_that_is_killed_is_a_failed_try(built: Built, jobs: Jobs, star
     assert cursor(built) == 20
 
 
-def test_a_killed_keeper_leaves_the_record_with_its_command(built: Built, jobs: Jobs, start: Start) -> None:
-    """Until that has ended, and then it is tried again, as nothing says how it ended."""
+@pytest.mark.parametrize("tries", [(), ("--tries", 1)])
+def test_a_killed_keeper_leaves_the_record_with_its_command(
+    built: Built, jobs: Jobs, start: Start, tries: tuple[object, ...]
+) -> None:
+    """Until that has ended, and then it is tried again: nothing says how it ended, so that was no failed try."""
     jobs.hold(2)
-    process = start(*arguments(built, jobs, "--workers", 2, "--exit-at-end"))
+    process = start(*arguments(built, jobs, "--workers", 2, "--exit-at-end", *tries))
     jobs.await_running(2)
     os.kill(jobs.running["2"].keeper, signal.SIGKILL)
-    await_line(process, "worker-")
+    await_line(process, ": waits for the command whose keeper was killed: fuser ")
     eventually(lambda: len(jobs.processed) == 19)
     assert jobs.tries(2) == [1]
     jobs.let_go(2)
+    await_line(process, "a 2: its keeper was killed, so how it ended is not known, again in 0.1 s")
 
     assert process.wait(TIMEOUT_SECONDS) == 0
-    assert jobs.tries(2) == [1, 2]
+    assert jobs.tries(2) == [1, 1]
     assert jobs.processed == ONCE | {"2": 2}
+
+
+def test_a_killed_keeper_is_no_try_at_the_next_start_either(built: Built, jobs: Jobs, start: Start) -> None:
+    jobs.hold(2)
+    first = start(*arguments(built, jobs, "--workers", 2))
+    jobs.await_running(2)
+    os.kill(jobs.running["2"].keeper, signal.SIGKILL)
+    await_line(first, ": waits for the command whose keeper was killed")
+    first.kill()
+    first.wait(TIMEOUT_SECONDS)
+    jobs.let_go(2)
+    assert drain(*arguments(built, jobs, "--workers", 2, "--exit-at-end", "--tries", 1)).returncode == 0
+
+    assert jobs.tries(2) == [1, 1]
+    assert cursor(built) == 20
+
+
+def test_failed_tries_outlive_a_killed_drain(built: Built, jobs: Jobs, start: Start) -> None:
+    """Each once: what the journal says, and what the last command has said after that."""
+    jobs.fail(2)
+    first = start(*arguments(built, jobs, "--workers", 1))
+    eventually(lambda: jobs.tries(2) == [1, 2])
+    jobs.hold(2)
+    eventually(lambda: jobs.tries(2) == [1, 2, 3])
+    eventually(lambda: set(jobs.running) == {"2"})
+    first.kill()
+    first.wait(TIMEOUT_SECONDS)
+    jobs.let_go(2)
+    second = start(*arguments(built, jobs, "--workers", 1))
+    await_line(second, "a 2: exit 1, try 3, in an earlier wald-drain")
+    eventually(lambda: len(jobs.tries(2)) == 5)
+    second.send_signal(signal.SIGTERM)
+
+    assert second.wait(TIMEOUT_SECONDS) == 0
+    assert jobs.tries(2)[:5] == [1, 2, 3, 4, 5]
+
+
+def kill_all(process: subprocess.Popen[bytes], jobs: Jobs, value: str) -> None:
+    """Kill a drain with one worker, its command that has ``value``, and all between them, as a lack of memory may."""
+    command = jobs.running[value]
+    runner = parent_of(command.keeper)
+    for each in (process.pid, runner, command.keeper, command.pid):
+        os.kill(each, signal.SIGKILL)
+    process.wait(TIMEOUT_SECONDS)
+
+
+def test_a_record_that_kills_all_of_its_drain_is_given_up(daemon: Daemon, jobs: Jobs, start: Start) -> None:
+    """After so many tries as any other, over starts that know nothing of each other."""
+    output_of("route", "add", "a", "--root", daemon.root)
+    output_of("append", "a", "--root", daemon.root, stdin=b"1\n2\n3\n")
+    jobs.hold(2)
+    words = ("a", "--root", daemon.root, "--workers", 1, "--tries", 2, "--exit-at-end", "--", *jobs.words)
+    for number in (1, 2):
+        process = start(*words)
+        jobs.await_running(2)
+        assert jobs.running["2"].number == number
+        kill_all(process, jobs, "2")
+        jobs.forget_running()
+    done = drain(*words)
+
+    assert done.returncode == 10
+    assert b"a 2: killed with its wald-drain, try 2, in an earlier wald-drain\n" in done.stderr
+    assert jobs.tries(2) == [1, 2]
+    assert jobs.processed == {"1": 1, "3": 1}
+    (letter,) = records(daemon.root, "dead_letter")
+    headers = json.loads(letter.headers or b"")
+    assert (headers["wald.reason"], headers["wald.tries"]) == ("killed with its wald-drain after 2 tries", "2")
+
+
+def test_what_the_journal_does_not_know_is_not_reported_as_processed(built: Built, jobs: Jobs, start: Start) -> None:
+    """It comes again, and the line says so."""
+    jobs.hold(1)
+    first = start(*arguments(built, jobs, "--workers", 1))
+    jobs.await_running(1)
+    first.kill()
+    first.wait(TIMEOUT_SECONDS)
+    (built.root.route("a") / "processed.work").unlink()
+    jobs.let_go(1)
+    done = drain(*arguments(built, jobs, "--workers", 1, "--exit-at-end"))
+
+    assert done.returncode == 0
+    assert jobs.processed == ONCE | {"1": 2}
+    assert done.stderr.decode() == (
+        "wald-drain: a 1: processed by a command that has outlived its wald-drain, and again now, as the journal of "
+        "the group does not know of it\n"
+    )
 
 
 def test_a_killed_runner_ends_the_drain_and_its_command_is_waited_for(built: Built, jobs: Jobs, start: Start) -> None:

@@ -143,18 +143,27 @@ def test_a_batch_may_come_later(built: Built, jobs: Jobs, start: Start) -> None:
     assert jobs.processed == ONCE
 
 
-def test_the_next_try_after_a_restart_is_the_first(built: Built, jobs: Jobs, start: Start) -> None:
-    """As without workers."""
+def test_the_tries_go_on_after_a_restart(sent: Path, jobs: Jobs, start: Start) -> None:
+    """One that fails while drain is stopping does not count. A start with fewer tries has none left for the record."""
     jobs.fail(1)
-    process = start(*arguments(built.root.path, jobs, "--workers", 1))
-    eventually(lambda: jobs.tries(1) == [1, 2])
+    process = start(*arguments(sent, jobs, "--workers", 1))
+    eventually(lambda: jobs.tries(1)[:2] == [1, 2])
     process.send_signal(signal.SIGTERM)
     assert process.wait(TIMEOUT_SECONDS) == 0
-    before = len(jobs.tries(1))
-    process = start(*arguments(built.root.path, jobs, "--workers", 1))
-    eventually(lambda: len(jobs.tries(1)) > before + 1)
+    before = jobs.tries(1)
+    assert b"; came back last: exit 1\n" in output_of("group", "show", "a", "processed", "--root", sent)
+    process = start(*arguments(sent, jobs, "--workers", 1))
+    eventually(lambda: len(jobs.tries(1)) > len(before) + 1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    after = jobs.tries(1)
+    assert after == sorted(after)
+    assert after[len(before)] >= before[-1]
+    assert drain(*arguments(sent, jobs, "--workers", 1, "--exit-at-end", "--tries", 2)).returncode == 10
 
-    assert jobs.tries(1)[before:][:2] == [1, 2]
+    assert jobs.tries(1) == after
+    (letter,) = records(sent, "dead_letter")
+    assert int(json.loads(letter.headers or b"")["wald.tries"]) in (after[-1], after[-1] - 1)
 
 
 def test_the_order_of_a_key_is_kept(root: Path, jobs: Jobs, start: Start) -> None:
