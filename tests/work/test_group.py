@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +186,16 @@ def test_what_lies_before_a_damaged_record_is_delivered(built: Built) -> None:
         work.lease("x", wait=5)
     work.ack("x", [2])
     assert work.floor == 0
+    segment.write_bytes(segment.read_bytes().replace(b"DAMAGED", b"damaged"))  # as if it came from a copy
+    got: list[Delivery] = []
+
+    def comes() -> bool:
+        with suppress(Damaged):
+            got.extend(work.lease("x", wait=5))
+        return bool(got)
+
+    eventually(comes)
+    assert values(got) == [b"a damaged record"]
     killed(work)
     with group(built) as work:
         assert work.floor == 0
@@ -227,6 +240,84 @@ def test_ctrl_c_ends_the_wait_of_a_worker_and_of_no_other(built: Built) -> None:
         built.lines("a", [b"2"])
         other.join()
     assert values(got) == [b"2"]
+
+
+def test_what_is_acknowledged_with_a_lease_that_waits_is_acknowledged_once(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    with group(built) as work:
+        assert sequences(work.lease("x", 1, wait=5)) == [1]
+        assert sequences(work.lease("y", 1, wait=5)) == [2]
+        waiting = threading.Thread(target=lambda: work.lease("x", wait=3600, done=[1, 2]))  # it never had 2
+        waiting.start()
+        eventually(lambda: len(work._turns._waiting) == 1)
+        assert work.nack("y", [2], delay=3600) == []
+        work.claim(0)  # another turn
+        assert work.floor == 1
+        work.release("z")
+        assert work.floor == 1
+        work.close()
+        waiting.join()
+
+
+OPERATIONS: dict[str, Callable[[WorkGroup], object]] = {
+    "ack": lambda work: work.ack("x", [1]),
+    "lease with done": lambda work: work.lease("x", done=[1]),
+    "lease with done that waits": lambda work: work.lease("x", wait=0.01, done=[1, 2, 3]),
+    "nack with a delay": lambda work: work.nack("x", [1], delay=3600),
+    "give up": lambda work: work.give_up("x", [1], "it has teeth"),
+    "another delivery": lambda work: (work.nack("x", [1]), work.lease("x")),
+    "skip": lambda work: work.skip(1, 2),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_what_must_outlive_a_crash_is_on_disk_when_it_returns(
+    built: Built, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built.lines("a", [b"1", b"2", b"3"])
+    on_disk: dict[int, int] = {}
+    sync = os.fdatasync
+
+    def synced(descriptor: int) -> None:
+        size = os.fstat(descriptor).st_size
+        sync(descriptor)
+        on_disk[os.fstat(descriptor).st_ino] = size
+
+    monkeypatch.setattr("os.fdatasync", synced)
+    with group(built) as work:
+        leased(work, 3)
+        OPERATIONS[name](work)
+        journal = (built.root.place("a", "g") / "g.work").stat()
+        assert on_disk[journal.st_ino] == journal.st_size
+
+
+def test_a_child_of_a_fork_cannot_use_the_group_nor_hold_it(built: Built) -> None:
+    built.lines("a", [b"1"])
+    work = group(built)
+    reading, writing = os.pipe()
+    release, released = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(released)
+            with suppress(Exception):
+                work.lease("x")
+            try:
+                work.ack("x", [1])
+            except ValueError as error:
+                os.write(writing, str(error).encode())
+            os.read(release, 1)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    assert b"after the fork" in os.read(reading, 1000)
+    work.close()
+    with group(built) as work:  # the child lives, and has not the lock
+        assert values(work.lease("x", wait=5)) == [b"1"]
+    os.close(released)
+    os.waitpid(child, 0)
+    os.close(reading)
+    os.close(release)
 
 
 def test_what_was_leased_just_now_is_not_claimed(built: Built) -> None:

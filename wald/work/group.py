@@ -137,10 +137,11 @@ class WorkGroup:
             stack.callback(self._upkeep.close)
             self._requests = Requests(self.log.root, route, self.group, self._carry_out)
             stack.callback(self._requests.close)
+            self._descriptors = journal, ownership
+            self._is_inherited = False
+            _GROUPS.add(self)
+            stack.callback(_GROUPS.discard, self)
             self._held = stack.pop_all()
-        self._descriptors = journal, ownership
-        self._is_inherited = False
-        _GROUPS.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -166,11 +167,11 @@ class WorkGroup:
             max_records, max_bytes: of values, at most; a single record may have more.
             wait: how many seconds to wait for a record, if there is none; it may be infinite.
             done: records that it has processed, as for :meth:`ack`, but in one turn with the lease; on disk when this
-                returns.
+                returns. For which it did not count, only :meth:`ack` says.
 
         Raises:
-            Damaged, NotFound: the next record cannot be read; all before it were delivered.
-            OSError: the journal cannot be written.
+            Damaged, NotFound: the next record cannot be read; all before it were delivered. A later lease tries again.
+            OSError: the journal cannot be written, or the log cannot be read.
         """
         max_records, max_bytes, lease_ns = index(max_records), index(max_bytes), _nanoseconds(lease_for)
         if max_records < 1 or max_bytes < 1 or not lease_ns:

@@ -254,10 +254,11 @@ class Owner:
         Args:
             durable: a sequence up to which the log is durable.
         """
-        while self._to_bury:
-            sequence = self._to_bury[0]
+        for _ in range(len(self._to_bury)):
+            self._to_bury.rotate(-1)  # so that one that cannot be read stops no other
+            sequence = self._to_bury[-1]
             if not self._deliveries.window.is_open(sequence):  # passed over meanwhile
-                self._to_bury.popleft()
+                self._to_bury.pop()
                 continue
             (record,) = self._source.records(sequence, sequence)
             may_be_sent = sequence in self._dead
@@ -268,7 +269,7 @@ class Owner:
                 dead = Dead(sequence, tries, reason, self.clock.time_ns(), self._rules.dead_letter, durable)
                 self._dead[sequence] = dead
                 self._settling().dead.append(dead)
-            self._to_bury.popleft()
+            self._to_bury.pop()
             return Doomed(record, self._dead[sequence], may_be_sent)
         return None
 
@@ -335,7 +336,7 @@ class Owner:
 
     def _take_in(self) -> bool:
         """Take the next batch into the window; returns whether there was one, and room."""
-        run = self._source.next()
+        run = self._source.next(self.floor)
         window = self._deliveries.window
         if run is None or (window.open and run.last - window.floor > self._rules.window):
             return False

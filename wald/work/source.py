@@ -36,22 +36,28 @@ class Source:
         self._failed: Exception | None = None
         self._kept = _Kept(_KEPT_BYTES)
         self._cancel = threading.Event()
-        self._thread = threading.Thread(target=self._read, args=(start,), name=f"wald-work-{route}", daemon=True)
-        self._thread.start()
+        self._begin(start)
 
-    def next(self) -> Run | None:
+    def next(self, behind: int) -> Run | None:
         """The records that are next in the order of the log, a batch of them; None if there are none yet.
 
+        Args:
+            behind: up to there all is done.
+
         Raises:
-            WaldError, OSError: reading has failed, after all batches before that place were given out.
+            WaldError, OSError: reading has failed, after all batches before that place were given out. It is tried
+                again from there.
         """
         with self._changed:
             if self._ahead:
                 return self._ahead[0].run
-            if self._failed is not None:
-                raise self._failed
-            self._is_awaited = True
-            return None
+            if self._failed is None:
+                self._is_awaited = True
+                return None
+            error, self._failed = self._failed, None
+        self._thread.join()
+        self._begin(max(self._start, behind + 1))
+        raise error
 
     def take(self) -> Sequence[Record]:
         """The records of the batch that is next; then the one behind it is next."""
@@ -84,11 +90,18 @@ class Source:
             self._changed.notify_all()
         self._thread.join()
 
+    def _begin(self, start: int) -> None:
+        """Read from ``start`` on, in a thread."""
+        self._start = start
+        self._thread = threading.Thread(target=self._read, args=(start,), name=f"wald-work-{self._route}", daemon=True)
+        self._thread.start()
+
     def _read(self, start: int) -> None:
         try:
             for batch in self._log.batches(self._route, start, follow=True, cancel=self._cancel):
                 decoded = _Decoded(batch)
                 with self._changed:
+                    self._start = batch.last_sequence + 1
                     self._ahead.append(decoded)
                     self._ahead_bytes += decoded.size
                 self._arrive()
@@ -97,8 +110,8 @@ class Source:
                         self._changed.wait()
                 if self._cancel.is_set():
                     return
-        except (WaldError, OSError) as error:
-            self._failed = error
+        except Exception as error:  # noqa: BLE001 - who leases gets it
+            self._failed = error if isinstance(error, WaldError | OSError) else OSError(f"{self._route}: {error!r}")
             self._arrive()
 
     def _arrive(self) -> None:

@@ -162,10 +162,9 @@ class Turns:
         if self._journal.has_grown:
             self._journal.rewrite(self._owner.snapshot())
         answer(ask for ask in settled if not ask.durable)
-        durable = [ask for ask in settled if ask.durable]
-        if durable:
+        if any(ask.durable for ask in (*settled, *self._waiting)):
             self._journal.sync()
-            answer(durable)
+            answer(ask for ask in settled if ask.durable)
 
     def _lease(self) -> list[LeaseAsk]:
         """The leases among those that wait that have an answer now."""
@@ -176,7 +175,6 @@ class Turns:
             ask = self._waiting.popleft()
             nothing = nothing or not ask.is_served()
             if nothing and ask.until_ns > now_ns:
-                ask.prepare()
                 self._waiting.append(ask)
             else:
                 answered.append(ask)

@@ -87,12 +87,11 @@ class Upkeep:
             self._wake.clear()
             if self._closed:
                 return
-            try:
-                self._follow_cursor()
-                self._give_up()
-                self.move_cursor()
-            except (WaldError, OSError, ValueError) as error:
-                self._report_failure(f"{self._route}: group {self._group}: {error}")
+            for do in (self._follow_cursor, self.move_cursor, self._give_up, self.move_cursor):
+                try:
+                    do()
+                except (WaldError, OSError, ValueError) as error:
+                    self._report_failure(f"{self._route}: group {self._group}: {error}")
 
     def _follow_cursor(self) -> None:
         """Pass over what is before the cursor."""
