@@ -24,10 +24,10 @@ _LOCK, _STDIN = 3, 4  # descriptors of the keeper
 def check_command(command: Sequence[str]) -> None:
     """
     Raises:
-        InvalidInput: there is no such program.
+        InvalidInput: there is no such program, or it is none.
     """
     if shutil.which(command[0]) is None:
-        raise _not_a_program(command, errno.ENOENT)
+        raise _not_a_program(command, errno.EACCES if os.path.exists(command[0]) else errno.ENOENT)
 
 
 def not_started(command: Sequence[str], error: int) -> Exception:

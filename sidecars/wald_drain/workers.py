@@ -120,7 +120,7 @@ class Workers:
         """Report what is to be known of a group that has no cursor yet."""
         consumer = self._consumer
         if consumer.cursor.state is CursorState.ABSENT:
-            news = newcomer(consumer.log.root, consumer.route, consumer.group)
+            news = newcomer(consumer.log.root, consumer.route, consumer.group, with_workers=True)
             begins = beginning(consumer.log.view(), consumer.route, consumer.group)
             for message in filter(None, (news, begins.message)):
                 self._report(message)

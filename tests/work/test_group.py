@@ -201,6 +201,35 @@ def test_what_lies_before_a_damaged_record_is_delivered(built: Built) -> None:
         assert work.floor == 0
 
 
+def test_the_first_lease_has_what_is_there(built: Built) -> None:
+    for _ in range(20):
+        built.lines("a", [b"x"] * 1000)
+    for number in range(5):
+        with WorkGroup(built.root.path, "a", f"g{number}") as work:
+            assert len(work.lease("x", 5)) == 5
+    built.lines("b", [b"other"])
+    with WorkGroup(built.root.path, "b", "h") as work:
+        assert values(work.lease("x")) == [b"other"]
+        assert work.lease("x") == []
+
+
+def test_a_report_that_fails_stops_nothing(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+    reported: list[str] = []
+
+    def report(line: str) -> None:
+        reported.append(line)
+        raise RuntimeError("no terminal")
+
+    with WorkGroup(built.root.path, "a", "g", report=report) as work:  # and no daemon
+        leased(work, 2)
+        work.give_up("x", [1], f"cannot open {chr(0xDCE9)}.pdf")
+        eventually(lambda: len(reported) == 1)
+        work.ack("x", [2])
+        work.skip(1, 1)
+        eventually(lambda: cursor(built) == 2)  # which the same thread moves
+
+
 def test_a_closed_group_refuses(built: Built) -> None:
     built.lines("a", [b"1", b"2"])
     got: list[Delivery] = []

@@ -271,7 +271,11 @@ def _next(log: Log, found: _Found) -> str:
     path = seen.file.path
     if seen.damage:
         lost = _records(found.unfinished.records)
-        return f"mv {path} {path}.damaged, then start its workers: all above the cursor is delivered again, {lost}"
+        moving = f"mv {path} {path}.damaged, then start its workers: all above the cursor is delivered again, {lost}"
+        if seen.owner is None:
+            return moving
+        stopping = f"kill {seen.owner.pid}" if seen.owner.pid is not None else "stop its owner"
+        return f"{stopping}: an owner that ends writes what it knows; if the journal is still damaged then, {moving}"
     if seen.cursor.state is CursorState.ABSENT:
         return f"nothing: without a cursor the journal is not used; {group_line(log, 'remove', seen.file)} removes it"
     if not picture.open and not found.behind.records:

@@ -97,7 +97,7 @@ class WorkGroup:
         clock: Clock = time,
         ownership: Ownership | None = None,
     ) -> None:
-        rules = _rules(route, order, window, max_tries, dead_letter)
+        rules = _rules(route, order, index(window), max_tries, dead_letter)
         self.log = at if isinstance(at, Log) else Log(at)
         self.log.root.require_route(route)
         self.route = route
@@ -213,7 +213,7 @@ class WorkGroup:
             tries: how often each has failed, for a worker that counts by itself; :meth:`failed` says it again. It is
                 taken in also for a record that no worker has by now.
         """
-        named, delay_ns, reason = _named(consumer, sequences), _nanoseconds(delay), str(reason)
+        named, delay_ns, reason = _named(consumer, sequences), _nanoseconds(delay), _text(reason)
         count = 0 if tries is None else index(tries)
         back = Ask(
             lambda: self._owner.give_back(consumer, named, delay_ns, reason, count), durable=delay_ns > 0 or count > 0
@@ -237,7 +237,7 @@ class WorkGroup:
         Returns:
             those for which it did not count, as the consumer does not have them.
         """
-        named, reason, head = _named(consumer, sequences), str(reason), self.log.head()
+        named, reason, head = _named(consumer, sequences), _text(reason), self.log.head()
         tries = None if tries is None else index(tries)
         durable = 0 if head is None else head.sequence
         return self._ask(Ask(lambda: self._owner.give_up(consumer, named, reason, tries, durable), durable=True))
@@ -382,6 +382,11 @@ def _named(consumer: str, sequences: Collection[int]) -> list[int]:
     if not consumer or not isinstance(consumer, str):
         raise InvalidInput(f"the consumer {consumer!r}", hint='a name: "worker-1"')
     return sorted(map(index, sequences))
+
+
+def _text(reason: object) -> str:
+    """A reason as text that can be stored, also that of an error about a file whose name is none."""
+    return str(reason).encode(errors="backslashreplace").decode()
 
 
 def _nanoseconds(seconds: float) -> int:

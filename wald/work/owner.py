@@ -82,6 +82,11 @@ class Owner:
         return self._deliveries.window.floor
 
     @property
+    def has_read(self) -> bool:
+        """Whether what was there at the start was read to its end."""
+        return self._source.is_at_end
+
+    @property
     def has_doomed(self) -> bool:
         """Whether there is a record to be given up."""
         return bool(self._to_bury)
@@ -240,7 +245,7 @@ class Owner:
                 run.first,
                 run.last,
                 lease.consumer,
-                (now_ns - lease.since_ns) / _NS,
+                max(0, now_ns - lease.since_ns) / _NS,
                 (lease.until_ns - now_ns) / _NS,
                 tries(run.first),
             )

@@ -33,6 +33,7 @@ class Source:
         self._ahead: deque[_Decoded] = deque()  # by the thread that reads, so that no turn waits for that
         self._ahead_bytes = 0
         self._is_awaited = False
+        self._at_end = False
         self._failed: Exception | None = None
         self._kept = _Kept(_KEPT_BYTES)
         self._cancel = threading.Event()
@@ -58,6 +59,11 @@ class Source:
         self._thread.join()
         self._begin(max(self._start, behind + 1))
         raise error
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether it has read to the end of the log since the start."""
+        return self._at_end
 
     def take(self) -> Sequence[Record]:
         """The records of the batch that is next; then the one behind it is next."""
@@ -98,7 +104,8 @@ class Source:
 
     def _read(self, start: int) -> None:
         try:
-            for batch in self._log.batches(self._route, start, follow=True, cancel=self._cancel):
+            following = self._log.batches(self._route, start, follow=True, cancel=self._cancel, on_wait=self._reach_end)
+            for batch in following:
                 decoded = _Decoded(batch)
                 with self._changed:
                     self._start = batch.last_sequence + 1
@@ -112,6 +119,11 @@ class Source:
                     return
         except Exception as error:  # noqa: BLE001 - who leases gets it
             self._failed = error if isinstance(error, WaldError | OSError) else OSError(f"{self._route}: {error!r}")
+            self._arrive()
+
+    def _reach_end(self) -> None:
+        if not self._at_end:
+            self._at_end = True
             self._arrive()
 
     def _arrive(self) -> None:

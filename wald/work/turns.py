@@ -23,6 +23,7 @@ from wald.work.owner import Owner
 
 T = TypeVar("T")
 _NS = 1_000_000_000
+_START_NS = 5 * _NS
 _ALIVE_SECONDS = 1.0
 _LOOK_SECONDS = 60.0  # longer waits are in several parts
 
@@ -174,7 +175,7 @@ class Turns:
         for _ in range(len(self._waiting)):
             ask = self._waiting.popleft()
             nothing = nothing or not ask.is_served()
-            if nothing and ask.until_ns > now_ns:
+            if nothing and self._patience_ns(ask) > now_ns:
                 self._waiting.append(ask)
             else:
                 answered.append(ask)
@@ -184,7 +185,11 @@ class Turns:
         """When those who wait are to be looked at again, by the clock that is never set."""
         if not self._waiting:
             return float("inf")
-        return min(self._owner.next_change_ns(), *(ask.until_ns for ask in self._waiting))
+        return min(self._owner.next_change_ns(), *map(self._patience_ns, self._waiting))
+
+    def _patience_ns(self, ask: LeaseAsk) -> int:
+        """Until when a lease waits: at a start it may take a moment until what is there was read."""
+        return ask.until_ns if self._owner.has_read else ask.until_ns + _START_NS
 
 
 def _again(error: Exception) -> Exception:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from wald.errors import WaldError
@@ -56,7 +57,7 @@ class Upkeep:
         self._owner = owner
         self._turns = turns
         self._daemon = daemon
-        self._report = report
+        self._tell = report
         self._wake = wake
         self._closed = False
         self._reported: set[str] = set()
@@ -100,6 +101,10 @@ class Upkeep:
             self._turns.ask(Ask(lambda: self._owner.pass_over(cursor.sequence), durable=True))
             self._cursor = cursor.sequence
             self._report(f"{self._route}: the cursor was moved to {cursor.sequence}; going on behind it")
+
+    def _report(self, line: str) -> None:
+        with suppress(Exception):  # of the program that gets it; the upkeep goes on
+            self._tell(line)
 
     def _report_failure(self, why: str) -> None:
         """Report what fails, once and not every second."""

@@ -242,7 +242,7 @@ def remove_cursor(root: Root, route: str, group: str, *, disk: Disk, of_consumer
     return path
 
 
-def newcomer(root: Root, route: str, group: str, *, of_consumer: bool = False) -> str:
+def newcomer(root: Root, route: str, group: str, *, of_consumer: bool = False, with_workers: bool = False) -> str:
     """The warning about a group that is about to get its first cursor on a route, with its hint; "" if there is none.
 
     A misspelt name makes a group like any other, and what it has not read is kept for ever. The default group is no
@@ -259,7 +259,8 @@ def newcomer(root: Root, route: str, group: str, *, of_consumer: bool = False) -
     if group == DEFAULT_GROUP and not others:
         return ""
     known = f" beside {', '.join(others)}" if others else ""
-    removing = command_line(root.path, f"cursor remove {route} --group {group}")
+    words = f"group remove {route} {group}" if with_workers else f"cursor remove {route} --group {group}"
+    removing = command_line(root.path, words)
     return (
         f"group {group} is new on route {route}{known}: from now on what it has not read is kept for it\n"
         f"  hint: {removing} takes it away"
