@@ -19,7 +19,7 @@ from wald.errors import GivenUp, InvalidInput, command_line
 from wald.format.names import check_route
 from wald.loop import stop_on_signals
 from wald.store.files.disk import Disk
-from wald.work.group import Order
+from wald.work.arguments import Order
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts, of_drain
 from wald_drain.feed import Drain

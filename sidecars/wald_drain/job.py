@@ -12,7 +12,7 @@ from wald.errors import DISK_ERRORS, DiskFailure, command_line
 from wald.format.protocol import REQUEST_MAX_BYTES
 from wald.store.files.directory import Root
 from wald.store.files.moved import moved
-from wald.work.group import Order
+from wald.work.arguments import Order
 from wald_drain.consumer import Consumer
 from wald_drain.portions import Portion, StdinFormat
 

@@ -37,7 +37,7 @@ import wald
 from wald.client.producer import Producer
 from wald.format.not_before import HEADER as NOT_BEFORE
 from wald.store.files.ledger import read_ledger
-from wald.work.group import Order
+from wald.work.arguments import Order
 
 ROUTE, GROUP, DEAD = "jobs", "work", "dead_letter"
 ORDERS: tuple[Order, ...] = ("log", "key")

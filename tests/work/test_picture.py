@@ -18,7 +18,8 @@ from running import eventually
 
 from wald.errors import NotFound
 from wald.format.work import Commit, Held, Start, encode_work
-from wald.work.group import Order, WorkGroup
+from wald.work.arguments import Order
+from wald.work.group import WorkGroup
 from wald.work.picture import Picture, Seen, look, work_file, work_files
 
 TICK_NS = 100_000_000

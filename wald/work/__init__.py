@@ -11,6 +11,7 @@ A module knows nothing of those below it. ::
     checking     whether the journals of a log are whole
     source       the records themselves
     terms        what a group goes by, and what it gives out
+    arguments    what a program may ask, checked
     owner        leases and acknowledgements, as they are carried out in a turn
     asks         what a thread asks for, and how it waits
     turns        the threads that ask for them: one write and one sync for all

@@ -13,17 +13,18 @@ from os import PathLike
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar
 
 from wald.errors import InvalidInput, NotFound, Refused, command_line
-from wald.format.names import DEFAULT_GROUP, check_group, check_route
-from wald.format.work import TRIES_MAX, Start
+from wald.format.names import DEFAULT_GROUP, check_group
+from wald.format.work import Start
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.reading.batches import Batch
 from wald.store.reading.selection import select
 from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState
+from wald.work.arguments import Order, named_by, nanoseconds, rules_of, text_of
 from wald.work.asks import Ask, LeaseAsk
 from wald.work.deliveries import Deliveries, Refusal
 from wald.work.journal import Journal, discard
@@ -32,16 +33,14 @@ from wald.work.ownership import Ownership
 from wald.work.replay import Replayed
 from wald.work.requests import Requests
 from wald.work.source import Source
-from wald.work.terms import Clock, Delivery, Failure, Pending, Rules
+from wald.work.terms import Clock, Delivery, Failure, Pending
 from wald.work.turns import Turns
 from wald.work.upkeep import Upkeep
 from wald.work.window import Run
 
-Order = Literal["log", "key"]
 WINDOW = 1_000_000
 DEAD_LETTER = "dead_letter"
 _NS = 1_000_000_000
-_LONG_SECONDS = 1e9  # for ever
 T = TypeVar("T")
 _READ_SECONDS = 5.0
 _AGAIN_SECONDS = 0.02
@@ -97,7 +96,7 @@ class WorkGroup:
         clock: Clock = time,
         ownership: Ownership | None = None,
     ) -> None:
-        rules = _rules(route, order, index(window), max_tries, dead_letter)
+        rules = rules_of(route, order, index(window), max_tries, dead_letter)
         self.log = at if isinstance(at, Log) else Log(at)
         self.log.root.require_route(route)
         self.route = route
@@ -173,16 +172,16 @@ class WorkGroup:
             Damaged, NotFound: the next record cannot be read; all before it were delivered. A later lease tries again.
             OSError: the journal cannot be written, or the log cannot be read.
         """
-        max_records, max_bytes, lease_ns = index(max_records), index(max_bytes), _nanoseconds(lease_for)
+        max_records, max_bytes, lease_ns = index(max_records), index(max_bytes), nanoseconds(lease_for)
         if max_records < 1 or max_bytes < 1 or not lease_ns:
             raise InvalidInput(
                 "a lease of no records, of no bytes, or for no time",
                 hint="max_records, max_bytes and lease_for are above 0",
             )
-        owner, named = self._owner, _named(consumer, done)
+        owner, named = self._owner, named_by(consumer, done)
         lease = LeaseAsk(
             lambda: owner.lease(consumer, max_records, max_bytes, lease_ns),
-            until_ns=self._clock.monotonic_ns() + _nanoseconds(wait),
+            until_ns=self._clock.monotonic_ns() + nanoseconds(wait),
             before=(lambda: owner.finish(consumer, named)) if named else None,
         )
         return self._ask(lease)
@@ -193,7 +192,7 @@ class WorkGroup:
         Returns:
             those for which it did not count: another consumer has them by now, or they were never delivered.
         """
-        named = _named(consumer, sequences)
+        named = named_by(consumer, sequences)
         return self._ask(Ask(lambda: self._owner.finish(consumer, named), durable=True))
 
     def nack(
@@ -213,7 +212,7 @@ class WorkGroup:
             tries: how often each has failed, for a worker that counts by itself; :meth:`failed` says it again. It is
                 taken in also for a record that no worker has by now.
         """
-        named, delay_ns, reason = _named(consumer, sequences), _nanoseconds(delay), _text(reason)
+        named, delay_ns, reason = named_by(consumer, sequences), nanoseconds(delay), text_of(reason)
         count = 0 if tries is None else index(tries)
         back = Ask(
             lambda: self._owner.give_back(consumer, named, delay_ns, reason, count), durable=delay_ns > 0 or count > 0
@@ -237,7 +236,7 @@ class WorkGroup:
         Returns:
             those for which it did not count, as the consumer does not have them.
         """
-        named, reason, head = _named(consumer, sequences), _text(reason), self.log.head()
+        named, reason, head = named_by(consumer, sequences), text_of(reason), self.log.head()
         tries = None if tries is None else index(tries)
         durable = 0 if head is None else head.sequence
         return self._ask(Ask(lambda: self._owner.give_up(consumer, named, reason, tries, durable), durable=True))
@@ -248,12 +247,12 @@ class WorkGroup:
         Returns:
             those for which it did not count, as of :meth:`ack`.
         """
-        named, lease_ns = _named(consumer, sequences), _nanoseconds(lease_for)
+        named, lease_ns = named_by(consumer, sequences), nanoseconds(lease_for)
         return self._ask(Ask(lambda: self._owner.extend(consumer, named, lease_ns)))
 
     def release(self, consumer: str) -> int:
         """Take back all that ``consumer`` has; returns how many records that were."""
-        _named(consumer, ())
+        named_by(consumer, ())
         return self._ask(Ask(lambda: self._owner.release(consumer)))
 
     def skip(self, first: int, last: int) -> int:
@@ -292,7 +291,7 @@ class WorkGroup:
 
     def claim(self, min_idle: float) -> int:
         """Take back all that was leased at least ``min_idle`` seconds ago; returns how many records that were."""
-        idle_ns = _nanoseconds(min_idle)
+        idle_ns = nanoseconds(min_idle)
         return self._ask(Ask(lambda: self._owner.claim(idle_ns)))
 
     def pending(self) -> Iterator[Pending]:
@@ -361,38 +360,6 @@ class WorkGroup:
             for batch in self.log.batches(self.route, window.floor + 1, window.end - 1):
                 keys = [record.key for record in batch.records()]
                 deliveries.sort(Run(batch.first_sequence, batch.last_sequence), keys)
-
-
-def _rules(route: str, order: Order, window: int, max_tries: int | None, dead_letter: str) -> Rules:
-    if order not in get_args(Order):
-        raise InvalidInput(f"order {order!r}", hint=f"one of {', '.join(get_args(Order))}")
-    if window < 1 or not 1 <= (max_tries or 1) <= TRIES_MAX or max_tries == 0:
-        raise InvalidInput(
-            f"window {window}, max_tries {max_tries}", hint=f"window is above 0; max_tries is None, or 1 to {TRIES_MAX}"
-        )
-    if check_route(dead_letter) == route and max_tries is not None:
-        raise InvalidInput(
-            f"route {route}: cannot be its own dead-letter route", hint="dead_letter is the name of another route"
-        )
-    return Rules(order == "key", window, max_tries, dead_letter)
-
-
-def _named(consumer: str, sequences: Collection[int]) -> list[int]:
-    """The records that a consumer names."""
-    if not consumer or not isinstance(consumer, str):
-        raise InvalidInput(f"the consumer {consumer!r}", hint='a name: "worker-1"')
-    return sorted(map(index, sequences))
-
-
-def _text(reason: object) -> str:
-    """A reason as text that can be stored, also that of an error about a file whose name is none."""
-    return str(reason).encode(errors="backslashreplace").decode()
-
-
-def _nanoseconds(seconds: float) -> int:
-    if not seconds >= 0:
-        raise InvalidInput(f"{seconds!r} seconds", hint="seconds are 0 or more")
-    return int(min(seconds, _LONG_SECONDS) * _NS)
 
 
 def _leave_in_child() -> None:
