@@ -86,6 +86,16 @@ class _Page:
             self.leases = array("I", [self.leases]) * PAGE
         self.leases[low:high] = array("I", [number]) * (high - low)
 
+    def held(self, first: int) -> Iterator[tuple[int, Run]]:
+        """The leases by which all that is open is out, in runs over what is done; ``first``: of its sequences."""
+        assert not isinstance(self.leases, int)
+        low = 0
+        for lease, same in groupby(self.leases):
+            high = low + sum(1 for _ in same)
+            if (begin := self.states.find(State.OUT, low, high)) >= 0:
+                yield lease, Run(first + begin, first + self.states.rfind(State.OUT, low, high))
+            low = high
+
 
 class Window:
     """The records of one route above ``floor``.
@@ -188,12 +198,13 @@ class Window:
     def holdings(self) -> Iterator[tuple[int, Run]]:
         """What is out, and by which leases, in order; a run may have records in it that are done."""
         for number, page in self._pages.items():
-            out = page.states.count(State.OUT)
-            first = number * PAGE
-            if out == page.open and isinstance(page.leases, int):
-                yield page.leases, Run(first + page.states.find(State.OUT), first + page.states.rfind(State.OUT))
-            elif out:
+            out, first = page.states.count(State.OUT), number * PAGE
+            if out < page.open:
                 yield from self.leases_in(Run(first, first + PAGE - 1))
+            elif isinstance(page.leases, int):
+                yield page.leases, Run(first + page.states.find(State.OUT), first + page.states.rfind(State.OUT))
+            else:  # what is done has the number of the lease that it had
+                yield from page.held(first)
 
     def deliver(self, run: Run, lease: int) -> bytes:
         """Take in that open records are out by ``lease``, once more each; how often by now."""
