@@ -81,12 +81,14 @@ class Graves:
         self.works = True
         self.lock = threading.Lock()
 
-    def prepare(self, *_: object) -> None:
+    def prepare(self, *_: object, **__: object) -> None:
         with self.lock:
             if not self.works:
                 raise Unavailable("no daemon", hint="start one")
 
-    def send(self, _daemon: Path, letters: Iterator[tuple[str, bytes]], *, seed: bytes) -> list[Durable]:
+    def send(
+        self, _daemon: Path, letters: Iterator[tuple[str, bytes]], *, seed: bytes, retry_for: float
+    ) -> list[Durable]:
         self.prepare()
         with self.lock:
             ((route, payload),) = letters

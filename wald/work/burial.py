@@ -30,6 +30,8 @@ from wald.work.deadletters import (
     send,
 )
 
+_RETRY_SECONDS = 1.0  # who has it done tries again, and is not to be held up at its end
+
 
 def bury(log: Log, daemon: Path, group: str, record: Record, dead: Dead, *, may_be_sent: bool) -> int:
     """Make a dead letter of a record that is given up; on disk when this returns.
@@ -54,10 +56,10 @@ def bury(log: Log, daemon: Path, group: str, record: Record, dead: Dead, *, may_
     }
     if may_be_sent and (found := _sent(log, dead, headers)):
         return found
-    prepare(daemon, log.root, dead.route)
+    prepare(daemon, log.root, dead.route, retry_for=_RETRY_SECONDS)
     seed = hashlib.sha256(repr((identity, record.route, group, *astuple(dead))).encode()).digest()
     letter = dead_letter(record, headers, dead.route)
-    (durable,) = send(daemon, payloads([letter]), seed=seed)
+    (durable,) = send(daemon, payloads([letter]), seed=seed, retry_for=_RETRY_SECONDS)
     return durable.first
 
 

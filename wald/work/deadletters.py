@@ -118,20 +118,28 @@ def fits(letter: Record, *, bytes_max: int = REQUEST_MAX_BYTES) -> bool:
     return _letter_bytes(letter) + _FIXED_BYTES <= bytes_max
 
 
-def prepare(daemon: Path, root: Root, route: str) -> None:
+def prepare(daemon: Path, root: Root, route: str, *, retry_for: float = RETRY_SECONDS) -> None:
     """Make the dead-letter route if it is missing.
+
+    Args:
+        retry_for: how many seconds to wait for a daemon.
 
     Raises:
         Unavailable: no daemon runs.
         Refused: the daemon does not permit it.
     """
-    with Producer(daemon, retry_for=RETRY_SECONDS) as producer:
+    with Producer(daemon, retry_for=retry_for) as producer:
         if not root.route(route).is_dir():
             producer.command("ROUTE", "ADD", route)
 
 
-def send(daemon: Path, letters: Iterator[tuple[str, bytes]], *, seed: bytes) -> list[Durable]:
+def send(
+    daemon: Path, letters: Iterator[tuple[str, bytes]], *, seed: bytes, retry_for: float = RETRY_SECONDS
+) -> list[Durable]:
     """Send payloads to routes; on disk when this returns. What was sent before under this seed is not sent twice.
+
+    Args:
+        retry_for: how many seconds to wait for a daemon.
 
     Raises:
         Undeliverable: a payload is too large; all before it are on disk.
@@ -139,7 +147,7 @@ def send(daemon: Path, letters: Iterator[tuple[str, bytes]], *, seed: bytes) -> 
     """
     durable: list[Durable] = []
     while window := list(islice(letters, WINDOW)):
-        with Producer(daemon, producer_id=producer_id(seed, window), retry_for=RETRY_SECONDS) as producer:
+        with Producer(daemon, producer_id=producer_id(seed, window), retry_for=retry_for) as producer:
             try:
                 for route, payload in window:
                     producer.publish(route, payload, columns=True)
