@@ -80,9 +80,10 @@ class Forked:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Nothing, if it has ended."""
+        """Nothing, if it has ended, also if that was not reported yet."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL."""
