@@ -63,7 +63,7 @@ class Group:
     def held(self, worker: str) -> list[Item]:
         return [item for item in self.open() if item.holder == worker]
 
-    def doomed(self, item: Item) -> bool:
+    def is_given_up(self, item: Item) -> bool:
         """Whether it may be given up by now."""
         return self.max_tries is not None and item.tries >= self.max_tries and (not item.holder or item.lapsed)
 
@@ -88,7 +88,7 @@ class Group:
         """Whether it has to be delivered before all that follow; behind one of its key it may go along with that."""
         return (
             self.may_come(item, (), floor)
-            and not self.doomed(item)
+            and not self.is_given_up(item)
             and item.due_ns <= wall_ns
             and item.batch_end - floor <= self.window
             and (not self.by_key or item.key not in self.unsettled)

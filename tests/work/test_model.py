@@ -66,7 +66,7 @@ class Clocks:
         return self.wall_ns
 
 
-class Graves:
+class DeadLetters:
     """The daemon, as far as dead letters are concerned: it knows what is sent again, until it forgets that.
 
     Attributes:
@@ -121,16 +121,16 @@ class Histories(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.path = Path(tempfile.mkdtemp())
         self.built = Built(self.path / "root")
-        self.graves, self.synced, self.clocks = Graves(self.built), Synced(), Clocks()
-        self.patch.setattr("wald.work.burial.prepare", self.graves.prepare)
-        self.patch.setattr("wald.work.burial.send", self.graves.send)
+        self.daemon, self.synced, self.clocks = DeadLetters(self.built), Synced(), Clocks()
+        self.patch.setattr("wald.work.giving_up.prepare", self.daemon.prepare)
+        self.patch.setattr("wald.work.giving_up.send", self.daemon.send)
         self.patch.setattr("wald.work.journal._GROWN_BYTES", 600)
         self.patch.setattr("wald.work.journal._GROWN_TIMES", 1)
         self.patch.setattr("os.fdatasync", self.synced)
         self.built.lines("a", [b"first"])
         self.built.log.set_cursor("a", 1, "g")
         self.model = Group(self.by_key, window, max_tries)
-        self.buried = 0
+        self.gave_up = 0
         self.of: dict[int, list[int]] = {}
         self.start()
         self.append(8, "x-xyz", {2: 10, 5: 25})
@@ -157,7 +157,7 @@ class Histories(RuleBasedStateMachine):
         names = [None if name == "-" else name.encode() for name in islice(cycle(keys), count)]
         due = [self.clocks.wall_ns + late[place] * SECOND if place in late else 0 for place in range(count)]
         headers = [json.dumps({NOT_BEFORE: str(at)}).encode() if at else None for at in due]
-        with self.graves.lock:
+        with self.daemon.lock:
             first = self.built.columns("a", [b"x"] * count, keys=names, headers=headers)
         for place, (name, at) in enumerate(zip(names, due, strict=True)):
             item = Item(first + place, first + count - 1, name, at, self.clocks.wall_ns)
@@ -165,7 +165,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(count=FEW)
     def append_to_another_route(self, count: int) -> None:
-        with self.graves.lock:
+        with self.daemon.lock:
             self.built.lines("b", [b"y"] * count)
             self.built.log.set_cursor("b", self.built.last, "g")
 
@@ -175,7 +175,7 @@ class Histories(RuleBasedStateMachine):
         self.reclaim()
 
     def cut(self) -> None:
-        with self.graves.lock:
+        with self.daemon.lock:
             base = self.built.writer.base_sequence
             if self.built.last >= base:
                 self.of[base] = list(range(base, self.built.last + 1))
@@ -188,7 +188,7 @@ class Histories(RuleBasedStateMachine):
             reclaimer.look(now_ns=self.built.now_ns)
         finally:
             reclaimer.ledger.close()
-        self.note_graves()  # what was given up just now
+        self.note_dead_letters()  # what was given up just now
         there = bases(self.built.root)
         for base in [base for base in self.of if base not in there]:
             gone = [self.model.items[s] for s in self.of.pop(base) if s in self.model.items]
@@ -212,7 +212,7 @@ class Histories(RuleBasedStateMachine):
 
     def take(self, worker: str, limit: int, seconds: int) -> list[Delivery]:
         self.model.notice()
-        self.note_graves()
+        self.note_dead_letters()
         before, expected = self.model.floor, self.model.next(self.clocks.wall_ns)
         got: list[Delivery] = []
 
@@ -221,7 +221,7 @@ class Histories(RuleBasedStateMachine):
             return bool(got) or expected is None
 
         eventually(comes, timeout=SOON_SECONDS)  # once it is read
-        self.note_graves()
+        self.note_dead_letters()
         assert len(got) <= limit
         beside: set[int] = set()
         for record, tries in got:
@@ -245,13 +245,13 @@ class Histories(RuleBasedStateMachine):
 
         What is drawn does not depend on what there is, as that depends on how quickly the machine reads.
         """
-        self.note_graves()
+        self.note_dead_letters()
         mine = [item.sequence for item in self.model.held(worker)]
         chosen = [mine[pick % len(mine)] for pick in picks if mine] if picks else mine
         known = [*self.model.items, 1, self.built.last + 5]
         chosen += [known[stray % len(known)] for stray in strays]
         items = self.model.items
-        return [s for s in dict.fromkeys(chosen) if s not in items or not self.model.doomed(items[s])]
+        return [s for s in dict.fromkeys(chosen) if s not in items or not self.model.is_given_up(items[s])]
 
     @rule(worker=WORKERS, picks=PICKS, strays=STRAYS)
     def ack_some(self, worker: str, picks: list[int], strays: list[int]) -> None:
@@ -356,7 +356,7 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def a_new_owner(self) -> None:
         self.work.close()
-        self.note_graves()
+        self.note_dead_letters()
         cursor = self.built.log.cursor("a", "g").sequence
         last = max((s for s in self.model.items if s <= self.model.floor), default=1)
         assert last <= cursor <= self.model.floor
@@ -374,7 +374,7 @@ class Histories(RuleBasedStateMachine):
             keep = len(data) if cut is None else synced + int(cut * (len(data) - synced))
             journal.write_bytes(data[:keep] + torn)
         if forgets:
-            self.graves.known.clear()
+            self.daemon.known.clear()
         self.model.crash(cut=cut is not None)
         self.start()
 
@@ -396,12 +396,12 @@ class Histories(RuleBasedStateMachine):
     def gone(self) -> Iterator[tuple[Path, int]]:
         """The journal and the cursor are as they are now, whatever the owner still does; how much was synced."""
         path, cursor = self.built.root.place("a", "g") / "g.work", self.built.log.cursor("a", "g").path
-        with self.graves.lock:
+        with self.daemon.lock:
             moved, synced = cursor.read_bytes(), self.synced.sizes.copy()
             data, inode = path.read_bytes(), path.stat().st_ino
-            works, self.graves.works = self.graves.works, False
+            works, self.daemon.works = self.daemon.works, False
         self.work.close()
-        self.graves.works = works
+        self.daemon.works = works
         cursor.write_bytes(moved)
         path.write_bytes(data)
         yield path, min(synced.get(inode, 0), len(data))
@@ -410,16 +410,16 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.model.max_tries is not None)
     @rule()
     def the_daemon_ends_or_starts(self) -> None:
-        self.graves.works = not self.graves.works
+        self.daemon.works = not self.daemon.works
 
-    def note_graves(self) -> None:
+    def note_dead_letters(self) -> None:
         """Records that have become dead letters since the last time: each once, after enough tries."""
-        with self.graves.lock:
-            new, self.buried = self.graves.letters[self.buried :], len(self.graves.letters)
+        with self.daemon.lock:
+            new, self.gave_up = self.daemon.letters[self.gave_up :], len(self.daemon.letters)
         for letter in new:
             item = self.model.items[int(letter["wald.origin.sequence"])]
             assert not item.done, f"{item} is a dead letter"
-            assert self.model.doomed(item), f"{item} is a dead letter"
+            assert self.model.is_given_up(item), f"{item} is a dead letter"
             assert int(letter["wald.tries"]) == item.tries
             assert not item.reason or letter["wald.reason"] == item.reason
             item.done, item.holder, item.lapsed = True, "", False
@@ -431,7 +431,7 @@ class Histories(RuleBasedStateMachine):
     def the_floor_is_before_the_first_open_record(self) -> None:
         if hasattr(self, "work"):
             floor, cursor = self.work.floor, self.built.log.cursor("a", "g").sequence
-            self.note_graves()  # after that: a record may be given up at any moment
+            self.note_dead_letters()  # after that: a record may be given up at any moment
             assert floor <= self.model.floor
             assert cursor <= self.model.floor
 
@@ -448,7 +448,7 @@ class Histories(RuleBasedStateMachine):
         if not hasattr(self, "work"):
             return
         try:
-            self.graves.works = True
+            self.daemon.works = True
             eventually(self.drained, timeout=2 * SOON_SECONDS)
             self.work.close()
             last = max(self.model.items, default=1)
@@ -464,7 +464,7 @@ class Histories(RuleBasedStateMachine):
         for delivery in self.take("a", 100, 1000):
             self.model.items[delivery.record.sequence].done = True
             assert self.work.ack("a", [delivery.record.sequence]) == []
-        self.note_graves()
+        self.note_dead_letters()
         return not self.model.open()
 
 

@@ -16,9 +16,9 @@ A module knows nothing of those below it. ::
     asks         what a thread asks for, and how it waits
     turns        the threads that ask for them: one write and one sync for all
     deadletters  records that were given up, and back
-    burial       giving one up, exactly once
+    giving_up    making one, exactly once
     ownership    one process at a time works for a group
-    upkeep       the cursor and the burials, in a thread of their own
+    upkeep       the cursor and the dead letters, in a thread of their own
     requests     commands ask the owner for something, by a file
     group        all of it, for the threads of one process
     standing     how far the workers have come, while none is at work

@@ -114,10 +114,10 @@ class WorkGroup:
             replayed.end(floor)
             self._sort(replayed.deliveries)
             arrived: SimpleQueue[None] = SimpleQueue()
-            doomed = threading.Event()
+            to_do = threading.Event()
             source = Source(self.log, route, replayed.deliveries.window.end, lambda: arrived.put(None))
             stack.callback(source.close)
-            self._owner = Owner(start, rules, replayed, source, clock=clock, doomed=doomed.set)
+            self._owner = Owner(start, rules, replayed, source, clock=clock, giving_up=to_do.set)
             if not journal.is_new:
                 journal.rewrite(self._owner.snapshot())
             self._turns = Turns(self._owner, journal, arrived, name=route)
@@ -131,7 +131,7 @@ class WorkGroup:
                 self._turns,
                 daemon=daemon or self.log.root.path,
                 report=report,
-                wake=doomed,
+                wake=to_do,
             )
             stack.callback(self._upkeep.close)
             self._requests = Requests(self.log.root, route, self.group, self._carry_out)
@@ -321,7 +321,7 @@ class WorkGroup:
             self._held.close()
 
     def leave_in_child(self) -> None:
-        """Give up what is the parent's; called in the child of a fork, before anything else there."""
+        """Let go of what is the parent's; called in the child of a fork, before anything else there."""
         self._is_inherited = True
         for each in self._descriptors:
             each.close()

@@ -26,8 +26,8 @@ _REASON_MAX = 500  # letters; kept in memory for each record that came back
 _LOOK_NS = 1 * _NS  # while a record waits for a time of a clock that may be set
 
 
-class Doomed(NamedTuple):
-    """A record that is to be given up.
+class DeadLetter(NamedTuple):
+    """What is to become a dead letter.
 
     Attributes:
         may_be_sent: whether its dead letter may be in the log already.
@@ -47,7 +47,7 @@ class Owner:
     Args:
         start: whose journal it is.
         replayed: what the journal says.
-        doomed: called when a record is to be given up: :meth:`next_doomed` gives it out.
+        giving_up: called when a record is to be given up: :meth:`next_dead_letter` gives it out.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Owner:
         source: Source,
         *,
         clock: Clock,
-        doomed: Callable[[], None],
+        giving_up: Callable[[], None],
     ) -> None:
         self.clock = clock
         self._start = start
@@ -67,14 +67,14 @@ class Owner:
         self._source = source
         self._failures = replayed.failures
         self._dead = replayed.dead
-        self._to_bury: deque[int] = deque()
+        self._to_give_up: deque[int] = deque()
         self.given_up = 0
         self._passed = 0  # up to here an operator has moved the cursor
-        self._doomed = doomed
+        self._giving_up = giving_up
         self._lines: list[Commit] = [Commit()]
         for sequence in self._dead:
             if self._deliveries.window.state(sequence) is State.FREE:
-                self._doom(sequence)
+                self._give_up(sequence)
 
     @property
     def floor(self) -> int:
@@ -87,9 +87,9 @@ class Owner:
         return self._source.is_at_end
 
     @property
-    def has_doomed(self) -> bool:
+    def owes_dead_letter(self) -> bool:
         """Whether there is a record to be given up."""
-        return bool(self._to_bury)
+        return bool(self._to_give_up)
 
     def begin(self) -> None:
         """Take in what time it is."""
@@ -192,7 +192,7 @@ class Owner:
         """Take in that ``consumer`` has given records up; those for which it does not count.
 
         Args:
-            durable: as of :meth:`next_doomed`.
+            durable: as of :meth:`next_dead_letter`.
         """
         settled = self._deliveries.give_back(consumer, sequences)
         reason, now_ns, route = reason[:_REASON_MAX], self.clock.time_ns(), self._rules.dead_letter
@@ -200,7 +200,7 @@ class Owner:
             tried = self._deliveries.window.tries(sequence) if tries is None else tries
             self._dead[sequence] = dead = Dead(sequence, tried, reason, now_ns, route, durable)
             self._settling().dead.append(dead)
-            self._doom(sequence)
+            self._give_up(sequence)
         return settled.refused
 
     def extend(self, consumer: str, sequences: Collection[int], lease_ns: int) -> list[Refusal]:
@@ -253,17 +253,17 @@ class Owner:
             if lease.consumer
         ]
 
-    def next_doomed(self, durable: int) -> Doomed | None:
+    def next_dead_letter(self, durable: int) -> DeadLetter | None:
         """The next record that is to be given up; None if there is none.
 
         Args:
             durable: a sequence up to which the log is durable.
         """
-        for _ in range(len(self._to_bury)):
-            self._to_bury.rotate(-1)  # so that one that cannot be read stops no other
-            sequence = self._to_bury[-1]
+        for _ in range(len(self._to_give_up)):
+            self._to_give_up.rotate(-1)  # so that one that cannot be read stops no other
+            sequence = self._to_give_up[-1]
             if not self._deliveries.window.is_open(sequence):  # passed over meanwhile
-                self._to_bury.pop()
+                self._to_give_up.pop()
                 continue
             (record,) = self._source.records(sequence, sequence)
             may_be_sent = sequence in self._dead
@@ -274,16 +274,16 @@ class Owner:
                 dead = Dead(sequence, tries, reason, self.clock.time_ns(), self._rules.dead_letter, durable)
                 self._dead[sequence] = dead
                 self._settling().dead.append(dead)
-            self._to_bury.pop()
-            return Doomed(record, self._dead[sequence], may_be_sent)
+            self._to_give_up.pop()
+            return DeadLetter(record, self._dead[sequence], may_be_sent)
         return None
 
-    def buried(self, sequence: int) -> None:
+    def gave_up(self, sequence: int) -> None:
         """Take in that the dead letter of a record is durable."""
         self.given_up += 1
         self._finished(self._deliveries.finish("", [sequence]).runs)
 
-    def not_buried(self, sequence: int, again_ns: int) -> None:
+    def not_given_up(self, sequence: int, again_ns: int) -> None:
         """Take in that it is not known whether a record became a dead letter; it is tried again after so long."""
         self._deliveries.give_back("", [sequence], due_ns=self.clock.time_ns() + again_ns)
 
@@ -322,7 +322,7 @@ class Owner:
             over = next((s for s in range(run.first, run.last + 1) if self._is_over(s)), None)
             if over != run.first:
                 return run if over is None else Run(run.first, over - 1)
-            self._doom(over)
+            self._give_up(over)
 
     def _is_over(self, sequence: int) -> bool:
         max_tries = self._rules.max_tries
@@ -333,11 +333,11 @@ class Owner:
         window = self._deliveries.window
         return window.is_open(sequence) and window.tries(sequence) > 0
 
-    def _doom(self, sequence: int) -> None:
-        """Hold a record for its burial, so that no worker gets it."""
+    def _give_up(self, sequence: int) -> None:
+        """Hold a record until it is a dead letter, so that no worker gets it."""
         self._deliveries.hold(Run(sequence, sequence), "", until_ns=self.clock.monotonic_ns() + _FOR_EVER_NS)
-        self._to_bury.append(sequence)
-        self._doomed()
+        self._to_give_up.append(sequence)
+        self._giving_up()
 
     def _take_in(self) -> bool:
         """Take the next batch into the window; returns whether there was one, and room."""

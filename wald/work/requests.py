@@ -69,7 +69,7 @@ def ask(root: Root, route: str, group: str, what: Mapping[str, Any], seconds: fl
             if not locks.is_held(path.with_suffix(HANDOVER_SUFFIX), disk):
                 raise OwnerGone
             if time.monotonic() > until:
-                _give_up(root, path, descriptor, number, seconds)
+                _withdraw(root, path, descriptor, number, seconds)
                 until = time.monotonic() + seconds
             time.sleep(_POLL_SECONDS)
         disk.truncate(descriptor, 0)
@@ -143,7 +143,7 @@ def _locked(root: Root, disk: Disk, route: str, group: str, until: float) -> Ite
         disk.close(descriptor)
 
 
-def _give_up(root: Root, path: Path, descriptor: int, number: str, seconds: float) -> None:
+def _withdraw(root: Root, path: Path, descriptor: int, number: str, seconds: float) -> None:
     """Withdraw what was asked, if the owner has not taken it.
 
     Raises:

@@ -18,9 +18,9 @@ from wald.format.work import Dead
 from wald.log import Log
 from wald.store.retention.cursors import CursorState
 from wald.work.asks import Ask
-from wald.work.burial import bury
 from wald.work.deadletters import Undeliverable
-from wald.work.owner import Doomed, Owner
+from wald.work.giving_up import give_up
+from wald.work.owner import DeadLetter, Owner
 from wald.work.turns import Turns
 
 _EVERY_SECONDS = 1.0
@@ -114,24 +114,24 @@ class Upkeep:
 
     def _give_up(self) -> None:
         """Make dead letters of all records that were delivered too often."""
-        while not self._closed and (doomed := self._next_doomed()):
-            self._bury(*doomed)
+        while not self._closed and (following := self._next_dead_letter()):
+            self._make_dead_letter(*following)
 
-    def _next_doomed(self) -> Doomed | None:
-        if not self._owner.has_doomed:
+    def _next_dead_letter(self) -> DeadLetter | None:
+        if not self._owner.owes_dead_letter:
             return None
         head = self._log.head()
         durable = 0 if head is None else head.sequence
-        return self._turns.ask(Ask(lambda: self._owner.next_doomed(durable), durable=True))
+        return self._turns.ask(Ask(lambda: self._owner.next_dead_letter(durable), durable=True))
 
-    def _bury(self, record: Record, dead: Dead, may_be_sent: bool) -> None:
+    def _make_dead_letter(self, record: Record, dead: Dead, may_be_sent: bool) -> None:
         """Make a dead letter of a record; without a daemon it is tried again later."""
         named = f"{self._route} {dead.sequence}"
         try:
-            letter = bury(self._log, self._daemon, self._group, record, dead, may_be_sent=may_be_sent)
+            letter = give_up(self._log, self._daemon, self._group, record, dead, may_be_sent=may_be_sent)
         except (WaldError, Undeliverable, OSError) as error:
-            self._turns.ask(Ask(lambda: self._owner.not_buried(dead.sequence, _AGAIN_NS)))
+            self._turns.ask(Ask(lambda: self._owner.not_given_up(dead.sequence, _AGAIN_NS)))
             self._report_failure(f"{named}: cannot be given up: {error}")
             return
-        self._turns.ask(Ask(lambda: self._owner.buried(dead.sequence), durable=True))
+        self._turns.ask(Ask(lambda: self._owner.gave_up(dead.sequence), durable=True))
         self._report(f"{named}: given up: {dead.reason}; sent to {dead.route} as {letter}")

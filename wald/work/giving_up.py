@@ -33,7 +33,7 @@ from wald.work.deadletters import (
 _RETRY_SECONDS = 1.0  # who has it done tries again, and is not to be held up at its end
 
 
-def bury(log: Log, daemon: Path, group: str, record: Record, dead: Dead, *, may_be_sent: bool) -> int:
+def give_up(log: Log, daemon: Path, group: str, record: Record, dead: Dead, *, may_be_sent: bool) -> int:
     """Make a dead letter of a record that is given up; on disk when this returns.
 
     Args:
