@@ -85,14 +85,14 @@ class HandoverFile(Ownership):
 
     def begin(self, handover: Handover) -> None:
         """Write down what is to be handed over; on disk when this returns."""
-        self._disk.truncate(self.descriptor, 0)
-        self._disk.write(self.descriptor, [encode_handover(handover)], 0)
-        self._disk.sync(self.descriptor)
+        self.disk.truncate(self.descriptor, 0)
+        self.disk.write(self.descriptor, [encode_handover(handover)], 0)
+        self.disk.sync(self.descriptor)
 
     def end(self) -> None:
         """Clear the file; on disk when this returns."""
-        self._disk.truncate(self.descriptor, 0)
-        self._disk.sync(self.descriptor)
+        self.disk.truncate(self.descriptor, 0)
+        self.disk.sync(self.descriptor)
 
 
 class Handovers:

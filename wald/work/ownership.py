@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from types import TracebackType
-from typing import Self
 
 from wald.errors import Locked
 from wald.format.names import HANDOVER_SUFFIX
-from wald.store.files.consumers import open_own
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.group_file import GroupFile
 
 _ASKED_SECONDS = 0.1  # another process may hold the lock for an instant, to see whether it is held
 
 
-class Ownership:
-    """The right to work on ``route`` for ``group``, held until it is closed.
-
-    Attributes:
-        path, descriptor: the file, open for reading and writing. What is in it is for who works.
+class Ownership(GroupFile):
+    """The right to work on ``route`` for ``group``, held until it is closed. What is in the file is for who works.
 
     Raises:
         NotFound: there is no such route.
@@ -29,12 +24,10 @@ class Ownership:
     """
 
     def __init__(self, root: Root, route: str, group: str, disk: Disk) -> None:
-        root.require_route(route)
-        self._disk = disk
-        self.path, self.descriptor = open_own(root, disk, route, group, HANDOVER_SUFFIX)
+        super().__init__(root, route, group, HANDOVER_SUFFIX, disk)
         try:
             until = time.monotonic() + _ASKED_SECONDS
-            while not disk.lock(self.descriptor):
+            while not self.lock():
                 if time.monotonic() < until:
                     time.sleep(_ASKED_SECONDS / 10)
                     continue
@@ -46,17 +39,5 @@ class Ownership:
                 raise Locked(f"{self.path}: the group was removed at this moment", hint="type the same command again")
             disk.sync_directory(self.path.parent)
         except (Locked, OSError):
-            disk.close(self.descriptor)
+            self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let another process work for the group."""
-        self._disk.close(self.descriptor)

@@ -6,6 +6,7 @@ cutting       seals the lines of an active ledger into parts
 directory     where each file lies
 disk          the system calls that make bytes durable
 fifos         made, checked, put back
+group_file    a file of a consumer group, with a lock
 identity      log.json: whether a directory is a log
 inodes        which file it is, asked without its times
 inplace       the head and transfers files, never waited for
