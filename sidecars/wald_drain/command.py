@@ -22,12 +22,12 @@ from wald.store.files.disk import Disk
 from wald.work.arguments import Order
 from wald_drain.consumer import Consumer
 from wald_drain.counts import Counts, of_drain
-from wald_drain.feed import Drain
-from wald_drain.job import Job
+from wald_drain.feed import Feed
+from wald_drain.job import Drain, Job
 from wald_drain.keeper import check_command
 from wald_drain.portions import StdinFormat
 from wald_drain.redrive import redrive as put_back
-from wald_drain.runner import Runners
+from wald_drain.runner import runners_for
 from wald_drain.workers import Workers
 
 _DEAD_LETTER = "dead_letter"
@@ -150,13 +150,11 @@ def feed(
     counts = Counts()
     with (
         _at_work(root, route, group) as (consumer, stop),
-        Runners(words, workers or 0) as runners,  # before there is another thread
+        runners_for(words, workers or 0) as runners,  # before there is another thread
         serving(metrics, lambda: of_drain(counts, route, group, time.monotonic())),
     ):
-        if workers is None:
-            given_up = Drain(consumer, job, stop=stop, report=_report, counts=counts).run()
-        else:
-            given_up = Workers(consumer, job, runners, stop=stop, report=_report, counts=counts).run()
+        drain = Drain(consumer, job, counts, stop, _report)
+        given_up = Feed(drain).run() if workers is None else Workers(drain, runners).run()
     if given_up:
         redriving = command_line(root, f"redrive {dead_letter}", program="wald-drain")
         raise GivenUp(

@@ -14,47 +14,27 @@ or the handover is finished. If a command outlives its drain, the next start wai
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import count
 
 from wald_drain.attempt import Attempts
-from wald_drain.consumer import Consumer
-from wald_drain.counts import Counts, Result
+from wald_drain.counts import Result
 from wald_drain.handover import HandoverFile, Handovers
-from wald_drain.job import Job, MovedRoute, disk_failures, variables
+from wald_drain.job import Drain, MovedRoute, disk_failures, variables
 from wald_drain.leftovers import Leftovers, move_past, require_no_gaps
 from wald_drain.portions import Portion, portions
 from wald_drain.retries import NextStep, ending, failure, next_step, pause_seconds, reason, tries_of
 
 
-class Drain:
-    """Carries out one job.
+class Feed:
+    """Carries out the job of a drain without workers."""
 
-    Args:
-        stop: after it is set, no other command is started.
-        report: gets a line for every failed try and every record given up.
-        counts: gets what has been done.
-    """
-
-    def __init__(
-        self,
-        consumer: Consumer,
-        job: Job,
-        *,
-        stop: threading.Event,
-        report: Callable[[str], None],
-        counts: Counts | None = None,
-    ) -> None:
-        self._consumer = consumer
-        self._job = job
-        self._counts = counts or Counts()
-        self._stop = stop
-        self._report = report
+    def __init__(self, drain: Drain) -> None:
+        self._drain = drain
+        self._consumer, self._job = drain.consumer, drain.job
         self._given_up = 0
-        self._moved = MovedRoute(consumer, job, report)
+        self._moved = MovedRoute(drain)
 
     def run(self) -> int:
         """Run to the end of the route, if the job exits there, or until ``stop`` is set; return how many were given up.
@@ -79,17 +59,17 @@ class Drain:
             file = held.enter_context(HandoverFile(root, route, group, disk))
             attempts = held.enter_context(Attempts(root, route, group, disk))
             handovers = Handovers(
-                consumer, file, daemon=job.daemon, report=self._report, letter_max_bytes=job.letter_max_bytes
+                consumer, file, daemon=job.daemon, report=self._drain.report, letter_max_bytes=job.letter_max_bytes
             )
-            if not attempts.wait(self._stop, self._report_of_route):
+            if not attempts.wait(self._drain.stop, self._drain.report_of_route):
                 return
             self._given_up += handovers.finish()
-            move_past(attempts, consumer, self._report)
+            move_past(attempts, consumer, self._drain.report)
             with Leftovers(consumer) as leftovers:
-                if not leftovers.wait(self._stop, self._report_of_route):
+                if not leftovers.wait(self._drain.stop, self._drain.report_of_route):
                     return
                 require_no_gaps(consumer, leftovers, job.command)
-            consumer.enter(self._report)
+            consumer.enter(self._drain.report)
             while True:
                 for portion in portions(consumer.unprocessed(), records_max=job.records_max):
                     step = self._process(portion, attempts, handovers)
@@ -99,7 +79,7 @@ class Drain:
                         break
                 else:
                     self._moved.report_once()
-                    if job.exit_at_end or not consumer.more_come(self._stop, self._moved.report_once):
+                    if job.exit_at_end or not consumer.more_come(self._drain.stop, self._moved.report_once):
                         return
 
     def _process(self, portion: Portion, attempts: Attempts, handovers: Handovers) -> NextStep:
@@ -125,28 +105,30 @@ class Drain:
         tries = tries_of(part.count, halved=halved, tries=job.tries)
         number = 1
         for runs in count(1):
-            if self._stop.is_set() or not attempts.wait(self._stop, self._report_of_route):
+            if self._drain.stop.is_set() or not attempts.wait(self._drain.stop, self._drain.report_of_route):
                 return NextStep.LEAVE
             if runs > 1 and self._consumer.cursor.sequence >= part.first:
-                self._report_of_route(f"the cursor was moved past record {part.first}; going on behind it")
+                self._drain.report_of_route(f"the cursor was moved past record {part.first}; going on behind it")
                 return NextStep.SKIPPED
             exit_code = self._run_command(attempts, part, stdin, variables(self._consumer, part, number))
-            step = next_step(exit_code, number=number, tries=tries, count=part.count, stopping=self._stop.is_set())
+            step = next_step(
+                exit_code, number=number, tries=tries, count=part.count, stopping=self._drain.stop.is_set()
+            )
             if step is NextStep.COMMIT:
                 self._consumer.commit(part.last)
-                self._counts.processed(part.count, now_ns=self._consumer.now_ns())
+                self._drain.counts.processed(part.count, now_ns=self._consumer.now_ns())
                 return step
             seconds = pause_seconds(1 if step is NextStep.HALVE else runs)
             named = self._consumer.named(part.first, part.last)
-            self._report(failure(named, step, exit_code, number, job.tries, seconds))
+            self._drain.report(failure(named, step, exit_code, number, job.tries, seconds))
             if step is NextStep.GIVE_UP:
                 handovers.give_up(
                     part.records[0], reason(ending(exit_code), number), tries=number, route=job.dead_letter
                 )
                 self._given_up += 1
-                self._counts.gave_up(1)
+                self._drain.counts.gave_up(1)
                 return step
-            if step is NextStep.LEAVE or self._stop.wait(seconds):
+            if step is NextStep.LEAVE or self._drain.stop.wait(seconds):
                 return NextStep.LEAVE
             if step is NextStep.HALVE:
                 return step
@@ -159,8 +141,5 @@ class Drain:
         exit_code = attempts.run(self._job.command, stdin, environment, first=part.first, last=part.last)
         now = time.monotonic()
         failure = Result.LATER if exit_code == os.EX_TEMPFAIL else Result.FAILURE
-        self._counts.ran(failure if exit_code else Result.SUCCESS, now - began, now=now)
+        self._drain.counts.ran(failure if exit_code else Result.SUCCESS, now - began, now=now)
         return exit_code
-
-    def _report_of_route(self, text: str) -> None:
-        self._report(f"{self._consumer.route}: {text}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from wald.store.files.directory import Root
 from wald.store.files.moved import moved
 from wald.work.arguments import Order
 from wald_drain.consumer import Consumer
+from wald_drain.counts import Counts
 from wald_drain.portions import Portion, StdinFormat
 
 
@@ -38,6 +40,26 @@ class Job:
     exit_at_end: bool
     letter_max_bytes: int = REQUEST_MAX_BYTES
     order: Order = "log"
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A drain that is under way, with workers or without.
+
+    Attributes:
+        stop: after it is set, no other command is started. It is set by a signal, and when a worker fails.
+        report: gets a line for every failed try and every record given up; called by many threads.
+        counts: gets what has been done.
+    """
+
+    consumer: Consumer
+    job: Job
+    counts: Counts
+    stop: threading.Event
+    report: Callable[[str], None]
+
+    def report_of_route(self, text: str) -> None:
+        self.report(f"{self.consumer.route}: {text}")
 
 
 def variables(consumer: Consumer, portion: Portion, number: int) -> dict[str, str]:
@@ -72,18 +94,17 @@ def disk_failures(root: Root) -> Iterator[None]:
 class MovedRoute:
     """Reports that nothing more comes to a route that was moved, and how to go on."""
 
-    def __init__(self, consumer: Consumer, job: Job, report: Callable[[str], None]) -> None:
-        self._consumer = consumer
-        self._job = job
-        self._report = report
+    def __init__(self, drain: Drain) -> None:
+        self._drain = drain
         self._reported = False
 
     def report_once(self) -> None:
         """Report it, unless that was done; to be called at the end of the route."""
-        root, consumer = self._consumer.log.root, self._consumer
+        consumer = self._drain.consumer
+        root = consumer.log.root
         if self._reported or (mark := moved(root, consumer.route)) is None:
             return
         self._reported = True
-        words = f"feed {mark.to} --group {consumer.group} -- {shlex.join(self._job.command)}"
+        words = f"feed {mark.to} --group {consumer.group} -- {shlex.join(self._drain.job.command)}"
         going_on = command_line(root.path, words, program="wald-drain")
-        self._report(f"{mark.message(consumer.route)}\n  hint: {going_on}")
+        self._drain.report(f"{mark.message(consumer.route)}\n  hint: {going_on}")

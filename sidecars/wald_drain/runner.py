@@ -18,10 +18,8 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 from wald.errors import WaldError
 from wald.loop import SIGNALS
@@ -83,24 +81,15 @@ class Runner:
         os.waitpid(self.process_id, 0)
 
 
-class Runners:
-    """A runner for each of ``count`` workers, numbered from 1 on, until they are closed."""
-
-    def __init__(self, command: Sequence[str], count: int) -> None:
-        with ExitStack() as held:
-            self.each: list[Runner] = []
-            for worker in range(1, count + 1):
-                self.each.append(Runner(worker, command))
-                held.callback(self.each[-1].close)
-            self._held = held.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._held.close()
+@contextmanager
+def runners_for(command: Sequence[str], workers: int) -> Iterator[list[Runner]]:
+    """A runner for each of so many workers, numbered from 1 on; closed at the end of the block."""
+    with ExitStack() as held:
+        runners: list[Runner] = []
+        for worker in range(1, workers + 1):
+            runners.append(Runner(worker, command))
+            held.callback(runners[-1].close)
+        yield runners
 
 
 def _serve(requests: socket.socket, command: Sequence[str]) -> None:

@@ -16,9 +16,8 @@ stopped, and then a second worker would get records whose command still runs.
 from __future__ import annotations
 
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -27,9 +26,8 @@ from wald.format.record import Record
 from wald.work.deadletters import dead_letter, fits
 from wald.work.group import WorkGroup
 from wald.work.terms import Delivery
-from wald_drain.consumer import Consumer
-from wald_drain.counts import Counts, Result
-from wald_drain.job import Job, variables
+from wald_drain.counts import Result
+from wald_drain.job import Drain, variables
 from wald_drain.keeper import not_started
 from wald_drain.portions import Portion
 from wald_drain.retries import (
@@ -71,17 +69,12 @@ class Shared:
     """What the workers of a group share.
 
     Attributes:
-        stop: after it is set, no other command is started.
         troubles: by sequence; only the worker that has a record touches its own.
         failing_since: of each worker whose batch fails, since when.
     """
 
-    consumer: Consumer
-    job: Job
+    drain: Drain
     work: WorkGroup
-    counts: Counts
-    stop: threading.Event
-    report: Callable[[str], None]
     troubles: dict[int, Trouble] = field(default_factory=dict)
     failing_since: dict[str, float] = field(default_factory=dict)
 
@@ -113,7 +106,7 @@ class Worker:
 
     def __init__(self, shared: Shared, runner: Runner, file: WorkerFile) -> None:
         self.name = f"worker-{runner.worker}"
-        self._shared = shared
+        self._shared, self._drain = shared, shared.drain
         self._runner = runner
         self.file = file
         self._failures = 0  # of single records, one after the other
@@ -159,14 +152,16 @@ class Worker:
     def _try(self, part: Portion, *, halved: bool) -> NextStep:
         """Have the command process several records; COMMIT if it has, HALVE, SKIPPED or LEAVE if not."""
         shared, number = self._shared, 1
-        tries = tries_of(part.count, halved=halved, tries=shared.job.tries)
+        tries = tries_of(part.count, halved=halved, tries=self._drain.job.tries)
         for runs in count(1):
             if runs > 1 and shared.work.floor >= part.last:
                 return NextStep.SKIPPED
             exit_code = self._run(part, number)
             if exit_code is None:
                 return NextStep.LEAVE
-            step = next_step(exit_code, number=number, tries=tries, count=part.count, stopping=shared.stop.is_set())
+            step = next_step(
+                exit_code, number=number, tries=tries, count=part.count, stopping=self._drain.stop.is_set()
+            )
             if step is NextStep.COMMIT:
                 shared.failing_since.pop(self.name, None)
                 self._acknowledge(part)
@@ -174,7 +169,7 @@ class Worker:
             shared.failing_since.setdefault(self.name, time.monotonic())
             seconds = pause_seconds(1 if step is NextStep.HALVE else runs)
             self._report(part, step, exit_code, number, seconds)
-            if step is NextStep.LEAVE or shared.stop.wait(seconds):
+            if step is NextStep.LEAVE or self._drain.stop.wait(seconds):
                 return NextStep.LEAVE
             if step is NextStep.HALVE:
                 return step
@@ -188,13 +183,15 @@ class Worker:
         """
         shared, record = self._shared, part.records[0]
         trouble = shared.troubles.get(record.sequence) or Trouble(time.monotonic())
-        if shared.job.tries is not None and trouble.tries >= shared.job.tries:
+        if self._drain.job.tries is not None and trouble.tries >= self._drain.job.tries:
             return self._give_up(record, trouble)
         number = trouble.tries + 1
         exit_code = self._run(part, number)
         if exit_code is None:
             return NextStep.LEAVE
-        step = next_step(exit_code, number=number, tries=shared.job.tries, count=1, stopping=shared.stop.is_set())
+        step = next_step(
+            exit_code, number=number, tries=self._drain.job.tries, count=1, stopping=self._drain.stop.is_set()
+        )
         if step is NextStep.COMMIT:
             shared.troubles.pop(record.sequence, None)
             self._acknowledge(part)
@@ -210,23 +207,22 @@ class Worker:
             return self._give_up(record, trouble)
         trouble.tries = number if step is NextStep.RETRY else trouble.tries
         self._give_back(record, trouble, seconds)
-        limited = shared.job.tries is not None and step is NextStep.RETRY
+        limited = self._drain.job.tries is not None and step is NextStep.RETRY
         pause = 0.0 if limited else min(_PAUSE_MAX_SECONDS, pause_seconds(self._failures))
-        return NextStep.LEAVE if shared.stop.wait(pause) else step
+        return NextStep.LEAVE if self._drain.stop.wait(pause) else step
 
     def _run(self, part: Portion, number: int) -> int | None:
         """Run the command and count the run; its exit code, or None if drain is stopping."""
-        shared = self._shared
-        if shared.stop.is_set():
+        if self._drain.stop.is_set():
             return None
-        environment = variables(shared.consumer, part, number) | {"WALD_WORKER": str(self._runner.worker)}
+        environment = variables(self._drain.consumer, part, number) | {"WALD_WORKER": str(self._runner.worker)}
         began = time.monotonic()
         exit_code = self._exit_code(part, number, environment)
         if exit_code is None:
             return None
         now = time.monotonic()
         failed = Result.FAILURE if is_failure(exit_code) else Result.LATER
-        shared.counts.ran(failed if exit_code else Result.SUCCESS, now - began, now=now)
+        self._drain.counts.ran(failed if exit_code else Result.SUCCESS, now - began, now=now)
         return exit_code
 
     def _exit_code(self, part: Portion, number: int, environment: Mapping[str, str]) -> int | None:
@@ -235,9 +231,9 @@ class Worker:
         If the keeper is killed, the exit code is UNKNOWN, once the command has ended.
         """
         run = secrets.randbits(62)
-        if not self.file.wait(self._shared.stop, self._report_waiting):
+        if not self.file.wait(self._drain.stop, self._report_waiting):
             return None
-        stdin = part.encoded(self._shared.job.stdin_format)
+        stdin = part.encoded(self._drain.job.stdin_format)
         self.file.begin(run, [record.sequence for record in part.records], number)
         try:
             self._runner.run(run, self.file.descriptor, stdin, environment)
@@ -248,7 +244,7 @@ class Worker:
         if outcome is None:
             self.file.settle()  # nothing will ever say how it ends, nor at the next start
             self.file.renew()  # the command may be running: until it has ended, the records are with that
-            return UNKNOWN if self.file.wait(self._shared.stop, self._report_waiting, _UNKEPT) else None
+            return UNKNOWN if self.file.wait(self._drain.stop, self._report_waiting, _UNKEPT) else None
         exit_code, error = outcome
         if error:
             raise not_started(self._runner.command, error)
@@ -259,8 +255,8 @@ class Worker:
         self._failures = 0
         shared.work.ack(self.name, [record.sequence for record in part.records])
         self.file.settle()
-        now_ns = shared.consumer.now_ns()
-        shared.counts.processed(part.count, now_ns=now_ns, failing_since=shared.oldest_failure)
+        now_ns = self._drain.consumer.now_ns()
+        self._drain.counts.processed(part.count, now_ns=now_ns, failing_since=shared.oldest_failure)
 
     def _give_back(self, record: Record, trouble: Trouble, seconds: float) -> None:
         """Give a record back, for so long."""
@@ -275,18 +271,18 @@ class Worker:
         self._leave_key(record)
         shared = self._shared
         shared.troubles.pop(record.sequence, None)
-        letter = dead_letter(record, {}, shared.job.dead_letter)
-        if not fits(letter, bytes_max=shared.job.letter_max_bytes):
+        letter = dead_letter(record, {}, self._drain.job.dead_letter)
+        if not fits(letter, bytes_max=self._drain.job.letter_max_bytes):
             raise InvalidInput(
-                f"{shared.consumer.named(record.sequence, record.sequence)}: cannot be a dead letter: more than "
-                f"{shared.job.letter_max_bytes} bytes",
+                f"{self._drain.consumer.named(record.sequence, record.sequence)}: cannot be a dead letter: more than "
+                f"{self._drain.job.letter_max_bytes} bytes",
                 hint="mend the command, or start wald-drain without --tries",
             )
         self._failures = 0
         why = reason(trouble.last, trouble.tries)
         shared.work.give_up(self.name, [record.sequence], why, trouble.tries)
         self.file.settle()
-        shared.counts.gave_up(1, failing_since=shared.oldest_failure)
+        self._drain.counts.gave_up(1, failing_since=shared.oldest_failure)
         return NextStep.GIVE_UP
 
     def _leave_key(self, record: Record) -> None:
@@ -296,11 +292,11 @@ class Worker:
 
     @property
     def _by_key(self) -> bool:
-        return self._shared.job.order == "key"
+        return self._drain.job.order == "key"
 
     def _report(self, part: Portion, step: NextStep, exit_code: int, number: int, seconds: float) -> None:
-        named = self._shared.consumer.named(part.first, part.last)
-        self._shared.report(failure(named, step, exit_code, number, self._shared.job.tries, seconds))
+        named = self._drain.consumer.named(part.first, part.last)
+        self._drain.report(failure(named, step, exit_code, number, self._drain.job.tries, seconds))
 
     def _report_waiting(self, text: str) -> None:
-        self._shared.report(f"{self._shared.consumer.route}: {self.name}: {text}")
+        self._drain.report_of_route(f"{self.name}: {text}")

@@ -9,7 +9,7 @@ command runs and none before it has failed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -21,13 +21,11 @@ from wald.store.retention.progress import last_sequences
 from wald.work.group import WorkGroup
 from wald.work.window import runs_of
 from wald_drain.attempt import Attempts
-from wald_drain.consumer import Consumer
-from wald_drain.counts import Counts
 from wald_drain.handover import HandoverFile, Handovers
-from wald_drain.job import Job, MovedRoute, disk_failures
+from wald_drain.job import Drain, MovedRoute, disk_failures
 from wald_drain.leftovers import Leftovers, move_past
 from wald_drain.portions import PORTION_MAX_BYTES
-from wald_drain.runner import Runners
+from wald_drain.runner import Runner
 from wald_drain.worker import Shared, Worker
 from wald_drain.worker_file import WorkerFile
 
@@ -36,30 +34,12 @@ _WAIT_SECONDS = 0.2  # for a record, before it is looked whether all is over
 
 
 class Workers:
-    """Carries out one job with a worker for each of ``runners``.
+    """Carries out the job of a drain with a worker for each of ``runners``."""
 
-    Args:
-        stop: after it is set, no other command is started. It is set when a worker fails, too.
-        report: gets a line for every failed try and every record given up; called by many threads.
-        counts: gets what has been done.
-    """
-
-    def __init__(
-        self,
-        consumer: Consumer,
-        job: Job,
-        runners: Runners,
-        *,
-        stop: threading.Event,
-        report: Callable[[str], None],
-        counts: Counts | None = None,
-    ) -> None:
-        self._consumer = consumer
-        self._job = job
+    def __init__(self, drain: Drain, runners: Sequence[Runner]) -> None:
+        self._drain = drain
+        self._consumer, self._job = drain.consumer, drain.job
         self._runners = runners
-        self._stop = stop
-        self._report = report
-        self._counts = counts or Counts()
 
     def run(self) -> int:
         """Run until all that existed at the start is settled, if the job exits there, or until ``stop`` is set.
@@ -80,7 +60,7 @@ class Workers:
             file = held.enter_context(HandoverFile(consumer.log.root, consumer.route, consumer.group, consumer.disk))
             given_up = self._finish_handover(file)
             leftovers = held.enter_context(Leftovers(consumer))
-            if given_up is None or not leftovers.wait(self._stop, self._report_of_route):
+            if given_up is None or not leftovers.wait(self._drain.stop, self._drain.report_of_route):
                 return 0
             self._report_new()
             work = held.enter_context(self._opened(file))
@@ -92,10 +72,10 @@ class Workers:
         """Finish what a drain without workers has begun; how many records that gave up, None if it was to stop."""
         consumer, job = self._consumer, self._job
         with Attempts(consumer.log.root, consumer.route, consumer.group, consumer.disk) as attempts:
-            if not attempts.wait(self._stop, self._report_of_route):
+            if not attempts.wait(self._drain.stop, self._drain.report_of_route):
                 return None
-            given_up = Handovers(consumer, file, daemon=job.daemon, report=self._report).finish()
-            move_past(attempts, consumer, self._report)
+            given_up = Handovers(consumer, file, daemon=job.daemon, report=self._drain.report).finish()
+            move_past(attempts, consumer, self._drain.report)
             return given_up
 
     def _settle(self, leftovers: Leftovers, work: WorkGroup) -> None:
@@ -114,7 +94,7 @@ class Workers:
 
     def _report_runs(self, sequences: Collection[int], text: str) -> None:
         for first, last in runs_of(sorted(sequences)):
-            self._report(f"{self._consumer.named(first, last)}: {text}")
+            self._drain.report(f"{self._consumer.named(first, last)}: {text}")
 
     def _report_new(self) -> None:
         """Report what is to be known of a group that has no cursor yet."""
@@ -123,7 +103,7 @@ class Workers:
             news = newcomer(consumer.log.root, consumer.route, consumer.group, with_workers=True)
             begins = beginning(consumer.log.view(), consumer.route, consumer.group)
             for message in filter(None, (news, begins.message)):
-                self._report(message)
+                self._drain.report(message)
 
     def _opened(self, file: HandoverFile) -> WorkGroup:
         consumer, job = self._consumer, self._job
@@ -134,20 +114,20 @@ class Workers:
             order=job.order,
             dead_letter=job.dead_letter,
             daemon=job.daemon,
-            report=self._report,
+            report=self._drain.report,
             ownership=file,
         )
 
     def _work(self, work: WorkGroup) -> None:
         consumer = self._consumer
-        shared = Shared(consumer, self._job, work, self._counts, self._stop, self._report)
+        shared = Shared(self._drain, work)
         with ExitStack() as held:
             workers = []
-            for runner in self._runners.each:
+            for runner in self._runners:
                 place = consumer.log.root, consumer.route, consumer.group, runner.worker
                 file = held.enter_context(WorkerFile(*place, consumer.disk))
                 workers.append(Worker(shared, runner, file))
-            leases = _Leases(shared, MovedRoute(consumer, self._job, self._report))
+            leases = _Leases(shared, MovedRoute(self._drain))
             with ThreadPoolExecutor(len(workers), "wald-drain-worker") as threads:
                 working = [threads.submit(leases.work, worker) for worker in workers]
             for each in working:
@@ -155,17 +135,14 @@ class Workers:
             for worker in workers:
                 worker.file.remove()
 
-    def _report_of_route(self, text: str) -> None:
-        self._report(f"{self._consumer.route}: {text}")
-
 
 class _Leases:
     """Gives records to workers until all is over."""
 
     def __init__(self, shared: Shared, moved: MovedRoute) -> None:
-        self._shared = shared
+        self._shared, self._drain = shared, shared.drain
         self._moved = moved
-        self._end = self._last() if shared.job.exit_at_end else None
+        self._end = self._last() if self._drain.job.exit_at_end else None
         self._lease = threading.Lock()  # so that one worker waits for a record, and the others for that one
         self._busy: set[str] = set()
 
@@ -179,14 +156,14 @@ class _Leases:
             while records := self._next(worker.name):
                 worker.process(records)
         except BaseException:
-            self._shared.stop.set()
+            self._drain.stop.set()
             raise
         finally:
             self._busy.discard(worker.name)
 
     def _next(self, name: str) -> list[Record]:
         """Records for a worker; none if all is over."""
-        shared, job = self._shared, self._shared.job
+        shared, job = self._shared, self._drain.job
         self._busy.discard(name)
         with self._lease:
             while not self._is_over():
@@ -196,7 +173,7 @@ class _Leases:
                 except (Damaged, NotFound):
                     if not self._busy and not shared.troubles:
                         raise
-                    shared.stop.wait(_WAIT_SECONDS)
+                    self._drain.stop.wait(_WAIT_SECONDS)
                     continue
                 if got:
                     self._busy.add(name)
@@ -207,11 +184,11 @@ class _Leases:
 
     def _is_over(self) -> bool:
         at_end = self._end is not None and self._shared.work.floor >= self._end
-        return at_end or self._shared.stop.is_set()
+        return at_end or self._drain.stop.is_set()
 
     def _last(self) -> int:
         """The last record of the route now; up to damage, if there is some."""
-        log, route = self._shared.consumer.log, self._shared.consumer.route
+        log, route = self._drain.consumer.log, self._drain.consumer.route
         last = last_sequences(log.view()).get(route)
         if last is None:
             last = 0

@@ -15,8 +15,9 @@ from running import TIMEOUT_SECONDS, readable, run
 import wald
 from wald.store.files.disk import Disk
 from wald_drain.consumer import Consumer
-from wald_drain.feed import Drain
-from wald_drain.job import Job
+from wald_drain.counts import Counts
+from wald_drain.feed import Feed
+from wald_drain.job import Drain, Job
 from wald_drain.portions import StdinFormat
 from wald_drain.redrive import redrive
 
@@ -86,7 +87,7 @@ class InProcess:
             "exit_at_end": True,
         }
         consumer = self.consumer(route, group, disk=disk, now_ns=now_ns)
-        self.given_up = Drain(consumer, Job(**(job | options)), stop=self.stop, report=self.report).run()
+        self.given_up = Feed(Drain(consumer, Job(**(job | options)), Counts(), self.stop, self.report)).run()
 
     def redrive(self, route: str, *, group: str = "processed", disk: Disk | None = None, now_ns: int = NOW_NS) -> None:
         """Put the dead letters of a route back."""
