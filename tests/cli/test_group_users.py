@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from owning import Owning
-from running import Daemon, command, run
-from users import ALICE, BOB, CONSUMERS, HOST, OWNER, STRANGER, User, needs_root
+from running import command, run
+from users import ALICE, BOB, CONSUMERS, HOST, STRANGER, User, daemon_of, needs_root
 
 pytestmark = needs_root
 
@@ -21,16 +20,9 @@ SETTINGS = f"[routes.a]\nconsumers = {CONSUMERS}\n"
 @pytest.fixture(scope="module")
 def root() -> Iterator[Path]:
     """A log of ``HOST`` with ten records; members of ``CONSUMERS`` may leave cursors."""
-    with tempfile.TemporaryDirectory() as name:
-        parent = Path(name)  # where pytest keeps its files others cannot go
-        os.chown(parent, OWNER.user_id, OWNER.group_id)
-        parent.chmod(0o755)
-        (parent / "wald.toml").write_text(SETTINGS)
-        with Daemon(parent / "log", "--config", parent / "wald.toml", prefix=HOST.prefix) as daemon:
-            assert (
-                run([*HOST.prefix, *command("append", "a", "--root", daemon.root)], stdin=b"x\n" * 10).returncode == 0
-            )
-            yield daemon.root
+    with daemon_of(HOST, SETTINGS) as daemon:
+        assert run([*HOST.prefix, *command("append", "a", "--root", daemon.root)], stdin=b"x\n" * 10).returncode == 0
+        yield daemon.root
 
 
 def tried(user: User | None, *words: object, root: Path) -> tuple[int, str, str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pages import rows
 from running import Daemon, command, run, sidecar
-from users import ALICE, BOB, CONSUMERS, HOST, MEMBER, OWNER, STRANGER, User, needs_root
+from users import ALICE, BOB, CONSUMERS, HOST, MEMBER, STRANGER, User, daemon_of, needs_root
 
 from wald.errors import NotFound, NotPermitted
 
@@ -46,19 +44,14 @@ class Log:
 
 @pytest.fixture(scope="module")
 def log() -> Iterator[Log]:
-    with tempfile.TemporaryDirectory() as name:
-        parent = Path(name)  # where pytest keeps its files others cannot go
-        os.chown(parent, OWNER.user_id, OWNER.group_id)
-        parent.chmod(0o755)
-        (parent / "wald.toml").write_text(SETTINGS)
-        with Daemon(parent / "log", "--config", parent / "wald.toml", prefix=HOST.prefix) as daemon:
-            log = Log(daemon)
-            assert run([*HOST.prefix, *command("append", "a", "--root", log.root)], stdin=b"x\n" * 9).returncode == 0
-            assert daemon.ask("CUT").startswith("OK ")
-            log.does(HOST, "cursor", "set", "a", 1, "--group", "before")
-            log.does(ALICE, "cursor", "set", "a", 1, "--group", "alice")
-            log.does(BOB, "cursor", "set", "a", 1, "--group", "bob")
-            yield log
+    with daemon_of(HOST, SETTINGS) as daemon:
+        log = Log(daemon)
+        assert run([*HOST.prefix, *command("append", "a", "--root", log.root)], stdin=b"x\n" * 9).returncode == 0
+        assert daemon.ask("CUT").startswith("OK ")
+        log.does(HOST, "cursor", "set", "a", 1, "--group", "before")
+        log.does(ALICE, "cursor", "set", "a", 1, "--group", "alice")
+        log.does(BOB, "cursor", "set", "a", 1, "--group", "bob")
+        yield log
 
 
 def shell(script: str, *paths: Path) -> list[str]:

@@ -9,38 +9,17 @@ import re
 import shutil
 import signal
 import stat
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import programs
 import pytest
 from running import Daemon, command, eventually, refused, run, sidecar
-from users import ALICE, BOB, CONSUMERS, HOST, MEMBER, OWNER, User, needs_root
+from users import ALICE, BOB, CONSUMERS, HOST, MEMBER, OWNER, User, daemon_of, needs_root
 
 from wald.errors import InvalidInput, NotFound, NotPermitted
 
 pytestmark = needs_root
-
-
-@contextmanager
-def place(settings: str) -> Iterator[Path]:
-    """A directory of ``OWNER``'s, with settings in it; where pytest keeps its files others cannot go."""
-    with tempfile.TemporaryDirectory() as name:
-        os.chown(name, OWNER.user_id, OWNER.group_id)
-        Path(name).chmod(0o755)
-        Path(name, "wald.toml").write_text(settings)
-        yield Path(name)
-
-
-@contextmanager
-def served(settings: str, user: User = HOST) -> Iterator[Daemon]:
-    with (
-        place(settings) as parent,
-        Daemon(parent / "log", "--config", parent / "wald.toml", prefix=user.prefix) as daemon,
-    ):
-        yield daemon
 
 
 def wald(daemon: Daemon, user: User, *words: object, stdin: bytes = b"") -> str:
@@ -66,8 +45,8 @@ def reload(daemon: Daemon, settings: str) -> None:
     eventually(lambda: len(re.findall("reloaded", daemon.log)) > before)
 
 
-def test_the_group_changes_with_the_settings_and_cursors_stay(tmp_path: Path) -> None:
-    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+def test_the_group_changes_with_the_settings_and_cursors_stay() -> None:
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         consumers = daemon.root / "routes/a/consumers"
         assert group_and_mode(consumers) == (CONSUMERS, 0o1775)
         wald(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
@@ -96,7 +75,7 @@ def test_the_group_changes_with_the_settings_and_cursors_stay(tmp_path: Path) ->
 
 
 def test_a_cursor_that_the_owner_moves_is_reported_as_taken_over() -> None:
-    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         wald(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
         wald(daemon, ALICE, "cursor", "set", "a", 2, "--group", "g")
         setting = command("cursor", "set", "a", 3, "--group", "g", "--of-consumer", "--root", daemon.root)
@@ -118,7 +97,7 @@ def test_a_cursor_that_the_owner_moves_is_reported_as_taken_over() -> None:
 
 
 def test_a_record_is_skipped_for_the_consumer_whose_cursor_is_the_only_one_of_the_group() -> None:
-    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         wald(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
         wald(daemon, ALICE, "cursor", "set", "a", 2, "--group", "g")
         path, root = daemon.root / "routes/a/consumers/g.cursor", User("root", 0, 0)
@@ -144,7 +123,7 @@ def test_a_record_is_skipped_for_the_consumer_whose_cursor_is_the_only_one_of_th
 
 
 def test_of_consumer_says_which_cursor_is_shown_and_skipped_where_the_owner_has_that_group_too() -> None:
-    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         wald(daemon, HOST, "append", "a", stdin=b"x\n" * 5)
         wald(daemon, ALICE, "cursor", "set", "a", 2, "--group", "g")
         wald(daemon, HOST, "cursor", "set", "a", 1, "--group", "g")
@@ -158,7 +137,7 @@ def test_of_consumer_says_which_cursor_is_shown_and_skipped_where_the_owner_has_
 
 
 def test_the_user_that_a_namespace_does_not_have_is_not_called_nobody() -> None:
-    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         path = daemon.root / "routes/a/consumers/g.cursor"
         path.write_text("0\n")
         os.chown(path, 65534, 65534)
@@ -167,7 +146,7 @@ def test_the_user_that_a_namespace_does_not_have_is_not_called_nobody() -> None:
 
 
 def test_a_reader_is_refused_with_the_command_that_helps() -> None:
-    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         consumers = daemon.root / "routes/a/consumers"
         code, _, hint = refusal(daemon, MEMBER, "cursor", "set", "a", 0)
     assert code == NotPermitted.exit_code
@@ -175,9 +154,9 @@ def test_a_reader_is_refused_with_the_command_that_helps() -> None:
     assert hint == f"{joining}; ls -ld {consumers}"
 
 
-def test_only_a_member_gives_a_route_to_a_group(tmp_path: Path) -> None:
+def test_only_a_member_gives_a_route_to_a_group() -> None:
     """And the daemon's user is one once it was added and the daemon was started again."""
-    with served("[routes.a]\n", OWNER) as daemon:
+    with daemon_of(OWNER, "[routes.a]\n") as daemon:
         code, message, hint = refusal(daemon, OWNER, "route", "add", "a", "--consumers", CONSUMERS)
         directory = daemon.root / "routes/a/consumers"
         not_in = f"{directory}: user {OWNER.user_id} is not in group {CONSUMERS}, or was not when this program started"
@@ -233,7 +212,7 @@ def test_a_group_may_be_named(tmp_path: Path) -> None:
 
 def test_a_consumer_takes_no_group_of_the_owners_programs_away() -> None:
     """Who takes the name first, and plants the lock of it, neither moves the owner's group nor stops it."""
-    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         route, destination = daemon.root / "routes/a", daemon.root.with_name("archive")
         wald(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
         wald(daemon, HOST, "cut")
@@ -254,7 +233,7 @@ def test_a_consumer_takes_no_group_of_the_owners_programs_away() -> None:
 
 
 def test_of_two_cursors_of_one_name_the_lower_one_holds_back() -> None:
-    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         segments, reclaiming = daemon.root / "segments", sidecar("reclaim", "--grace", 0, "--root", daemon.root)
         wald(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
         wald(daemon, HOST, "cut")
@@ -295,9 +274,9 @@ PLANTS = {
 NAMES = ("retired", "in", "in.found-1", "evil.drain", "evil.command", "evil.cursor")
 
 
-def test_what_a_consumer_plants_frees_nothing_and_is_never_waited_for(tmp_path: Path) -> None:
+def test_what_a_consumer_plants_frees_nothing_and_is_never_waited_for() -> None:
     """Four records in a complete segment; each group but those that are planted has read them."""
-    with served(f"[routes.a]\nfifo = true\nconsumers = {CONSUMERS}\n") as daemon:
+    with daemon_of(HOST, f"[routes.a]\nfifo = true\nconsumers = {CONSUMERS}\n") as daemon:
         consumers = daemon.root / "routes/a/consumers"
         wald(daemon, HOST, "append", "a", stdin=b"x\n" * 4)
         wald(daemon, HOST, "cut")
@@ -352,7 +331,7 @@ LOOKS = (
 def test_no_open_of_what_is_planted_could_wait_or_follow(tmp_path: Path) -> None:
     """As the kernel sees it: none without O_NONBLOCK and O_NOFOLLOW, and none for writing."""
     strace = programs.program("strace", package="strace")
-    with served(f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
+    with daemon_of(HOST, f"[routes.a]\nconsumers = {CONSUMERS}\n") as daemon:
         consumers = daemon.root / "routes/a/consumers"
         wald(daemon, HOST, "append", "a", stdin=b"x\n")
         wald(daemon, HOST, "cut")

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import stat
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from contents import values
 from manager import manager_at
 from running import Daemon, eventually, output_of
-from users import OWNER, needs_root
+from users import OWNER, daemon_of, needs_root
 
 Start = Callable[..., Daemon]
 
@@ -165,30 +164,27 @@ def test_a_long_line_of_the_old_one_stays_in_one_piece(start: Start, root: Path)
 
 @needs_root
 def test_one_that_cannot_be_opened_keeps_nobody_from_the_others() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        parent = Path(name)  # where pytest keeps its files others cannot go
-        os.chown(parent, OWNER.user_id, OWNER.group_id)
-        with Daemon(parent / "log", prefix=OWNER.prefix) as daemon:
-            for route in "ab":
-                assert daemon.ask(f"ROUTE ADD {route} fifo") == f"OK added {route}"
-            bad, good = (daemon.root / f"routes/{route}/in" for route in "ab")
-            held = os.open(bad, os.O_RDWR)
-            os.write(held, b"later\n")
-            eventually(lambda: values(daemon.root) == [b"later"])
-            assert daemon.stop() == 0
-            os.write(held, b"waits\n")
-            os.chown(bad, 0, 0)
-            bad.chmod(0o600)
-            daemon.start_again()
-            write(good, b"now\n")
-            eventually(lambda: values(daemon.root) == [b"later", b"now"])
-            assert "Permission denied" in troubles(daemon)[str(bad)]
-            assert f"{bad}: Permission denied" in daemon.log
-            os.chown(bad, OWNER.user_id, OWNER.group_id)
-            eventually(lambda: values(daemon.root) == [b"later", b"now", b"waits"])
-            eventually(lambda: troubles(daemon) == {})
-            os.close(held)
-            assert daemon.stop() == 0
+    with daemon_of(OWNER) as daemon:
+        for route in "ab":
+            assert daemon.ask(f"ROUTE ADD {route} fifo") == f"OK added {route}"
+        bad, good = (daemon.root / f"routes/{route}/in" for route in "ab")
+        held = os.open(bad, os.O_RDWR)
+        os.write(held, b"later\n")
+        eventually(lambda: values(daemon.root) == [b"later"])
+        assert daemon.stop() == 0
+        os.write(held, b"waits\n")
+        os.chown(bad, 0, 0)
+        bad.chmod(0o600)
+        daemon.start_again()
+        write(good, b"now\n")
+        eventually(lambda: values(daemon.root) == [b"later", b"now"])
+        assert "Permission denied" in troubles(daemon)[str(bad)]
+        assert f"{bad}: Permission denied" in daemon.log
+        os.chown(bad, OWNER.user_id, OWNER.group_id)
+        eventually(lambda: values(daemon.root) == [b"later", b"now", b"waits"])
+        eventually(lambda: troubles(daemon) == {})
+        os.close(held)
+        assert daemon.stop() == 0
 
 
 def test_a_link_to_itself_in_its_place_keeps_nobody_from_the_others(start: Start, root: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 from contents import values
 from running import Daemon, command, eventually, output_of, refusal_of, refused, run
-from users import MEMBER, OWNER, needs_root
+from users import MEMBER, OWNER, daemon_of, needs_root
 
 from wald.errors import InvalidInput, NotFound, NotPermitted
 
@@ -164,12 +163,8 @@ def test_what_cannot_be_held_is_refused(start: Start, root: Path) -> None:
 
 
 @needs_root
-def test_who_may_not_read_a_fifo_does_not_stay(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        parent = Path(name)  # where pytest keeps its files others cannot go
-        os.chown(parent, OWNER.user_id, OWNER.group_id)
-        parent.chmod(0o755)
-        with Daemon(parent / "log", prefix=OWNER.prefix) as daemon:
-            daemon.ask("ROUTE ADD a fifo")
-            code, message, _ = refused(run([*MEMBER.prefix, *command("hold", "a", "--root", daemon.root)]))
-            assert (code, message) == (NotPermitted.exit_code, f"{daemon.root}/routes/a/in: permission denied")
+def test_who_may_not_read_a_fifo_does_not_stay() -> None:
+    with daemon_of(OWNER) as daemon:
+        daemon.ask("ROUTE ADD a fifo")
+        code, message, _ = refused(run([*MEMBER.prefix, *command("hold", "a", "--root", daemon.root)]))
+        assert (code, message) == (NotPermitted.exit_code, f"{daemon.root}/routes/a/in: permission denied")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from contents import assert_sound, values
 from running import Client, Daemon, eventually, run, sidecar
 from tracing import traced
-from users import OWNER, needs_root
+from users import OWNER, daemon_of, needs_root
 
 import wald
 from wald.format.names import Kind
@@ -48,20 +47,17 @@ class Killed:
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Iterator[Killed]:
-    with tempfile.TemporaryDirectory() as name:
-        parent = Path(name)  # where pytest keeps its files others cannot go
-        os.chown(parent, OWNER.user_id, OWNER.group_id)
-        with Daemon(parent / "log", prefix=OWNER.prefix) as daemon:
-            assert daemon.ask("ROUTE ADD a fifo") == "OK added a"
-            fifo = daemon.root / "routes/a/in"
-            it = Killed(daemon, fifo, os.open(fifo, os.O_RDWR))
-            it.write(b"before")
-            eventually(lambda: it.values() == LINES[:1])
-            with traced(daemon.process.pid, tmp_path / "trace", "trace=readv", "inject=readv:signal=SIGKILL:when=2"):
-                it.write(b"tick", b"tick")
-                assert daemon.wait() == -9
-            yield it
-            os.close(it.held)
+    with daemon_of(OWNER) as daemon:
+        assert daemon.ask("ROUTE ADD a fifo") == "OK added a"
+        fifo = daemon.root / "routes/a/in"
+        it = Killed(daemon, fifo, os.open(fifo, os.O_RDWR))
+        it.write(b"before")
+        eventually(lambda: it.values() == LINES[:1])
+        with traced(daemon.process.pid, tmp_path / "trace", "trace=readv", "inject=readv:signal=SIGKILL:when=2"):
+            it.write(b"tick", b"tick")
+            assert daemon.wait() == -9
+        yield it
+        os.close(it.held)
 
 
 @needs_root

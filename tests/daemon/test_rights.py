@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from running import Client, Daemon, command, refused, run, wald
-from users import MEMBER, OWNER, User, needs_root
+from users import MEMBER, OWNER, User, daemon_of, needs_root
 
 from wald.errors import InvalidInput, NotPermitted
 
 pytestmark = needs_root
-
-
-@contextmanager
-def served(tmp_path: Path, settings: str = "") -> Iterator[Daemon]:
-    """A daemon of ``OWNER`` whose group is that of ``MEMBER``; where pytest keeps its files others cannot go."""
-    with tempfile.TemporaryDirectory() as name:
-        parent = Path(name)
-        os.chown(parent, OWNER.user_id, OWNER.group_id)
-        parent.chmod(0o755)
-        config = parent / "wald.toml"
-        config.write_text(settings)
-        daemon = Daemon(parent / "log", "--config", config, prefix=OWNER.prefix)
-        with daemon:
-            yield daemon
 
 
 def ask(daemon: Daemon, user: User, line: bytes) -> str:
@@ -55,8 +38,8 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_members_request_opens_no_fifo_to_others(tmp_path: Path) -> None:
-    with served(tmp_path, f"[routes.secure]\nwriters = [{OWNER.user_id}]\n") as daemon:
+def test_a_members_request_opens_no_fifo_to_others() -> None:
+    with daemon_of(OWNER, f"[routes.secure]\nwriters = [{OWNER.user_id}]\n") as daemon:
         fifo = daemon.root / "routes/secure/in"
         for options in (b"fifo mode=0666", b"fifo", b"fifo mode=0600", b"mode=0666"):
             assert ask(daemon, MEMBER, b"ROUTE ADD secure %s\n" % options).startswith("ERR denied "), options
@@ -66,9 +49,9 @@ def test_a_members_request_opens_no_fifo_to_others(tmp_path: Path) -> None:
         assert mode(fifo) == 0o600
 
 
-def test_a_member_changes_no_mode(tmp_path: Path) -> None:
+def test_a_member_changes_no_mode() -> None:
     """Not even back to what a new FIFO has."""
-    with served(tmp_path) as daemon:
+    with daemon_of(OWNER) as daemon:
         assert ask(daemon, OWNER, b"ROUTE ADD a fifo mode=0600\n") == "OK added a"
         assert ask(daemon, MEMBER, b"ROUTE ADD a fifo\n") == "OK added a"
         assert ask(daemon, MEMBER, b"ROUTE ADD a fifo mode=0666\n").startswith("ERR denied ")
@@ -78,8 +61,8 @@ def test_a_member_changes_no_mode(tmp_path: Path) -> None:
         assert not (daemon.root / "routes/b").exists()
 
 
-def test_a_fifo_that_was_there_first_is_closed_to_all_but_the_owner(tmp_path: Path) -> None:
-    with served(tmp_path) as daemon:
+def test_a_fifo_that_was_there_first_is_closed_to_all_but_the_owner() -> None:
+    with daemon_of(OWNER) as daemon:
         assert ask(daemon, OWNER, b"ROUTE ADD a fifo\n") == "OK added a"
         config = daemon.root.with_name("wald.toml")
         config.write_text(f"[routes.a]\nwriters = [{OWNER.user_id}]\n")
@@ -88,17 +71,17 @@ def test_a_fifo_that_was_there_first_is_closed_to_all_but_the_owner(tmp_path: Pa
         assert mode(daemon.root / "routes/a/in") == 0o600
 
 
-def test_a_retired_route_with_writers_is_taken_back_by_them_only(tmp_path: Path) -> None:
-    with served(tmp_path, f"[routes.a]\nwriters = [{OWNER.user_id}]\n") as daemon:
+def test_a_retired_route_with_writers_is_taken_back_by_them_only() -> None:
+    with daemon_of(OWNER, f"[routes.a]\nwriters = [{OWNER.user_id}]\n") as daemon:
         assert ask(daemon, OWNER, b"ROUTE RETIRE a\n") == "OK retired a"
         assert ask(daemon, MEMBER, b"ROUTE ADD a\n").startswith("ERR denied ")
         assert (daemon.root / "routes/a/retired").exists()
         assert ask(daemon, OWNER, b"ROUTE ADD a\n") == "OK added a"
 
 
-def test_retiring_is_for_the_owner_and_who_is_named(tmp_path: Path) -> None:
+def test_retiring_is_for_the_owner_and_who_is_named() -> None:
     """What is unread in a retired route may be deleted; so it is taken back by the same users, and by no others."""
-    with served(tmp_path, f"[routes.named]\nwriters = [{MEMBER.user_id}]\n[routes.all]\n") as daemon:
+    with daemon_of(OWNER, f"[routes.named]\nwriters = [{MEMBER.user_id}]\n[routes.all]\n") as daemon:
         retired = daemon.root / "routes/all/retired"
         refusal = f"ERR denied user {MEMBER.user_id} may not retire all: that is for the log's owner and its writers"
         assert ask(daemon, MEMBER, b"PUB all 2\nx\n") == "OK 1 1"
@@ -113,10 +96,10 @@ def test_retiring_is_for_the_owner_and_who_is_named(tmp_path: Path) -> None:
             assert ask(daemon, MEMBER, b"ROUTE RETIRE named\n") == "OK retired named"
 
 
-def test_others_than_the_owner_cut_no_more_than_once_a_second(tmp_path: Path) -> None:
+def test_others_than_the_owner_cut_no_more_than_once_a_second() -> None:
     """A flood of them would be a flood of segments; there is nothing to wait for where nothing was written."""
     with (
-        served(tmp_path, "[routes.a]\n") as daemon,
+        daemon_of(OWNER, "[routes.a]\n") as daemon,
         connection(daemon, MEMBER) as member,
         connection(daemon, OWNER) as owner,
     ):
@@ -131,10 +114,10 @@ def test_others_than_the_owner_cut_no_more_than_once_a_second(tmp_path: Path) ->
         assert member.ask(b"CUT\n") == "OK nothing-to-cut 52"
 
 
-def test_who_is_denied_something_is_told_what_helps(tmp_path: Path) -> None:
+def test_who_is_denied_something_is_told_what_helps() -> None:
     """Each with the reason for which it was: another user, other options, or the settings."""
     owner = f"user {OWNER.user_id}"
-    with served(tmp_path, f"[routes.secure]\nwriters = [{OWNER.user_id}]\n[routes.a]\n[routes.old]\n") as daemon:
+    with daemon_of(OWNER, f"[routes.secure]\nwriters = [{OWNER.user_id}]\n[routes.a]\n[routes.old]\n") as daemon:
         assert ask(daemon, OWNER, b"ROUTE RETIRE old\n") == "OK retired old"
         adding = f"wald --root {daemon.root} route add old"
         for user, line, wanted in (
@@ -163,8 +146,8 @@ def test_settings_do_not_say_both(tmp_path: Path) -> None:
     assert f"{config}:3: routes.a has writers" in done.stderr.decode()
 
 
-def test_who_may_run_no_daemon_is_told_so_while_one_runs(tmp_path: Path) -> None:
+def test_who_may_run_no_daemon_is_told_so_while_one_runs() -> None:
     """Not that there is one already, which the user could do nothing about."""
-    with served(tmp_path) as daemon:
+    with daemon_of(OWNER) as daemon:
         code, message, _ = refused(run([*MEMBER.prefix, *command("run", "--root", daemon.root)]))
     assert (code, message.startswith(f"{daemon.root}/lock: ")) == (NotPermitted.exit_code, True), message

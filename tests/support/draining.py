@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from wald_drain.job import Drain, Job
 from wald_drain.portions import StdinFormat
 from wald_drain.redrive import redrive
 
+Start = Callable[..., subprocess.Popen[bytes]]
+"""The fixture ``start``."""
 NOW_NS = 1_795_255_200_000_000_000
 
 
@@ -52,6 +55,11 @@ def await_line(process: subprocess.Popen[bytes], text: str) -> None:
         more = os.read(process.stderr.fileno(), 1 << 16)
         assert more, said.decode()
         said += more
+
+
+def cursor(root: Path) -> int:
+    """The cursor of the group of drains on route a."""
+    return wald.open(root).cursor("a").effective
 
 
 class InProcess:

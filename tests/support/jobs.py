@@ -22,6 +22,11 @@ exit $code
 """
 
 
+VALUES = [str(number) for number in range(1, 21)]
+"""Of the records that it gets in most tests."""
+ONCE = dict.fromkeys(VALUES, 1)
+
+
 class Line(NamedTuple):
     """A line of the journal.
 
@@ -49,6 +54,10 @@ class Jobs:
         script = self.folder / "command"
         script.write_text(_SCRIPT)
         self.words = ("sh", script, self.folder)
+
+    def arguments(self, root: Path, *options: object) -> list[object]:
+        """Of a wald-drain that feeds route a to the command."""
+        return ["a", "--root", root, *options, "--", *self.words]
 
     def hold(self, *values: object) -> None:
         """Keep a command that gets one of these, or what begins with record N for ``from-N``, from going on."""

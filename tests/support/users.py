@@ -10,11 +10,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from running import Daemon
 
 needs_root = pytest.mark.usefixtures("other_users")
 
@@ -64,3 +67,16 @@ HOST = User("host", OWNER.user_id, OWNER.group_id, (CONSUMERS,))
 """The owner, as a member of the group of the consumers."""
 ALICE = User("alice", 54324, 54324, (OWNER.group_id, CONSUMERS))
 BOB = User("bob", 54325, 54325, (OWNER.group_id, CONSUMERS))
+
+
+@contextmanager
+def daemon_of(user: User, settings: str = "") -> Iterator[Daemon]:
+    """A daemon of this user, with these settings. Its log is where other users can go, unlike what pytest keeps."""
+    with tempfile.TemporaryDirectory() as name:
+        parent = Path(name)
+        os.chown(parent, OWNER.user_id, OWNER.group_id)
+        parent.chmod(0o755)
+        config = parent / "wald.toml"
+        config.write_text(settings)
+        with Daemon(parent / "log", "--config", config, prefix=user.prefix) as daemon:
+            yield daemon

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from draining import drain_command
-from jobs import Jobs
+from jobs import VALUES, Jobs
+from logs import Built
 from running import Daemon
 
 
@@ -17,6 +18,14 @@ from running import Daemon
 def root(tmp_path: Path) -> Path:
     """Where a log is, or will be."""
     return tmp_path / "log"
+
+
+@pytest.fixture
+def built(root: Path) -> Built:
+    """Records 1 to 20 on route a, each with its sequence as value; no daemon runs."""
+    log = Built(root)
+    log.lines("a", [value.encode() for value in VALUES])
+    return log
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import itertools
 import json
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from contents import assert_sound, records, values
-from draining import Gate, drain, drain_refusal
+from draining import Gate, Start, drain, drain_refusal
 from logs import Built
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
 
@@ -23,7 +23,6 @@ from wald.store.retention.cursors import newcomer
 from wald_drain.command import command
 
 DRAIN = "$(ps -o ppid= -p $PPID)"  # of a command, whose parent is the keeper
-Start = Callable[..., subprocess.Popen[bytes]]
 
 
 class Stream:

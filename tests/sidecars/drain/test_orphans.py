@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from contents import records
-from draining import Gate, drain
+from draining import Gate, Start, drain
 from logs import Built
 from running import TIMEOUT_SECONDS, eventually
 
 import wald
 
-Start = Callable[..., subprocess.Popen[bytes]]
 MORE_THAN_A_PIPE_HOLDS = [b"x" * 999] * 1000
 
 

@@ -7,37 +7,14 @@ import os
 import random
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from contents import records
-from draining import await_line, drain, drain_refusal
-from jobs import Jobs
+from draining import Start, await_line, cursor, drain, drain_refusal
+from jobs import ONCE, Jobs
 from logs import Built
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
-
-import wald
-
-Start = Callable[..., subprocess.Popen[bytes]]
-VALUES = [str(number) for number in range(1, 21)]
-ONCE = dict.fromkeys(VALUES, 1)
-
-
-@pytest.fixture
-def built(root: Path) -> Built:
-    """Records 1 to 20 on route a, each with its sequence as value."""
-    log = Built(root)
-    log.lines("a", [value.encode() for value in VALUES])
-    return log
-
-
-def arguments(built: Built, jobs: Jobs, *options: object) -> list[object]:
-    return ["a", "--root", built.root.path, *options, "--", *jobs.words]
-
-
-def cursor(built: Built) -> int:
-    return wald.open(built.root.path).cursor("a").effective
 
 
 def parent_of(process_id: int) -> int:
@@ -56,11 +33,11 @@ def test_a_start_waits_for_all_commands_and_uses_their_exit_codes(
     """Whether it has fewer workers or more."""
     jobs.hold(1, 2, 3, 4)
     jobs.fail(3)
-    first = start(*arguments(built, jobs, "--workers", 4))
+    first = start(*jobs.arguments(built.root.path, "--workers", 4))
     jobs.await_running(1, 2, 3, 4)
     first.kill()
     first.wait(TIMEOUT_SECONDS)
-    second = start(*arguments(built, jobs, "--workers", workers, "--exit-at-end"))
+    second = start(*jobs.arguments(built.root.path, "--workers", workers, "--exit-at-end"))
     await_line(second, "waits for the command that an earlier wald-drain has left running")
     jobs.let_go(1, 2, 3)
     eventually(lambda: set(jobs.running) == {"4"})
@@ -69,22 +46,22 @@ def test_a_start_waits_for_all_commands_and_uses_their_exit_codes(
 
     assert second.wait(TIMEOUT_SECONDS) == 0
     assert jobs.processed == ONCE
-    assert cursor(built) == 20
+    assert cursor(built.root.path) == 20
     assert len(jobs.tries(3)) == 2
 
 
 def test_waiting_ends_with_a_signal(built: Built, jobs: Jobs, start: Start) -> None:
     jobs.hold(1, 2)
-    first = start(*arguments(built, jobs, "--workers", 2))
+    first = start(*jobs.arguments(built.root.path, "--workers", 2))
     jobs.await_running(1, 2)
     first.kill()
-    second = start(*arguments(built, jobs, "--workers", 2))
+    second = start(*jobs.arguments(built.root.path, "--workers", 2))
     await_line(second, "waits for the command")
     second.send_signal(signal.SIGTERM)
 
     assert second.wait(TIMEOUT_SECONDS) == 0
     jobs.let_go(1, 2)
-    assert drain(*arguments(built, jobs, "--workers", 2, "--exit-at-end")).returncode == 0
+    assert drain(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end")).returncode == 0
     assert jobs.processed == ONCE
 
 
@@ -92,13 +69,13 @@ def test_halves_are_told_apart(built: Built, jobs: Jobs, start: Start) -> None:
     """Of a lease only those records are done that the command had which has outlived its drain."""
     jobs.fail(1)
     jobs.hold("from-5")
-    first = start(*arguments(built, jobs, "--workers", 1, "--batch-records", 8))
+    first = start(*jobs.arguments(built.root.path, "--workers", 1, "--batch-records", 8))
     eventually(lambda: {line.values for line in jobs.running.values()} == {("5", "6", "7", "8")})
     first.kill()
     first.wait(TIMEOUT_SECONDS)
     jobs.mend(1)
     jobs.let_go("from-5")
-    assert drain(*arguments(built, jobs, "--workers", 2, "--exit-at-end")).returncode == 0
+    assert drain(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end")).returncode == 0
 
     assert jobs.processed == ONCE
 
@@ -106,15 +83,15 @@ def test_halves_are_told_apart(built: Built, jobs: Jobs, start: Start) -> None:
 def test_a_drain_without_workers_waits_for_commands_of_workers(built: Built, jobs: Jobs, start: Start) -> None:
     """And it refuses to process again what they have done above the cursor."""
     jobs.hold(1, 2)
-    first = start(*arguments(built, jobs, "--workers", 2))
+    first = start(*jobs.arguments(built.root.path, "--workers", 2))
     jobs.await_running(1, 2)
     first.kill()
-    second = start(*arguments(built, jobs, "--exit-at-end"))
+    second = start(*jobs.arguments(built.root.path, "--exit-at-end"))
     await_line(second, "waits for the command that an earlier wald-drain has left running")
     jobs.fail(1)
     jobs.let_go(1, 2)
     assert second.wait(TIMEOUT_SECONDS) == 9
-    code, message, hint = drain_refusal(*arguments(built, jobs, "--exit-at-end"))
+    code, message, hint = drain_refusal(*jobs.arguments(built.root.path, "--exit-at-end"))
 
     assert code == 9
     assert message == (
@@ -122,17 +99,17 @@ def test_a_drain_without_workers_waits_for_commands_of_workers(built: Built, job
     )
     assert "feed a --group processed --workers 1 --exit-at-end -- sh " in hint
     jobs.mend(1)
-    assert drain(*arguments(built, jobs, "--workers", 1, "--exit-at-end")).returncode == 0
+    assert drain(*jobs.arguments(built.root.path, "--workers", 1, "--exit-at-end")).returncode == 0
     assert jobs.processed == ONCE
     built.lines("a", [b"more"])
-    assert drain(*arguments(built, jobs, "--exit-at-end")).returncode == 0
+    assert drain(*jobs.arguments(built.root.path, "--exit-at-end")).returncode == 0
     assert jobs.processed == ONCE | {"more": 1}
 
 
 def test_a_drain_without_workers_goes_on_where_they_are_through(built: Built, jobs: Jobs, start: Start) -> None:
     """Even if their cursor was behind when they were killed."""
     jobs.hold(9)
-    first = start(*arguments(built, jobs, "--workers", 1))
+    first = start(*jobs.arguments(built.root.path, "--workers", 1))
     jobs.await_running(9)
     first.kill()
     first.wait(TIMEOUT_SECONDS)
@@ -140,18 +117,18 @@ def test_a_drain_without_workers_goes_on_where_they_are_through(built: Built, jo
     jobs.let_go(9)
     eventually(lambda: not jobs.running)
     jobs.mend(9)
-    assert drain(*arguments(built, jobs, "--exit-at-end", "--batch-records", 1)).returncode == 0
+    assert drain(*jobs.arguments(built.root.path, "--exit-at-end", "--batch-records", 1)).returncode == 0
 
     assert jobs.processed == ONCE
-    assert cursor(built) == 20
+    assert cursor(built.root.path) == 20
 
 
 def test_workers_wait_for_the_command_of_a_drain_without(built: Built, jobs: Jobs, start: Start) -> None:
     jobs.hold(3)
-    first = start(*arguments(built, jobs, "--batch-records", 5))
+    first = start(*jobs.arguments(built.root.path, "--batch-records", 5))
     jobs.await_running(3)
     first.kill()
-    second = start(*arguments(built, jobs, "--workers", 3, "--exit-at-end"))
+    second = start(*jobs.arguments(built.root.path, "--workers", 3, "--exit-at-end"))
     await_line(second, "waits for the command that an earlier wald-drain has left running")
     jobs.let_go(3)
 
@@ -162,7 +139,7 @@ def test_workers_wait_for_the_command_of_a_drain_without(built: Built, jobs: Job
 def test_a_command_that_is_killed_is_a_failed_try(built: Built, jobs: Jobs, start: Start) -> None:
     """Its record comes again at once, and all others go on."""
     jobs.hold(2)
-    process = start(*arguments(built, jobs, "--workers", 2, "--exit-at-end"))
+    process = start(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end"))
     jobs.await_running(2)
     os.kill(jobs.running["2"].pid, signal.SIGKILL)
     await_line(process, "a 2: killed by SIGKILL, try 1, again in 0.1 s")
@@ -170,7 +147,7 @@ def test_a_command_that_is_killed_is_a_failed_try(built: Built, jobs: Jobs, star
 
     assert process.wait(TIMEOUT_SECONDS) == 0
     assert jobs.tries(2) == [1, 2]
-    assert cursor(built) == 20
+    assert cursor(built.root.path) == 20
 
 
 @pytest.mark.parametrize("tries", [(), ("--tries", 1)])
@@ -179,7 +156,7 @@ def test_a_killed_keeper_leaves_the_record_with_its_command(
 ) -> None:
     """Until that has ended, and then it is tried again: nothing says how it ended, so that was no failed try."""
     jobs.hold(2)
-    process = start(*arguments(built, jobs, "--workers", 2, "--exit-at-end", *tries))
+    process = start(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end", *tries))
     jobs.await_running(2)
     os.kill(jobs.running["2"].keeper, signal.SIGKILL)
     await_line(process, ": waits for the command whose keeper was killed: fuser ")
@@ -195,23 +172,23 @@ def test_a_killed_keeper_leaves_the_record_with_its_command(
 
 def test_a_killed_keeper_is_no_try_at_the_next_start_either(built: Built, jobs: Jobs, start: Start) -> None:
     jobs.hold(2)
-    first = start(*arguments(built, jobs, "--workers", 2))
+    first = start(*jobs.arguments(built.root.path, "--workers", 2))
     jobs.await_running(2)
     os.kill(jobs.running["2"].keeper, signal.SIGKILL)
     await_line(first, ": waits for the command whose keeper was killed")
     first.kill()
     first.wait(TIMEOUT_SECONDS)
     jobs.let_go(2)
-    assert drain(*arguments(built, jobs, "--workers", 2, "--exit-at-end", "--tries", 1)).returncode == 0
+    assert drain(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end", "--tries", 1)).returncode == 0
 
     assert jobs.tries(2) == [1, 1]
-    assert cursor(built) == 20
+    assert cursor(built.root.path) == 20
 
 
 def test_failed_tries_outlive_a_killed_drain(built: Built, jobs: Jobs, start: Start) -> None:
     """Each once: what the journal says, and what the last command has said after that."""
     jobs.fail(2)
-    first = start(*arguments(built, jobs, "--workers", 1))
+    first = start(*jobs.arguments(built.root.path, "--workers", 1))
     eventually(lambda: jobs.tries(2) == [1, 2])
     jobs.hold(2)
     eventually(lambda: jobs.tries(2) == [1, 2, 3])
@@ -219,7 +196,7 @@ def test_failed_tries_outlive_a_killed_drain(built: Built, jobs: Jobs, start: St
     first.kill()
     first.wait(TIMEOUT_SECONDS)
     jobs.let_go(2)
-    second = start(*arguments(built, jobs, "--workers", 1))
+    second = start(*jobs.arguments(built.root.path, "--workers", 1))
     await_line(second, "a 2: exit 1, try 3, in an earlier wald-drain")
     eventually(lambda: len(jobs.tries(2)) == 5)
     second.send_signal(signal.SIGTERM)
@@ -263,13 +240,13 @@ def test_a_record_that_kills_all_of_its_drain_is_given_up(daemon: Daemon, jobs: 
 def test_what_the_journal_does_not_know_is_not_reported_as_processed(built: Built, jobs: Jobs, start: Start) -> None:
     """It comes again, and the line says so."""
     jobs.hold(1)
-    first = start(*arguments(built, jobs, "--workers", 1))
+    first = start(*jobs.arguments(built.root.path, "--workers", 1))
     jobs.await_running(1)
     first.kill()
     first.wait(TIMEOUT_SECONDS)
     (built.root.route("a") / "processed.work").unlink()
     jobs.let_go(1)
-    done = drain(*arguments(built, jobs, "--workers", 1, "--exit-at-end"))
+    done = drain(*jobs.arguments(built.root.path, "--workers", 1, "--exit-at-end"))
 
     assert done.returncode == 0
     assert jobs.processed == ONCE | {"1": 2}
@@ -281,7 +258,7 @@ def test_what_the_journal_does_not_know_is_not_reported_as_processed(built: Buil
 
 def test_a_killed_runner_ends_the_drain_and_its_command_is_waited_for(built: Built, jobs: Jobs, start: Start) -> None:
     jobs.hold(1, 2)
-    process = start(*arguments(built, jobs, "--workers", 2))
+    process = start(*jobs.arguments(built.root.path, "--workers", 2))
     jobs.await_running(1, 2)
     runner = parent_of(jobs.running["2"].keeper)
     assert parent_of(runner) == process.pid
@@ -290,7 +267,7 @@ def test_a_killed_runner_ends_the_drain_and_its_command_is_waited_for(built: Bui
     await_line(process, f"process {runner}, which starts its commands, was killed")
 
     assert process.wait(TIMEOUT_SECONDS) == 1
-    successor = start(*arguments(built, jobs, "--workers", 2, "--exit-at-end"))
+    successor = start(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end"))
     await_line(successor, "waits for the command that an earlier wald-drain has left running")
     jobs.let_go(2)
     assert successor.wait(TIMEOUT_SECONDS) == 0
@@ -309,13 +286,15 @@ def test_a_drain_that_is_killed_at_random_loses_and_repeats_nothing(
     built.lines("a", [each.encode() for each in more])
     for _ in range(8):
         workers, batch = chance.randint(1, 4), chance.choice([1, 1, 3])
-        process = start(*arguments(built, jobs, "--workers", workers, "--batch-records", batch, "--order", order))
+        process = start(
+            *jobs.arguments(built.root.path, "--workers", workers, "--batch-records", batch, "--order", order)
+        )
         await_more(jobs, len(jobs.lines) + chance.randint(0, 12))
         process.kill()
         process.wait(TIMEOUT_SECONDS)
     jobs.mend(5, 11)
-    assert drain(*arguments(built, jobs, "--workers", 2, "--exit-at-end", "--order", order)).returncode == 0
+    assert drain(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end", "--order", order)).returncode == 0
 
     assert jobs.running == {}
     assert jobs.processed == ONCE | dict.fromkeys(more, 1)
-    assert cursor(built) == 60
+    assert cursor(built.root.path) == 60

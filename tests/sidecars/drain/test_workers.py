@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from contents import records
-from draining import await_line, drain, drain_refusal
+from draining import Start, await_line, cursor, drain, drain_refusal
 from endpoint import free_address, get, samples_of
 from full_disk import fill, small_file_system
-from jobs import Jobs
+from jobs import ONCE, VALUES, Jobs
 from logs import Built
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
 
 import wald
 from wald.client.producer import Producer
 from wald.format.names import Kind
-
-Start = Callable[..., subprocess.Popen[bytes]]
-VALUES = [str(number) for number in range(1, 21)]
-ONCE = dict.fromkeys(VALUES, 1)
-
-
-@pytest.fixture
-def built(root: Path) -> Built:
-    """Records 1 to 20 on route a, each with its sequence as value; no daemon runs."""
-    log = Built(root)
-    log.lines("a", [value.encode() for value in VALUES])
-    return log
 
 
 @pytest.fixture
@@ -40,14 +26,6 @@ def sent(daemon: Daemon) -> Path:
     output_of("route", "add", "a", "--root", daemon.root)
     output_of("append", "a", "--root", daemon.root, stdin="".join(f"{value}\n" for value in VALUES).encode())
     return daemon.root
-
-
-def arguments(root: Path, jobs: Jobs, *options: object) -> list[object]:
-    return ["a", "--root", root, *options, "--", *jobs.words]
-
-
-def cursor(root: Path) -> int:
-    return wald.open(root).cursor("a").effective
 
 
 def dead(root: Path) -> list[str]:
@@ -62,7 +40,7 @@ def files(root: Path) -> set[str]:
 
 def test_commands_run_at_the_same_time(built: Built, jobs: Jobs, start: Start) -> None:
     jobs.hold(*VALUES)
-    process = start(*arguments(built.root.path, jobs, "--workers", 4, "--exit-at-end"))
+    process = start(*jobs.arguments(built.root.path, "--workers", 4, "--exit-at-end"))
     jobs.await_running(1, 2, 3, 4)
 
     assert sorted(line.worker for line in jobs.running.values()) == [1, 2, 3, 4]
@@ -74,12 +52,12 @@ def test_commands_run_at_the_same_time(built: Built, jobs: Jobs, start: Start) -
 
 
 def test_a_group_leaves_no_file_of_a_worker_behind(built: Built, jobs: Jobs) -> None:
-    assert drain(*arguments(built.root.path, jobs, "--workers", 3, "--exit-at-end")).returncode == 0
+    assert drain(*jobs.arguments(built.root.path, "--workers", 3, "--exit-at-end")).returncode == 0
     assert files(built.root.path) == {"cursor", "drain", "command", "work"}
 
 
 def test_a_command_gets_so_many_records(built: Built, jobs: Jobs) -> None:
-    done = drain(*arguments(built.root.path, jobs, "--workers", 1, "--batch-records", 8, "--exit-at-end"))
+    done = drain(*jobs.arguments(built.root.path, "--workers", 1, "--batch-records", 8, "--exit-at-end"))
 
     assert (done.returncode, done.stderr) == (0, b"")
     assert [len(line.values) for line in jobs.lines if line.begins] == [8, 8, 4]
@@ -88,7 +66,7 @@ def test_a_command_gets_so_many_records(built: Built, jobs: Jobs) -> None:
 def test_a_record_that_fails_stops_no_other(built: Built, jobs: Jobs, start: Start) -> None:
     """Nor do several, even if they are as many as the workers."""
     jobs.fail(3, 4)
-    process = start(*arguments(built.root.path, jobs, "--workers", 2))
+    process = start(*jobs.arguments(built.root.path, "--workers", 2))
     others = set(VALUES) - {"3", "4"}
     eventually(lambda: set(jobs.processed) == others)
     eventually(lambda: len(jobs.tries(3)) > 2 and len(jobs.tries(4)) > 2)
@@ -97,7 +75,7 @@ def test_a_record_that_fails_stops_no_other(built: Built, jobs: Jobs, start: Sta
     assert process.wait(TIMEOUT_SECONDS) == 0
     assert cursor(built.root.path) == 2
     jobs.mend(3, 4)
-    assert drain(*arguments(built.root.path, jobs, "--workers", 2, "--exit-at-end")).returncode == 0
+    assert drain(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end")).returncode == 0
     assert jobs.processed == ONCE
     assert cursor(built.root.path) == 20
 
@@ -107,7 +85,7 @@ def test_a_record_is_given_up_after_its_own_tries(sent: Path, jobs: Jobs, batch:
     """Those that were in a batch with it are not, and it is tried alone no more often."""
     jobs.fail(7, 9)
     options = ("--workers", 3, "--batch-records", batch, "--tries", 3, "--exit-at-end")
-    done = drain(*arguments(sent, jobs, *options))
+    done = drain(*jobs.arguments(sent, *options))
 
     assert done.returncode == 10
     assert b"2 records of a given up" in done.stderr
@@ -121,7 +99,7 @@ def test_a_record_is_given_up_after_its_own_tries(sent: Path, jobs: Jobs, batch:
 
 def test_later_is_no_try(sent: Path, jobs: Jobs, start: Start) -> None:
     jobs.fail(5, code=75)
-    process = start(*arguments(sent, jobs, "--workers", 2, "--tries", 1, "--exit-at-end"))
+    process = start(*jobs.arguments(sent, "--workers", 2, "--tries", 1, "--exit-at-end"))
     eventually(lambda: len(jobs.tries(5)) > 2)
     jobs.mend(5)
 
@@ -134,7 +112,7 @@ def test_later_is_no_try(sent: Path, jobs: Jobs, start: Start) -> None:
 def test_a_batch_may_come_later(built: Built, jobs: Jobs, start: Start) -> None:
     """It stays whole, and other batches are processed meanwhile."""
     jobs.fail(1, code=75)
-    process = start(*arguments(built.root.path, jobs, "--workers", 2, "--batch-records", 5, "--exit-at-end"))
+    process = start(*jobs.arguments(built.root.path, "--workers", 2, "--batch-records", 5, "--exit-at-end"))
     eventually(lambda: len(jobs.processed) == 15)
     jobs.mend(1)
 
@@ -146,20 +124,20 @@ def test_a_batch_may_come_later(built: Built, jobs: Jobs, start: Start) -> None:
 def test_the_tries_go_on_after_a_restart(sent: Path, jobs: Jobs, start: Start) -> None:
     """One that fails while drain is stopping does not count. A start with fewer tries has none left for the record."""
     jobs.fail(1)
-    process = start(*arguments(sent, jobs, "--workers", 1))
+    process = start(*jobs.arguments(sent, "--workers", 1))
     eventually(lambda: jobs.tries(1)[:2] == [1, 2])
     process.send_signal(signal.SIGTERM)
     assert process.wait(TIMEOUT_SECONDS) == 0
     before = jobs.tries(1)
     assert b"; came back last: exit 1\n" in output_of("group", "show", "a", "processed", "--root", sent)
-    process = start(*arguments(sent, jobs, "--workers", 1))
+    process = start(*jobs.arguments(sent, "--workers", 1))
     eventually(lambda: len(jobs.tries(1)) > len(before) + 1)
     process.send_signal(signal.SIGTERM)
     assert process.wait(TIMEOUT_SECONDS) == 0
     after = jobs.tries(1)
     assert after == sorted(after)
     assert after[len(before)] >= before[-1]
-    assert drain(*arguments(sent, jobs, "--workers", 1, "--exit-at-end", "--tries", 2)).returncode == 10
+    assert drain(*jobs.arguments(sent, "--workers", 1, "--exit-at-end", "--tries", 2)).returncode == 10
 
     assert jobs.tries(1) == after
     (letter,) = records(sent, "dead_letter")
@@ -173,7 +151,7 @@ def test_the_order_of_a_key_is_kept(root: Path, jobs: Jobs, start: Start) -> Non
     built.columns("a", [each.encode() for each in values], keys=[each[:1].encode() for each in values])
     jobs.fail("y1")
     options = ("--workers", 3, "--order", "key", "--exit-at-end")
-    process = start(*arguments(built.root.path, jobs, *options))
+    process = start(*jobs.arguments(built.root.path, *options))
     eventually(lambda: set(jobs.processed) == {"y0", *(each for each in values if each[0] != "y")})
     eventually(lambda: len(jobs.tries("y1")) > 2)
     jobs.mend("y1")
@@ -202,7 +180,7 @@ def test_a_batch_keeps_the_order_of_a_key(daemon: Daemon, jobs: Jobs, start: Sta
     output_of("append", "a", "--jsonl", "--root", daemon.root, stdin=lines.encode())
     jobs.fail("x2")
     options = ("--workers", 2, "--batch-records", 5, "--order", "key", "--exit-at-end")
-    process = start(*arguments(daemon.root, jobs, *options, *(("--tries", 2) if given_up else ())))
+    process = start(*jobs.arguments(daemon.root, *options, *(("--tries", 2) if given_up else ())))
     eventually(lambda: len(jobs.tries("x2")) >= 2)
     if not given_up:
         assert "x3" not in jobs.processed
@@ -218,7 +196,7 @@ def test_a_batch_keeps_the_order_of_a_key(daemon: Daemon, jobs: Jobs, start: Sta
 def test_a_signal_lets_commands_finish(built: Built, jobs: Jobs, start: Start) -> None:
     """What they have processed is done, and no other command is started."""
     jobs.hold(*VALUES)
-    process = start(*arguments(built.root.path, jobs, "--workers", 2))
+    process = start(*jobs.arguments(built.root.path, "--workers", 2))
     jobs.await_running(1, 2)
     process.send_signal(signal.SIGTERM)
     jobs.let_go(*VALUES)
@@ -230,7 +208,7 @@ def test_a_signal_lets_commands_finish(built: Built, jobs: Jobs, start: Start) -
 
 def test_a_worker_that_pauses_ends_with_a_signal(built: Built, jobs: Jobs, start: Start) -> None:
     jobs.fail(*VALUES)
-    process = start(*arguments(built.root.path, jobs, "--workers", 2, "--batch-records", 10))
+    process = start(*jobs.arguments(built.root.path, "--workers", 2, "--batch-records", 10))
     eventually(lambda: len(jobs.lines) > 4)
     process.send_signal(signal.SIGTERM)
 
@@ -241,7 +219,7 @@ def test_a_worker_that_pauses_ends_with_a_signal(built: Built, jobs: Jobs, start
 def test_the_end_is_where_the_route_ended_at_the_start(built: Built, jobs: Jobs, start: Start) -> None:
     """Also if a record waits to be tried again then."""
     jobs.fail(20)
-    process = start(*arguments(built.root.path, jobs, "--workers", 2, "--exit-at-end"))
+    process = start(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end"))
     eventually(lambda: len(jobs.tries(20)) > 2)
     assert process.poll() is None
     jobs.mend(20)
@@ -251,7 +229,7 @@ def test_the_end_is_where_the_route_ended_at_the_start(built: Built, jobs: Jobs,
 
 
 def test_new_records_are_processed(sent: Path, jobs: Jobs, start: Start) -> None:
-    process = start(*arguments(sent, jobs, "--workers", 2))
+    process = start(*jobs.arguments(sent, "--workers", 2))
     eventually(lambda: jobs.processed == ONCE)
     output_of("append", "a", "--root", sent, stdin=b"more\n")
     eventually(lambda: jobs.processed["more"] == 1)
@@ -270,7 +248,7 @@ def test_damage_ends_it_after_all_before_it(root: Path, jobs: Jobs, start: Start
     content[content.index(b"damaged")] ^= 1
     built.path(1, Kind.RAW).write_bytes(content)
     jobs.fail(20)
-    process = start(*arguments(root, jobs, "--workers", 2))
+    process = start(*jobs.arguments(root, "--workers", 2))
     eventually(lambda: len(jobs.tries(20)) > 2)
     jobs.mend(20)
 
@@ -295,9 +273,9 @@ def test_errors_say_what_to_do(built: Built, jobs: Jobs) -> None:
 
 def test_one_process_works_for_a_group(built: Built, jobs: Jobs, start: Start) -> None:
     jobs.hold(*VALUES)
-    first = start(*arguments(built.root.path, jobs, "--workers", 2))
+    first = start(*jobs.arguments(built.root.path, "--workers", 2))
     jobs.await_running(1, 2)
-    code, message, _ = drain_refusal(*arguments(built.root.path, jobs, "--workers", 2))
+    code, message, _ = drain_refusal(*jobs.arguments(built.root.path, "--workers", 2))
 
     assert code == 5
     assert "another process works on route a for group processed" in message
@@ -309,7 +287,7 @@ def test_one_process_works_for_a_group(built: Built, jobs: Jobs, start: Start) -
 def test_an_operator_may_pass_over_what_fails(sent: Path, jobs: Jobs, start: Start) -> None:
     """While the workers run."""
     jobs.fail(1)
-    process = start(*arguments(sent, jobs, "--workers", 2, "--exit-at-end"))
+    process = start(*jobs.arguments(sent, "--workers", 2, "--exit-at-end"))
     eventually(lambda: len(jobs.processed) == 19)
     output_of("cursor", "skip", "a", "1", "--why", "it has teeth", "--root", sent)
 
@@ -320,7 +298,7 @@ def test_an_operator_may_pass_over_what_fails(sent: Path, jobs: Jobs, start: Sta
 
 def test_a_batch_that_is_put_off_ends_when_it_is_passed_over(sent: Path, jobs: Jobs, start: Start) -> None:
     jobs.fail(1, code=75)
-    process = start(*arguments(sent, jobs, "--workers", 1, "--batch-records", 5, "--exit-at-end"))
+    process = start(*jobs.arguments(sent, "--workers", 1, "--batch-records", 5, "--exit-at-end"))
     eventually(lambda: len(jobs.lines) > 2)
     output_of("cursor", "set", "a", "5", "--root", sent)
 
@@ -330,7 +308,7 @@ def test_a_batch_that_is_put_off_ends_when_it_is_passed_over(sent: Path, jobs: J
 
 def test_a_route_that_was_moved_says_where_to_go_on(sent: Path, jobs: Jobs, start: Start) -> None:
     output_of("route", "rename", "a", "b", "--root", sent)
-    process = start(*arguments(sent, jobs, "--workers", 2))
+    process = start(*jobs.arguments(sent, "--workers", 2))
     await_line(process, "a was moved: what was sent to it after record 20 is in b")
     process.send_signal(signal.SIGTERM)
 
@@ -368,14 +346,14 @@ def test_a_full_disk_ends_it_and_what_was_processed_is_done(tmp_path: Path, jobs
         values = [str(number) for number in range(1, 101)]
         built.lines("a", [value.encode() for value in values])
         jobs.hold(3, 4)
-        process = start(*arguments(built.root.path, jobs, "--workers", 2, "--exit-at-end"))
+        process = start(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end"))
         jobs.await_running(3, 4)
         fill(disk / "filler")
         jobs.let_go(3, 4)
         await_line(process, "No space left on device; nothing is lost")
         assert process.wait(TIMEOUT_SECONDS) == 7
         (disk / "filler").unlink()
-        assert drain(*arguments(built.root.path, jobs, "--workers", 2, "--exit-at-end")).returncode == 0
+        assert drain(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end")).returncode == 0
 
     assert jobs.processed == dict.fromkeys(values, 1)
 
@@ -391,7 +369,7 @@ def samples(address: str) -> dict[tuple[str, ...], float]:
 def test_metrics_count_what_all_workers_do(sent: Path, jobs: Jobs, start: Start) -> None:
     address = free_address()
     jobs.fail(3)
-    process = start(*arguments(sent, jobs, "--workers", 3, "--metrics", address))
+    process = start(*jobs.arguments(sent, "--workers", 3, "--metrics", address))
     eventually(lambda: len(jobs.processed) == 19)
     eventually(lambda: samples(address).get(("wald_drain_records_total", "a", "processed")) == 19)
     eventually(lambda: samples(address)["wald_drain_failing_seconds", "a", "processed"] > 0.3)
