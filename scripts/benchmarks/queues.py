@@ -59,31 +59,21 @@ class Redis:
             len(name),
             name,
         )
-        self._connection.sendall(read)
-        first = 0  # of the lines of a reply that belong to what was asked for
 
-        def step() -> int:
-            nonlocal left, first
-            if left < BATCH:
-                return 0
-            lines = _replies(self._connection, first + 5 + 8 * BATCH)
-            start = first + 5
+        def take(answers: int) -> bytes:
+            lines = _replies(self._connection, answers + 5 + 8 * BATCH)
+            start = answers + 5
             numbers, values = lines[start + 2 :: 8], lines[start + 7 :: 8]
             assert len(numbers) == len(values) == BATCH, lines[:10]
-            assert not first or lines[0] == b":%d" % BATCH, lines[0]
+            assert not answers or lines[0] == b":%d" % BATCH, lines[0]
             words = [b""] * (2 * BATCH)
             words[0::2], words[1::2] = lines[start + 1 :: 8], numbers
-            left -= BATCH
-            request = acknowledge + b"\r\n".join(words) + b"\r\n"
-            first = 1
-            if left >= BATCH:
-                self._connection.sendall(request + read)
-            else:
-                self._connection.sendall(request)
-                assert _replies(self._connection, 1)[0] == b":%d" % BATCH
-            return BATCH
+            return acknowledge + b"\r\n".join(words) + b"\r\n"
 
-        return step
+        def confirm() -> None:
+            assert _replies(self._connection, 1)[0] == b":%d" % BATCH
+
+        return _steps(self._connection, left, read, take, 1, confirm)
 
 
 class Nats:
@@ -106,28 +96,18 @@ class Nats:
         subject = f"{ROUTE}.{name}"
         self._ask("CONSUMER.DURABLE.CREATE", subject, {"stream_name": ROUTE, "config": config})
         pull = b"PUB $JS.API.CONSUMER.MSG.NEXT.%s m %d\r\n%s\r\n" % (subject.encode(), len(_PULL), _PULL)
-        self._connection.sendall(pull)
-        acknowledged = 0  # replies under way that say so
 
-        def step() -> int:
-            nonlocal left, acknowledged
-            if left < BATCH:
-                return 0
-            lines = self._replies(2 * (acknowledged + BATCH))
+        def take(answers: int) -> bytes:
+            lines = self._replies(2 * (answers + BATCH))
             heads = [head.split(b" ", 4) for head in lines[0::2] if not head.startswith(b"MSG a ")]
             values = [value for value in lines[1::2] if value]
             assert len(heads) == len(values) == BATCH, lines[:10]
-            requests = b"".join([b"PUB %s a 0\r\n\r\n" % head[3] for head in heads])
-            left -= BATCH
-            acknowledged = BATCH
-            if left >= BATCH:
-                self._connection.sendall(requests + pull)
-            else:
-                self._connection.sendall(requests)
-                self._replies(2 * BATCH)
-            return BATCH
+            return b"".join([b"PUB %s a 0\r\n\r\n" % head[3] for head in heads])
 
-        return step
+        def confirm() -> None:
+            self._replies(2 * BATCH)
+
+        return _steps(self._connection, left, pull, take, BATCH, confirm)
 
     def _ask(self, verb: str, subject: str, body: object) -> None:
         self._connection.sendall(_published(f"$JS.API.{verb}.{subject}".encode(), json.dumps(body).encode()))
@@ -158,28 +138,18 @@ class Beanstalkd:
 
     def worker(self, _name: str, left: int) -> Step:
         reserve = b"reserve\r\n" * BATCH
-        self._connection.sendall(reserve)
-        deleted = 0  # replies under way that say so
 
-        def step() -> int:
-            nonlocal left, deleted
-            if left < BATCH:
-                return 0
-            lines = _replies(self._connection, deleted + 2 * BATCH)
-            heads, values = lines[deleted::2], lines[deleted + 1 :: 2]
+        def take(answers: int) -> bytes:
+            lines = _replies(self._connection, answers + 2 * BATCH)
+            heads, values = lines[answers::2], lines[answers + 1 :: 2]
             assert len(heads) == len(values) == BATCH, lines[:10]
-            assert lines[:deleted] == [b"DELETED"] * deleted, lines[:1]
-            requests = b"".join([b"delete %s\r\n" % head.split(b" ", 2)[1] for head in heads])
-            left -= BATCH
-            deleted = BATCH
-            if left >= BATCH:
-                self._connection.sendall(requests + reserve)
-            else:
-                self._connection.sendall(requests)
-                assert _replies(self._connection, BATCH) == [b"DELETED"] * BATCH
-            return BATCH
+            assert lines[:answers] == [b"DELETED"] * answers, lines[:1]
+            return b"".join([b"delete %s\r\n" % head.split(b" ", 2)[1] for head in heads])
 
-        return step
+        def confirm() -> None:
+            assert _replies(self._connection, BATCH) == [b"DELETED"] * BATCH
+
+        return _steps(self._connection, left, reserve, take, BATCH, confirm)
 
 
 def new_group(connection: socket.socket, group: str) -> None:
@@ -196,6 +166,43 @@ def command(*words: bytes) -> bytes:
 def read_command(group: bytes, records: int) -> bytes:
     words = (b"XREADGROUP", b"GROUP", group, b"worker-1", b"COUNT", b"%d" % records, b"STREAMS", _ROUTE, b">")
     return command(*words)
+
+
+def _steps(
+    connection: socket.socket,
+    left: int,
+    asking: bytes,
+    take: Callable[[int], bytes],
+    answers_of_batch: int,
+    confirm: Callable[[], None],
+) -> Step:
+    """The steps of a worker: one write acknowledges a batch and asks for the next one.
+
+    Args:
+        left: how many records there are; less than a batch is not asked for.
+        asking: the request for a batch.
+        take: receives a batch, after so many answers to the acknowledgement before; returns what acknowledges it.
+        answers_of_batch: how many answers there are to that.
+        confirm: receives them where no batch follows.
+    """
+    connection.sendall(asking)
+    answers = 0  # under way
+
+    def step() -> int:
+        nonlocal left, answers
+        if left < BATCH:
+            return 0
+        acknowledging = take(answers)
+        left -= BATCH
+        answers = answers_of_batch
+        if left >= BATCH:
+            connection.sendall(acknowledging + asking)
+        else:
+            connection.sendall(acknowledging)
+            confirm()
+        return BATCH
+
+    return step
 
 
 def _replies(connection: socket.socket, lines: int) -> list[bytes]:
