@@ -16,6 +16,7 @@ from wald.cli.entry import run
 from wald.cli.options import (
     DefaultGroup,
     SequenceNumber,
+    count_option,
     group_option,
     json_option,
     root_option,
@@ -83,7 +84,7 @@ def command(ctx: click.Context, root: Path | None) -> None:
     help="Where the bags go; without it: ROOT/archive.",
 )
 @group_option
-@click.option("--records-per-bundle", type=click.IntRange(min=1), metavar="N", help="So many records in each bundle.")
+@count_option("--records-per-bundle", help_text="So many records in each bundle.")
 @size_option("--bytes-per-bundle", None, "So many bytes of records at most; without either: 256MiB.")
 @click.option("--to", type=SequenceNumber(), metavar="SEQ", help="Leave the records after this one for later.")
 @click.option(

@@ -13,7 +13,15 @@ import click
 
 import wald
 from wald.cli.entry import run
-from wald.cli.options import DefaultGroup, group_option, metrics_option, root_option, route_argument, socket_option
+from wald.cli.options import (
+    DefaultGroup,
+    count_option,
+    group_option,
+    metrics_option,
+    root_option,
+    route_argument,
+    socket_option,
+)
 from wald.endpoint import serving
 from wald.errors import GivenUp, InvalidInput, command_line
 from wald.format.names import check_route
@@ -55,28 +63,19 @@ def command(ctx: click.Context, root: Path | None) -> None:
 @click.argument("words", nargs=-1, required=True, metavar="-- COMMAND [ARGUMENT]...", type=click.UNPROCESSED)
 @root_option
 @group_option
-@click.option(
+@count_option(
     "--batch-records",
-    type=click.IntRange(1, 1_000_000),
-    metavar="N",
-    help="At most so many records for one run of the command.  [default: 1000; with --workers: 1]",
+    count_max=1_000_000,
+    help_text="At most so many records for one run of the command.  [default: 1000; with --workers: 1]",
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 1000),
-    metavar="N",
-    help="Run so many commands at a time, each with records of its own.",
-)
+@count_option("--workers", count_max=1000, help_text="Run so many commands at a time, each with records of its own.")
 @click.option(
     "--order",
     type=click.Choice(["log", "key"]),
     help="With --workers: key: records of one key one after the other.  [default: log]",
 )
-@click.option(
-    "--tries",
-    type=click.IntRange(1, 1000),
-    metavar="N",
-    help="Give up a single record after so many tries; without this option: never.",
+@count_option(
+    "--tries", count_max=1000, help_text="Give up a single record after so many tries; without this option: never."
 )
 @click.option(
     "--dead-letter",

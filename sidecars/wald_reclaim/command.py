@@ -15,7 +15,15 @@ import click
 
 import wald
 from wald.cli.entry import run
-from wald.cli.options import config_option, duration_option, json_option, metrics_option, root_option, size_option
+from wald.cli.options import (
+    config_option,
+    count_option,
+    duration_option,
+    json_option,
+    metrics_option,
+    root_option,
+    size_option,
+)
 from wald.endpoint import serving
 from wald.errors import Damaged, DiskFailure, InvalidInput, NotPermitted, WaldError, command_line
 from wald.format.names import CONSUMERS, CURSOR_SUFFIX, Kind
@@ -56,12 +64,7 @@ _CENTURY = 36_600  # days
     None,
     "Delete read segments while the complete ones are more than this; log_max_bytes. 0: no limit.",
 )
-@click.option(
-    "--max-records",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="The same in records; log_max_records. 0: no limit.",
-)
+@count_option("--max-records", count_min=0, help_text="The same in records; log_max_records. 0: no limit.")
 @click.option(
     "--unread",
     type=click.Choice(["keep", "expire"]),

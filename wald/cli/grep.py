@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 import wald
-from wald.cli.options import json_option, root_option
+from wald.cli.options import count_option, json_option, root_option
 from wald.cli.output import json_line, write_stdout
 from wald.cli.patterns import matcher_of, operand
 from wald.cli.read_output import with_times
@@ -42,11 +42,10 @@ _JOBS_MAX = 64
 @click.option("-v", "--invert-match", "invert", is_flag=True, help="Find the records that do not match.")
 @click.option("-c", "--count", "only_count", is_flag=True, help="Print only how many records there are.")
 @click.option("--times", is_flag=True, help="Print the time, too, when the daemon took the record.")
-@click.option(
+@count_option(
     "--jobs",
-    type=click.IntRange(1, _JOBS_MAX),
-    metavar="N",
-    help="Search with so many processes; without it: as many as there are processors.",
+    count_max=_JOBS_MAX,
+    help_text="Search with so many processes; without it: as many as there are processors.",
 )
 @json_option
 def grep(

@@ -12,7 +12,7 @@ import click
 
 import wald
 from wald.cli.liveness import is_stopped
-from wald.cli.options import json_option, of_consumer_option, root_option, route_argument
+from wald.cli.options import count_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line, time_fields
 from wald.errors import Damaged, command_line
 from wald.format.names import CONSUMERS, check_group, check_route
@@ -295,13 +295,7 @@ def _next(log: Log, found: _Found) -> str:
 @root_option
 @of_consumer_option
 @click.option("--consumer", metavar="NAME", help="Only what this worker has.")
-@click.option(
-    "-n",
-    "count",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help=f"How many lines of each kind; without it: {_SHOWN}, with --json all.",
-)
+@count_option("-n", "count", help_text=f"How many lines of each kind; without it: {_SHOWN}, with --json all.")
 @json_option
 def pending(
     root: Path, route: str, group: str, of_consumer: bool, consumer: str | None, count: int | None, as_json: bool

@@ -113,6 +113,11 @@ class SequenceNumber(click.IntRange):
             ) from None
 
 
+def count_option(*names: str, help_text: str, count_min: int = 1, count_max: int | None = None) -> Callable[[F], F]:
+    """An option that takes a number of things; None if it is not given."""
+    return click.option(*names, type=click.IntRange(count_min, count_max), metavar="N", help=help_text)
+
+
 def duration_option(
     name: str, default: str | None, help_text: str, *, seconds_min: float = 0, days_max: int = 1
 ) -> Callable[[F], F]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 import wald
-from wald.cli.options import GROUP_HELP, root_option
+from wald.cli.options import GROUP_HELP, count_option, root_option
 from wald.cli.read_output import Output
 from wald.cli.read_range import Asked, Range, of_latest
 from wald.errors import Damaged, Partial, WaldError, command_line
@@ -37,8 +37,8 @@ COMMIT_SECONDS = 0.2  # between two moves of the cursor, because each is two syn
 @click.option("--to", "stop", metavar="POSITION", help="The last sequence, or a time, which ends before it.")
 @click.option("--since", metavar="TIME", help="Records appended then or later: 5m, 14:00, yesterday, 2026-11-21.")
 @click.option("--until", metavar="TIME", help="Records appended before then.")
-@click.option("-n", "--last", "count", type=click.IntRange(min=0), metavar="N", help="Only the last N of them.")
-@click.option("--limit", type=click.IntRange(min=0), metavar="N", help="Only the first N of them.")
+@count_option("-n", "--last", "count", count_min=0, help_text="Only the last N of them.")
+@count_option("--limit", count_min=0, help_text="Only the first N of them.")
 @click.option("--grep", metavar="REGEX", help="Only records in which the regular expression is found.")
 @click.option("-f", "--follow", is_flag=True, help="At the end, wait for more records.")
 @click.option("--group", help=GROUP_HELP)
