@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,13 +11,13 @@ from pathlib import Path
 import click
 
 import wald
+from wald.cli.group_tables import SHOWN, dead_fields, dead_table, out_fields, out_table, waiting_fields, waiting_table
 from wald.cli.liveness import is_stopped
 from wald.cli.options import count_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line, time_fields
 from wald.errors import Damaged, command_line
 from wald.format.names import CONSUMERS, check_group, check_route
 from wald.format.times import utc
-from wald.format.work import Dead
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
 from wald.store.retention.backlog import Backlog, GroupBacklog
@@ -26,7 +26,6 @@ from wald.store.retention.progress import Lag, lags
 from wald.work.picture import Out, Seen, Waiting, WorkFile, look, work_file, work_files
 
 _NS = 10**9
-_SHOWN = 20
 _COLUMNS = ("ROUTE", "GROUP", "OWNER", "DONE TO", "READ TO", "OPEN", "OUT", "WAITING", "GIVING UP", "BEHIND", "OLDEST")
 _NUMERIC = tuple(range(2, len(_COLUMNS)))
 
@@ -295,7 +294,7 @@ def _next(log: Log, found: _Found) -> str:
 @root_option
 @of_consumer_option
 @click.option("--consumer", metavar="NAME", help="Only what this worker has.")
-@count_option("-n", "count", help_text=f"How many lines of each kind; without it: {_SHOWN}, with --json all.")
+@count_option("-n", "count", help_text=f"How many lines of each kind; without it: {SHOWN}, with --json all.")
 @json_option
 def pending(
     root: Path, route: str, group: str, of_consumer: bool, consumer: str | None, count: int | None, as_json: bool
@@ -314,72 +313,21 @@ def pending(
     out = [each for each in picture.out() if consumer in (None, each.consumer)]
     waiting, dead = ([], []) if consumer else (list(picture.waiting()), picture.dead)
     if as_json:
-        objects = [*islice(map(_out_fields, out), count), *islice(map(_waiting_fields, waiting), count)]
-        for fields in (*objects, *islice(map(_dead_fields, dead), count)):
+        objects = [*islice(map(out_fields, out), count), *islice(map(waiting_fields, waiting), count)]
+        for fields in (*objects, *islice(map(dead_fields, dead), count)):
             click.echo(json_line("group.pending", {"route": route, "group": group} | dict(fields)))
         return
-    tables = [*_out_table(out, now_ns, count), *_waiting_table(waiting, now_ns, count), *_dead_table(dead, count)]
+    tables = [*out_table(out, now_ns, count), *waiting_table(waiting, now_ns, count), *dead_table(dead, count)]
     if seen.owner is None and picture.open:
         tables.append("No owner runs: the next one delivers again all that is open.")
     nothing = f"nothing is with {consumer}" if consumer else "nothing is out, waits, or is being given up"
     click.echo("\n\n".join(tables or [nothing]))
 
 
-def _out_table(out: list[Out], now_ns: int, count: int | None) -> Iterator[str]:
-    rows = [
-        (*_range(each), each.consumer, utc(each.until_ns), format_seconds((each.until_ns - now_ns) / _NS), each.tries)
-        for each in out
-    ]
-    yield from _table(("OUT", "TO", "WORKER", "UNTIL", "LEFT", "TRIES"), rows, (0, 1, 4, 5), count)
-
-
-def _waiting_table(waiting: list[Waiting], now_ns: int, count: int | None) -> Iterator[str]:
-    rows = [
-        (*_range(each), utc(each.due_ns), format_seconds((each.due_ns - now_ns) / _NS), each.tries) for each in waiting
-    ]
-    yield from _table(("WAITING", "TO", "DUE", "IN", "TRIES"), rows, (0, 1, 3, 4), count)
-
-
-def _dead_table(dead: list[Dead], count: int | None) -> Iterator[str]:
-    rows = [(each.sequence, utc(each.at_ns), each.tries, each.route, each.reason) for each in dead]
-    yield from _table(("GIVING UP", "SINCE", "TRIES", "DEAD LETTER TO", "REASON"), rows, (0, 2), count)
-
-
-def _table(
-    headings: tuple[str, ...], rows: Sequence[tuple[object, ...]], numeric: tuple[int, ...], count: int | None
-) -> Iterator[str]:
-    shown = count or _SHOWN
-    if rows:
-        lines = list(aligned([headings, *(tuple(map(str, row)) for row in rows[:shown])], numeric))
-        if more := len(rows) - shown:
-            lines += [f"and {more} more; -n {len(rows)} shows all"] * (more > 0)
-        yield "\n".join(lines)
-
-
-def _out_fields(each: Out) -> Mapping[str, object]:
-    fields = {"kind": "out", "first": each.first, "last": each.last, "consumer": each.consumer}
-    return fields | time_fields("until", each.until_ns) | {"tries": each.tries}
-
-
-def _waiting_fields(each: Waiting) -> Mapping[str, object]:
-    fields: dict[str, object] = {"kind": "waiting", "first": each.first, "last": each.last}
-    return fields | time_fields("due", each.due_ns) | {"tries": each.tries}
-
-
-def _dead_fields(each: Dead) -> Mapping[str, object]:
-    fields: dict[str, object] = {"kind": "giving-up", "sequence": each.sequence}
-    more = {"tries": each.tries, "reason": each.reason, "dead_letter_route": each.route}
-    return fields | time_fields("since", each.at_ns) | more
-
-
 def group_line(log: Log, command: str, file: WorkFile, rest: str = "") -> str:
     """A command of ``wald group`` for a hint."""
     option = " --of-consumer" if file.of_consumer else ""
     return command_line(log.root.path, f"group {command} {file.route} {file.group} {rest}".rstrip() + option)
-
-
-def _range(each: Out | Waiting) -> tuple[int, int]:
-    return each.first, each.last
 
 
 def count_of(runs: Iterable[Out | Waiting]) -> int:

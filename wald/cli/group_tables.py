@@ -1,0 +1,71 @@
+"""What ``wald group pending`` prints: who has which records, what waits until when, and what is given up and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from wald.cli.output import aligned, time_fields
+from wald.format.times import utc
+from wald.format.work import Dead
+from wald.setting_types import format_seconds
+from wald.work.picture import Out, Waiting
+
+SHOWN = 20
+_NS = 10**9
+
+
+def out_table(out: list[Out], now_ns: int, count: int | None) -> Iterator[str]:
+    """What workers have, as a table; none if that is nothing."""
+    rows = [
+        (*_range(each), each.consumer, utc(each.until_ns), format_seconds((each.until_ns - now_ns) / _NS), each.tries)
+        for each in out
+    ]
+    yield from _table(("OUT", "TO", "WORKER", "UNTIL", "LEFT", "TRIES"), rows, (0, 1, 4, 5), count)
+
+
+def waiting_table(waiting: list[Waiting], now_ns: int, count: int | None) -> Iterator[str]:
+    """What is not due yet, as a table."""
+    rows = [
+        (*_range(each), utc(each.due_ns), format_seconds((each.due_ns - now_ns) / _NS), each.tries) for each in waiting
+    ]
+    yield from _table(("WAITING", "TO", "DUE", "IN", "TRIES"), rows, (0, 1, 3, 4), count)
+
+
+def dead_table(dead: list[Dead], count: int | None) -> Iterator[str]:
+    """What is being given up, as a table."""
+    rows = [(each.sequence, utc(each.at_ns), each.tries, each.route, each.reason) for each in dead]
+    yield from _table(("GIVING UP", "SINCE", "TRIES", "DEAD LETTER TO", "REASON"), rows, (0, 2), count)
+
+
+def _table(
+    headings: tuple[str, ...], rows: Sequence[tuple[object, ...]], numeric: tuple[int, ...], count: int | None
+) -> Iterator[str]:
+    shown = count or SHOWN
+    if rows:
+        lines = list(aligned([headings, *(tuple(map(str, row)) for row in rows[:shown])], numeric))
+        if more := len(rows) - shown:
+            lines += [f"and {more} more; -n {len(rows)} shows all"] * (more > 0)
+        yield "\n".join(lines)
+
+
+def out_fields(each: Out) -> Mapping[str, object]:
+    """What a worker has, in JSON."""
+    fields = {"kind": "out", "first": each.first, "last": each.last, "consumer": each.consumer}
+    return fields | time_fields("until", each.until_ns) | {"tries": each.tries}
+
+
+def waiting_fields(each: Waiting) -> Mapping[str, object]:
+    """What waits, in JSON."""
+    fields: dict[str, object] = {"kind": "waiting", "first": each.first, "last": each.last}
+    return fields | time_fields("due", each.due_ns) | {"tries": each.tries}
+
+
+def dead_fields(each: Dead) -> Mapping[str, object]:
+    """What is being given up, in JSON."""
+    fields: dict[str, object] = {"kind": "giving-up", "sequence": each.sequence}
+    more = {"tries": each.tries, "reason": each.reason, "dead_letter_route": each.route}
+    return fields | time_fields("since", each.at_ns) | more
+
+
+def _range(each: Out | Waiting) -> tuple[int, int]:
+    return each.first, each.last
