@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from wald.errors import InvalidInput
 from wald.loop import SIGNALS
+from wald.store.files.processes import take_name
+from wald.work.commands import KEEPER
 
 _NOT_A_PROGRAM = (errno.ENOENT, errno.EACCES, errno.ENOEXEC)
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
@@ -67,6 +69,7 @@ def _keep(
 ) -> None:
     """The work of the keeper, which keeps nothing of drain but the lock and the batch."""
     os.setsid()
+    take_name(KEEPER)
     for number in SIGNALS:
         signal.signal(number, lambda *_: None)  # caught, not ignored: the command would inherit that
     high = max(lock, batch, _STDIN) + 1

@@ -13,13 +13,14 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from wald.store.retention.cursors import CursorState
+from wald.work.commands import workers_of
 from wald.work.journal import discard
 from wald.work.standing import standing
 from wald.work.succession import done_above
 from wald_drain.attempt import Attempts
 from wald_drain.consumer import Consumer
 from wald_drain.retries import KILLED_TOO, ending, is_failure
-from wald_drain.worker_file import WorkerFile, workers_of
+from wald_drain.worker_file import WorkerFile
 
 
 def move_past(attempts: Attempts, consumer: Consumer, report: Callable[[str], None]) -> None:
@@ -52,7 +53,7 @@ class Leftovers:
         place = consumer.log.root, consumer.route, consumer.group
         with ExitStack() as held:
             self._files = []
-            for worker in workers_of(*place):
+            for worker in workers_of(consumer.log.root.place(consumer.route, consumer.group), consumer.group):
                 self._files.append(WorkerFile(*place, worker, consumer.disk))
                 held.callback(self._files[-1].close)
             self._held = held.pop_all()

@@ -23,6 +23,8 @@ from contextlib import ExitStack, contextmanager
 
 from wald.errors import WaldError
 from wald.loop import SIGNALS
+from wald.store.files.processes import take_name
+from wald.work.commands import RUNNER
 from wald_drain.keeper import keep, sealed
 from wald_drain.worker_file import encode_outcome
 
@@ -94,6 +96,7 @@ def runners_for(command: Sequence[str], workers: int) -> Iterator[list[Runner]]:
 
 def _serve(requests: socket.socket, command: Sequence[str]) -> None:
     """The work of the process, which ends with its socket."""
+    take_name(RUNNER)
     for number in SIGNALS:
         signal.signal(number, lambda *_: None)  # Ctrl-C reaches it, too
     os.closerange(3, requests.fileno())  # with the sockets of other runners, which would not end otherwise

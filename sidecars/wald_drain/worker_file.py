@@ -8,12 +8,11 @@ The records of a lease need not be consecutive. They are processed if both lines
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from wald.format.checked_line import decode_line, encode_line
-from wald.format.names import COMMAND_SUFFIX, worker_suffix
+from wald.format.names import worker_suffix
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.work.window import runs_of
@@ -114,10 +113,3 @@ class WorkerFile(CommandFile):
         """Take it away, unless a command has its lock by now."""
         if self.lock():
             self.disk.unlink(self.path)
-
-
-def workers_of(root: Root, route: str, group: str) -> list[int]:
-    """The workers that have a file, in order."""
-    named = re.compile(rf"{re.escape(group + COMMAND_SUFFIX)}-([0-9]+)")
-    found = (named.fullmatch(path.name) for path in root.place(route, group).iterdir())
-    return sorted(int(match[1]) for match in found if match)

@@ -12,7 +12,6 @@ import click
 
 import wald
 from wald.cli.group_tables import SHOWN, dead_fields, dead_table, out_fields, out_table, waiting_fields, waiting_table
-from wald.cli.liveness import is_stopped
 from wald.cli.options import count_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line, time_fields
 from wald.errors import Damaged, command_line
@@ -20,9 +19,11 @@ from wald.format.names import CONSUMERS, check_group, check_route
 from wald.format.times import utc
 from wald.log import Log
 from wald.setting_types import format_bytes, format_seconds
+from wald.store.files.processes import is_stopped
 from wald.store.retention.backlog import Backlog, GroupBacklog
 from wald.store.retention.cursors import Cursor, CursorState
 from wald.store.retention.progress import Lag, lags
+from wald.work.commands import RunningCommand, commands_of
 from wald.work.picture import Out, Seen, Waiting, WorkFile, look, work_file, work_files
 
 _NS = 10**9
@@ -49,11 +50,18 @@ class _Found:
 
     Attributes:
         unfinished: from the first record on that is not done; behind: what was not taken in yet.
+        commands: of wald-drain, that run for it.
     """
 
     seen: Seen
     unfinished: Lag
     behind: Lag
+    commands: list[RunningCommand]
+
+    @property
+    def left(self) -> list[RunningCommand]:
+        """The commands that an earlier wald-drain has left running."""
+        return [each for each in self.commands if each.left]
 
 
 @group.command("list")
@@ -99,8 +107,14 @@ def _with_lags(log: Log, seen: list[Seen]) -> list[_Found]:
         for name, sequence in (("unfinished", picture.floor), ("behind", picture.end - 1)):
             begins.append(Cursor(at.route, f"{number} {name}", at.path, CursorState.VALID, sequence))
     counted = lags(log.view(), begins)
+    commands = commands_of(seen)
     return [
-        _Found(each, *(counted[each.cursor.route, f"{number} {name}"] for name in ("unfinished", "behind")))
+        _Found(
+            each,
+            counted[each.cursor.route, f"{number} unfinished"],
+            counted[each.cursor.route, f"{number} behind"],
+            commands.get(each.file.path, []),
+        )
         for number, each in enumerate(seen)
     ]
 
@@ -123,6 +137,18 @@ def _fields(found: _Found) -> dict[str, object]:
         "behind_records": found.behind.records,
         **time_fields("oldest_append_time", found.unfinished.oldest_ns),
         "tries_max": picture.tries_max,
+        "commands": [_command_fields(each) for each in found.commands],
+    }
+
+
+def _command_fields(command: RunningCommand) -> dict[str, object]:
+    return {
+        "worker": command.worker,
+        "process": command.process,
+        "process_group": command.process_group,
+        "command": command.words,
+        **time_fields("started", command.started_ns),
+        "left": command.left,
     }
 
 
@@ -130,6 +156,8 @@ def _row(log: Log, found: _Found, now_ns: int) -> tuple[str, ...]:
     seen, picture = found.seen, found.seen.picture
     owner = "none" if seen.owner is None else str(seen.owner.pid or "elsewhere")
     notes = [f"in {CONSUMERS}/"] if seen.file.of_consumer else []
+    if found.left:
+        notes.append(f"waits for a command: {group_line(log, 'show', seen.file)}" if seen.owner else "a command runs")
     if seen.damage:
         notes.append(f"damaged: {group_line(log, 'show', seen.file)}")
         numbers = ["?"] * 7
@@ -193,6 +221,10 @@ def _rows(log: Log, found: _Found, held: GroupBacklog, now_ns: int) -> Iterator[
     yield "route", seen.file.route
     yield "group", seen.file.group + f", in {CONSUMERS}/" * seen.file.of_consumer
     yield "owner", _owner(seen)
+    for each in found.commands[:SHOWN]:
+        yield "command", _command(each)
+    if len(found.commands) > SHOWN:
+        yield "", f"and {len(found.commands) - SHOWN} more"
     yield "cursor", f"at {at.sequence}" if at.state is CursorState.VALID else f"{at.state.value}: {at.message}"
     if seen.damage:
         yield "damaged", f"{seen.file.path}: {seen.damage}"
@@ -220,6 +252,12 @@ def _owner(seen: Seen) -> str:
     if seen.owner.pid is None:
         return "runs, in another container or PID namespace"
     return f"process {seen.owner.pid}{': ' if seen.owner.command else ''}{seen.owner.command}"
+
+
+def _command(command: RunningCommand) -> str:
+    worker = "" if command.worker is None else f"worker-{command.worker}: "
+    left = ", left running by an earlier wald-drain" * command.left
+    return f"{worker}process {command.process}, since {utc(command.started_ns)}{left}: {command.words}"
 
 
 def _open(seen: Seen) -> str:
@@ -266,7 +304,7 @@ def _holding(held: GroupBacklog) -> str:
 
 def _next(log: Log, found: _Found) -> str:
     """What to type, or to do."""
-    seen, picture = found.seen, found.seen.picture
+    seen, picture, left = found.seen, found.seen.picture, found.left
     path = seen.file.path
     if seen.damage:
         lost = _records(found.unfinished.records)
@@ -280,9 +318,11 @@ def _next(log: Log, found: _Found) -> str:
     if not picture.open and not found.behind.records:
         return "nothing: every record is done"
     if seen.owner is None:
-        return "start its workers"
+        return f"start its workers, which wait for process {left[0].process}" if left else "start its workers"
     if seen.owner.pid is not None and is_stopped(seen.owner.pid):
         return f"kill -CONT {seen.owner.pid}: the owner was stopped by a signal or a debugger"
+    if left:
+        return f"wait until process {left[0].process} has ended; to end it: kill -- -{left[0].process_group}"
     if picture.dead or any(picture.out()) or any(picture.waiting()):
         return group_line(log, "pending", seen.file)
     return "look at its workers: none asks for a record" + f"; ps -fp {seen.owner.pid}" * bool(seen.owner.pid)

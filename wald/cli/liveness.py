@@ -18,10 +18,9 @@ from wald.errors import command_line
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.identity import Identity
+from wald.store.files.processes import is_stopped
 from wald.store.writing.lives import last_end, last_has_ended, read_life, signed
 from wald.store.writing.lock import holding_processes, is_held, is_hidden
-
-_STOPPED_STATES = "Tt"  # by a signal, or by a debugger; see proc_pid_stat(5)
 
 
 class Life(Enum):
@@ -178,16 +177,3 @@ def _who(pid: int | None, wrote: Mapping[str, object]) -> str:
     else:
         process = f"pid {pid}"
     return f"the daemon ({process}; epoch {wrote.get('epoch', 'not known')}, since {wrote.get('started')})"
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped a process."""
-    return _state(pid) in _STOPPED_STATES
-
-
-def _state(pid: int) -> str:
-    """The state of a process, a letter; "?" if there is none any more."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "?"

@@ -8,6 +8,7 @@ A module knows nothing of those below it. ::
     journal      the file in which that outlives a crash
     replay       its lines carried out again, and written anew
     picture      what a group looks like from outside: by its journal and its cursor
+    commands     the commands of wald-drain that run for a group
     checking     whether the journals of a log are whole
     source       the records themselves
     terms        what a group goes by, and what it gives out

@@ -21,6 +21,7 @@ from wald.store.files import locks
 from wald.store.files.consumers import not_permitted
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
+from wald.store.files.processes import command_of
 from wald.store.retention.cursors import Cursor
 from wald.work.journal import Reading, read_journal
 from wald.work.replay import Replayed
@@ -308,7 +309,7 @@ def read_of_group(file: WorkFile, log_id: bytes) -> tuple[Reading, list[Line], s
 def owner_of(file: WorkFile) -> OwnerProcess | None:
     """The process that works for a group; None if none does."""
     if found := locks.holders(file.lock):
-        return OwnerProcess(found[0], locks.command_of(found[0]))
+        return OwnerProcess(found[0], command_of(found[0]))
     return OwnerProcess(None, "") if locks.is_held(file.lock, Disk()) else None
 
 

@@ -10,8 +10,9 @@ from damage import every_flip, every_truncation
 from logs import Built
 
 from wald.store.files.disk import Disk
+from wald.work.commands import workers_of
 from wald_drain.command_file import LINE_BYTES
-from wald_drain.worker_file import WorkerFile, encode_given, encode_outcome, last_run_in, processed_in, workers_of
+from wald_drain.worker_file import WorkerFile, encode_given, encode_outcome, last_run_in, processed_in
 
 SEQUENCES = [300, 301, 302, 320]
 GIVEN = encode_given(7, SEQUENCES, 1)
@@ -89,10 +90,10 @@ def test_a_file_stays_while_a_command_has_its_lock(built: Built) -> None:
 
 
 def test_workers_are_found_by_their_files(built: Built) -> None:
-    assert workers_of(built.root, "a", "g") == []
+    assert workers_of(built.root.route("a"), "g") == []
     for worker, group in ((12, "g"), (2, "g"), (3, "h"), (4, "g.command-2"), (5, "xg")):
         file(built, worker, group).close()
     (built.root.route("a") / "g.command").touch()
     (built.root.route("a") / "g.command-x").touch()
 
-    assert workers_of(built.root, "a", "g") == [2, 12]
+    assert workers_of(built.root.route("a"), "g") == [2, 12]

@@ -159,7 +159,7 @@ def test_a_killed_keeper_leaves_the_record_with_its_command(
     process = start(*jobs.arguments(built.root.path, "--workers", 2, "--exit-at-end", *tries))
     jobs.await_running(2)
     os.kill(jobs.running["2"].keeper, signal.SIGKILL)
-    await_line(process, ": waits for the command whose keeper was killed: fuser ")
+    await_line(process, f": waits for the command whose keeper was killed: process {jobs.running['2'].pid}, since ")
     eventually(lambda: len(jobs.processed) == 19)
     assert jobs.tries(2) == [1]
     jobs.let_go(2)

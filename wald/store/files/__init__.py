@@ -21,6 +21,7 @@ listing       which segments there are
 locks         which processes hold the lock of a file
 making        files, directories, FIFOs: their mode, and whose they are
 part_index    makes the index of a sealed part
+processes     what Linux says of a process
 regular       opens a regular file and nothing else
 routes        routes as directories
 runs          sets of sequences as runs

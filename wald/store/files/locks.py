@@ -1,12 +1,15 @@
-"""Whether a process holds the lock of a file, and which, as the kernel lists them in /proc/locks."""
+"""Whether a process holds the lock of a file, and which, as the kernel lists them in /proc."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from wald.store.files.disk import Disk
+from wald.store.files.processes import all_processes
 
 _IS_LINK_OR_SOCKET = (errno.ELOOP, errno.ENXIO)
 
@@ -40,13 +43,33 @@ def holders(path: Path) -> list[int]:
         return []
 
 
-def command_of(process: int) -> str:
-    """The command line of a process; "" if this user may not see it, or it has ended."""
-    try:
-        words = Path(f"/proc/{process}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    except OSError:
-        return ""
-    return " ".join(word.decode(errors="replace") for word in words)
+def sharers(paths: Iterable[Path]) -> dict[Path, list[int]]:
+    """The processes that have the lock of each of these files: all that share the descriptor by which it was taken.
+
+    So also those that have inherited it of a process that has ended. Processes that this user may not look at are
+    missing.
+    """
+    found: dict[Path, list[int]] = {}
+    marked = {}
+    for path in paths:
+        with suppress(OSError):
+            marked[_mark(path)] = path
+    for process in all_processes() if marked else ():
+        for line in _locks_of(process):
+            for mark in [each for each in marked if each in line]:
+                found.setdefault(marked[mark], []).append(process)
+    return found
+
+
+def _locks_of(process: int) -> set[str]:
+    """The lines about locks of the open files of a process; see proc_pid_fdinfo(5)."""
+    lines: set[str] = set()
+    about = f"/proc/{process}/fdinfo"
+    with suppress(OSError):
+        for name in os.listdir(about):
+            with suppress(OSError), open(f"{about}/{name}") as file:  # it may be closed meanwhile
+                lines.update(line for line in file if line.startswith("lock:"))
+    return lines
 
 
 def _is_listed(path: Path) -> bool:
@@ -58,9 +81,14 @@ def _is_listed(path: Path) -> bool:
 
 def _listed(path: Path) -> list[str]:
     """Its lines in /proc/locks; see proc_locks(5): ``1: FLOCK  ADVISORY  WRITE 123 fe:00:4711 0 EOF``."""
+    mark = _mark(path)
+    return [line for line in Path("/proc/locks").read_text().splitlines() if mark in line]
+
+
+def _mark(path: Path) -> str:
+    """By what a line about a lock names the file."""
     major, minor = _file_system(path)
-    file = f" {major:02x}:{minor:02x}:{os.stat(path).st_ino} "
-    return [line for line in Path("/proc/locks").read_text().splitlines() if file in line]
+    return f" {major:02x}:{minor:02x}:{os.stat(path).st_ino} "
 
 
 def _file_system(path: Path) -> tuple[int, int]:

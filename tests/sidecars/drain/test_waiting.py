@@ -1,0 +1,102 @@
+"""What an operator sees of commands that run, and of those that have outlived their drain."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draining import await_line, drain
+from jobs import Jobs
+from logs import Built
+from running import TIMEOUT_SECONDS, eventually, output_of
+
+Start = Callable[..., subprocess.Popen[bytes]]
+GROUP = "processed"
+
+
+@pytest.fixture
+def built(root: Path) -> Built:
+    """Records 1 to 4 on route a, each with its sequence as value."""
+    log = Built(root)
+    log.lines("a", [b"1", b"2", b"3", b"4"])
+    return log
+
+
+def arguments(built: Built, jobs: Jobs, *options: object) -> list[object]:
+    return ["a", "--root", built.root.path, *options, "--", *jobs.words]
+
+
+def shown(built: Built) -> dict[str, Any]:
+    return json.loads(output_of("group", "show", "a", GROUP, "--root", built.root.path, "--json"))  # type: ignore[no-any-return]
+
+
+def text(built: Built, command: str = "show") -> str:
+    words = ("a", GROUP) if command == "show" else ("a",)
+    return output_of("group", command, *words, "--root", built.root.path).decode()
+
+
+def test_a_group_shows_the_commands_of_its_workers(built: Built, jobs: Jobs, start: Start) -> None:
+    jobs.hold(1, 2)
+    began_ns = time.time_ns()
+    process = start(*arguments(built, jobs, "--workers", 2))
+    jobs.await_running(1, 2)
+    commands = shown(built)["commands"]
+    held = {line.worker: line.pid for line in jobs.running.values()}
+
+    assert {each["worker"]: each["process"] for each in commands} == held
+    assert [each["worker"] for each in commands] == [1, 2]
+    for each in commands:
+        assert each["command"] == " ".join(map(str, jobs.words))
+        assert abs(each["started_ns"] - began_ns) < TIMEOUT_SECONDS * 10**9
+        assert each["left"] is False
+    assert f"worker-1: process {held[1]}, since 20" in text(built)
+    assert "left running" not in text(built)
+    assert "waits for" not in text(built, "list")
+    process.terminate()
+
+
+def test_what_a_start_waits_for_is_named_with_what_ends_it(built: Built, jobs: Jobs, start: Start) -> None:
+    """And what is named ends it: with all that the command has started."""
+    jobs.hold(2)
+    first = start(*arguments(built, jobs, "--workers", 2))
+    jobs.await_running(2)
+    eventually(lambda: len(jobs.processed) == 3)
+    first.kill()
+    first.wait(TIMEOUT_SECONDS)
+    command = jobs.running["2"].pid
+    assert f"start its workers, which wait for process {command}\n" in text(built)
+    second = start(*arguments(built, jobs, "--workers", 2, "--exit-at-end"))
+    await_line(second, f"process {command}, since 20")
+    eventually(lambda: f"kill -- -{command}\n" in text(built))
+
+    assert [(each["process"], each["process_group"], each["left"]) for each in shown(built)["commands"]] == [
+        (command, command, True)
+    ]
+    assert f"wait until process {command} has ended; to end it: kill -- -{command}\n" in text(built)
+    assert ", left running by an earlier wald-drain: sh " in text(built)
+    assert "  waits for a command: wald " in text(built, "list")
+    jobs.let_go(2)
+    os.killpg(command, signal.SIGTERM)
+    assert second.wait(TIMEOUT_SECONDS) == 0
+    assert shown(built)["commands"] == []
+
+
+def test_what_goes_on_in_the_background_is_waited_for_by_name(built: Built, jobs: Jobs, start: Start) -> None:
+    """Of a command whose first process has ended; a drain without workers says it in the same way."""
+    script = "sleep 1000 > /dev/null 2>&1 & echo $! > $1/sleeping; exit 0"
+    done = drain("a", "--root", built.root.path, "--exit-at-end", "--", "sh", "-c", script, "sh", jobs.folder)
+    sleeping = int((jobs.folder / "sleeping").read_text())
+    try:
+        assert done.returncode == 0
+        second = start("a", "--root", built.root.path, "--exit-at-end", "--", "true")
+        await_line(second, f"process {sleeping}, since 20")
+    finally:
+        os.kill(sleeping, signal.SIGKILL)
+    assert second.wait(TIMEOUT_SECONDS) == 0

@@ -1,0 +1,89 @@
+"""The commands of ``wald-drain`` that run for a group, found by the locks of their files, which they hold.
+
+    drain ──fork──▶ keeper ──▶ command          <group>.command, beside the cursor; <group>.command-3 of worker 3
+
+A command that has outlived its drain still has the lock, and the next drain waits for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from wald.format.names import COMMAND_SUFFIX, worker_suffix
+from wald.store.files.locks import sharers
+from wald.store.files.processes import command_of, name_of, parent_of, process_group_of, started_ns
+from wald.work.picture import Seen
+
+KEEPER = "wald-keeper"
+"""The name of the process that waits for one run of a command."""
+RUNNER = "wald-runner"
+"""The name of the process that starts the commands of a worker."""
+
+
+class RunningCommand(NamedTuple):
+    """A process that a worker runs.
+
+    Attributes:
+        worker: its number; None: of a drain without workers.
+        process_group: with what it has started.
+        words: its command line; "" if this user may not see it.
+        started_ns: when it was started, in ns since 1970.
+        left: whether an earlier drain has left it running: the process that works for the group now waits for it.
+    """
+
+    worker: int | None
+    process: int
+    process_group: int
+    words: str
+    started_ns: int
+    left: bool
+
+
+def workers_of(directory: Path, group: str) -> list[int]:
+    """The workers of a group that have a file in a directory, in order."""
+    named = re.compile(rf"{re.escape(group + COMMAND_SUFFIX)}-([0-9]+)")
+    found = (named.fullmatch(path.name) for path in directory.iterdir())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def commands_of(groups: Sequence[Seen]) -> dict[Path, list[RunningCommand]]:
+    """The commands that run for work groups, by the journal of the group."""
+    files: dict[Path, Path] = {}
+    for each in groups:
+        journal, group = each.file.path, each.file.group
+        files[journal.with_name(f"{group}{COMMAND_SUFFIX}")] = journal
+        with suppress(OSError):  # the route was removed meanwhile
+            files |= {
+                journal.with_name(group + worker_suffix(one)): journal for one in workers_of(journal.parent, group)
+            }
+    owners = [each.owner.pid for each in groups if each.owner is not None and each.owner.pid is not None]
+    found: dict[Path, list[RunningCommand]] = {}
+    for file, commands in running(files, owners).items():
+        found.setdefault(files[file], []).extend(commands)
+    return {journal: sorted(commands, key=lambda each: each.worker or 0) for journal, commands in found.items()}
+
+
+def running(files: Iterable[Path], owners: Sequence[int] = ()) -> dict[Path, list[RunningCommand]]:
+    """The commands that run with each of these files, as far as this user may see their processes.
+
+    Args:
+        files: of workers, or of drains without.
+        owners: the processes that work for groups now.
+    """
+    return {path: list(_commands(path, pids, owners)) for path, pids in sharers(files).items()}
+
+
+def _commands(path: Path, sharing: list[int], owners: Sequence[int]) -> Iterable[RunningCommand]:
+    """Those that a keeper has started: what they have started themselves is not named."""
+    left = not set(owners).intersection(sharing)
+    commands = [each for each in sharing if each not in owners and name_of(each) not in (KEEPER, RUNNER)]
+    number = path.name.rpartition(f"{COMMAND_SUFFIX}-")[2]
+    worker = int(number) if number.isdecimal() else None
+    for each in commands:
+        began, group = started_ns(each), process_group_of(each)
+        if began is not None and group is not None and parent_of(each) not in commands:
+            yield RunningCommand(worker, each, group, command_of(each), began, left)
