@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,21 @@ def test_a_journal_without_a_cursor_gets_no_new_one_by_hand(log: Built, command:
     assert wald(*moving).returncode == 0
     with Owning(log.root.path, "a", "g") as owner:
         assert owner.lease("worker-1", 9) == list(range(2, 11))
+
+
+def test_a_group_in_which_all_waits_says_when_the_next_record_is_due(log: Built) -> None:
+    """And not that its workers are to be started now, nor looked at."""
+    with Owning(log.root.path, "b", "g") as owner:
+        owner.lease("worker-1", 3)
+        owner.ask("nack", "worker-1", [12, 13], 7200)
+        owner.ask("nack", "worker-1", [11], 3600)
+        said = output_of("group", "show", "b", "g", "--root", log.root.path).decode()
+    due = re.search(r"next due +(\S+), in ", said)
+    assert due, said
+    expected = f"next        nothing before {due[1]}, when the next record is due"
+    assert said.endswith(f"{expected}\n")
+    assert output_of("group", "show", "b", "g", "--root", log.root.path).endswith(
+        f"{expected}; start its workers by then\n".encode()
+    )
+    log.lines("b", [b"more"])
+    assert output_of("group", "show", "b", "g", "--root", log.root.path).endswith(b"next        start its workers\n")

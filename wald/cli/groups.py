@@ -317,15 +317,27 @@ def _next(log: Log, found: _Found) -> str:
         return f"nothing: without a cursor the journal is not used; {group_line(log, 'remove', seen.file)} removes it"
     if not picture.open and not found.behind.records:
         return "nothing: every record is done"
+    if seen.owner is not None and seen.owner.pid is not None and is_stopped(seen.owner.pid):
+        return f"kill -CONT {seen.owner.pid}: the owner was stopped by a signal or a debugger"
+    if waits := _only_waits(found):
+        return waits
     if seen.owner is None:
         return f"start its workers, which wait for process {left[0].process}" if left else "start its workers"
-    if seen.owner.pid is not None and is_stopped(seen.owner.pid):
-        return f"kill -CONT {seen.owner.pid}: the owner was stopped by a signal or a debugger"
     if left:
         return f"wait until process {left[0].process} has ended; to end it: kill -- -{left[0].process_group}"
     if picture.dead or any(picture.out()) or any(picture.waiting()):
         return group_line(log, "pending", seen.file)
     return "look at its workers: none asks for a record" + f"; ps -fp {seen.owner.pid}" * bool(seen.owner.pid)
+
+
+def _only_waits(found: _Found) -> str:
+    """When the next record is due, if nothing can be delivered before; else ""."""
+    picture = found.seen.picture
+    due = [each.due_ns for each in picture.waiting()]
+    if found.left or found.behind.records or not due or count_of(picture.waiting()) < picture.open:
+        return ""
+    starting = "; start its workers by then" * (found.seen.owner is None)
+    return f"nothing before {utc(min(due))}, when the next record is due{starting}"
 
 
 @group.command("pending")
