@@ -8,6 +8,7 @@ command runs and none before it has failed.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,6 @@ from wald_drain.runner import Runner
 from wald_drain.worker import Shared, Worker
 from wald_drain.worker_file import WorkerFile
 
-_LEASE_SECONDS = 10.0 * 365 * 86400
 _WAIT_SECONDS = 0.2  # for a record, before it is looked whether all is over
 
 
@@ -169,7 +169,7 @@ class _Leases:
             while not self._is_over():
                 shared.forget_passed()
                 try:
-                    got = shared.work.lease(name, job.records_max, PORTION_MAX_BYTES, _LEASE_SECONDS, _WAIT_SECONDS)
+                    got = shared.work.lease(name, job.records_max, PORTION_MAX_BYTES, math.inf, _WAIT_SECONDS)
                 except (Damaged, NotFound):
                     if not self._busy and not shared.troubles:
                         raise

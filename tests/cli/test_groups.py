@@ -107,6 +107,28 @@ def test_pending_has_a_line_for_records_that_are_alike(log: Built) -> None:
         assert len(pending(log, "--json", "-n", 1).splitlines()) == 2
 
 
+def test_pending_says_why_a_record_waits(log: Built) -> None:
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 2)
+        owner.ask("nack", "worker-1", [1], 3600, "exit 75\nno route")
+        owner.ask("nack", "worker-1", [2], 3600)
+        first, second = [line for line in pending(log).splitlines() if " min " in line]
+        fields = [json.loads(line) for line in pending(log, "--json").splitlines()]
+    assert first.endswith("  1  exit 75 no route")
+    assert second.endswith("  1")
+    assert [each["reason"] for each in fields] == ["exit 75\nno route", ""]
+
+
+def test_a_lease_without_an_end_is_shown_as_one(log: Built) -> None:
+    with Owning(log.root.path, "a", "g") as owner:
+        owner.lease("worker-1", 1, lease_for=float("inf"))
+        (line,) = [line for line in pending(log).splitlines() if "worker-1" in line]
+        (fields,) = [json.loads(line) for line in pending(log, "--json").splitlines()]
+        assert "; worker-1 has it, try 1\n" in shown(log)
+    assert line.split()[-5:] == ["-", "until", "it", "ends", "1"]
+    assert (fields["until"], fields["until_ns"]) == (None, None)
+
+
 def test_an_owner_that_is_stopped_is_named_with_what_lets_it_go_on(log: Built) -> None:
     with Owning(log.root.path, "a", "g") as owner:
         os.kill(owner.pid, signal.SIGSTOP)

@@ -56,7 +56,7 @@ def of_owner(work: WorkGroup) -> dict[int, tuple[str, int]]:
 
 def of_picture(found: Seen, now_ns: int) -> dict[int, tuple[str, int]]:
     return {
-        sequence: (each.consumer, round((each.until_ns - now_ns) / TICK_NS))
+        sequence: (each.consumer, round(((each.until_ns or 0) - now_ns) / TICK_NS))
         for each in found.picture.out()
         for sequence in range(each.first, each.last + 1)
     }
@@ -144,10 +144,14 @@ def test_what_waits_is_named_with_its_time(built: Built) -> None:
     clocks = Clocks()
     with WorkGroup(built.root.path, "a", "g", clock=clocks) as work:
         eventually(lambda: work.lease("x", 4))
-        work.nack("x", [2, 3], delay=60)
+        work.nack("x", [2], delay=60)
+        work.nack("x", [3], delay=60, reason="no route")
         picture = seen(built, clocks.time_ns()).picture
         later = seen(built, clocks.time_ns() + 61 * 10**9).picture
-    assert [tuple(each) for each in picture.waiting()] == [(2, 3, START_NS + 60 * 10**9, 1)]
+    assert [tuple(each) for each in picture.waiting()] == [
+        (2, 2, START_NS + 60 * 10**9, 1, ""),
+        (3, 3, START_NS + 60 * 10**9, 1, "no route"),
+    ]
     assert (list(later.waiting()), later.open) == ([], 4)
 
 

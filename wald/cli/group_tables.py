@@ -16,24 +16,39 @@ _NS = 10**9
 
 def out_table(out: list[Out], now_ns: int, count: int | None) -> Iterator[str]:
     """What workers have, as a table; none if that is nothing."""
-    rows = [
-        (*_range(each), each.consumer, utc(each.until_ns), format_seconds((each.until_ns - now_ns) / _NS), each.tries)
-        for each in out
-    ]
+    rows = [(*_range(each), each.consumer, *_until(each, now_ns), each.tries) for each in out]
     yield from _table(("OUT", "TO", "WORKER", "UNTIL", "LEFT", "TRIES"), rows, (0, 1, 4, 5), count)
+
+
+def one_line(reason: str) -> str:
+    """What a worker has said, for a line of a table."""
+    return " ".join(reason.split())
+
+
+def _until(out: Out, now_ns: int) -> tuple[str, str]:
+    if out.until_ns is None:
+        return "-", "until it ends"
+    return utc(out.until_ns), format_seconds((out.until_ns - now_ns) / _NS)
 
 
 def waiting_table(waiting: list[Waiting], now_ns: int, count: int | None) -> Iterator[str]:
     """What is not due yet, as a table."""
     rows = [
-        (*_range(each), utc(each.due_ns), format_seconds((each.due_ns - now_ns) / _NS), each.tries) for each in waiting
+        (
+            *_range(each),
+            utc(each.due_ns),
+            format_seconds((each.due_ns - now_ns) / _NS),
+            each.tries,
+            one_line(each.reason),
+        )
+        for each in waiting
     ]
-    yield from _table(("WAITING", "TO", "DUE", "IN", "TRIES"), rows, (0, 1, 3, 4), count)
+    yield from _table(("WAITING", "TO", "DUE", "IN", "TRIES", "REASON"), rows, (0, 1, 3, 4), count)
 
 
 def dead_table(dead: list[Dead], count: int | None) -> Iterator[str]:
     """What is being given up, as a table."""
-    rows = [(each.sequence, utc(each.at_ns), each.tries, each.route, each.reason) for each in dead]
+    rows = [(each.sequence, utc(each.at_ns), each.tries, each.route, one_line(each.reason)) for each in dead]
     yield from _table(("GIVING UP", "SINCE", "TRIES", "DEAD LETTER TO", "REASON"), rows, (0, 2), count)
 
 
@@ -57,7 +72,7 @@ def out_fields(each: Out) -> Mapping[str, object]:
 def waiting_fields(each: Waiting) -> Mapping[str, object]:
     """What waits, in JSON."""
     fields: dict[str, object] = {"kind": "waiting", "first": each.first, "last": each.last}
-    return fields | time_fields("due", each.due_ns) | {"tries": each.tries}
+    return fields | time_fields("due", each.due_ns) | {"tries": each.tries, "reason": each.reason}
 
 
 def dead_fields(each: Dead) -> Mapping[str, object]:

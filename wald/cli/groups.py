@@ -11,7 +11,16 @@ from pathlib import Path
 import click
 
 import wald
-from wald.cli.group_tables import SHOWN, dead_fields, dead_table, out_fields, out_table, waiting_fields, waiting_table
+from wald.cli.group_tables import (
+    SHOWN,
+    dead_fields,
+    dead_table,
+    one_line,
+    out_fields,
+    out_table,
+    waiting_fields,
+    waiting_table,
+)
 from wald.cli.options import count_option, json_option, of_consumer_option, root_option, route_argument
 from wald.cli.output import aligned, json_line, time_fields
 from wald.errors import Damaged, command_line
@@ -274,7 +283,7 @@ def _oldest(found: _Found, now_ns: int) -> str:
     named = f"record {picture.floor + 1}" if picture.open else "a record that was not read yet"
     since = f"appended {utc(found.unfinished.oldest_ns or 0)}, {format_seconds(found.unfinished.seconds(now_ns))} ago"
     failure = picture.failures.get(picture.floor + 1)
-    last = f"; came back last: {failure.reason}" if failure and failure.reason else ""
+    last = f"; came back last: {one_line(failure.reason)}" if failure and failure.reason else ""
     return f"{named}, {since}{_standing(found.seen, now_ns)}{last}"
 
 
@@ -288,7 +297,8 @@ def _standing(seen: Seen, now_ns: int) -> str:
         return f"; is being given up: {dead[0].reason}"
     out = next(picture.out(), None)
     if out is not None and out.first == oldest:
-        return f"; {out.consumer} has it, try {out.tries}, {format_seconds((out.until_ns - now_ns) / _NS)} left"
+        left = "" if out.until_ns is None else f", {format_seconds((out.until_ns - now_ns) / _NS)} left"
+        return f"; {out.consumer} has it, try {out.tries}{left}"
     waiting = next(picture.waiting(), None)
     if waiting is not None and waiting.first == oldest:
         return f"; waits until {utc(waiting.due_ns)}, delivered {_times(waiting.tries)}"
@@ -354,7 +364,7 @@ def pending(
     """Show which records of a work group are with which worker, which wait until when, and which are given up.
 
     What a worker did not acknowledge before UNTIL is ready again, and not shown. TRIES is how often each record was
-    delivered. With --json, one object per line.
+    delivered, REASON why it came back the last time. With --json, one object per line.
     """
     log = wald.open(root)
     now_ns = time.time_ns()

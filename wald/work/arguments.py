@@ -9,11 +9,10 @@ from typing import Literal, get_args
 from wald.errors import InvalidInput
 from wald.format.names import check_route
 from wald.format.work import TRIES_MAX
-from wald.work.terms import Rules
+from wald.work.terms import FOREVER_SECONDS, Rules
 
 Order = Literal["log", "key"]
 _NS = 1_000_000_000
-_LONG_SECONDS = 1e9  # for ever
 
 
 def rules_of(route: str, order: Order, window: int, max_tries: int | None, dead_letter: str) -> Rules:
@@ -45,4 +44,4 @@ def text_of(reason: object) -> str:
 def nanoseconds(seconds: float) -> int:
     if not seconds >= 0:
         raise InvalidInput(f"{seconds!r} seconds", hint="seconds are 0 or more")
-    return int(min(seconds, _LONG_SECONDS) * _NS)
+    return int(min(seconds, FOREVER_SECONDS) * _NS)

@@ -164,6 +164,7 @@ class WorkGroup:
 
         Args:
             max_records, max_bytes: of values, at most; a single record may have more.
+            lease_for: infinite: until ``consumer`` has settled them, or is released.
             wait: how many seconds to wait for a record, if there is none; it may be infinite.
             done: records that it has processed, as for :meth:`ack`, but in one turn with the lease; on disk when this
                 returns. For which it did not count, only :meth:`ack` says.

@@ -25,6 +25,7 @@ from wald.store.files.processes import command_of
 from wald.store.retention.cursors import Cursor
 from wald.work.journal import Reading, read_journal
 from wald.work.replay import Replayed
+from wald.work.terms import FOREVER_SECONDS
 from wald.work.window import Run, State
 
 T = TypeVar("T")
@@ -73,14 +74,14 @@ class Out(NamedTuple):
     """Records that a consumer has.
 
     Attributes:
-        until_ns: when its lease ends, in ns since 1970.
+        until_ns: when its lease ends, in ns since 1970; None: it has no end.
         tries: how often each of them was delivered.
     """
 
     first: int
     last: int
     consumer: str
-    until_ns: int
+    until_ns: int | None
     tries: int
 
 
@@ -90,12 +91,14 @@ class Waiting(NamedTuple):
     Attributes:
         due_ns: when they are, in ns since 1970.
         tries: how often each of them was delivered.
+        reason: why they came back the last time, as their worker said; "" if it did not, or they never were with one.
     """
 
     first: int
     last: int
     due_ns: int
     tries: int
+    reason: str
 
 
 class _Leased(Replayed):
@@ -144,6 +147,7 @@ class Picture:
             raise Damaged(message, hint="keep a copy of the file for a bug report") from error
         self._deliveries = replayed.deliveries
         self._window = self._deliveries.window
+        self._endless_ns = now_ns + int(FOREVER_SECONDS * 10**9) // 2  # so much is left for years
         self._deliveries.expire(now_ns)
         self._deliveries.wake(now_ns)
         self.dead = [each for _, each in sorted(replayed.dead.items())]
@@ -173,14 +177,18 @@ class Picture:
         """What consumers have, in order."""
         leased = ((run, (lease.consumer, lease.until_ns)) for run, lease in self._deliveries.out())
         for run, (consumer, until_ns), tries in self._joined(leased):
-            yield Out(*run, consumer, until_ns, tries)
+            yield Out(*run, consumer, None if until_ns > self._endless_ns else until_ns, tries)
 
     def waiting(self) -> Iterator[Waiting]:
         """What is not due yet, in order."""
         due = self._deliveries.due_times()
         each = (Run(at, at) for run in self._window.runs(State.WAITING) for at in range(run.first, run.last + 1))
-        for run, due_ns, tries in self._joined((one, due[one.first]) for one in each):
-            yield Waiting(*run, due_ns, tries)
+        for run, (due_ns, reason), tries in self._joined((one, (due[one.first], self._why(one.first))) for one in each):
+            yield Waiting(*run, due_ns, tries, reason)
+
+    def _why(self, sequence: int) -> str:
+        failure = self.failures.get(sequence)
+        return failure.reason if failure else ""
 
     def _joined(self, pieces: Iterable[tuple[Run, T]]) -> Iterator[tuple[Run, T, int]]:
         """Runs of records that are alike, also in how often they were delivered, as long as they can be."""

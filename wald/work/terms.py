@@ -7,6 +7,9 @@ from typing import NamedTuple, Protocol
 
 from wald.format.record import Record
 
+FOREVER_SECONDS = 1e9
+"""A lease for so long has no end."""
+
 
 class Clock(Protocol):
     """Two clocks, as :mod:`time` has them."""
