@@ -193,7 +193,7 @@ class _Leases:
         if last is None:
             last = 0
             try:
-                for batch in log.batches(route, self._shared.work.floor + 1):
+                for batch in log.batches(route, self._shared.work.floor + 1, on_missing="skip"):
                     last = batch.last_sequence
             except Damaged:
                 pass

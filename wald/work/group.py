@@ -24,6 +24,7 @@ from wald.store.reading.batches import Batch
 from wald.store.reading.selection import select
 from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState
+from wald.store.retention.missing import Missing, unless_lost
 from wald.work.arguments import Order, named_by, nanoseconds, rules_of, text_of
 from wald.work.asks import Ask, LeaseAsk
 from wald.work.deliveries import Deliveries, Refusal
@@ -62,7 +63,8 @@ class WorkGroup:
         max_tries: give a record up after so many deliveries, up to 254; None: never.
         dead_letter: the route for records that are given up.
         daemon: where records that are given up are sent: the daemon's socket, or None for that of the log.
-        report: gets a line for each record that is given up, and for what fails meanwhile; called by another thread.
+        report: gets a line for each record that is given up, for what a repair has lost, and for what fails meanwhile;
+            called by another thread.
         clock: what time it is.
         ownership: the right to work for the group, if the caller has it already; it stays the caller's.
 
@@ -115,7 +117,8 @@ class WorkGroup:
             self._sort(replayed.deliveries)
             arrived: SimpleQueue[None] = SimpleQueue()
             to_do = threading.Event()
-            source = Source(self.log, route, replayed.deliveries.window.end, lambda: arrived.put(None))
+            lost: SimpleQueue[Missing] = SimpleQueue()
+            source = Source(self.log, route, replayed.deliveries.window.end, lambda: arrived.put(None), lost.put)
             stack.callback(source.close)
             self._owner = Owner(start, rules, replayed, source, clock=clock, giving_up=to_do.set)
             if not journal.is_new:
@@ -132,6 +135,7 @@ class WorkGroup:
                 daemon=daemon or self.log.root.path,
                 report=report,
                 wake=to_do,
+                lost=lost,
             )
             stack.callback(self._upkeep.close)
             self._requests = Requests(self.log.root, route, self.group, self._carry_out)
@@ -343,7 +347,8 @@ class WorkGroup:
     def _unfinished(self, first: int, last: int) -> Iterator[Batch]:
         """The records of a range that the group may not have done."""
         first = max(first, self.floor + 1)
-        return self.log.batches(self.route, first, last) if first <= last else iter(())
+        found = self.log.batches(self.route, first, last, on_missing=unless_lost)
+        return found if first <= last else iter(())
 
     def _carry_out(self, asked: Mapping[str, Any]) -> int:
         """What a command asks; ``Any``: it is JSON."""
@@ -358,7 +363,7 @@ class WorkGroup:
         """Give an order by key to the records that the journal knows, which says nothing of keys."""
         window = deliveries.window
         if deliveries.by_key and window.open:
-            for batch in self.log.batches(self.route, window.floor + 1, window.end - 1):
+            for batch in self.log.batches(self.route, window.floor + 1, window.end - 1, on_missing=unless_lost):
                 keys = [record.key for record in batch.records()]
                 deliveries.sort(Run(batch.first_sequence, batch.last_sequence), keys)
 

@@ -6,7 +6,7 @@ One thread at a time may call a method, which :mod:`wald.work.turns` sees to.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -15,10 +15,10 @@ from wald.format.not_before import not_before
 from wald.format.record import Record
 from wald.format.work import Commit, Dead, Held, Line, Start, Why
 from wald.work.deliveries import Refusal, Settled
-from wald.work.replay import Replayed, note, pages
-from wald.work.source import Source
+from wald.work.replay import Replayed, note, written
+from wald.work.source import Lost, Source
 from wald.work.terms import Clock, Delivery, Failure, Pending, Rules
-from wald.work.window import Run, State, runs_of
+from wald.work.window import Run, State
 
 _NS = 1_000_000_000
 _FOR_EVER_NS = 1 << 62
@@ -104,15 +104,8 @@ class Owner:
 
     def snapshot(self) -> Iterator[Line]:
         """All that the journal has to say."""
-        window = self._deliveries.window
-        yield Start(self._start.log_id, self._start.route, self._start.group, window.floor, window.end)
-        yield from pages(self._deliveries)
-        given: dict[Failure, list[int]] = {}
-        for sequence, failure in self._failures.items():
-            given.setdefault(failure, []).append(sequence)
-        why = [Why(*failure, list(runs_of(sorted(sequences)))) for failure, sequences in given.items()]
-        if rest := Commit(longer=self._held(), why=why, dead=list(self._dead.values())):
-            yield rest
+        since_1970_ns = self.clock.time_ns() - self.clock.monotonic_ns()
+        return written(self._start, self._deliveries, self._failures, self._dead, since_1970_ns)
 
     def next_change_ns(self) -> float:
         """When a lease ends or a record may be due, by the clock that is never set."""
@@ -133,7 +126,9 @@ class Owner:
         runs: list[tuple[int, int]] = []
         try:
             while len(got) < max_records and max_bytes > 0 and (run := self._next_run(max_records - len(got))):
-                records = self._source.records(*run)
+                records = self._read(run)
+                if not records:
+                    continue
                 size = sum(len(record.value) for record in records)
                 if size > max_bytes:
                     records = _fitting(records, max_bytes, at_least=0 if got else 1)
@@ -265,7 +260,9 @@ class Owner:
             if not self._deliveries.window.is_open(sequence):  # passed over meanwhile
                 self._to_give_up.pop()
                 continue
-            (record,) = self._source.records(sequence, sequence)
+            records = self._read(Run(sequence, sequence))
+            if not records:
+                continue
             may_be_sent = sequence in self._dead
             if not may_be_sent:
                 tries = self._deliveries.window.tries(sequence)
@@ -275,7 +272,7 @@ class Owner:
                 self._dead[sequence] = dead
                 self._settling().dead.append(dead)
             self._to_give_up.pop()
-            return DeadLetter(record, self._dead[sequence], may_be_sent)
+            return DeadLetter(records[0], self._dead[sequence], may_be_sent)
         return None
 
     def gave_up(self, sequence: int) -> None:
@@ -294,16 +291,6 @@ class Owner:
         if run.size > 0:
             self._deliveries.finish_all(run)
             self._finished([run])
-
-    def _held(self) -> list[Held]:
-        """Who has what."""
-        since_1970_ns = self.clock.time_ns() - self.clock.monotonic_ns()
-        held: dict[int, Held] = {}
-        for run, lease in self._deliveries.holdings():
-            if lease.consumer:
-                entry = Held(lease.consumer, lease.until_ns + since_1970_ns, [])
-                held.setdefault(id(lease), entry).runs.append((run.first, run.last))
-        return list(held.values())
 
     def _next_run(self, records_max: int) -> Run | None:
         """The next records to deliver; those that were delivered too often are given up instead."""
@@ -329,6 +316,15 @@ class Owner:
         tried_out = max_tries is not None and self._deliveries.window.tries(sequence) >= max_tries
         return tried_out or sequence in self._dead
 
+    def _read(self, run: Run) -> Sequence[Record]:
+        """Records of a run, from its first one on; none if that one is lost, and done with it."""
+        try:
+            return self._source.records(*run)
+        except Lost as lost:
+            self._deliveries.finish_all(lost.run)
+            self._finished([lost.run])
+            return ()
+
     def _was_delivered(self, sequence: int) -> bool:
         window = self._deliveries.window
         return window.is_open(sequence) and window.tries(sequence) > 0
@@ -346,6 +342,9 @@ class Owner:
         if run is None or (window.open and run.last - window.floor > self._rules.window):
             return False
         records = self._source.take()
+        if not records:
+            window.pass_over(run.last)
+            return True
         now_ns = self.clock.time_ns()
         waiting = [
             (record.sequence, due_ns)

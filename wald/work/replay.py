@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from wald.format.work import Commit, Dead, Line, Page, Start, Why
+from wald.format.work import Commit, Dead, Held, Line, Page, Start, Why
 from wald.work.deliveries import Deliveries
 from wald.work.terms import Failure
-from wald.work.window import Run
+from wald.work.window import Run, runs_of
 
 
 class Replayed:
@@ -72,8 +73,37 @@ def note(failures: dict[int, Failure], why: Why) -> None:
             )
 
 
-def pages(deliveries: Deliveries) -> Iterator[Page]:
-    """The lines that say what is open, and how often it was delivered."""
+def written(
+    start: Start, deliveries: Deliveries, failures: Mapping[int, Failure], dead: Mapping[int, Dead], since_1970_ns: int
+) -> Iterator[Line]:
+    """All that is known, as lines.
+
+    Args:
+        start: whose journal it is.
+        since_1970_ns: at 0 of the clock by which leases end.
+    """
+    yield replace(start, floor=deliveries.window.floor, end=deliveries.window.end)
+    yield from _pages(deliveries)
+    given: dict[Failure, list[int]] = {}
+    for sequence, failure in failures.items():
+        given.setdefault(failure, []).append(sequence)
+    why = [Why(*failure, list(runs_of(sorted(sequences)))) for failure, sequences in given.items()]
+    if rest := Commit(longer=_held(deliveries, since_1970_ns), why=why, dead=list(dead.values())):
+        yield rest
+
+
+def _held(deliveries: Deliveries, since_1970_ns: int) -> list[Held]:
+    """Who has what."""
+    held: dict[int, Held] = {}
+    for run, lease in deliveries.holdings():
+        if lease.consumer:
+            entry = Held(lease.consumer, lease.until_ns + since_1970_ns, [])
+            held.setdefault(id(lease), entry).runs.append((run.first, run.last))
+    return list(held.values())
+
+
+def _pages(deliveries: Deliveries) -> Iterator[Page]:
+    """What is open, and how often it was delivered."""
     due = deliveries.due_times()
     for first, tries in deliveries.window.pages():
         waiting = [(s, due[s]) for s in Run(first, first + len(tries) - 1).among(due)] if due else []

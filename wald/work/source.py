@@ -6,11 +6,13 @@ import threading
 from bisect import bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from typing import Self
 
 from wald.errors import WaldError
 from wald.format.record import Record
 from wald.log import Log
 from wald.store.reading.batches import Batch
+from wald.store.retention.missing import Missing, unless_lost
 from wald.work.window import Run
 
 _AHEAD_BYTES = 4 << 20
@@ -18,17 +20,33 @@ _KEPT_BYTES = 8 << 20
 _RECORD_BYTES = 256  # besides its value
 
 
+class Lost(Exception):
+    """A repair has given up records that were taken before.
+
+    Attributes:
+        run: those.
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.run = run
+
+
 class Source:
-    """Reads ``route`` from ``start`` on.
+    """Reads ``route`` from ``start`` on. It passes over what a repair has given up.
 
     Args:
+        lost: called with what it passes over.
         arrived: called when there is more, or when reading has failed, after :meth:`next` had none.
     """
 
-    def __init__(self, log: Log, route: str, start: int, arrived: Callable[[], None]) -> None:
+    def __init__(
+        self, log: Log, route: str, start: int, arrived: Callable[[], None], lost: Callable[[Missing], None]
+    ) -> None:
         self._log = log
         self._route = route
         self._arrived = arrived
+        self._lost = lost
         self._changed = threading.Condition()
         self._ahead: deque[_Decoded] = deque()  # by the thread that reads, so that no turn waits for that
         self._ahead_bytes = 0
@@ -41,6 +59,8 @@ class Source:
 
     def next(self, behind: int) -> Run | None:
         """The records that are next in the order of the log, a batch of them; None if there are none yet.
+
+        Where a repair has given up records, it is these, and :meth:`take` returns none.
 
         Args:
             behind: up to there all is done.
@@ -73,21 +93,31 @@ class Source:
             self._ahead_bytes -= batch.size
             if was_full:
                 self._changed.notify_all()
-        self._kept.add(batch)
+        if batch.records:
+            self._kept.add(batch)
         return batch.records
 
     def records(self, first: int, last: int) -> Sequence[Record]:
         """Records that were taken before, from ``first`` on, at most up to ``last``.
 
         Raises:
+            Lost: a repair has given up the first of them.
             NotFound, Damaged: they cannot be read any more.
         """
-        records = self._kept.records(first, last)
-        if not records:
-            for batch in self._log.batches(self._route, first):  # as a whole: the next ones are often asked for next
-                self._kept.add(_Decoded(batch))
-                return self._kept.records(first, last)
-        return records
+        if records := self._kept.records(first, last):
+            return records
+        lost: list[Missing] = []
+        # As a whole: the next ones are often asked for next.
+        batch = next(self._log.batches(self._route, first, on_missing=lost.append), None)
+        for missing in lost:
+            unless_lost(missing)
+        if lost:
+            self._lost(lost[0])
+            raise Lost(Run(first, lost[-1].last))
+        if batch is None:
+            return ()
+        self._kept.add(_Decoded.of(batch))
+        return self._kept.records(first, last)
 
     def close(self) -> None:
         """End the thread."""
@@ -104,14 +134,16 @@ class Source:
 
     def _read(self, start: int) -> None:
         try:
-            following = self._log.batches(self._route, start, follow=True, cancel=self._cancel, on_wait=self._reach_end)
+            following = self._log.batches(
+                self._route,
+                start,
+                follow=True,
+                cancel=self._cancel,
+                on_missing=self._pass_over,
+                on_wait=self._reach_end,
+            )
             for batch in following:
-                decoded = _Decoded(batch)
-                with self._changed:
-                    self._start = batch.last_sequence + 1
-                    self._ahead.append(decoded)
-                    self._ahead_bytes += decoded.size
-                self._arrive()
+                self._add(_Decoded.of(batch))
                 with self._changed:
                     while self._ahead_bytes > _AHEAD_BYTES and not self._cancel.is_set():
                         self._changed.wait()
@@ -120,6 +152,18 @@ class Source:
         except Exception as error:  # noqa: BLE001 - who leases gets it
             self._failed = error if isinstance(error, WaldError | OSError) else OSError(f"{self._route}: {error!r}")
             self._arrive()
+
+    def _pass_over(self, missing: Missing) -> None:
+        unless_lost(missing)
+        self._lost(missing)
+        self._add(_Decoded(Run(missing.first, missing.last), [], _RECORD_BYTES))
+
+    def _add(self, decoded: _Decoded) -> None:
+        with self._changed:
+            self._start = decoded.run.last + 1
+            self._ahead.append(decoded)
+            self._ahead_bytes += decoded.size
+        self._arrive()
 
     def _reach_end(self) -> None:
         if not self._at_end:
@@ -134,7 +178,7 @@ class Source:
 
 
 class _Decoded:
-    """The records of a batch.
+    """The records of a batch; none if those of the run are lost.
 
     Attributes:
         size: in bytes, about.
@@ -142,10 +186,16 @@ class _Decoded:
 
     __slots__ = ("records", "run", "size")
 
-    def __init__(self, batch: Batch) -> None:
-        self.records = list(batch.records())
-        self.run = Run(batch.first_sequence, batch.last_sequence)
-        self.size = len(batch.payload) + _RECORD_BYTES * len(self.records)
+    def __init__(self, run: Run, records: Sequence[Record], size: int) -> None:
+        self.run = run
+        self.records = records
+        self.size = size
+
+    @classmethod
+    def of(cls, batch: Batch) -> Self:
+        records = list(batch.records())
+        run = Run(batch.first_sequence, batch.last_sequence)
+        return cls(run, records, len(batch.payload) + _RECORD_BYTES * len(records))
 
 
 class _Kept:

@@ -11,12 +11,14 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 
 from wald.errors import WaldError
 from wald.format.record import Record
 from wald.format.work import Dead
 from wald.log import Log
 from wald.store.retention.cursors import CursorState
+from wald.store.retention.missing import Missing
 from wald.work.asks import Ask
 from wald.work.deadletters import Undeliverable
 from wald.work.giving_up import give_up
@@ -35,6 +37,7 @@ class Upkeep:
         daemon: where dead letters are sent.
         report: gets a line for each record that is given up, and for what fails.
         wake: set when there is something to do at once.
+        lost: what a repair has given up, and the group has passed over.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Upkeep:
         daemon: Path,
         report: Callable[[str], None],
         wake: threading.Event,
+        lost: SimpleQueue[Missing],
     ) -> None:
         self._log = log
         self._route = route
@@ -59,6 +63,7 @@ class Upkeep:
         self._daemon = daemon
         self._tell = report
         self._wake = wake
+        self._lost = lost
         self._closed = False
         self._reported: set[str] = set()
         self._thread = threading.Thread(target=self._run, name=f"wald-work-upkeep-{route}", daemon=True)
@@ -70,6 +75,7 @@ class Upkeep:
         self._closed = True
         self._wake.set()
         self._thread.join()
+        self._report_lost()
 
     def move_cursor(self) -> None:
         """Move the cursor to the ack floor.
@@ -88,6 +94,7 @@ class Upkeep:
             self._wake.clear()
             if self._closed:
                 return
+            self._report_lost()
             for do in (self._follow_cursor, self.move_cursor, self._give_up, self.move_cursor):
                 try:
                     do()
@@ -105,6 +112,14 @@ class Upkeep:
     def _report(self, line: str) -> None:
         with suppress(Exception):  # of the program that gets it; the upkeep goes on
             self._tell(line)
+
+    def _report_lost(self) -> None:
+        """Report what was passed over, each time it is another part."""
+        while not self._lost.empty():
+            line = f"{self._route}: {self._lost.get().message()}; going on behind"
+            if line not in self._reported:
+                self._report(line)
+            self._reported.add(line)
 
     def _report_failure(self, why: str) -> None:
         """Report what fails, once and not every second."""

@@ -102,6 +102,16 @@ class Missing:
         return NotFound(self.message(), hint=hint or self.hint())
 
 
+def unless_lost(missing: Missing) -> None:
+    """Pass over what a repair has given up, as an operator has accepted that.
+
+    Raises:
+        NotFound: the records were reclaimed.
+    """
+    if not missing.lost:
+        raise missing.error()
+
+
 OnMissing = Literal["error", "skip"] | Callable[[Missing], None] | None
 
 

@@ -1,0 +1,140 @@
+"""Records that `wald repair --accept-loss` has given up: the group goes on behind them, and says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from leasing import cursor, group, leased, sequences
+from logs import Built
+from repairing import repair
+from running import eventually
+
+from wald.errors import NotFound
+from wald.work.arguments import Order
+from wald.work.group import WorkGroup
+from wald.work.standing import Standing, standing
+
+
+@pytest.fixture
+def log(built: Built) -> Built:
+    """Three segments with ten records each of the same ten keys; those of the second one will be lost."""
+    for part in range(3):
+        for number in range(10):
+            built.columns("a", [b"damaged" if part == 1 else b"fine"], keys=[b"%d" % number])
+        if part < 2:
+            built.cut()
+    return built
+
+
+def lose(log: Built) -> None:
+    """As a disk does, and an operator who accepts it."""
+    (segment,) = log.root.segments.glob("*00011.wal")
+    segment.write_bytes(segment.read_bytes().replace(b"damaged", b"DAMAGED"))
+    log.crash()
+    repair(log.root.path)
+
+
+def drained(work: WorkGroup, last: int) -> list[int]:
+    """What comes until the group has reached the end, in the order in which it comes."""
+    got: list[int] = []
+
+    def at_end() -> bool:
+        more = sequences(work.lease("x", 100, wait=0.1))
+        work.ack("x", more)
+        got.extend(more)
+        return work.floor >= last
+
+    eventually(at_end)
+    return got
+
+
+@pytest.mark.parametrize("order", ["log", "key"])
+def test_what_was_not_read_is_passed_over(log: Built, order: Order) -> None:
+    lose(log)
+    said: list[str] = []
+    with WorkGroup(log.root.path, "a", "g", order=order, report=said.append) as work:
+        assert drained(work, 30) == [*range(1, 11), *range(21, 31)]
+        eventually(lambda: said)
+    assert len(said) == 1
+    assert said[0].startswith("a: ")
+    assert "records 11 to 20 lost" in said[0]
+    assert said[0].endswith("; going on behind")
+    assert cursor(log) == 30
+
+
+@pytest.mark.parametrize("order", ["log", "key"])
+def test_what_an_owner_before_had_read_is_passed_over(log: Built, order: Order) -> None:
+    """Also what it had given out, and what waits for a time that has come."""
+    with group(log, order=order) as work:
+        work.ack("x", {*leased(work, 10)} - {3})
+        assert 15 in leased(work, 9)
+        work.nack("x", [15], delay=0.001)
+        work.lease("x", 5)  # reads on, whatever the order is
+    lose(log)
+    said: list[str] = []
+    with WorkGroup(log.root.path, "a", "g", order=order, report=said.append) as work:
+        assert drained(work, 30) == [3, *range(21, 31)]
+        eventually(lambda: said)
+    assert len(said) == 1
+
+
+def test_what_is_lost_while_an_owner_runs_is_passed_over_when_it_comes_back(
+    log: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wald.work.source._KEPT_BYTES", 1)
+    said: list[str] = []
+    with WorkGroup(log.root.path, "a", "g", report=said.append) as work:
+        leased(work, 30)
+        work.ack("x", range(1, 11))
+        lose(log)
+        work.release("x")
+        assert drained(work, 30) == list(range(21, 31))
+        eventually(lambda: said)
+    assert len(said) == 1
+
+
+def test_the_end_of_the_log_may_be_lost(built: Built) -> None:
+    built.lines("a", [b"fine"] * 5)
+    built.cut()
+    built.lines("a", [b"damaged"] * 5)
+    built.cut()
+    built.lines("b", [b"other"])
+    (segment,) = built.root.segments.glob("*00006.wal")
+    segment.write_bytes(segment.read_bytes().replace(b"damaged", b"DAMAGED"))
+    built.crash()
+    repair(built.root.path)
+    with group(built) as work:
+        assert drained(work, 10) == [1, 2, 3, 4, 5]
+
+
+def test_a_record_that_is_given_up_may_be_lost(log: Built) -> None:
+    with group(log) as work:  # there is no daemon
+        leased(work, 30)
+        work.give_up("x", [12], "it has teeth")
+        work.ack("x", [*range(1, 12), *range(13, 31)])
+    lose(log)
+    with group(log) as work:
+        eventually(lambda: work.floor == 30)
+        assert work.given_up == 0
+
+
+def test_a_group_without_workers_passes_over_what_they_had_read(log: Built) -> None:
+    with group(log) as work:
+        leased(work, 30)
+        work.ack("x", [*range(1, 11), 22])
+    lose(log)
+    assert standing(log.log, "a", "g") == Standing(10, 1, 0)
+
+
+def test_what_was_reclaimed_is_an_error(log: Built, tmp_path: Path) -> None:
+    """No one has said that the group can do without."""
+    log.seal()
+    with group(log) as work:
+        leased(work, 5)
+        work.ack("x", [1, 2, 3, 4])
+    log.reclaim(11)
+    with group(log) as work:
+        assert sequences(work.lease("x", 100, wait=5)) == [5, 6, 7, 8, 9, 10]
+        with pytest.raises(NotFound, match="RECLAIM has removed records 11 to 20"):
+            work.lease("x", wait=5)
