@@ -78,7 +78,7 @@ def test_an_object_may_have_a_time_of_its_own(daemon: Daemon, root: Path) -> Non
     given = at("2026-11-21T10:00:00Z")
     objects = [
         {},
-        {"not_before": 5},
+        {"not_before": 10**18},
         {"not_before": "2026-11-21T09:00:00Z", "headers": {"h": "1", HEADER: "7"}},
         {"headers": {HEADER: str(given - 1)}},
         {"headers": {HEADER: str(given + 1)}},
@@ -86,7 +86,7 @@ def test_an_object_may_have_a_time_of_its_own(daemon: Daemon, root: Path) -> Non
     ]
     text = "\n".join(json.dumps(each) for each in objects).encode()
     output_of("append", "a", "--jsonl", "--at", "2026-11-21T10:00:00Z", "--root", root, stdin=text)
-    own = [5, at("2026-11-21T09:00:00Z")]
+    own = [10**18, at("2026-11-21T09:00:00Z")]
 
     assert dues(root) == [given, *own, given, given + 1, given]
     others = [json.loads(record.headers or b"{}").get("h") for record in records(root)]
@@ -145,6 +145,9 @@ def test_no_line_is_sent_with_a_wrong_time(
         (b'"soon"', "not_before 'soon' is not like 2026-11-21T10:00:00Z"),
         (b"1.5", "not_before 1.5 is not ns since 1970"),
         (b"9223372036854775808", "within 64 bits"),
+        (b"1795255200", "not_before 1795255200 is before 2001-09-09 in ns since 1970, so it is in another unit"),
+        (b"999999999999999999", "so it is in another unit"),
+        (b"0", "so it is in another unit"),
     ],
 )
 def test_an_object_with_a_wrong_time_ends_the_lines_that_are_sent(

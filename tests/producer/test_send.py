@@ -88,9 +88,14 @@ def test_nothing_to_send_is_sent_as_nothing(answering: Answering) -> None:
         (["a"], {"times": [datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5)))]}),
         (["a"], {"not_before": []}),
         (["a"], {"not_before": [1 << 63]}),
+        (["a"], {"not_before": [1_795_255_200]}),
+        (["a"], {"not_before": [1_795_255_200_000]}),
+        (["a"], {"not_before": [1_795_255_200_000_000]}),
+        (["a"], {"not_before": [10**18 - 1]}),
+        (["a"], {"not_before": [-1]}),
         (["a"], {"not_before": ["5m"]}),
         (["a"], {"not_before": "5m"}),
-        (["a"], {"headers": ["a"], "not_before": [1]}),
+        (["a"], {"headers": ["a"], "not_before": [NOON_NS]}),
         (["a"], {"headers": [{"a": 1}]}),
         (["a"], {"headers": ["a"]}),
     ],
@@ -114,13 +119,14 @@ def test_when_a_record_is_due_is_a_header_beside_its_others(daemon: Daemon) -> N
             headers=[{"h": "1", "wald.not-before": "7"}, None, {"h": "3"}],
             not_before=[NOON, NOON_NS + 1, None],
         )
-        producer.send("a", ["4"], not_before=[-1])
+        producer.send("a", ["4", "5"], not_before=[10**18, datetime(1999, 1, 1, tzinfo=UTC)])
 
     assert [record.headers for record in wald.open(daemon.root).records("a")] == [
         b'{"h":"1","wald.not-before":"%d"}' % NOON_NS,
         b'{"wald.not-before":"%d"}' % (NOON_NS + 1),
         b'{"h":"3"}',
-        b'{"wald.not-before":"-1"}',
+        b'{"wald.not-before":"1000000000000000000"}',
+        b'{"wald.not-before":"915148800000000000"}',
     ]
 
 
@@ -128,7 +134,7 @@ def test_when_a_record_is_due_is_a_header_beside_its_others(daemon: Daemon) -> N
 def test_requests_hold_whole_records_in_order_and_stay_small(values: list[bytes], times: int) -> None:
     values = values * times
     keys = [value[:2] if len(value) % 2 else None for value in values]
-    dues = [len(value) or None for value in values]
+    dues = [10**18 + len(value) if value else None for value in values]
     payloads = list(encode_values(values, keys=keys, times=[1] * len(values), not_before=dues))
     found = [decode(payload) for payload in payloads]
 

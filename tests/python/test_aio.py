@@ -28,11 +28,12 @@ def test_what_is_sent_is_consumed(daemon: Daemon) -> None:
         async with aio.Producer(daemon.root) as producer:
             await producer.send("a", ["one", "two"], keys=["k", None])
             assert await producer.flush() == [Durable(1, 2)]
-            await producer.send("a", ["three"], not_before=[1])
+            await producer.send("a", ["three"], not_before=[10**18])
         assert await producer.acknowledged() == [Durable(3, 3)]
         async with aio.Consumer(daemon.root, "a") as consumer:
             found = [(record.key, record.value, record.headers) async for record in consumer]
-        assert found == [(b"k", b"one", None), (None, b"two", None), (None, b"three", b'{"wald.not-before":"1"}')]
+        due = b'{"wald.not-before":"1000000000000000000"}'
+        assert found == [(b"k", b"one", None), (None, b"two", None), (None, b"three", due)]
 
     run(main())
     assert wald.open(daemon.root).cursor("a").sequence == 3

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from wald.client.payloads import encode_columns
 from wald.errors import InvalidInput
 from wald.format.columns import encode
-from wald.format.not_before import not_before, with_not_before
+from wald.format.not_before import check_number, not_before, with_not_before
 from wald.format.times import nanoseconds
 
 Encode = Callable[[bytes, str, int], Iterator[bytes]]
@@ -115,7 +115,7 @@ def _fields(line: bytes, due_ns: int | None) -> _Fields:
     if "time" in fields and "event_time_ns" in fields:
         raise ValueError("time and event_time_ns exclude each other")
     time_ns = _time("time", fields.get("time", fields.get("event_time_ns")))
-    headers = _headers(fields.get("headers"), _time("not_before", fields.get("not_before")), due_ns)
+    headers = _headers(fields.get("headers"), _due(fields.get("not_before")), due_ns)
     return _Fields(_bytes(fields, "value") or b"", key, time_ns, headers)
 
 
@@ -148,6 +148,11 @@ def _time(name: str, given: object) -> int | None:
     if isinstance(given, bool) or not isinstance(given, int) or not -_TIME_LIMIT <= given < _TIME_LIMIT:
         raise ValueError(f"{name} {given!r} is not ns since 1970, within 64 bits")
     return given
+
+
+def _due(given: object) -> int | None:
+    due_ns = _time("not_before", given)
+    return check_number(due_ns) if isinstance(given, int) and due_ns is not None else due_ns
 
 
 def _headers(given: object, own_due_ns: int | None, due_ns: int | None) -> bytes | None:

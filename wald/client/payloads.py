@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from wald.errors import InvalidInput
 from wald.format.columns import decode, encode
-from wald.format.not_before import with_not_before
+from wald.format.not_before import check_number, with_not_before
 from wald.format.protocol import Publish, parse_request
 from wald.format.times import nanoseconds
 
@@ -132,11 +132,21 @@ def _time_ns(time: object) -> int:
     return time_ns
 
 
+def _due_ns(due: Time) -> int:
+    due_ns = _time_ns(due)
+    if isinstance(due, datetime):
+        return due_ns
+    try:
+        return check_number(due_ns)
+    except ValueError as error:
+        raise InvalidInput(str(error), hint="time.time_ns() + 300 * 10**9, or a datetime") from None
+
+
 def _as_json(headers: object, due: Time | None) -> bytes | None:
     if headers is None and due is None:
         return None
     given = {} if headers is None else headers
     if not isinstance(given, Mapping) or not all(isinstance(part, str) for pair in given.items() for part in pair):
         raise InvalidInput(f"headers {headers!r} are not a mapping of str to str", hint='{"content-type": "text/csv"}')
-    every = dict(given) if due is None else with_not_before(given, _time_ns(due))
+    every = dict(given) if due is None else with_not_before(given, _due_ns(due))
     return _as_bytes(json.dumps(every, ensure_ascii=False, separators=(",", ":")))

@@ -121,7 +121,8 @@ class Producer:
             times: when each happened: a datetime, or nanoseconds since 1970.
             headers: a mapping of text to text for each value, or None where there is none.
             not_before: when each is due, as in ``times``, or None for at once: no :class:`wald.WorkGroup` delivers it
-                before. Other readers do not wait. It is kept as the header ``wald.not-before``.
+                before. Other readers do not wait. It is kept as the header ``wald.not-before``. A number that in
+                nanoseconds is before 2001-09-09 is refused, as it is in another unit.
 
         Raises:
             InvalidInput: an illegal route, a column of another length than ``values``, or a value that cannot be sent.

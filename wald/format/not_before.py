@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 HEADER = "wald.not-before"
 _LIMIT_NS = 1 << 63
+_EARLIEST_NS = 10**18
 
 
 def not_before(headers: bytes | None) -> int:
@@ -22,6 +23,22 @@ def not_before(headers: bytes | None) -> int:
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError):  # whatever a producer may have sent
         return 0
     return due_ns if -_LIMIT_NS <= due_ns < _LIMIT_NS else 0
+
+
+def check_number(due_ns: int) -> int:
+    """Return a number that a producer gives, if it can be meant as ns since 1970.
+
+    Raises:
+        ValueError: in ns it would be long past; it may be in seconds, milliseconds or microseconds.
+
+    >>> check_number(1_700_000_000)
+    Traceback (most recent call last):
+    ...
+    ValueError: not_before 1700000000 is before 2001-09-09 in ns since 1970, so it is in another unit
+    """
+    if due_ns < _EARLIEST_NS:
+        raise ValueError(f"not_before {due_ns} is before 2001-09-09 in ns since 1970, so it is in another unit")
+    return due_ns
 
 
 def with_not_before(headers: Mapping[str, str] | None, due_ns: int) -> dict[str, str]:
