@@ -247,7 +247,7 @@ def test_the_window_bounds_what_is_out(built: Built) -> None:
 
 def test_one_process_owns_a_group(built: Built) -> None:
     built.lines("a", [b"1"])
-    with group(built), pytest.raises(Locked):
+    with group(built), pytest.raises(Locked, match="this process works on route a for group g already"):
         group(built)
 
 

@@ -71,7 +71,7 @@ class WorkGroup:
     Raises:
         NotFound: there is no such log or route, or records that the group has not processed were reclaimed.
         InvalidInput: an illegal name, or a number out of range.
-        Locked: another process works for this group.
+        Locked: another process works for this group, or this one does already.
         Damaged: the cursor or the journal cannot be trusted.
         NotPermitted: this user may not.
 

@@ -10,6 +10,7 @@ from wald.format.names import HANDOVER_SUFFIX
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.group_file import GroupFile
+from wald.store.files.locks import holders
 
 _ASKED_SECONDS = 0.1  # another process may hold the lock for an instant, to see whether it is held
 
@@ -19,7 +20,7 @@ class Ownership(GroupFile):
 
     Raises:
         NotFound: there is no such route.
-        Locked: another process works for this group.
+        Locked: another process works for this group, or this one does already.
         NotPermitted: this user may not.
     """
 
@@ -31,13 +32,22 @@ class Ownership(GroupFile):
                 if time.monotonic() < until:
                     time.sleep(_ASKED_SECONDS / 10)
                     continue
-                raise Locked(
-                    f"{self.path}: another process works on route {route} for group {group}",
-                    hint=f"wait until it has ended, or find it: fuser {self.path}",
-                )
+                raise self._taken(route, group)
             if not os.fstat(self.descriptor).st_nlink:
                 raise Locked(f"{self.path}: the group was removed at this moment", hint="type the same command again")
             disk.sync_directory(self.path.parent)
         except (Locked, OSError):
             self.close()
             raise
+
+    def _taken(self, route: str, group: str) -> Locked:
+        """The error about a lock that is held."""
+        if os.getpid() in holders(self.path):
+            return Locked(
+                f"{self.path}: this process works on route {route} for group {group} already",
+                hint="use the WorkGroup that is open, also in other threads, or close it first",
+            )
+        return Locked(
+            f"{self.path}: another process works on route {route} for group {group}",
+            hint=f"wait until it has ended, or find it: fuser {self.path}",
+        )
