@@ -17,8 +17,9 @@ from wald.format.checked_line import decode_line
 from wald.format.names import COMMAND_SUFFIX
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald_drain.command_file import CommandFile, padded
+from wald_drain.command_file import LEFT_RUNNING, UNKEPT, CommandFile, padded
 from wald_drain.keeper import keep, not_started, sealed
+from wald_drain.retries import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Attempts:
     def __init__(self, root: Root, route: str, group: str, disk: Disk) -> None:
         self._file = CommandFile(root, route, group, COMMAND_SUFFIX, disk)
         self._cursor = root.cursor(route, group)
+        self._left = LEFT_RUNNING
 
     def __enter__(self) -> Self:
         return self
@@ -86,8 +88,8 @@ class Attempts:
         self._file.close()
 
     def wait(self, stop: threading.Event, report: Callable[[str], None]) -> bool:
-        """Wait until no command of an earlier drain is running; False if ``stop`` was set before that."""
-        return self._file.wait(stop, report)
+        """Wait until no command runs, of an earlier drain or of a killed keeper; False if ``stop`` was set before."""
+        return self._file.wait(stop, report, self._left)
 
     def processed(self) -> Ended | None:
         """The last run, if it succeeded and the cursor has not moved since."""
@@ -98,6 +100,8 @@ class Attempts:
 
     def run(self, command: Sequence[str], stdin: bytes, variables: Mapping[str, str], *, first: int, last: int) -> int:
         """Run ``command`` to its end; return its exit code, or the signal that ended it as a negative number.
+
+        If the keeper is killed, it is UNKNOWN, and the command may be running: :meth:`wait` waits for it.
 
         Args:
             stdin: all that it gets.
@@ -117,9 +121,10 @@ class Attempts:
         finally:
             os.close(batch)
         ended = decode_ended(self._file.line())
-        if status or ended is None:  # the keeper was killed, and the command may still be running
+        if status or ended is None:
+            self._left = UNKEPT
             self._file.renew()
-            return os.waitstatus_to_exitcode(status) or 1
+            return UNKNOWN
         if ended.error:
             raise not_started(command, ended.error)
         return ended.exit_code

@@ -22,6 +22,7 @@ LINE_BYTES = 512  # more than is ever written; allocated once, so that a full di
 POLL_SECONDS = 0.2
 _LOOK_SECONDS = 5.0  # for which process it waits, which may change
 LEFT_RUNNING = "that an earlier wald-drain has left running"
+UNKEPT = "whose keeper was killed"
 
 
 class CommandFile(GroupFile):

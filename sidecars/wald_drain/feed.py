@@ -13,7 +13,6 @@ or the handover is finished. If a command outlives its drain, the next start wai
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import ExitStack
 from itertools import count
@@ -24,7 +23,7 @@ from wald_drain.handover import HandoverFile, Handovers
 from wald_drain.job import Drain, MovedRoute, disk_failures, variables
 from wald_drain.leftovers import Leftovers, move_past, require_no_gaps
 from wald_drain.portions import Portion, portions
-from wald_drain.retries import NextStep, ending, failure, next_step, pause_seconds, reason, tries_of
+from wald_drain.retries import NextStep, ending, failure, is_failure, next_step, pause_seconds, reason, tries_of
 
 
 class Feed:
@@ -140,6 +139,6 @@ class Feed:
         began = time.monotonic()
         exit_code = attempts.run(self._job.command, stdin, environment, first=part.first, last=part.last)
         now = time.monotonic()
-        failure = Result.LATER if exit_code == os.EX_TEMPFAIL else Result.FAILURE
-        self._drain.counts.ran(failure if exit_code else Result.SUCCESS, now - began, now=now)
+        failed = Result.FAILURE if is_failure(exit_code) else Result.LATER
+        self._drain.counts.ran(failed if exit_code else Result.SUCCESS, now - began, now=now)
         return exit_code

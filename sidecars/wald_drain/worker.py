@@ -26,6 +26,7 @@ from wald.format.record import Record
 from wald.work.deadletters import dead_letter, fits
 from wald.work.group import WorkGroup
 from wald.work.terms import Delivery
+from wald_drain.command_file import UNKEPT
 from wald_drain.counts import Result
 from wald_drain.job import Drain, variables
 from wald_drain.keeper import not_started
@@ -44,7 +45,6 @@ from wald_drain.retries import (
 from wald_drain.runner import Runner
 from wald_drain.worker_file import WorkerFile
 
-_UNKEPT = "whose keeper was killed"
 _PAUSE_MAX_SECONDS = 1.0  # of a worker whose single records fail; each record waits longer
 
 
@@ -244,7 +244,7 @@ class Worker:
         if outcome is None:
             self.file.settle()  # nothing will ever say how it ends, nor at the next start
             self.file.renew()  # the command may be running: until it has ended, the records are with that
-            return UNKNOWN if self.file.wait(self._drain.stop, self._report_waiting, _UNKEPT) else None
+            return UNKNOWN if self.file.wait(self._drain.stop, self._report_waiting, UNKEPT) else None
         exit_code, error = outcome
         if error:
             raise not_started(self._runner.command, error)

@@ -17,6 +17,7 @@ from wald.errors import InvalidInput
 from wald.store.files.disk import Disk
 from wald_drain.attempt import Attempts, Ended, decode_ended, encode_ended
 from wald_drain.keeper import check_command
+from wald_drain.retries import UNKNOWN
 
 MORE_THAN_A_PIPE_HOLDS = b"line\n" * 1_000_000
 ENDED = Ended((7, 1_795_255_200_000_000_000), 11, 20, -9)
@@ -123,7 +124,7 @@ def test_stdin_cannot_be_changed(attempt: Attempt, tmp_path: Path) -> None:
     assert (tmp_path / "errors").read_text().count("not permitted") >= 1
 
 
-def test_a_killed_keeper_is_a_failure_and_its_command_is_waited_for(attempts: Attempts, tmp_path: Path) -> None:
+def test_a_command_without_its_keeper_is_waited_for_and_no_failure(attempts: Attempts, tmp_path: Path) -> None:
     go = tmp_path / "go"
     os.mkfifo(go)
     script = f"kill -KILL $PPID; read go < {go}"
@@ -135,10 +136,11 @@ def test_a_killed_keeper_is_a_failure_and_its_command_is_waited_for(attempts: At
         threading.Thread(target=go.write_text, args=("go\n",)).start()
 
     assert attempts.wait(stop, reported.append)
-    assert attempts.run(["sh", "-c", script], b"", {}, first=1, last=1) == -signal.SIGKILL
+    assert attempts.run(["sh", "-c", script], b"", {}, first=1, last=1) == UNKNOWN
     assert reported == []
     assert attempts.wait(stop, tell)
     assert len(reported) == 1
+    assert reported[0].startswith("waits for the command whose keeper was killed: process ")
 
 
 def test_how_a_run_ended_is_told_by_a_whole_line_only() -> None:

@@ -94,6 +94,19 @@ def test_what_an_orphan_has_failed_at_is_processed_after_it(built: Built, tmp_pa
     assert orphan.cursor == 1001
 
 
+def test_a_killed_keeper_is_no_try(built: Built, tmp_path: Path, start: Start) -> None:
+    """Nothing says how its command ended; the batch is tried again, whole, and none of it is given up."""
+    keepers = tmp_path / "keepers"
+    script = f"echo $WALD_TRY >> {keepers}; [ $(wc -l < {keepers}) = 1 ] && kill -KILL $PPID; exit 0"
+    words = ("--tries", 1, "--exit-at-end", "--root", built.root.path, "--", "sh", "-c", script)
+    done = drain("a", "--batch-records", 500, *words)
+
+    assert done.returncode == 0, done.stderr
+    assert b"a 1 to 500: its keeper was killed, so how it ended is not known, again in 0.1 s\n" in done.stderr
+    assert keepers.read_text().splitlines() == ["1"] * 4
+    assert built.log.cursor("a").effective == 1001
+
+
 def test_waiting_for_an_orphan_ends_with_a_signal(built: Built, tmp_path: Path, start: Start) -> None:
     orphan = Orphan(built, tmp_path, start)
     successor = orphan.successor(start)
