@@ -120,20 +120,20 @@ def test_what_must_outlive_a_crash_is_on_disk_when_it_returns(
     built: Built, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built.lines("a", [b"1", b"2", b"3"])
-    on_disk: dict[int, int] = {}
+    on_disk: dict[int, bytes] = {}
     sync = os.fdatasync
 
     def synced(descriptor: int) -> None:
-        size = os.fstat(descriptor).st_size
+        data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
         sync(descriptor)
-        on_disk[os.fstat(descriptor).st_ino] = size
+        on_disk[os.fstat(descriptor).st_ino] = data
 
     monkeypatch.setattr("os.fdatasync", synced)
     with group(built) as work:
         leased(work, 3)
         OPERATIONS[name](work)
-        journal = (built.root.place("a", "g") / "g.work").stat()
-        assert on_disk[journal.st_ino] == journal.st_size
+        journal = built.root.place("a", "g") / "g.work"
+        assert on_disk[journal.stat().st_ino] == journal.read_bytes()
 
 
 def test_a_child_of_a_fork_cannot_use_the_group_nor_hold_it(built: Built) -> None:

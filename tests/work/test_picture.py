@@ -202,7 +202,7 @@ def test_a_line_that_is_being_written_is_no_damage(built: Built) -> None:
     with WorkGroup(built.root.path, "a", "g") as work:
         eventually(lambda: work.lease("x", 1))
     path = work_file(built.root, "a", "g").path
-    whole = path.read_bytes()
+    whole = path.read_bytes().rstrip(b"\n") + b"\n"
     for end in range(len(whole)):
         path.write_bytes(whole[:end])
         assert seen(built, START_NS).damage == ""
@@ -215,7 +215,8 @@ def test_damage_is_placed_and_what_is_before_it_is_known(built: Built) -> None:
             eventually(lambda: work.lease("x", 1))
             work.ack("x", [sequence])
     path = work_file(built.root, "a", "g").path
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = path.read_bytes().rstrip(b"\n").splitlines(keepends=True)
+    lines[-1] += b"\n"
     path.write_bytes(b"".join([lines[0], b"x" + lines[1][1:], *lines[2:]]))
     found = seen(built, START_NS)
     assert found.damage.startswith(f"offset {len(lines[0])}: ")

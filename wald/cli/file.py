@@ -22,7 +22,7 @@ from wald.store.files.identity import read_identity
 from wald.store.segments.raw import FIRST_BATCH, DamagedBytes
 from wald.store.segments.view import State, read_view
 from wald.store.writing.lives import read_life
-from wald.work.journal import read_journal
+from wald.work.journal import read_beside_owner
 
 _DUMPED = {
     FileKind.IDENTITY,
@@ -76,7 +76,7 @@ def _damage(root: Root | None, path: Path, named: Named) -> str | None:
     if named.kind in (FileKind.BUNDLE, FileKind.DIGEST):
         return _bundle_damage(path.with_name(path.name.removesuffix(".sha256")))
     if named.kind is FileKind.WORK:
-        read = read_journal(path, lambda _line: None)
+        read, _ = read_beside_owner(path)
         return f"offset {read.end}: {read.damage}" if read.damage else ""
     if named.kind not in _DUMPED:
         return None

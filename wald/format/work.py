@@ -16,7 +16,8 @@ until when, in ns since 1970. Ranges are pairs of their first and last sequence,
 names records that are being given up.
 
 ``synced`` is how many bytes of the file were known to be on disk when the line was written. So a line that cannot be
-read is one that a crash has torn only if no later line says that it was on disk.
+read is one that a crash has torn only if no later line says that it was on disk. Behind the last line are blank ones,
+which lines are written over.
 """
 
 from __future__ import annotations

@@ -47,5 +47,5 @@ def _findings(file: WorkFile, log_id: bytes) -> Iterator[Finding]:
         yield Finding.of(Level.ERROR, path, f"{damage}; with it, the group does not start")
         return
     yield Finding(Level.OK, path, 0, f"{reading.lines} lines")
-    if reading.size > reading.end:
+    if reading.torn:
         yield Finding(Level.INFO, path, reading.end, "an unfinished line; the owner of the group cuts it")

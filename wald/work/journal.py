@@ -3,12 +3,18 @@
 Who uses it holds the lock of the group (``G.drain``), so there is one writer. A line counts once it is synced; what a
 crash leaves behind the last one that was is cut off. Anything else that cannot be read is damage: the group does not
 start, and its cursor keeps what it kept.
+
+Behind the last line is room for more: blank lines, which new lines are written over. So the file does not grow with
+each line, and a sync has no size to write.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -19,12 +25,18 @@ from wald.format.work import BadWork, Line, Start, decode_work, encode_work
 from wald.store.files.consumers import open_own
 from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald.store.files.ledger_tail import lost_a_sector
 from wald.store.files.regular import read_regular
 
 _MODE = 0o644  # as a cursor's: the log's owner reads what others have left
 _GROWN_BYTES = 256 << 10
 _GROWN_TIMES = 2
+_ROOM_BYTES = 64 << 10  # so that few leases wait for a sync of more
+_SECTOR_BYTES = 512  # what a disk writes at once, at least
+_BLANK = b"\n\0"  # room, and what a file system makes of a sector that never reached the disk where the file has grown
+_FIRST_BLANK = re.compile(rb"[\n\0]|\Z")
+_ENDED = re.compile(rb', "crc": ".{8}"}\n\Z')  # no string in a line has that, as its quotes are escaped
+_READ_AGAIN = 5
+_AGAIN_SECONDS = 0.02
 
 
 class Journal:
@@ -57,7 +69,7 @@ class Journal:
             self.is_new = read.start is None
             self._end = read.end
             self._disk.truncate(self._descriptor, self._end)
-            self._synced = self._anew_bytes = self._end
+            self._synced = self._anew_bytes = self._room_end = self._end
             if self.is_new:
                 self.rewrite([start])
         except BaseException:
@@ -74,6 +86,8 @@ class Journal:
         if data:
             self._disk.write(self._descriptor, [data], self._end)
             self._end += len(data)
+            if self._end > self._room_end:
+                self._make_room()
 
     def sync(self) -> None:
         """Return when all that was appended is on disk."""
@@ -94,10 +108,18 @@ class Journal:
         self._disk.close(self._descriptor)
         self._descriptor = descriptor
         self._end = self._synced = self._anew_bytes = len(data)
+        self._make_room()
 
     def close(self) -> None:
         """Close the file; nothing is synced."""
         self._disk.close(self._descriptor)
+
+    def _make_room(self) -> None:
+        """Write blank lines behind the end, on disk with the next sync."""
+        self._room_end = self._end
+        room = -self._end % _ROOM_BYTES
+        with suppress(OSError):  # on a full disk it goes on without, for as long as there is room for the lines
+            self._room_end += self._disk.write(self._descriptor, [b"\n" * room], self._end)
 
 
 def discard(root: Root, disk: Disk, route: str, group: str) -> None:
@@ -113,11 +135,12 @@ class Reading:
     """What was read of a journal.
 
     Attributes:
+        size: of the file, in bytes.
         start: its first line; None if it says nothing.
         lines: how many are whole, up to the first one that is not.
         end: where they end, in bytes.
-        size: of the file, in bytes.
         damage: what is wrong there; "" if nothing is, or only what a crash has torn.
+        torn: whether a crash has left something there.
         behind: how many lines behind that are whole.
     """
 
@@ -126,11 +149,15 @@ class Reading:
     lines: int = 0
     end: int = 0
     damage: str = ""
+    torn: bool = False
     behind: int = 0
 
 
 def read_journal(path: Path, take: Callable[[Line], None]) -> Reading:
-    """Read a journal, also one that its owner writes to meanwhile.
+    """Read a journal. Who does not hold the lock of the group may see a line in the middle of being written, as damage.
+
+    Lines count up to the first one that is not whole, or blank. A line behind that which was synced shows that this is
+    damage: a crash leaves all that was synced, and of the rest some sectors of the disk, in any order.
 
     Args:
         take: gets each whole line before the first one that is not.
@@ -142,8 +169,8 @@ def read_journal(path: Path, take: Callable[[Line], None]) -> Reading:
     data = read_regular(path)
     read = Reading(len(data))
     offset = synced = 0
-    unreadable, torn = "", False
-    for piece in BytesIO(data):
+    unreadable = ""
+    for piece in BytesIO(data[: len(data.rstrip(_BLANK)) + 1]):
         try:
             line, on_disk = _decoded(piece)
             synced = max(synced, on_disk)
@@ -155,13 +182,31 @@ def read_journal(path: Path, take: Callable[[Line], None]) -> Reading:
                 read.lines += 1
                 read.end = offset + len(piece)
         except BadWork as error:
-            if not unreadable:
-                unreadable = str(error)
-                torn = not piece.endswith(b"\n") or lost_a_sector(piece, offset)
+            unreadable = unreadable or str(error)
         offset += len(piece)
-    if unreadable and (synced > read.end or not torn):
-        read.damage = unreadable
+    if unreadable:
+        read.torn = synced <= read.end and _is_torn(data, read.end)
+        read.damage = "" if read.torn else unreadable
     return read
+
+
+def read_beside_owner(path: Path) -> tuple[Reading, list[Line]]:
+    """Read a journal that its owner may write to meanwhile: what is damage stays so when it is read again.
+
+    Returns:
+        what was read, and the lines before the first one that is not whole.
+
+    Raises:
+        Damaged, OSError: as of :func:`read_journal`.
+    """
+    for number in range(_READ_AGAIN):
+        if number:
+            time.sleep(_AGAIN_SECONDS)
+        lines: list[Line] = []
+        read = read_journal(path, lines.append)
+        if not read.damage:
+            break
+    return read, lines
 
 
 def read_whole(path: Path, root: Root, take: Callable[[Line], None]) -> Reading:
@@ -175,6 +220,20 @@ def read_whole(path: Path, root: Root, take: Callable[[Line], None]) -> Reading:
     if read.damage:
         raise _damaged(path, root, read.end, read.damage)
     return read
+
+
+def _is_torn(data: bytes, offset: int) -> bool:
+    """Whether what is at ``offset`` may be the beginning of a line of which a sector never reached the disk.
+
+    Then it ends with the file, or where a sector begins, and that one is blank. If its first sector is lost, all of it
+    is blank up to the next one.
+    """
+    blank = _FIRST_BLANK.search(data, offset).start()  # type: ignore[union-attr]  # if nowhere else, at the end
+    sector_end = blank - blank % _SECTOR_BYTES + _SECTOR_BYTES
+    if blank == len(data):
+        return True
+    at_sector = blank == offset or blank % _SECTOR_BYTES == 0
+    return at_sector and not data[blank:sector_end].strip(_BLANK) and not _ENDED.search(data, offset, blank + 1)
 
 
 def _decoded(piece: bytes) -> tuple[Line, int]:

@@ -23,14 +23,13 @@ from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
 from wald.store.files.processes import command_of
 from wald.store.retention.cursors import Cursor
-from wald.work.journal import Reading, read_journal
+from wald.work.journal import Reading, read_beside_owner
 from wald.work.replay import Replayed
 from wald.work.terms import FOREVER_SECONDS
 from wald.work.window import Run, State
 
 T = TypeVar("T")
 _DONE_TRIES = b"\xff"  # in a page, of a record that is done
-_READ_AGAIN = 3  # a start of the owner cuts a torn end off and goes on there, perhaps between two reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,11 +302,7 @@ def read_of_group(file: WorkFile, log_id: bytes) -> tuple[Reading, list[Line], s
         Damaged: it is no regular file.
         OSError: it cannot be read.
     """
-    for _ in range(_READ_AGAIN):
-        lines: list[Line] = []
-        reading = read_journal(file.path, lines.append)
-        if not reading.damage:
-            break
+    reading, lines = read_beside_owner(file.path)
     if reading.damage:
         return reading, lines, f"offset {reading.end}: {reading.damage}"
     foreign = _foreign(log_id, file, reading)

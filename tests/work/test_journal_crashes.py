@@ -1,0 +1,198 @@
+"""What a power cut leaves of the journal of a work group, of which lines are written over room that is there already.
+
+Any sector of 512 bytes that was not synced may be as it was after any write since then, or lost; a file that has grown
+may have any of its lengths.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from logs import Built, Unsynced
+from powercut import SECTOR_BYTES
+
+from wald.errors import Damaged
+from wald.format.batch import Buffer
+from wald.format.work import Commit, Line, Start, Why, encode_work
+from wald.work.journal import Journal
+
+SYNC = None
+ROOM_BYTES = 4096
+
+commits = st.builds(
+    lambda length, number: Commit(done=[(number, number)], why=[Why("x" * length, 1, [])]),
+    st.one_of(st.integers(0, 40), st.integers(300, 1200)),
+    st.integers(1, 1000),
+)
+turns = st.lists(st.one_of(st.lists(commits, min_size=1, max_size=4), st.just(SYNC)), min_size=1, max_size=12)
+
+
+class Cut(Unsynced):
+    """Knows the content of the journal at its last sync, and after each write since then.
+
+    Attributes:
+        full: whether there is no room for anything that is not a line.
+    """
+
+    def __init__(self) -> None:
+        self.contents: list[bytes] = []
+        self.full = False
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+        if self.full and not bytes(buffers[0]).strip():
+            super().write(descriptor, [bytes(buffers[0])[:100]], offset)
+            raise OSError(28, "No space left on device")
+        written = super().write(descriptor, buffers, offset)
+        self.contents.append(content(descriptor))
+        return written
+
+    def sync(self, descriptor: int) -> None:
+        self.contents = [content(descriptor)]
+
+    def image(self, choices: Iterator[int], length: int) -> bytes:
+        """What may be on disk, as each sector chooses."""
+        length = len(self.contents[length % len(self.contents)])
+        image = bytearray()
+        for start in range(0, length, SECTOR_BYTES):
+            kept = self.contents[next(choices) % len(self.contents)]
+            image += kept[start : start + SECTOR_BYTES].ljust(SECTOR_BYTES, b"\0")
+        return bytes(image[:length])
+
+
+def content(descriptor: int) -> bytes:
+    return os.pread(descriptor, 1 << 20, 0)
+
+
+@contextmanager
+def log() -> Iterator[Built]:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        patch.setattr("wald.work.journal._ROOM_BYTES", ROOM_BYTES)
+        yield Built(Path(directory) / "root")
+
+
+def opened(built: Built, said: list[Line], disk: Cut | None = None) -> Journal:
+    return Journal(built.root, disk or built.disk, Start(built.log_id, "a", "g", 0, 1), said.append)
+
+
+def lines(built: Built) -> list[Line]:
+    said: list[Line] = []
+    opened(built, said).close()
+    return said[1:]
+
+
+def written(journal: Journal, turns: Iterable[list[Commit] | None]) -> tuple[list[Commit], int]:
+    """The lines of all turns, and how many of them were synced."""
+    appended: list[Commit] = []
+    synced = 0
+    for turn in turns:
+        if turn is SYNC:
+            journal.sync()
+            synced = len(appended)
+        else:
+            journal.append(turn)
+            appended += turn
+    return appended, synced
+
+
+@given(turns=turns, choices=st.lists(st.integers(0, 30), min_size=1), length=st.integers(0, 30), full=st.booleans())
+def test_what_was_synced_is_there_and_the_rest_up_to_any_line(
+    turns: list[list[Commit] | None], choices: list[int], length: int, *, full: bool
+) -> None:
+    with log() as built:
+        disk = Cut()
+        disk.full = full
+        built.lines("a", [b"x"])
+        journal = opened(built, [], disk)
+        appended, synced = written(journal, turns)
+        journal.close()
+        journal.path.write_bytes(disk.image((choices * 1000).__iter__(), length))
+        kept = lines(built)
+        assert synced <= len(kept)
+        assert kept == appended[: len(kept)]
+        again = opened(built, [])
+        again.append([Commit(done=[(7, 7)])])
+        again.sync()
+        again.close()
+        assert lines(built) == [*kept, Commit(done=[(7, 7)])]
+
+
+@given(turns=turns, place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
+def test_another_byte_is_damage_and_takes_no_line_away(
+    turns: list[list[Commit] | None], place: float, byte: int
+) -> None:
+    """But in the last 21 bytes of a last line that ends with a sector, which then looks like a torn one."""
+    with log() as built:
+        built.lines("a", [b"x"])
+        journal = opened(built, [])
+        appended, _ = written(journal, turns)
+        journal.close()
+        data = journal.path.read_bytes()
+        end = len(data.rstrip(b"\n"))
+        at = int(place * len(data))
+        journal.path.write_bytes(data[:at] + bytes([byte]) + data[at + 1 :])
+        try:
+            assert lines(built) == appended
+        except Damaged:
+            assert data[at] != byte
+        except AssertionError:
+            assert (end % SECTOR_BYTES, at >= end - 21) == (0, True)
+
+
+def test_a_whole_line_behind_a_lost_one_does_not_count(built: Built) -> None:
+    built.lines("a", [b"x"])
+    journal = opened(built, [])
+    journal.sync()
+    begin = len(journal.path.read_bytes().rstrip(b"\n")) + 1
+    reason = "x" * (SECTOR_BYTES - begin - len(encode_work(Commit(why=[Why("", 1, [])]), begin)))
+    lost = Commit(why=[Why(reason, 1, [])])
+    journal.append([lost, Commit(done=[(2, 2)])])
+    journal.close()
+    assert lines(built) == [lost, Commit(done=[(2, 2)])]
+    data = journal.path.read_bytes()
+    journal.path.write_bytes(data[:begin] + b"\n" * (SECTOR_BYTES - begin) + data[SECTOR_BYTES:])
+    assert lines(built) == []
+
+
+@pytest.mark.parametrize("blank", [b"\n", b"\0"])
+def test_a_lost_sector_in_the_middle_of_a_line_is_cut_off_with_what_follows(built: Built, blank: bytes) -> None:
+    built.lines("a", [b"x"])
+    journal = opened(built, [])
+    journal.append([Commit(done=[(1, 1)])])
+    journal.sync()
+    journal.append([Commit(why=[Why("x" * 2000, 1, [])]), Commit(done=[(2, 2)])])
+    journal.close()
+    data = journal.path.read_bytes()
+    journal.path.write_bytes(data[:1024] + blank * 512 + data[1536:])
+    assert lines(built) == [Commit(done=[(1, 1)])]
+
+
+def test_a_lost_sector_is_damage_if_a_line_behind_it_says_that_it_was_on_disk(built: Built) -> None:
+    built.lines("a", [b"x"])
+    journal = opened(built, [])
+    for line in (Commit(why=[Why("x" * 2000, 1, [])]), Commit(done=[(2, 2)])):
+        journal.append([line])
+        journal.sync()
+    journal.close()
+    data = journal.path.read_bytes()
+    journal.path.write_bytes(data[:1024] + b"\n" * 512 + data[1536:])
+    with pytest.raises(Damaged):
+        lines(built)
+
+
+def test_lines_are_written_over_room_that_is_there(built: Built) -> None:
+    built.lines("a", [b"x"])
+    journal = opened(built, [])
+    sizes = []
+    for _ in range(2000):
+        journal.append([Commit(done=[(2, 2)])])
+        sizes.append(journal.path.stat().st_size)
+    journal.close()
+    assert sorted(set(sizes)) == [1 << 16, 2 << 16]
+    assert len(lines(built)) == 2000
