@@ -14,9 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wald.format.checked_line import encode_line
-from wald.format.times import utc
 from wald.store.files.group_file import GroupFile
-from wald.work.commands import running
+from wald.work.commands import named
 
 LINE_BYTES = 512  # more than is ever written; allocated once, so that a full disk takes it too
 POLL_SECONDS = 0.2
@@ -43,23 +42,13 @@ class CommandFile(GroupFile):
         reported, look = "", 0.0
         while not self.lock():
             if time.monotonic() >= look:
-                text = self._holders()
+                text = named(self.path)
                 if text and text != reported:
                     report(f"waits for the command {which}: {text}")
                     reported, look = text, time.monotonic() + _LOOK_SECONDS
             if stop.wait(POLL_SECONDS):
                 return False
         return True
-
-    def _holders(self) -> str:
-        """Which processes have the lock, and what ends them; "" if a command has just ended, or begins."""
-        found = running([self.path]).get(self.path)
-        if found is None:
-            return f"a process that this user may not see; as root: fuser -v {self.path}"
-        return "; ".join(
-            f"process {each.process}, since {utc(each.started_ns)}, kill -- -{each.process_group} ends it: {each.words}"
-            for each in found
-        )
 
     def line(self) -> bytes:
         """The line about the last command; zeros if there was none."""

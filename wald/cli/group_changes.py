@@ -19,6 +19,7 @@ from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.files.uptime import now as uptime_now
 from wald.store.retention.cursors import CursorState
+from wald.store.retention.missing import unless_lost
 from wald.work.group import WorkGroup
 from wald.work.ownership import Ownership
 from wald.work.picture import OwnerProcess, Seen, WorkFile, look, owner_of, remove_files, work_file
@@ -166,7 +167,10 @@ def _carried_out(
     file = seen.file
     while True:
         try:
-            with WorkGroup(log, file.route, file.group) as work:
+            with (
+                Ownership(log.root, file.route, file.group, Disk()) as ownership,  # also beside a command left running
+                WorkGroup(log, file.route, file.group, ownership=ownership) as work,
+            ):
                 return do(work)
         except Locked:
             pass
@@ -195,7 +199,7 @@ def _skippable(log: Log, seen: Seen, first: int, last: int) -> int:
         raise Refused(f"{route}/{group} has done everything up to {picture.floor}", hint=hint)
     known = sum(each.size for each in picture.open_in(first, last)) if first <= last else 0
     if last >= picture.end:
-        known += sum(batch.count for batch in log.batches(route, max(first, picture.end), last))
+        known += sum(batch.count for batch in log.batches(route, max(first, picture.end), last, on_missing=unless_lost))
     if not known:
         raise NotFound(
             f"{first} to {last} are no records of route {route} that group {group} has still to do",

@@ -13,8 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from wald.errors import Locked
 from wald.format.names import COMMAND_SUFFIX, worker_suffix
-from wald.store.files.locks import sharers
+from wald.format.times import utc
+from wald.store.files.directory import Root
+from wald.store.files.disk import Disk
+from wald.store.files.locks import is_held, sharers
 from wald.store.files.processes import command_of, name_of, parent_of, process_group_of, started_ns
 from wald.work.picture import Seen
 
@@ -65,6 +69,34 @@ def commands_of(groups: Sequence[Seen]) -> dict[Path, list[RunningCommand]]:
     for file, commands in running(files, owners).items():
         found.setdefault(files[file], []).extend(commands)
     return {journal: sorted(commands, key=lambda each: each.worker or 0) for journal, commands in found.items()}
+
+
+def require_none(root: Root, route: str, group: str) -> None:
+    """Take care that no command has records of a group that is about to be delivered; for who works for the group.
+
+    Raises:
+        Locked: a killed ``wald-drain`` has left one running.
+    """
+    directory = root.place(route, group)
+    suffixes = [COMMAND_SUFFIX, *map(worker_suffix, workers_of(directory, group))]
+    for path in [directory / f"{group}{suffix}" for suffix in suffixes]:
+        if is_held(path, Disk()):
+            raise Locked(
+                f"{path}: a command that a killed wald-drain has left running has records of route {route} "
+                f"for group {group}",
+                hint=f"wait until it has ended: {named(path) or f'fuser -v {path}'}",
+            )
+
+
+def named(path: Path) -> str:
+    """Which commands run with a file, and what ends them; "" if one has just ended, or begins."""
+    found = running([path]).get(path)
+    if found is None:
+        return f"a process that this user may not see; as root: fuser -v {path}"
+    return "; ".join(
+        f"process {each.process}, since {utc(each.started_ns)}, kill -- -{each.process_group} ends it: {each.words}"
+        for each in found
+    )
 
 
 def running(files: Iterable[Path], owners: Sequence[int] = ()) -> dict[Path, list[RunningCommand]]:

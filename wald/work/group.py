@@ -27,6 +27,7 @@ from wald.store.retention.cursors import CursorState
 from wald.store.retention.missing import Missing, unless_lost
 from wald.work.arguments import Order, named_by, nanoseconds, rules_of, text_of
 from wald.work.asks import Ask, LeaseAsk
+from wald.work.commands import require_none
 from wald.work.deliveries import Deliveries, Refusal
 from wald.work.journal import Journal, discard
 from wald.work.owner import Owner
@@ -66,12 +67,14 @@ class WorkGroup:
         report: gets a line for each record that is given up, for what a repair has lost, and for what fails meanwhile;
             called by another thread.
         clock: what time it is.
-        ownership: the right to work for the group, if the caller has it already; it stays the caller's.
+        ownership: the right to work for the group, if the caller has it already; it stays the caller's, who also sees
+            to it that no command of an earlier ``wald-drain`` has records of the group.
 
     Raises:
         NotFound: there is no such log or route, or records that the group has not processed were reclaimed.
         InvalidInput: an illegal name, or a number out of range.
-        Locked: another process works for this group, or this one does already.
+        Locked: another process works for this group, or this one does already; or a killed ``wald-drain`` has left a
+            command running.
         Damaged: the cursor or the journal cannot be trusted.
         NotPermitted: this user may not.
 
@@ -108,6 +111,7 @@ class WorkGroup:
         with ExitStack() as stack:
             if ownership is None:
                 ownership = stack.enter_context(Ownership(self.log.root, route, self.group, disk))
+                require_none(self.log.root, route, self.group)
             floor = self._enter(disk)
             start = Start(self.log.identity.log_id, route, group, floor, floor + 1)
             replayed = Replayed(by_key=rules.by_key)

@@ -6,6 +6,7 @@ from wald.errors import Refused, command_line
 from wald.log import Log
 from wald.store.files.disk import Disk
 from wald.store.retention.cursors import CursorState
+from wald.work.commands import require_none
 from wald.work.journal import discard
 from wald.work.ownership import Ownership
 from wald.work.standing import standing
@@ -18,7 +19,7 @@ def succeed_workers(log: Log, route: str, group: str) -> None:
 
     Raises:
         Refused: records above the ack floor are done, or are being given up.
-        Locked: a process works for the group.
+        Locked: a process works for the group, or a command that a killed ``wald-drain`` has left running.
         Damaged: the journal of the group, or a record above the ack floor, cannot be read.
         NotPermitted: this user may not work for the group.
     """
@@ -26,6 +27,7 @@ def succeed_workers(log: Log, route: str, group: str) -> None:
         return
     disk = Disk()
     with Ownership(log.root, route, group, disk):
+        require_none(log.root, route, group)
         cursor = log.cursor(route, group)
         if cursor.state is CursorState.ABSENT:
             discard(log.root, disk, route, group)  # of a group of this name that was removed

@@ -16,6 +16,11 @@ from jobs import ONCE, Jobs
 from logs import Built
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
 
+from wald import Consumer, WorkGroup
+from wald.errors import Locked
+from wald.store.files.disk import Disk
+from wald.store.files.locks import is_held
+
 
 def parent_of(process_id: int) -> int:
     return int(Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[1])
@@ -48,6 +53,27 @@ def test_a_start_waits_for_all_commands_and_uses_their_exit_codes(
     assert jobs.processed == ONCE
     assert cursor(built.root.path) == 20
     assert len(jobs.tries(3)) == 2
+
+
+def test_no_program_delivers_what_a_command_has_that_was_left_running(built: Built, jobs: Jobs, start: Start) -> None:
+    """The error names the command. To skip its record is possible, as that delivers nothing."""
+    jobs.hold(1, 3)
+    first = start(*jobs.arguments(built.root.path, "--workers", 2))
+    jobs.await_running(1, 3)
+    first.kill()
+    first.wait(TIMEOUT_SECONDS)
+    openings = (lambda: WorkGroup(built.root.path, "a"), lambda: next(iter(Consumer(built.root.path, "a"))))
+    for opening in openings:
+        with pytest.raises(Locked, match="a command that a killed wald-drain has left running") as refused:
+            opening()
+        assert f"process {jobs.running['1'].pid}, since " in refused.value.hint
+        assert f"kill -- -{jobs.running['1'].pid} ends it: sh " in refused.value.hint
+    assert output_of("group", "skip", "a", "processed", "1", "--root", built.root.path).endswith(b"1 record of 1\n")
+    jobs.let_go(1, 3)
+    files = list(built.root.route("a").glob("processed.command*"))
+    eventually(lambda: not any(is_held(each, Disk()) for each in files))
+    with WorkGroup(built.root.path, "a") as work:
+        assert 3 in [record.sequence for record, _ in work.lease("x", wait=5)]  # only wald-drain asks how it ended
 
 
 def test_waiting_ends_with_a_signal(built: Built, jobs: Jobs, start: Start) -> None:
