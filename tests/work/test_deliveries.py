@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from wald.format.work import PAGE
-from wald.work.deliveries import Deliveries
+from wald.work.deliveries import Deliveries, Part
 from wald.work.window import Run, State
 
 SECOND = 1_000_000_000
@@ -98,7 +98,7 @@ class Machine(RuleBasedStateMachine):
         until = self.now + seconds * SECOND
         while len(got) < limit and (run := self.deliveries.first_free()):
             part = Run(run.first, min(run.last, run.first + limit - len(got) - 1))
-            self.deliveries.deliver(part, consumer, now_ns=self.now, until_ns=until)
+            self.deliveries.deliver(part, [Part(consumer, until, part.size)], now_ns=self.now)
             got += range(part.first, part.last + 1)
         self.deliveries.close()
         self.oracle.leased.clear()
@@ -131,8 +131,27 @@ class Machine(RuleBasedStateMachine):
                 record.done, record.holder = True, ""
             else:
                 refused.append((sequence, record.holder))
-        settled = self.deliveries.finish(consumer, sequences)
-        assert settled.refused == refused
+        settled = self.deliveries.finish([(consumer, sorted(sequences))])
+        assert settled.refused == [refused]
+
+    @rule(data=st.data())
+    def finish_together(self, data: st.DataObject) -> None:
+        """Several name records, also the same ones; any order among them is right."""
+        named = [(consumer, sorted(self.some(data, consumer))) for consumer in CONSUMERS]
+        settled = self.deliveries.finish(named)
+        before = {sequence: record.holder for sequence, record in self.oracle.records.items()}
+        was_done = {sequence for sequence, record in self.oracle.records.items() if record.done}
+        for consumer, sequences in named:
+            for sequence in set(sequences) - was_done:
+                record = self.oracle.records[sequence]
+                if consumer == before[sequence] or (record.tries and not before[sequence]):
+                    record.done, record.holder = True, ""
+        for (consumer, sequences), refused in zip(named, settled.refused, strict=True):
+            wrong = [s for s in sequences if s not in was_done and before[s] != consumer]
+            late = {s for s in wrong if self.oracle.records[s].done}
+            assert {each.sequence for each in refused} - late == set(wrong) - late
+            assert all(holder == before[s] for s, holder in refused)
+            assert [each.sequence for each in refused] == sorted({each.sequence for each in refused})
 
     @rule(consumer=consumers, delay=st.none() | st.integers(0, 20), data=st.data())
     def give_back(self, consumer: str, delay: int | None, data: st.DataObject) -> None:
@@ -143,7 +162,7 @@ class Machine(RuleBasedStateMachine):
             if not record.done and record.holder == consumer:
                 self.oracle.come_back({sequence})
                 record.due_ns = record.due_ns if due is None else due
-        self.deliveries.give_back(consumer, sequences, due_ns=due)
+        self.deliveries.give_back((consumer, sorted(sequences)), due_ns=due)
         self.deliveries.wake(self.wall)
 
     @rule(consumer=consumers, seconds=st.integers(1, 60), data=st.data())
@@ -154,7 +173,7 @@ class Machine(RuleBasedStateMachine):
             record = self.oracle.records[sequence]
             if not record.done and record.holder == consumer:
                 record.until_ns, record.since_ns = until, self.now
-        self.deliveries.extend(consumer, sequences, now_ns=self.now, until_ns=until)
+        self.deliveries.extend((consumer, sorted(sequences)), now_ns=self.now, until_ns=until)
 
     @rule(consumer=consumers)
     def release(self, consumer: str) -> None:
@@ -216,9 +235,9 @@ class Machine(RuleBasedStateMachine):
         self.deliveries.wake(self.wall + 10**6 * SECOND)
         left = {each.sequence for each in self.oracle.open()}
         while run := self.deliveries.first_free():
-            self.deliveries.deliver(run, "a", now_ns=self.now, until_ns=self.now + SECOND)
+            self.deliveries.deliver(run, [Part("a", self.now + SECOND, run.size)], now_ns=self.now)
             self.deliveries.close()
-            self.deliveries.finish("a", range(run.first, run.last + 1))
+            self.deliveries.finish([("a", range(run.first, run.last + 1))])
             left -= set(range(run.first, run.last + 1))
             self.deliveries.wake(self.wall + 10**6 * SECOND)
         assert not left

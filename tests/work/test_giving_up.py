@@ -13,7 +13,7 @@ from logs import Built
 from running import Daemon, eventually, output_of
 
 from wald.format.names import WORK_SUFFIX
-from wald.work.deliveries import Deliveries, Refusal
+from wald.work.deliveries import Deliveries, Part, Refusal
 from wald.work.group import WorkGroup
 from wald.work.standing import Standing, standing
 from wald.work.terms import Failure
@@ -153,8 +153,8 @@ def test_leases_without_an_end_cost_no_memory() -> None:
         deliveries = Deliveries(0)
         for number in range(1, rounds + 1):
             deliveries.take_in(Run(number, number))
-            deliveries.deliver(Run(number, number), "x", now_ns=number * SECOND, until_ns=(number + 10**9) * SECOND)
-            deliveries.finish("x", [number])
+            deliveries.deliver(Run(number, number), [Part("x", (number + 10**9) * SECOND, 1)], now_ns=number * SECOND)
+            deliveries.finish([("x", [number])])
 
     work(10)
     assert peak_bytes(lambda: work(20_000)) < 1_000_000

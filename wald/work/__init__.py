@@ -4,6 +4,8 @@ A module knows nothing of those below it. ::
 
     window       what has become of each record above the ack floor
     keys         the order of the records of each key
+    claims       what consumers name, put together
+    leases       who has which lease, and until when
     deliveries   who has which record, how often it was delivered, which comes next
     journal      the file in which that outlives a crash
     replay       its lines carried out again, and written anew
@@ -12,6 +14,7 @@ A module knows nothing of those below it. ::
     checking     whether the journals of a log are whole
     source       the records themselves
     terms        what a group goes by, and what it gives out
+    sharing      what each of those who wait gets of what comes next
     arguments    what a program may ask, checked
     owner        leases and acknowledgements, as they are carried out in a turn
     asks         what a thread asks for, and how it waits

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from wald.errors import WaldError
+from wald.work.claims import Named
+from wald.work.deliveries import Refusal
+from wald.work.sharing import Wanted
 from wald.work.terms import Delivery
 
 T = TypeVar("T")
@@ -25,17 +28,19 @@ class Ask(Generic[T]):
         durable: whether the answer waits until what was written is on disk.
 
     Attributes:
+        result: the answer.
+        error: what is raised instead.
         is_alone: whether its thread wakes no other one.
         lock: held until the thread may go on.
         next: the one whose thread it then wakes.
     """
 
-    __slots__ = ("_error", "_result", "_what", "durable", "is_alone", "is_answered", "lock", "next")
+    __slots__ = ("_what", "durable", "error", "is_alone", "is_answered", "lock", "next", "result")
+    result: T
 
-    def __init__(self, carry_out: Callable[[], T], *, durable: bool = False) -> None:
+    def __init__(self, carry_out: Callable[[], T] | None = None, *, durable: bool = False) -> None:
         self._what = carry_out
-        self._result: T | None = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self.next: Ask[Any] | None = None
         self.lock = threading.Lock()
         self.lock.acquire()
@@ -44,15 +49,16 @@ class Ask(Generic[T]):
         self.is_answered = False
 
     def carry_out(self) -> None:
-        """Do it; that something cannot be read is an answer, too."""
-        try:
-            self._result = self._what()
-        except (WaldError, OSError) as error:
-            self._error = error
+        """Do it, if the turn does not do it for several at once; that something cannot be read is an answer, too."""
+        if self._what is not None:
+            try:
+                self.result = self._what()
+            except (WaldError, OSError) as error:
+                self.error = error
 
     def fail(self, error: BaseException | None) -> None:
         """Answer with an error; or without, by what it has by now."""
-        self._error = self._error or error
+        self.error = self.error or error
         answer([self])
 
     def wait(self, seconds: float = -1) -> bool:
@@ -65,43 +71,53 @@ class Ask(Generic[T]):
 
     def answer(self) -> T:
         """The answer, or the error."""
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]  # it was carried out
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class AckAsk(Ask[list[Refusal]]):
+    """An acknowledgement, which a turn carries out with all others.
+
+    Args:
+        named: who acknowledges which records.
+    """
+
+    __slots__ = ("named",)
+
+    def __init__(self, named: Named) -> None:
+        super().__init__(durable=True)
+        self.result = []
+        self.named = named
 
 
 class LeaseAsk(Ask[list[Delivery]]):
     """A lease. While there is nothing to lease, it waits until ``until_ns`` of the clock that is never set.
 
     Args:
-        before: what is to be done before that, and on disk when it is answered.
+        named: who acknowledges which records before; that is on disk when it is answered.
     """
 
-    __slots__ = ("_before", "until_ns")
+    __slots__ = ("named", "until_ns", "wanted")
 
-    def __init__(
-        self,
-        carry_out: Callable[[], list[Delivery]],
-        *,
-        until_ns: int,
-        before: Callable[[], object] | None = None,
-    ) -> None:
-        super().__init__(carry_out, durable=before is not None)
-        self._result = []
-        self._before = before
+    def __init__(self, wanted: Wanted, named: Named, *, until_ns: int) -> None:
+        super().__init__(durable=bool(named[1]))
+        self.result = wanted.got
+        self.wanted = wanted
+        self.named = named
         self.until_ns = until_ns
 
-    def prepare(self) -> None:
-        """Do what is to be done before."""
-        if self._before is not None:
-            self._before()
-
+    @property
     def is_served(self) -> bool:
-        """Try to lease; whether there was something, or an error."""
-        self.carry_out()
-        if any(delivery.tries > 1 for delivery in self._result or ()):
-            self.durable = True  # so that the number of tries never goes down
-        return bool(self._result) or self._error is not None
+        """Whether there was something, or an error."""
+        return bool(self.result) or self.error is not None
+
+    def look(self) -> None:
+        """Take in what it has got."""
+        if not self.result:
+            self.error = self.wanted.error
+        elif not self.durable:  # so that the number of tries never goes down
+            self.durable = any(delivery.tries > 1 for delivery in self.result)
 
 
 def answer(asks: Iterable[Ask[Any]]) -> None:

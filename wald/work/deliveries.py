@@ -11,32 +11,16 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from wald.work.claims import Claim, Named, joined, stretches
 from wald.work.keys import KeyOrder
+from wald.work.leases import Lease, Leases
 from wald.work.window import Run, State, Window, runs_of
-
-_TICK_NS = 100_000_000  # leases of one consumer that begin in one tick and end in one are one lease
-_NUMBERS = (1 << 32) - 1
-_LEASES_KEPT = 1000  # by which nothing is out any more
-
-
-@dataclass(slots=True)
-class Lease:
-    """What one consumer was given.
-
-    Attributes:
-        since_ns, until_ns: of a clock that is never set; each is the end of a tick.
-        left: how many records are still out by it.
-    """
-
-    consumer: str
-    since_ns: int
-    until_ns: int
-    left: int = 0
 
 
 class Refusal(NamedTuple):
@@ -52,15 +36,28 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Settled:
-    """What became of the records that a consumer named.
+    """What became of the records that consumers named.
 
     Attributes:
         runs: for which it was carried out.
-        refused: for which it was not.
+        refused: for which it was not, of each who named some.
     """
 
-    runs: list[Run] = field(default_factory=list)
-    refused: list[Refusal] = field(default_factory=list)
+    runs: list[Run]
+    refused: list[list[Refusal]]
+
+
+class Part(NamedTuple):
+    """What one consumer gets of a run.
+
+    Attributes:
+        until_ns: when its lease ends, by the clock that is never set.
+        size: how many records.
+    """
+
+    consumer: str
+    until_ns: int
+    size: int
 
 
 class Deliveries:
@@ -75,13 +72,9 @@ class Deliveries:
         self._keys = KeyOrder(self.window) if by_key else None
         self._offered: list[int] = []  # what goes out with a lease, but not alone
         self._followers: list[Run] = []
-        self._leases: dict[int, Lease] = {}
-        self._shared: dict[tuple[str, int, int], int] = {}  # the lease of a consumer, by its ticks
-        self._ends: list[tuple[int, int]] = []  # a heap: when each lease ends
+        self._leases = Leases()
         self._due: list[tuple[int, int]] = []  # a heap: when each waiting record is due
         self._due_of: dict[int, int] = {}
-        self._leases_max = _LEASES_KEPT
-        self._number = 0
 
     def take_in(
         self, run: Run, keys: Iterable[bytes | None] | None = None, due: Iterable[tuple[int, int]] = ()
@@ -124,18 +117,28 @@ class Deliveries:
         """Records that come next; a run may be delivered from its beginning on. None if there are none."""
         return self.window.first_free()
 
-    def deliver(self, run: Run, consumer: str, *, now_ns: int, until_ns: int) -> bytes:
-        """Take in that free records are leased. What follows them by key is free until :meth:`close`.
+    def deliver(self, run: Run, parts: Sequence[Part], *, now_ns: int) -> bytes:
+        """Take in that free records are leased, part after part.
+
+        What follows those of the last part by key is free until :meth:`close`, and only for its consumer.
 
         Returns:
             for each how often it was delivered, this time included.
         """
-        number = self._lease(consumer, now_ns, until_ns)
-        tries = self.window.deliver(run, number)
-        self._leases[number].left += run.size
+        numbers: array[int] = array("I")
+        for consumer, until_ns, size in parts:
+            number = self._leases.number(consumer, now_ns, until_ns)
+            self._leases[number].left += size
+            numbers += array("I", [number]) * size
+        tries = self.window.deliver(run, numbers)
         if self._keys is not None:
-            self._offer(run, self._keys)
+            self._offer(Run(run.last - parts[-1].size + 1, run.last), self._keys)
         return tries
+
+    @property
+    def is_offering(self) -> bool:
+        """Whether something is free for one consumer only."""
+        return bool(self._offered)
 
     def close(self) -> None:
         """Take in that a consumer gets no more for now."""
@@ -144,13 +147,13 @@ class Deliveries:
                 self._set(sequence, State.BEHIND)
         self._offered.clear()
 
-    def finish(self, consumer: str, sequences: Collection[int]) -> Settled:
-        """Take in what ``consumer`` has processed.
+    def finish(self, named: Sequence[Named]) -> Settled:
+        """Take in what consumers have processed.
 
         What is done stays done. What was delivered and is with no consumer by now is done, too, as to deliver it again
         would be of no use. What another consumer has, or what was never delivered, is refused.
         """
-        return self._settled(consumer, sequences, self._finish, late=True)
+        return self._settled(named, self._finish, late=True)
 
     def finish_all(self, run: Run) -> None:
         """Take in that these records are done, also those that a consumer has."""
@@ -162,7 +165,7 @@ class Deliveries:
 
     def hold(self, run: Run, consumer: str, *, until_ns: int) -> None:
         """Take in that ``consumer`` has what is open of a run, which was counted before, whichever had it."""
-        number = self._lease(consumer, until_ns, until_ns)
+        number = self._leases.number(consumer, until_ns, until_ns)
         self._uncount(run)
         self.window.hold(run, number)
         self._leases[number].left += sum(part.size for _, part in self.window.leases_in(run))
@@ -178,40 +181,35 @@ class Deliveries:
         followers, self._followers = self._followers, []
         return followers
 
-    def give_back(self, consumer: str, sequences: Collection[int], *, due_ns: int | None = None) -> Settled:
-        """Take in what ``consumer`` has not processed: it is delivered again, at ``due_ns`` if that is given."""
-        return self._settled(consumer, sequences, lambda run: self._give_back(run, due_ns), last_first=True)
+    def give_back(self, named: Named, *, due_ns: int | None = None) -> Settled:
+        """Take in what a consumer has not processed: it is delivered again, at ``due_ns`` if that is given."""
+        return self._settled([named], lambda run: self._give_back(run, due_ns), last_first=True)
 
-    def extend(self, consumer: str, sequences: Collection[int], *, now_ns: int, until_ns: int) -> Settled:
-        """Take in that ``consumer`` needs longer."""
+    def extend(self, named: Named, *, now_ns: int, until_ns: int) -> Settled:
+        """Take in that a consumer needs longer."""
 
         def extend(run: Run) -> None:
-            number = self._lease(consumer, now_ns, until_ns)
+            number = self._leases.number(named[0], now_ns, until_ns)
             self.window.transfer(run, number)
             self._leases[number].left += run.size
 
-        return self._settled(consumer, sequences, extend)
+        return self._settled([named], extend)
 
     def release(self, consumer: str) -> list[Run]:
         """Take back all that ``consumer`` has; returns what that was."""
-        return self._take_back({number for number, lease in self._leases.items() if lease.consumer == consumer})
+        return self._take_back({number for number, lease in self._leases if lease.consumer == consumer})
 
     def claim(self, since_ns: int) -> list[Run]:
         """Take back all that consumers have had since ``since_ns`` or longer; returns what that was."""
-        over = {number for number, lease in self._leases.items() if lease.since_ns <= since_ns}
+        over = {number for number, lease in self._leases if lease.since_ns <= since_ns}
         return self._take_back({number for number in over if self._leases[number].consumer})
 
     def expire(self, now_ns: int) -> list[Run]:
         """Take back what was leased until now; returns what that was."""
-        over = set()
-        while self._ends and self._ends[0][0] <= now_ns:
-            number = heappop(self._ends)[1]
-            lease = self._leases[number]
-            del self._shared[lease.consumer, lease.since_ns, lease.until_ns]
-            over.add(number)
+        over = self._leases.over(now_ns)
         runs = self._take_back(over)
         for number in over:
-            del self._leases[number]
+            self._leases.drop(number)
         return runs
 
     def wake(self, now_ns: int) -> None:
@@ -231,7 +229,7 @@ class Deliveries:
     @property
     def next_end_ns(self) -> int | None:
         """When the next lease ends."""
-        return self._ends[0][0] if self._ends else None
+        return self._leases.next_end_ns
 
     @property
     def next_due_ns(self) -> int | None:
@@ -262,39 +260,42 @@ class Deliveries:
                 self._offered.append(following)
 
     def _settled(
-        self,
-        consumer: str,
-        sequences: Collection[int],
-        carry_out: Callable[[Run], None],
-        *,
-        late: bool = False,
-        last_first: bool = False,
+        self, named: Sequence[Named], carry_out: Callable[[Run], None], *, late: bool = False, last_first: bool = False
     ) -> Settled:
-        """Carry something out for the records that ``consumer`` has.
+        """Carry something out for the records that consumers have.
 
         Args:
-            late: also for those that it had.
+            late: also for those that they had.
             last_first: from the last one on, as those behind a record come back with it.
         """
-        settled = Settled()
-        runs = list(runs_of(sorted(sequences)))
-        for run in reversed(runs) if last_first else runs:
-            leases = {} if self._keys is not None else self.window.leases_of(run)
-            if leases and all(self._leases[number].consumer == consumer for number in leases):
-                for number, count in leases.items():
-                    self._leases[number].left -= count
+        settled = Settled([], [[] for _ in named])
+        found = list(stretches(named))
+        for stretch in reversed(found) if last_first else found:
+            run = Run(stretch[0].run.first, stretch[-1].run.last)
+            if self._count_off(run, stretch, named):
                 carry_out(run)
                 settled.runs.append(run)
                 continue
-            for sequence in range(run.last, run.first - 1, -1) if last_first else range(run.first, run.last + 1):
-                if self._may_settle(consumer, sequence, settled, late=late):
+            each = [(sequence, who) for (first, last), who in stretch for sequence in range(first, last + 1)]
+            for sequence, who in reversed(each) if last_first else each:
+                if self._may_settle(named[who][0], sequence, settled.refused[who], late=late):
                     part = Run(sequence, sequence)
                     self._uncount(part)
                     carry_out(part)
                     settled.runs.append(part)
         return settled
 
-    def _may_settle(self, consumer: str, sequence: int, settled: Settled, *, late: bool) -> bool:
+    def _count_off(self, run: Run, claims: Sequence[Claim], named: Sequence[Named]) -> bool:
+        """Take a run off the leases of those who claim it; False if they do not have all of it."""
+        held = self.window.leases_of(run) if self._keys is None else []
+        claimed = ((named[who][0], part.size) for part, who in claims)
+        if joined((self._leases[number].consumer, size) for number, size in held) != joined(claimed):
+            return False
+        for number, size in held:
+            self._leases[number].left -= size
+        return True
+
+    def _may_settle(self, consumer: str, sequence: int, refused: list[Refusal], *, late: bool) -> bool:
         """Whether ``consumer`` may settle a record; if it may not and that matters, it is refused."""
         state = self.window.state(sequence)
         if state is State.DONE:
@@ -303,28 +304,8 @@ class Deliveries:
         had = late and state not in (None, State.OUT) and self.window.tries(sequence) > 0
         if had or holder == consumer:
             return True
-        settled.refused.append(Refusal(sequence, holder))
+        refused.append(Refusal(sequence, holder))
         return False
-
-    def _lease(self, consumer: str, now_ns: int, until_ns: int) -> int:
-        """The number of a lease of ``consumer`` that ends at ``until_ns`` or hardly later."""
-        since, until = (-(-at // _TICK_NS) * _TICK_NS for at in (now_ns, until_ns))
-        number = self._shared.get((consumer, since, until))
-        if number is None:
-            if len(self._leases) >= self._leases_max:
-                self._forget()
-            self._number = number = self._number % _NUMBERS + 1
-            self._shared[consumer, since, until] = number
-            self._leases[number] = Lease(consumer, since, until)
-            heappush(self._ends, (until, number))
-        return number
-
-    def _forget(self) -> None:
-        """Forget leases by which nothing is out any more, long before they end."""
-        self._leases = {number: lease for number, lease in self._leases.items() if lease.left}
-        self._shared = {(each.consumer, each.since_ns, each.until_ns): n for n, each in self._leases.items()}
-        self._ends = sorted((lease.until_ns, number) for number, lease in self._leases.items())
-        self._leases_max = _LEASES_KEPT + 2 * len(self._leases)
 
     def _finish(self, run: Run) -> None:
         self.window.finish((run,))

@@ -26,7 +26,7 @@ from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.missing import Missing, unless_lost
 from wald.work.arguments import Order, named_by, nanoseconds, rules_of, text_of
-from wald.work.asks import Ask, LeaseAsk
+from wald.work.asks import AckAsk, Ask, LeaseAsk
 from wald.work.commands import require_none
 from wald.work.deliveries import Deliveries, Refusal
 from wald.work.journal import Journal, discard
@@ -34,6 +34,7 @@ from wald.work.owner import Owner
 from wald.work.ownership import Ownership
 from wald.work.replay import Replayed
 from wald.work.requests import Requests
+from wald.work.sharing import Wanted
 from wald.work.source import Source
 from wald.work.terms import Clock, Delivery, Failure, Pending
 from wald.work.turns import Turns
@@ -187,13 +188,9 @@ class WorkGroup:
                 "a lease of no records, of no bytes, or for no time",
                 hint="max_records, max_bytes and lease_for are above 0",
             )
-        owner, named = self._owner, named_by(consumer, done)
-        lease = LeaseAsk(
-            lambda: owner.lease(consumer, max_records, max_bytes, lease_ns),
-            until_ns=self._clock.monotonic_ns() + nanoseconds(wait),
-            before=(lambda: owner.finish(consumer, named)) if named else None,
-        )
-        return self._ask(lease)
+        wanted = Wanted(consumer, max_records, max_bytes, lease_ns)
+        until_ns = self._clock.monotonic_ns() + nanoseconds(wait)
+        return self._ask(LeaseAsk(wanted, (consumer, named_by(consumer, done)), until_ns=until_ns))
 
     def ack(self, consumer: str, sequences: Collection[int]) -> list[Refusal]:
         """Take in that ``consumer`` has processed these records; on disk when this returns.
@@ -201,8 +198,7 @@ class WorkGroup:
         Returns:
             those for which it did not count: another consumer has them by now, or they were never delivered.
         """
-        named = named_by(consumer, sequences)
-        return self._ask(Ask(lambda: self._owner.finish(consumer, named), durable=True))
+        return self._ask(AckAsk((consumer, named_by(consumer, sequences))))
 
     def nack(
         self,

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import accumulate
+from itertools import islice
 from typing import NamedTuple
 
 from wald.errors import WaldError
 from wald.format.not_before import not_before
 from wald.format.record import Record
-from wald.format.work import Commit, Dead, Held, Line, Start, Why
-from wald.work.deliveries import Refusal, Settled
+from wald.format.work import PAGE, Commit, Dead, Held, Line, Start, Why
+from wald.work.claims import Named
+from wald.work.deliveries import Part, Refusal, Settled
 from wald.work.replay import Replayed, note, written
+from wald.work.sharing import Wanted, hand_out, share
 from wald.work.source import Lost, Source
-from wald.work.terms import Clock, Delivery, Failure, Pending, Rules
+from wald.work.terms import Clock, Failure, Pending, Rules
 from wald.work.window import Run, State
 
 _NS = 1_000_000_000
@@ -115,48 +117,29 @@ class Owner:
             changes = min(changes, self.clock.monotonic_ns() + min(_LOOK_NS, max(0, due - self.clock.time_ns())))
         return changes
 
-    def lease(self, consumer: str, max_records: int, max_bytes: int, lease_ns: int) -> list[Delivery]:
-        """Records for ``consumer``; none if there are none now.
-
-        Raises:
-            Damaged, NotFound: the next record cannot be read; all before it were delivered.
-        """
+    def lease(self, wanted: Sequence[Wanted]) -> None:
+        """Give those who wait what comes next, in their order; who gets nothing while there is something, gets why."""
         now_ns = self.clock.monotonic_ns()
-        got: list[Delivery] = []
-        runs: list[tuple[int, int]] = []
-        try:
-            while len(got) < max_records and max_bytes > 0 and (run := self._next_run(max_records - len(got))):
-                records = self._read(run)
-                if not records:
-                    continue
-                size = sum(len(record.value) for record in records)
-                if size > max_bytes:
-                    records = _fitting(records, max_bytes, at_least=0 if got else 1)
-                    size = max_bytes
-                    if not records:
-                        break
-                max_bytes -= size
-                run = Run(run.first, run.first + len(records) - 1)
-                tries = self._deliveries.deliver(run, consumer, now_ns=now_ns, until_ns=now_ns + lease_ns)
-                got += map(Delivery, records, tries)
-                runs.append((run.first, run.last))
-        except (WaldError, OSError):
-            if not got:
-                raise
-        finally:
-            self._deliveries.close()
-        if runs:
-            self._lines[-1].out.append(Held(consumer, self.clock.time_ns() + lease_ns, runs))
-        return got
+        waiting = deque(wanted)
+        while waiting:
+            try:
+                if not self._deliver_next(waiting, now_ns):
+                    break
+            except (WaldError, OSError) as error:
+                waiting.popleft().error = error
+                self._deliveries.close()
+        self._deliveries.close()
+        wall_ns = self.clock.time_ns()
+        self._lines[-1].out += [Held(each.consumer, wall_ns + each.lease_ns, each.runs) for each in wanted if each.runs]
 
-    def finish(self, consumer: str, sequences: Collection[int]) -> list[Refusal]:
-        """Take in that ``consumer`` has processed records; those for which it does not count."""
-        settled = self._deliveries.finish(consumer, sequences)
+    def finish(self, named: Sequence[Named]) -> list[list[Refusal]]:
+        """Take in what consumers have processed; of each, the records for which it does not count."""
+        settled = self._deliveries.finish(named)
         self._finished(settled.runs)
         return settled.refused
 
     def give_back(
-        self, consumer: str, sequences: Collection[int], delay_ns: int, reason: str, tries: int
+        self, consumer: str, sequences: Sequence[int], delay_ns: int, reason: str, tries: int
     ) -> list[Refusal]:
         """Take in that ``consumer`` has not processed records; those for which it does not count.
 
@@ -164,48 +147,48 @@ class Owner:
             tries: how often each has failed; 0: not counted. It counts also for what no consumer has by now.
         """
         due_ns = self.clock.time_ns() + delay_ns if delay_ns > 0 else None
-        settled = self._deliveries.give_back(consumer, sequences, due_ns=due_ns)
+        settled = self._deliveries.give_back((consumer, sequences), due_ns=due_ns)
         self._came_back(settled.runs)
         if due_ns is not None:
             self._settling().due += [(sequence, due_ns) for sequence in _each(settled)]
         runs: list[tuple[int, int]] = list(settled.runs)
         if tries:
-            runs += (Run(s, s) for s, holder in settled.refused if not holder and self._was_delivered(s))
+            runs += (Run(s, s) for s, holder in settled.refused[0] if not holder and self._was_delivered(s))
         if runs and (reason or tries):
             why = Why(reason[:_REASON_MAX], tries, runs)
             note(self._failures, why)
             self._settling().why.append(why)
-        return settled.refused
+        return settled.refused[0]
 
     def failure(self, sequence: int) -> Failure | None:
         """Why an open record came back the last time; None: it did not, or that was not said."""
         return self._failures.get(sequence)
 
     def give_up(
-        self, consumer: str, sequences: Collection[int], reason: str, tries: int | None, durable: int
+        self, consumer: str, sequences: Sequence[int], reason: str, tries: int | None, durable: int
     ) -> list[Refusal]:
         """Take in that ``consumer`` has given records up; those for which it does not count.
 
         Args:
             durable: as of :meth:`next_dead_letter`.
         """
-        settled = self._deliveries.give_back(consumer, sequences)
+        settled = self._deliveries.give_back((consumer, sequences))
         reason, now_ns, route = reason[:_REASON_MAX], self.clock.time_ns(), self._rules.dead_letter
         for sequence in _each(settled):
             tried = self._deliveries.window.tries(sequence) if tries is None else tries
             self._dead[sequence] = dead = Dead(sequence, tried, reason, now_ns, route, durable)
             self._settling().dead.append(dead)
             self._give_up(sequence)
-        return settled.refused
+        return settled.refused[0]
 
-    def extend(self, consumer: str, sequences: Collection[int], lease_ns: int) -> list[Refusal]:
+    def extend(self, consumer: str, sequences: Sequence[int], lease_ns: int) -> list[Refusal]:
         """Lease records for longer that ``consumer`` has; those for which it does not count."""
         now_ns = self.clock.monotonic_ns()
-        settled = self._deliveries.extend(consumer, sequences, now_ns=now_ns, until_ns=now_ns + lease_ns)
+        settled = self._deliveries.extend((consumer, sequences), now_ns=now_ns, until_ns=now_ns + lease_ns)
         if settled.runs:
             held = Held(consumer, self.clock.time_ns() + lease_ns, list(settled.runs))
             self._settling().longer.append(held)
-        return settled.refused
+        return settled.refused[0]
 
     def release(self, consumer: str) -> int:
         """Take back all that ``consumer`` has; how many records that were."""
@@ -278,11 +261,11 @@ class Owner:
     def gave_up(self, sequence: int) -> None:
         """Take in that the dead letter of a record is durable."""
         self.given_up += 1
-        self._finished(self._deliveries.finish("", [sequence]).runs)
+        self._finished(self._deliveries.finish([("", [sequence])]).runs)
 
     def not_given_up(self, sequence: int, again_ns: int) -> None:
         """Take in that it is not known whether a record became a dead letter; it is tried again after so long."""
-        self._deliveries.give_back("", [sequence], due_ns=self.clock.time_ns() + again_ns)
+        self._deliveries.give_back(("", [sequence]), due_ns=self.clock.time_ns() + again_ns)
 
     def pass_over(self, sequence: int) -> None:
         """Take in that everything up to ``sequence`` is done, whatever consumers have of it."""
@@ -291,6 +274,24 @@ class Owner:
         if run.size > 0:
             self._deliveries.finish_all(run)
             self._finished([run])
+
+    def _deliver_next(self, waiting: deque[Wanted], now_ns: int) -> bool:
+        """Deliver the next run of records, and remove those from ``waiting`` that get no more; False: there is none."""
+        sharing = [waiting[0]] if self._deliveries.is_offering else list(islice(waiting, PAGE))  # a run is in a page
+        run = self._next_run(sum(each.records_max for each in sharing))
+        if run is None:
+            return False
+        records = self._read(run)
+        if shares := list(share(records, sharing)):
+            parts = [Part(each.consumer, now_ns + each.lease_ns, count) for each, count in shares]
+            run = Run(run.first, run.first + sum([part.size for part in parts]) - 1)
+            hand_out(records, self._deliveries.deliver(run, parts, now_ns=now_ns), shares)
+        last, _ = shares[-1] if shares else (sharing[0], 0)
+        if last.is_over:
+            self._deliveries.close()
+        while waiting and waiting[0].is_over:
+            waiting.popleft()
+        return True
 
     def _next_run(self, records_max: int) -> Run | None:
         """The next records to deliver; those that were delivered too often are given up instead."""
@@ -385,13 +386,6 @@ class Owner:
         if line.taken_in or line.out:
             self._lines.append(line := Commit())
         return line
-
-
-def _fitting(records: Collection[Record], max_bytes: int, *, at_least: int) -> list[Record]:
-    """The first records with at most so many bytes of values together."""
-    sizes = accumulate(len(record.value) for record in records)
-    count = sum(size <= max_bytes for size in sizes)
-    return list(records)[: max(count, at_least)]
 
 
 def _each(settled: Settled) -> Iterator[int]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from wald.work.asks import Ask, LeaseAsk, answer
+from wald.work.asks import AckAsk, Ask, LeaseAsk, answer
 from wald.work.journal import Journal
 from wald.work.owner import Owner
 
@@ -147,12 +147,12 @@ class Turns:
                     ask.fail(None if self._closed else _again(error))  # if the group was closed: with nothing
             self._waiting.clear()
 
-    def _settle(self, asks: Iterable[Ask[Any]], own: Ask[Any] | None) -> None:
+    def _settle(self, asks: Sequence[Ask[Any]], own: Ask[Any] | None) -> None:
         self._owner.begin()
         settled: list[Ask[Any]] = []
+        self._acknowledge([ask for ask in asks if isinstance(ask, AckAsk | LeaseAsk) and ask.named[1]])
         for ask in asks:
             if isinstance(ask, LeaseAsk):
-                ask.prepare()
                 self._waiting.append(ask)
             else:
                 ask.carry_out()
@@ -167,18 +167,24 @@ class Turns:
             self._journal.sync()
             answer(ask for ask in settled if ask.durable)
 
+    def _acknowledge(self, asks: Sequence[AckAsk | LeaseAsk]) -> None:
+        """Carry out all acknowledgements at once; a lease does not say for which it did not count."""
+        for ask, refused in zip(asks, self._owner.finish([ask.named for ask in asks]), strict=True):
+            if isinstance(ask, AckAsk):
+                ask.result = refused
+
     def _lease(self) -> list[LeaseAsk]:
         """The leases among those that wait that have an answer now."""
+        self._owner.lease([ask.wanted for ask in self._waiting])
         now_ns = self._owner.clock.monotonic_ns()
         answered = []
-        nothing = False
         for _ in range(len(self._waiting)):
             ask = self._waiting.popleft()
-            nothing = nothing or not ask.is_served()
-            if nothing and self._patience_ns(ask) > now_ns:
-                self._waiting.append(ask)
-            else:
+            ask.look()
+            if ask.is_served or self._patience_ns(ask) <= now_ns:
                 answered.append(ask)
+            else:
+                self._waiting.append(ask)
         return answered
 
     def _next_ns(self) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import groupby
@@ -77,14 +77,16 @@ class _Page:
         self.open = 0  # how many are not done
         self.queued = False  # among the pages that may have something free
 
-    def lease(self, low: int, high: int, number: int) -> None:
-        out = self.states.count(State.OUT) - self.states.count(State.OUT, low, high)
-        if not out:
-            self.leases = number
+    def lease(self, low: int, numbers: array[int]) -> None:
+        """Take in by which leases records are out, from ``low`` on."""
+        high = low + len(numbers)
+        others = self.states.count(State.OUT) - self.states.count(State.OUT, low, high)
+        if not others and numbers.count(numbers[0]) == len(numbers):
+            self.leases = numbers[0]
             return
         if isinstance(self.leases, int):
             self.leases = array("I", [self.leases]) * PAGE
-        self.leases[low:high] = array("I", [number]) * (high - low)
+        self.leases[low:high] = numbers
 
     def held(self, first: int) -> Iterator[tuple[int, Run]]:
         """The leases by which all that is open is out, in runs over what is done; ``first``: of its sequences."""
@@ -163,20 +165,19 @@ class Window:
         page = self._pages[sequence // PAGE]
         return page.leases if isinstance(page.leases, int) else page.leases[sequence % PAGE]
 
-    def leases_of(self, run: Run) -> Mapping[int, int]:
-        """How many records of a run are out by each lease; nothing if any of them is not out."""
+    def leases_of(self, run: Run) -> list[tuple[int, int]]:
+        """By which leases a run is out, each with how many records, in order; nothing if any of them is not out."""
+        found: list[tuple[int, int]] = []
         if run.first <= self.floor or run.last >= self.end:
-            return {}
-        found: dict[int, int] = {}
+            return found
         for number, low, high in _parts(run):
             page = self._pages.get(number)
             if page is None or page.states.count(State.OUT, low, high) != high - low:
-                return {}
+                return []
             if isinstance(page.leases, int):
-                found[page.leases] = found.get(page.leases, 0) + high - low
+                found.append((page.leases, high - low))
             else:
-                for lease in page.leases[low:high]:
-                    found[lease] = found.get(lease, 0) + 1
+                found += [(lease, len(list(same))) for lease, same in groupby(page.leases[low:high])]
         return found
 
     def leases_in(self, run: Run) -> Iterator[tuple[int, Run]]:
@@ -206,12 +207,13 @@ class Window:
             else:  # what is done has the number of the lease that it had
                 yield from page.held(first)
 
-    def deliver(self, run: Run, lease: int) -> bytes:
-        """Take in that open records are out by ``lease``, once more each; how often by now."""
+    def deliver(self, run: Run, leases: array[int]) -> bytes:
+        """Take in that open records are out, once more each, by the leases of these numbers; how often by now."""
         every = []
         for number, low, high in _parts(run):
             page = self._pages[number]
-            page.lease(low, high, lease)
+            at = number * PAGE + low - run.first
+            page.lease(low, leases[at : at + high - low])
             page.states[low:high] = _ALL_OUT[low:high]
             page.tries[low:high] = tries = page.tries[low:high].translate(_ONCE_MORE)
             every.append(tries)
@@ -220,7 +222,7 @@ class Window:
     def transfer(self, run: Run, lease: int) -> None:
         """Take in that records are out by another lease."""
         for number, low, high in _parts(run):
-            self._pages[number].lease(low, high, lease)
+            self._pages[number].lease(low, array("I", [lease]) * (high - low))
 
     def open_in(self, run: Run) -> Iterator[Run]:
         """What is open of a run, in order."""
@@ -236,7 +238,7 @@ class Window:
             if page is None:
                 continue
             for found in _OPEN_RUN.finditer(page.states, low, high):
-                page.lease(found.start(), found.end(), lease)
+                page.lease(found.start(), array("I", [lease]) * len(found[0]))
                 page.states[found.start() : found.end()] = bytes([State.OUT]) * len(found[0])
 
     def set(self, run: Run, state: State) -> None:
@@ -339,7 +341,7 @@ def _parts(run: Run) -> list[tuple[int, int, int]]:
     return parts
 
 
-def runs_of(sequences: list[int]) -> Iterator[Run]:
+def runs_of(sequences: Sequence[int]) -> Iterator[Run]:
     """Sorted sequences as runs; a sequence that comes twice counts once."""
     first = last = -1
     for sequence in sequences:

@@ -1,0 +1,57 @@
+"""Who gets how many of the records that come next: as much as if each that waits took its own, one after the other."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from wald.format.record import Record
+from wald.work.sharing import Wanted, hand_out, share
+
+SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12)
+LIMITS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 20)), min_size=1, max_size=6)
+
+
+def records(sizes: list[int]) -> list[Record]:
+    return [Record("a", number, bytes(size), 0) for number, size in enumerate(sizes, 1)]
+
+
+def by_itself(sizes: list[int], records_max: int, bytes_max: int) -> int:
+    """How many of the first records one that has nothing gets."""
+    count = 0
+    while count < min(len(sizes), records_max) and (count == 0 or sum(sizes[: count + 1]) <= bytes_max):
+        count += 1
+    return count
+
+
+@given(SIZES, LIMITS)
+def test_each_gets_what_it_would_get_alone_of_what_is_left(sizes: list[int], limits: list[tuple[int, int]]) -> None:
+    wanted = [Wanted(f"worker-{place}", *limit, 1) for place, limit in enumerate(limits)]
+    shares = list(share(records(sizes), wanted))
+    hand_out(records(sizes), bytes(range(1, len(sizes) + 1)), shares)
+    at = 0
+    for each, limit in zip(wanted, limits, strict=True):
+        count = by_itself(sizes[at:], *limit)
+        expected = [(sequence, sequence) for sequence in range(at + 1, at + count + 1)]
+        assert [(delivery.record.sequence, delivery.tries) for delivery in each.got] == expected
+        assert each.runs == ([(at + 1, at + count)] if count else [])
+        at += count
+
+
+@given(st.lists(SIZES, min_size=1, max_size=4), st.integers(1, 20), st.integers(1, 30))
+def test_what_comes_in_parts_counts_together(parts: list[list[int]], records_max: int, bytes_max: int) -> None:
+    wanted = Wanted("worker", records_max, bytes_max, 1)
+    first = 0
+    for sizes in parts:
+        if not wanted.is_over:
+            some = records(sizes)
+            hand_out(some, bytes(len(sizes)), list(share(some, [wanted])))
+        first += len(sizes)
+    sizes = [size for part in parts for size in part]
+    assert len(wanted.got) <= records_max
+    values = [len(delivery.record.value) for delivery in wanted.got]
+    assert values == sizes[: len(values)]
+    assert sum(values) <= bytes_max or len(values) == 1
+    if len(values) < len(sizes):
+        assert wanted.is_over
+        assert len(values) == records_max or sum(values) + sizes[len(values)] > bytes_max or sum(values) == bytes_max

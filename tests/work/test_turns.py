@@ -1,0 +1,114 @@
+"""Many threads that ask at the same time: one turn carries out what all of them ask for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from leasing import group, sequences
+from logs import Built
+
+from wald.work.arguments import Order
+from wald.work.deliveries import Refusal
+from wald.work.group import WorkGroup
+from wald.work.terms import Delivery
+
+WORKERS = 16
+
+
+def together(count: int, do: Callable[[int], list[Delivery]]) -> list[list[Delivery]]:
+    """What each of so many threads gets, which begin at the same time."""
+    barrier = threading.Barrier(count)
+
+    def begin(number: int) -> list[Delivery]:
+        barrier.wait()
+        return do(number)
+
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(begin, range(count)))
+
+
+def lease(work: WorkGroup, number: int, records: int, done: list[int]) -> list[int]:
+    """So many records, however many leases that takes."""
+    got: list[int] = []
+    while len(got) < records:
+        got += sequences(work.lease(f"w{number}", records - len(got), wait=30, done=done))
+    return got
+
+
+@pytest.mark.parametrize("order", ["log", "key"])
+@pytest.mark.parametrize("records", [1, 3])
+def test_those_who_wait_share_what_comes(built: Built, order: Order, records: int) -> None:
+    """Also over several batches, and the next round acknowledges all of the one before."""
+    rounds = 4
+    built.lines("a", [b"first"])
+    built.log.set_cursor("a", 1, "g")
+    with group(built, order=order) as work, ThreadPoolExecutor(WORKERS) as threads:
+        done: list[list[int]] = [[] for _ in range(WORKERS)]
+        for first in range(2, 2 + rounds * WORKERS * records, WORKERS * records):
+            waiting = [threads.submit(lease, work, number, records, done[number]) for number in range(WORKERS)]
+            count = WORKERS * records
+            built.columns("a", [b"x"] * (count // 2), keys=[b"k%d" % n for n in range(count // 2)], headers=None)
+            built.columns("a", [b"x"] * (count - count // 2), keys=None, headers=None)
+            done = [each.result() for each in waiting]
+            assert sorted(s for each in done for s in each) == list(range(first, first + count))
+        assert work.floor == 1 + (rounds - 1) * WORKERS * records
+        assert work.lease("w0", done=done[0]) == []
+        assert [pending.consumer for pending in work.pending()].count("w0") == 0
+
+
+def test_records_of_a_key_are_with_one_of_those_who_ask_together(built: Built) -> None:
+    keys = [b"%d" % (number % 5) for number in range(4 * WORKERS)]
+    built.columns("a", [b"x"] * len(keys), keys=keys, headers=None)
+    with group(built, order="key") as work:
+        left = len(keys)
+        while left:
+            got = together(WORKERS, lambda number: work.lease(f"w{number}", 1 + number % 3, wait=0.05))
+            holders: dict[bytes, int] = {}
+            for number, some in enumerate(got):
+                for record, _ in some:
+                    assert record.key is not None
+                    assert holders.setdefault(record.key, number) == number
+                left -= len(some)
+                assert work.ack(f"w{number}", sequences(some)) == []
+
+
+def test_each_that_acknowledges_learns_for_which_of_its_own_it_did_not_count(built: Built) -> None:
+    built.lines("a", [b"x"] * 3 * WORKERS)
+    with group(built) as work:
+        for number in range(WORKERS):
+            assert sequences(work.lease(f"w{number}", 2, wait=30)) == [2 * number + 1, 2 * number + 2]
+        refused: dict[int, list[Refusal]] = {}
+        barrier = threading.Barrier(WORKERS)
+
+        def acknowledge(number: int) -> None:
+            """Its own first one, the second one of the next worker, and one that was not delivered."""
+            barrier.wait()
+            named = [2 * number + 1, 2 * number + 4, 2 * WORKERS + 1 + number]
+            refused[number] = work.ack(f"w{number}", named)
+
+        with ThreadPoolExecutor(WORKERS) as threads:
+            list(threads.map(acknowledge, range(WORKERS)))
+        for number in range(WORKERS):
+            next_one = [Refusal(2 * number + 4, f"w{number + 1}")] if number + 1 < WORKERS else []
+            not_delivered = [Refusal(s, "") for s in (2 * number + 4, 2 * WORKERS + 1 + number) if s > 2 * WORKERS]
+            assert refused[number] == next_one + not_delivered
+        assert sorted(s.first for s in work.pending()) == list(range(2, 2 * WORKERS + 1, 2))
+
+
+def test_what_two_acknowledge_together_counts_for_the_one_that_has_it(built: Built) -> None:
+    built.lines("a", [b"x"] * 10)
+
+    def race(work: WorkGroup, name: str) -> list[Refusal]:
+        barrier.wait()
+        return work.ack(name, range(1, 11))
+
+    with group(built) as work, ThreadPoolExecutor(2) as threads:
+        assert len(work.lease("x", 10, wait=30)) == 10
+        barrier = threading.Barrier(2)
+        mine, theirs = threads.map(race, [work, work], ["x", "y"])
+        assert mine == []
+        assert theirs in ([], [Refusal(s, "x") for s in range(1, 11)])
+        assert work.floor == 10

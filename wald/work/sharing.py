@@ -1,0 +1,71 @@
+"""What each of the workers that wait gets of the records that come next, in the order in which they have asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+from wald.format.record import Record
+from wald.work.terms import Delivery
+
+
+class Wanted:
+    """What one consumer waits for, and what it has got.
+
+    Attributes:
+        records_max: how many records it still takes; bytes_max: of their values, but for the first record it gets.
+        lease_ns: for how long it has them.
+        got: what it has by now, and runs: which those are.
+        error: why it got nothing.
+    """
+
+    __slots__ = ("bytes_max", "consumer", "error", "got", "lease_ns", "records_max", "runs")
+
+    def __init__(self, consumer: str, records_max: int, bytes_max: int, lease_ns: int) -> None:
+        self.consumer = consumer
+        self.records_max = records_max
+        self.bytes_max = bytes_max
+        self.lease_ns = lease_ns
+        self.got: list[Delivery] = []
+        self.runs: list[tuple[int, int]] = []
+        self.error: Exception | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it gets no more."""
+        return not (self.records_max and self.bytes_max)
+
+    def reserve(self, records: Sequence[Record], start: int) -> int:
+        """Count what it gets of ``records`` from ``start`` on; how many records that is."""
+        lengths = [len(record.value) for record in records[start : start + self.records_max]]
+        count, size = len(lengths), sum(lengths)
+        if size >= self.bytes_max:
+            count = max(sum(size <= self.bytes_max for size in accumulate(lengths)), 0 if self.got else 1)
+            size = self.bytes_max
+        self.records_max -= count
+        self.bytes_max -= size
+        return count
+
+    def take(self, records: Sequence[Record], tries: bytes) -> None:
+        """Take records that were delivered to it."""
+        self.got += map(Delivery, records, tries)
+        self.runs.append((records[0].sequence, records[-1].sequence))
+
+
+def share(records: Sequence[Record], wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, int]]:
+    """Who gets how many of ``records``, which follow each other, until there are no more of them."""
+    at = 0
+    for each in wanted:
+        if at == len(records):
+            return
+        if count := each.reserve(records, at):
+            at += count
+            yield each, count
+
+
+def hand_out(records: Sequence[Record], tries: bytes, shares: Iterable[tuple[Wanted, int]]) -> None:
+    """Give each its share of records that were delivered so often."""
+    at = 0
+    for each, count in shares:
+        each.take(records[at : at + count], tries[at : at + count])
+        at += count
