@@ -364,7 +364,7 @@ class WorkGroup:
         window = deliveries.window
         if deliveries.by_key and window.open:
             for batch in self.log.batches(self.route, window.floor + 1, window.end - 1, on_missing=unless_lost):
-                keys = [record.key for record in batch.records()]
+                keys = batch.rows().keys or [None] * batch.count
                 deliveries.sort(Run(batch.first_sequence, batch.last_sequence), keys)
 
 

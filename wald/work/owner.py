@@ -342,17 +342,17 @@ class Owner:
         window = self._deliveries.window
         if run is None or (window.open and run.last - window.floor > self._rules.window):
             return False
-        records = self._source.take()
-        if not records:
+        rows = self._source.take()
+        if rows is None:
             window.pass_over(run.last)
             return True
         now_ns = self.clock.time_ns()
         waiting = [
-            (record.sequence, due_ns)
-            for record in records
-            if record.headers is not None and (due_ns := not_before(record.headers)) > now_ns
+            (sequence, due_ns)
+            for sequence, headers in enumerate(rows.headers or (), rows.first)
+            if headers is not None and (due_ns := not_before(headers)) > now_ns
         ]
-        keys = [record.key for record in records] if self._rules.by_key else None
+        keys = (rows.keys or [None] * rows.count) if self._rules.by_key else None
         self._deliveries.take_in(run, keys, waiting)
         line = self._lines[-1]
         line.taken_in.append((run.first, run.last))

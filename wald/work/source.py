@@ -12,12 +12,13 @@ from wald.errors import WaldError
 from wald.format.record import Record
 from wald.log import Log
 from wald.store.reading.batches import Batch
+from wald.store.reading.rows import Rows
 from wald.store.retention.missing import Missing, unless_lost
 from wald.work.window import Run
 
 _AHEAD_BYTES = 4 << 20
 _KEPT_BYTES = 8 << 20
-_RECORD_BYTES = 256  # besides its value
+_RECORD_BYTES = 64  # besides its value
 
 
 class Lost(Exception):
@@ -85,17 +86,17 @@ class Source:
         """Whether it has read to the end of the log since the start."""
         return self._at_end
 
-    def take(self) -> Sequence[Record]:
-        """The records of the batch that is next; then the one behind it is next."""
+    def take(self) -> Rows | None:
+        """The records of the batch that is next, None if they are lost; then the one behind it is next."""
         with self._changed:
             batch = self._ahead.popleft()
             was_full = self._ahead_bytes > _AHEAD_BYTES
             self._ahead_bytes -= batch.size
             if was_full:
                 self._changed.notify_all()
-        if batch.records:
+        if batch.rows is not None:
             self._kept.add(batch)
-        return batch.records
+        return batch.rows
 
     def records(self, first: int, last: int) -> Sequence[Record]:
         """Records that were taken before, from ``first`` on, at most up to ``last``.
@@ -156,7 +157,7 @@ class Source:
     def _pass_over(self, missing: Missing) -> None:
         unless_lost(missing)
         self._lost(missing)
-        self._add(_Decoded(Run(missing.first, missing.last), [], _RECORD_BYTES))
+        self._add(_Decoded(Run(missing.first, missing.last), None, _RECORD_BYTES))
 
     def _add(self, decoded: _Decoded) -> None:
         with self._changed:
@@ -178,24 +179,23 @@ class Source:
 
 
 class _Decoded:
-    """The records of a batch; none if those of the run are lost.
+    """The records of a batch; None if those of the run are lost.
 
     Attributes:
         size: in bytes, about.
     """
 
-    __slots__ = ("records", "run", "size")
+    __slots__ = ("rows", "run", "size")
 
-    def __init__(self, run: Run, records: Sequence[Record], size: int) -> None:
+    def __init__(self, run: Run, rows: Rows | None, size: int) -> None:
         self.run = run
-        self.records = records
+        self.rows = rows
         self.size = size
 
     @classmethod
     def of(cls, batch: Batch) -> Self:
-        records = list(batch.records())
         run = Run(batch.first_sequence, batch.last_sequence)
-        return cls(run, records, len(batch.payload) + _RECORD_BYTES * len(records))
+        return cls(run, batch.rows(), len(batch.payload) + _RECORD_BYTES * batch.count)
 
 
 class _Kept:
@@ -223,7 +223,8 @@ class _Kept:
             return ()
         base = self._firsts[place]
         self._batches.move_to_end(base)
-        return self._batches[base].records[first - base : last - base + 1]
+        rows = self._batches[base].rows
+        return () if rows is None else list(rows.records(first, last))
 
     def _remove(self, first: int) -> None:
         self._bytes -= self._batches.pop(first).size

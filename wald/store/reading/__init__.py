@@ -7,6 +7,7 @@ lookup      where is record N?
 matching    which records a pattern is found in
 portions    what can be read at the same time
 reader      from a place on; follows
+rows        the records of a batch, made when they are wanted
 search      by several processes
 selection   which records are wanted: start and stop
 senders     who sent a batch

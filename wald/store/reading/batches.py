@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from wald.format.batch import BatchHeader, Encoding, Flag
 from wald.format.columns import decode as decode_columns
 from wald.format.parsing import StoredBatch
 from wald.format.record import Record, split_lines
+from wald.store.reading.rows import Rows
 from wald.store.reading.walk import DamagedRange
 from wald.store.retention.missing import RouteRange
 
@@ -77,18 +77,20 @@ class Batch:
 
     def records(self) -> Iterator[Record]:
         """Iterate over the records. An object for each takes time: :meth:`raw` and :meth:`to_arrow` are faster."""
-        route, time_ns, none = repeat(self.route), repeat(self.header.append_time_ns), repeat(None)
-        numbers = range(self.first_sequence, self.last_sequence + 1)
+        return self.rows().records(self.first_sequence, self.last_sequence)
+
+    def rows(self) -> Rows:
+        """The records, decoded: for who wants some of them, or some of what they hold."""
+        route, first, count, time_ns = self.route, self.first_sequence, self.count, self.header.append_time_ns
         if not self.is_columns:
-            ended = chain(repeat(True, self.count - 1), [self.terminated])
-            return map(Record, route, numbers, split_lines(self.payload), time_ns, none, none, none, ended)
+            return Rows(route, first, count, time_ns, split_lines(self.payload), terminated=self.terminated)
         columns = decode_columns(self.payload)
-        here = slice(self.skipped, self.skipped + self.count)
+        here = slice(self.skipped, self.skipped + count)
         values = [value or b"" for value in columns.values.to_list()[here]]
-        keys = columns.keys.to_list()[here] if columns.keys else none
-        headers = columns.headers.to_list()[here] if columns.headers else none
-        times = columns.times.cast("q").tolist()[here] if columns.times else none
-        return map(Record, route, numbers, values, time_ns, keys, times, headers)
+        keys = columns.keys.to_list()[here] if columns.keys else None
+        headers = columns.headers.to_list()[here] if columns.headers else None
+        times = columns.times.cast("q").tolist()[here] if columns.times else None
+        return Rows(route, first, count, time_ns, values, keys, times, headers)
 
     def raw(self) -> bytes | memoryview:
         """The value of each record with a newline behind it; lines are not copied."""
