@@ -187,14 +187,14 @@ class _Leases:
         return at_end or self._drain.stop.is_set()
 
     def _last(self) -> int:
-        """The last record of the route now; up to damage, if there is some."""
+        """The last record of the route now; the first one that is damaged, if what is behind that is not known."""
         log, route = self._drain.consumer.log, self._drain.consumer.route
         last = last_sequences(log.view()).get(route)
         if last is None:
-            last = 0
+            last = self._shared.work.floor
             try:
-                for batch in log.batches(route, self._shared.work.floor + 1, on_missing="skip"):
+                for batch in log.batches(route, last + 1, on_missing="skip"):
                     last = batch.last_sequence
             except Damaged:
-                pass
+                return last + 1  # nothing gets past it: once all before it is done, a lease raises this
         return last

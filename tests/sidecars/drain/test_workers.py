@@ -18,6 +18,7 @@ from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
 import wald
 from wald.client.producer import Producer
 from wald.format.names import Kind
+from wald.store.retention.cursors import newcomer
 
 
 @pytest.fixture
@@ -54,6 +55,13 @@ def test_commands_run_at_the_same_time(built: Built, jobs: Jobs, start: Start) -
 def test_a_group_leaves_no_file_of_a_worker_behind(built: Built, jobs: Jobs) -> None:
     assert drain(*jobs.arguments(built.root.path, "--workers", 3, "--exit-at-end")).returncode == 0
     assert files(built.root.path) == {"cursor", "drain", "command", "work"}
+
+
+def test_a_new_group_is_reported(built: Built, jobs: Jobs) -> None:
+    news = newcomer(built.root, "a", "g", with_workers=True)
+    done = drain(*jobs.arguments(built.root.path, "--workers", 2, "--group", "g", "--exit-at-end"))
+
+    assert (done.returncode, done.stderr.decode()) == (0, f"wald-drain: {news}\n")
 
 
 def test_a_command_gets_so_many_records(built: Built, jobs: Jobs) -> None:
@@ -238,23 +246,52 @@ def test_new_records_are_processed(sent: Path, jobs: Jobs, start: Start) -> None
     assert process.wait(TIMEOUT_SECONDS) == 0
 
 
-def test_damage_ends_it_after_all_before_it(root: Path, jobs: Jobs, start: Start) -> None:
-    """Even what has to be tried again; with the cursor in front of the damage."""
-    built = Built(root)
-    built.lines("a", [value.encode() for value in VALUES])
-    built.lines("a", [b"damaged"])
-    built.lines("a", [b"behind"])
+def damage_after(built: Built, *behind: bytes) -> None:
+    """Append a record that is damaged, and others behind it."""
+    for value in (b"damaged", *behind):
+        built.lines("a", [value])
     content = bytearray(built.path(1, Kind.RAW).read_bytes())
     content[content.index(b"damaged")] ^= 1
     built.path(1, Kind.RAW).write_bytes(content)
+
+
+def test_damage_ends_it_after_all_before_it(built: Built, jobs: Jobs, start: Start) -> None:
+    """Even what has to be tried again; with the cursor in front of the damage."""
+    damage_after(built, b"behind")
     jobs.fail(20)
-    process = start(*jobs.arguments(root, "--workers", 2))
+    process = start(*jobs.arguments(built.root.path, "--workers", 2))
     eventually(lambda: len(jobs.tries(20)) > 2)
     jobs.mend(20)
 
     assert process.wait(TIMEOUT_SECONDS) == 4
     assert jobs.processed == ONCE
-    assert cursor(root) == 20
+    assert cursor(built.root.path) == 20
+
+
+def test_damage_waits_for_what_is_with_a_command(built: Built, jobs: Jobs, start: Start) -> None:
+    """Which may fail yet, and then it is tried again."""
+    damage_after(built, b"behind")
+    jobs.hold(20)
+    jobs.fail(20)
+    process = start(*jobs.arguments(built.root.path, "--workers", 2))
+    eventually(lambda: len(jobs.processed) == 19)
+    jobs.let_go(20)
+    eventually(lambda: len(jobs.tries(20)) > 2)
+    jobs.mend(20)
+
+    assert process.wait(TIMEOUT_SECONDS) == 4
+    assert jobs.processed == ONCE
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", 2)])
+def test_damage_at_the_end_is_not_the_end(built: Built, jobs: Jobs, workers: tuple[object, ...]) -> None:
+    """Even where nothing is known of what is behind it."""
+    damage_after(built)
+    done = drain(*jobs.arguments(built.root.path, *workers, "--exit-at-end"))
+
+    assert done.returncode == 4, done.stderr
+    assert jobs.processed == ONCE
+    assert cursor(built.root.path) == 20
 
 
 def test_errors_say_what_to_do(built: Built, jobs: Jobs) -> None:
