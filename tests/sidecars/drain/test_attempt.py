@@ -14,8 +14,11 @@ from damage import every_flip, every_truncation
 from logs import Built
 
 from wald.errors import InvalidInput
+from wald.format.names import COMMAND_SUFFIX
+from wald.store.files.directory import Root
 from wald.store.files.disk import Disk
-from wald_drain.attempt import Attempts, Ended, decode_ended, encode_ended
+from wald_drain.attempt import Attempts, Ended, cursor_identity, decode_ended, encode_ended
+from wald_drain.command_file import CommandFile
 from wald_drain.keeper import check_command
 from wald_drain.retries import UNKNOWN
 
@@ -76,12 +79,13 @@ def test_the_environment_is_ours_and_more(attempt: Attempt, tmp_path: Path, monk
     assert (tmp_path / "got").read_text() == "here 2\n"
 
 
-def test_it_has_a_session_of_its_own(attempt: Attempt, tmp_path: Path) -> None:
-    """So Ctrl-C in the terminal of drain does not reach it."""
-    script = f"ps -o sid= -p $$ > {tmp_path / 'got'}"
+def test_it_has_a_session_of_its_own_and_so_has_its_keeper(attempt: Attempt, tmp_path: Path) -> None:
+    """So Ctrl-C in the terminal of drain, or the end of that terminal, reaches neither."""
+    script = f"ps -o sid= -p $$ > {tmp_path / 'got'}; ps -o sid= -p $PPID >> {tmp_path / 'got'}"
 
     assert attempt(["sh", "-c", script], b"", {}) == 0
-    assert int((tmp_path / "got").read_text()) != os.getsid(0)
+    sessions = [*map(int, (tmp_path / "got").read_text().split()), os.getsid(0)]
+    assert len(set(sessions)) == 3, sessions
 
 
 def test_a_broken_pipe_kills_it_as_it_would_in_a_shell(attempt: Attempt) -> None:
@@ -89,6 +93,11 @@ def test_a_broken_pipe_kills_it_as_it_would_in_a_shell(attempt: Attempt) -> None
     script = "kill -PIPE $$; exit 0"
 
     assert attempt(["sh", "-c", script], b"", {}) == -signal.SIGPIPE
+
+
+def test_a_signal_does_not_end_its_keeper(attempt: Attempt) -> None:
+    """As when systemd stops all processes of a unit."""
+    assert attempt(["sh", "-c", "kill -TERM $PPID; kill -INT $PPID; exit 3"], b"", {}) == 3
 
 
 def test_missing_command_is_found_out_before_it_runs(tmp_path: Path) -> None:
@@ -107,6 +116,27 @@ def test_what_cannot_be_run_says_so(attempt: Attempt, tmp_path: Path) -> None:
         attempt([str(tmp_path / "script")], b"", {})
     with pytest.raises(InvalidInput, match="nosuch: cannot be run: No such file"):
         attempt([str(tmp_path / "nosuch")], b"", {})
+
+
+def test_what_could_not_be_started_has_processed_nothing(attempts: Attempts) -> None:
+    with pytest.raises(InvalidInput, match="cannot be run"):
+        attempts.run(["nosuch-command"], b"", {}, first=1, last=1)
+    assert attempts.processed() is None
+
+    attempts.run(["true"], b"", {}, first=1, last=1)
+    assert attempts.processed() is not None
+
+
+def test_a_cursor_file_is_not_the_one_whose_inode_it_got(tmp_path: Path) -> None:
+    path = tmp_path / "g.cursor"
+    assert cursor_identity(path) == (0, 0)
+    path.touch()
+    before = cursor_identity(path)
+    os.utime(path, ns=(0, 0))
+    after = cursor_identity(path)
+
+    assert before[0] == after[0]
+    assert before != after
 
 
 def test_an_error_of_the_machine_is_not_the_commands(attempt: Attempt) -> None:
@@ -141,6 +171,36 @@ def test_a_command_without_its_keeper_is_waited_for_and_no_failure(attempts: Att
     assert attempts.wait(stop, tell)
     assert len(reported) == 1
     assert reported[0].startswith("waits for the command whose keeper was killed: process ")
+
+
+def test_waiting_is_reported_once(attempts: Attempts, tmp_path: Path) -> None:
+    class ThirdLook(threading.Event):
+        """Set when it has been looked at three times."""
+
+        looks = 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.looks += 1
+            return self.looks == 3
+
+    reported: list[str] = []
+    root = Root(tmp_path / "log")
+    with CommandFile(root, "a", "g", COMMAND_SUFFIX, Disk()) as command:
+        assert command.lock()
+        assert not attempts.wait(ThirdLook(), reported.append)
+
+    assert len(reported) == 1
+
+
+def test_a_file_that_cannot_be_opened_again_can_be_closed(tmp_path: Path) -> None:
+    root = Root(tmp_path / "log")
+    Built(root.path).lines("a", [b"one"])
+    with CommandFile(root, "a", "g", COMMAND_SUFFIX, Disk()) as file:
+        file.path.unlink()
+        file.path.mkdir()
+        with pytest.raises(OSError, match=r"g\.command"):
+            file.renew()
+        assert file.line() == bytes(512)
 
 
 def test_how_a_run_ended_is_told_by_a_whole_line_only() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from contents import records, values
-from draining import InProcess
+from draining import InProcess, drain
 from faults import Died, DyingDisk, FailingDisk, SteppingDisk, TracingDisk
 from running import Daemon
 
@@ -176,6 +176,17 @@ def test_a_crash_while_a_handover_is_finished_doubles_none_either(new_case: NewC
         if not died:
             break
     assert step > 8
+
+
+def test_workers_finish_a_handover_and_count_it(new_case: NewCase) -> None:
+    case = new_case()
+    assert dying(case, DyingDisk(AFTER_SENDING), 1)
+    done = drain(case.route, "--root", case.root, "--workers", 1, "--exit-at-end", "--", "true")
+
+    assert done.returncode == 10
+    assert f"1 record of {case.route} given up" in done.stderr.decode()
+    assert case.dead == ORIGINALS[:1]
+    assert case.is_processed
 
 
 def test_records_given_up_again_after_a_rewind_are_dead_letters_again(new_case: NewCase) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from contents import records
-from draining import Start, await_line, cursor, drain, drain_refusal
-from jobs import ONCE, Jobs
+from draining import Start, await_line, cursor, drain
+from jobs import ONCE, VALUES, Jobs
 from logs import Built
 from running import TIMEOUT_SECONDS, Daemon, eventually, output_of
+from tracing import traced
 
 from wald import Consumer, WorkGroup
 from wald.errors import Locked
@@ -106,62 +107,6 @@ def test_halves_are_told_apart(built: Built, jobs: Jobs, start: Start) -> None:
     assert jobs.processed == ONCE
 
 
-def test_a_drain_without_workers_waits_for_commands_of_workers(built: Built, jobs: Jobs, start: Start) -> None:
-    """And it refuses to process again what they have done above the cursor."""
-    jobs.hold(1, 2)
-    first = start(*jobs.arguments(built.root.path, "--workers", 2))
-    jobs.await_running(1, 2)
-    first.kill()
-    second = start(*jobs.arguments(built.root.path, "--exit-at-end"))
-    await_line(second, "waits for the command that an earlier wald-drain has left running")
-    jobs.fail(1)
-    jobs.let_go(1, 2)
-    assert second.wait(TIMEOUT_SECONDS) == 9
-    code, message, hint = drain_refusal(*jobs.arguments(built.root.path, "--exit-at-end"))
-
-    assert code == 9
-    assert message == (
-        "route a: workers of group processed have processed records above the cursor, 0, which would be processed again"
-    )
-    assert "feed a --group processed --workers 1 --exit-at-end -- sh " in hint
-    jobs.mend(1)
-    assert drain(*jobs.arguments(built.root.path, "--workers", 1, "--exit-at-end")).returncode == 0
-    assert jobs.processed == ONCE
-    built.lines("a", [b"more"])
-    assert drain(*jobs.arguments(built.root.path, "--exit-at-end")).returncode == 0
-    assert jobs.processed == ONCE | {"more": 1}
-
-
-def test_a_drain_without_workers_goes_on_where_they_are_through(built: Built, jobs: Jobs, start: Start) -> None:
-    """Even if their cursor was behind when they were killed."""
-    jobs.hold(9)
-    first = start(*jobs.arguments(built.root.path, "--workers", 1))
-    jobs.await_running(9)
-    first.kill()
-    first.wait(TIMEOUT_SECONDS)
-    jobs.fail(9)
-    jobs.let_go(9)
-    eventually(lambda: not jobs.running)
-    jobs.mend(9)
-    assert drain(*jobs.arguments(built.root.path, "--exit-at-end", "--batch-records", 1)).returncode == 0
-
-    assert jobs.processed == ONCE
-    assert cursor(built.root.path) == 20
-
-
-def test_workers_wait_for_the_command_of_a_drain_without(built: Built, jobs: Jobs, start: Start) -> None:
-    jobs.hold(3)
-    first = start(*jobs.arguments(built.root.path, "--batch-records", 5))
-    jobs.await_running(3)
-    first.kill()
-    second = start(*jobs.arguments(built.root.path, "--workers", 3, "--exit-at-end"))
-    await_line(second, "waits for the command that an earlier wald-drain has left running")
-    jobs.let_go(3)
-
-    assert second.wait(TIMEOUT_SECONDS) == 0
-    assert jobs.processed == ONCE
-
-
 def test_a_command_that_is_killed_is_a_failed_try(built: Built, jobs: Jobs, start: Start) -> None:
     """Its record comes again at once, and all others go on."""
     jobs.hold(2)
@@ -174,6 +119,47 @@ def test_a_command_that_is_killed_is_a_failed_try(built: Built, jobs: Jobs, star
     assert process.wait(TIMEOUT_SECONDS) == 0
     assert jobs.tries(2) == [1, 2]
     assert cursor(built.root.path) == 20
+
+
+def test_a_command_may_kill_its_process_group(built: Built, jobs: Jobs, start: Start) -> None:
+    """Its keeper is not in it, and says how it ended."""
+    marker = jobs.folder / "killed"
+    script = f"[ $WALD_FIRST != 2 ] || [ -e {marker} ] || {{ touch {marker}; kill -KILL 0; }}"
+    done = drain("a", "--root", built.root.path, "--workers", 2, "--exit-at-end", "--", "sh", "-c", script)
+
+    assert done.returncode == 0
+    assert done.stderr == b"wald-drain: a 2: killed by SIGKILL, try 1, again in 0.1 s\n"
+
+
+def test_a_signal_to_all_processes_of_a_drain_lets_commands_finish(built: Built, jobs: Jobs, start: Start) -> None:
+    """As Ctrl-C in its terminal, which does not reach the commands."""
+    jobs.hold(*VALUES)
+    process = start(*jobs.arguments(built.root.path, "--workers", 2))
+    jobs.await_running(1, 2)
+    keepers = [jobs.running[value].keeper for value in ("1", "2")]
+    for each in (*map(parent_of, keepers), *keepers, process.pid):
+        os.kill(each, signal.SIGINT)
+    jobs.let_go(*VALUES)
+
+    assert process.wait(TIMEOUT_SECONDS) == 0
+    assert {"1", "2"} <= set(jobs.processed) <= {"1", "2", "3", "4"}
+    assert cursor(built.root.path) == len(jobs.processed)
+
+
+def test_a_runner_that_cannot_fork_ends_the_drain(built: Built, jobs: Jobs, start: Start, tmp_path: Path) -> None:
+    """The record that it had just got was not tried, at the next start either."""
+    jobs.hold(1)
+    process = start(*jobs.arguments(built.root.path, "--workers", 1, "--exit-at-end"))
+    jobs.await_running(1)
+    runner = parent_of(jobs.running["1"].keeper)
+    with traced(runner, tmp_path / "trace", "trace=clone,clone3,fork", "inject=clone,clone3,fork:error=EAGAIN:when=1"):
+        jobs.let_go(1)
+        await_line(process, "sh: Resource temporarily unavailable")
+        assert process.wait(TIMEOUT_SECONDS) == 1
+    assert drain(*jobs.arguments(built.root.path, "--workers", 1, "--exit-at-end")).returncode == 0
+
+    assert jobs.processed == ONCE
+    assert jobs.tries(2) == [1]
 
 
 @pytest.mark.parametrize("tries", [(), ("--tries", 1)])
@@ -229,6 +215,38 @@ def test_failed_tries_outlive_a_killed_drain(built: Built, jobs: Jobs, start: St
 
     assert second.wait(TIMEOUT_SECONDS) == 0
     assert jobs.tries(2)[:5] == [1, 2, 3, 4, 5]
+
+
+def test_a_batch_that_failed_is_no_try_of_its_records_at_the_next_start(built: Built, jobs: Jobs, start: Start) -> None:
+    jobs.fail(1)
+    jobs.hold(4)
+    first = start(*jobs.arguments(built.root.path, "--workers", 1, "--batch-records", 4))
+    jobs.await_running(1, 2, 3, 4)
+    first.kill()
+    first.wait(TIMEOUT_SECONDS)
+    jobs.let_go(4)
+    eventually(lambda: not jobs.running)
+    jobs.mend(1)
+    done = drain(*jobs.arguments(built.root.path, "--workers", 1, "--exit-at-end"))
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert jobs.tries(1) == [1]
+
+
+def test_a_failed_try_of_a_record_that_was_skipped_is_not_reported(built: Built, jobs: Jobs, start: Start) -> None:
+    jobs.fail(1)
+    jobs.hold(1)
+    first = start(*jobs.arguments(built.root.path, "--workers", 1))
+    jobs.await_running(1)
+    first.kill()
+    first.wait(TIMEOUT_SECONDS)
+    jobs.let_go(1)
+    eventually(lambda: not jobs.running)
+    output_of("group", "skip", "a", "processed", "1", "--why", "it has teeth", "--root", built.root.path)
+    done = drain(*jobs.arguments(built.root.path, "--workers", 1, "--exit-at-end"))
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert jobs.processed == {value: 1 for value in VALUES if value != "1"}
 
 
 def kill_all(process: subprocess.Popen[bytes], jobs: Jobs, value: str) -> None:
