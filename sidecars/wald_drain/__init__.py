@@ -9,12 +9,25 @@
 
 So the command gets every record at least once and in order, and a record given up is on the dead-letter route once.
 
-With several workers the group is a work group: each leases records, and acknowledges them by themselves. ::
+With several workers the group is a work group: each leases records, and acknowledges them by themselves.
 
-    feed           one command at a time                   workers        several, each with a thread
-    attempt        one run of it                           worker         what becomes of the records of a lease
-                                                           runner         the process that starts the worker's commands
-                                                           worker_file    which records its command has
+The modules::
+
+    command        the options of both commands, feed and redrive
+    job            what a drain is asked to do, and what it does in the same way with workers and without
+    consumer       the group on its route: records after the cursor, and moving that
+    portions       the records of one run, as bytes for its stdin
+    retries        what follows a try
+    counts         what was done, as metrics
+    feed           without workers: one command at a time
+    attempt        one run of that
+    workers        with workers: several commands, each with a thread
+    worker         what becomes of the records of a lease
+    runner         the process that starts the commands of one worker
+    worker_file    which records its command has
     keeper         the process that waits for one run
-    command_file   the lock that a command holds           leftovers      what an earlier drain has left running
+    command_file   the lock that a command holds
+    leftovers      what an earlier drain has left running
+    handover       to the dead-letter route, or back, each record exactly once
+    redrive        puts dead letters back
 """

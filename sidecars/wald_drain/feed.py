@@ -1,4 +1,4 @@
-"""Feeding a route to a command: batch after batch, until there is no more, or a signal stops it.
+"""Feeding a route to a command without workers: batch after batch, until there is no more, or a signal stops it.
 
     read ─▶ try ─▶ exit 0 ─────────────────────────▶ cursor
              ▲       │ else
