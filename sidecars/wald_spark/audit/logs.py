@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 
-from wald.errors import Damaged
+from wald.errors import Damaged, UnsupportedFormat
 from wald.store.checking.checker import SegmentToCheck
-from wald.store.checking.finding import Level
+from wald.store.checking.finding import Finding, Level
 from wald.store.checking.verifier import Verification
 from wald.store.files.directory import Root
+from wald.store.files.identity import read_identity
 from wald.store.files.ledger import reported_entries
 from wald.store.files.listing import list_segments
 from wald.store.retention.legality import Overlaps, Ruling, judge, judge_relief
+from wald.work.checking import check_journals
 from wald_spark.audit.report import AuditFinding, LogReport
 from wald_spark.audit.work import Outcomes, SegmentWork
 
@@ -43,7 +46,7 @@ class LogAudit:
         verification = self._verification
         found = [
             AuditFinding(finding.level, str(finding.path), finding.offset, finding.message)
-            for finding in verification.findings(outcomes.of)
+            for finding in chain(verification.findings(outcomes.of), self._journals())
             if finding.level is not Level.OK
         ]
         lost = reclaimed = 0
@@ -65,6 +68,12 @@ class LogAudit:
             bundles=len(self._bundles),
             found=tuple(found),
         )
+
+    def _journals(self) -> Iterator[Finding]:
+        """Those of work groups; none if it is not known which log this is, which the verification reports."""
+        with suppress(Damaged, UnsupportedFormat):
+            for each in check_journals(self.root, read_identity(self.root).log_id):
+                yield each.finding
 
     def _rulings(self) -> Iterator[Ruling]:
         """One for each deletion and relief in the ledger; none if that is damaged, which the verification reports."""

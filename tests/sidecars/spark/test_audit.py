@@ -18,11 +18,12 @@ from reclaiming import EXPIRE, reclaim
 from repairing import repair
 
 from wald.errors import NotFound, Unavailable
-from wald.format.names import Kind
+from wald.format.names import WORK_SUFFIX, Kind
 from wald.store.checking.finding import Level
 from wald.store.checking.verifier import verify
 from wald.store.files.directory import Root
 from wald.store.files.ledger import Ledger, read_ledger
+from wald.work.group import WorkGroup
 from wald_archive.sizes import Records
 from wald_reclaim.policy import Limits
 from wald_spark.audit.job import audit, plan
@@ -109,6 +110,18 @@ def test_one_log_of_three_is_damaged_in_every_way(spark: SparkSession, tmp_path:
     assert any(name == bundle.name and "its sha256 is" in words for name, words in content)
     assert [report.errors > 0 for report in done.logs] == [False, True, False]
     assert [report.errors > 0 for report in done.archives] == [False, True, False]
+
+
+def test_a_damaged_journal_of_a_work_group_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    built = filled(tmp_path / "one")
+    with WorkGroup(built.root.path, "a", "g"):
+        pass
+    assert errors(audited(spark, built.root.path)) == []
+    journal = built.root.place("a", "g") / f"g{WORK_SUFFIX}"
+    journal.write_bytes(b"{}\n" + journal.read_bytes())
+    found = errors(audited(spark, built.root.path))
+    assert [name for name, _ in found] == [journal.name]
+    assert "with it, the group does not start" in found[0][1]
 
 
 def test_what_was_given_up_by_a_repair_is_listed_and_no_error(spark: SparkSession, tmp_path: Path) -> None:
