@@ -15,6 +15,7 @@ from running import Daemon, eventually, output_of
 from wald.format.names import WORK_SUFFIX
 from wald.work.deliveries import Deliveries, Part, Refusal
 from wald.work.group import WorkGroup
+from wald.work.picture import look, work_file
 from wald.work.standing import Standing, standing
 from wald.work.terms import Failure
 from wald.work.window import Run
@@ -144,6 +145,36 @@ def test_what_comes_in_before_a_moved_cursor_is_passed_over(built: Built) -> Non
         built.log.set_cursor("a", 7, "g")
         eventually(lambda: said)
         assert work.lease("x", 10, wait=30)[0].record.sequence == 8
+
+
+def test_a_cursor_that_was_moved_beyond_the_journal_passes_over_records(built: Built) -> None:
+    """No owner ran then, and none had read so far."""
+    for _ in range(5):
+        built.lines("a", [b"job"] * 2)
+    with WorkGroup(built.root.path, "a", "g", window=2) as work:
+        assert [delivery.record.sequence for delivery in work.lease("x", 10, wait=30)] == [1, 2]
+    built.log.set_cursor("a", 7, "g")
+    assert standing(built.log, "a", "g") == Standing(7, 0, 0)
+    with WorkGroup(built.root.path, "a", "g") as work:
+        assert work.floor == 7
+        assert work.lease("x", 10, wait=30)[0].record.sequence == 8
+
+
+def test_what_is_given_up_and_why_outlive_a_journal_that_is_written_anew(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an owner that goes on, without a daemon."""
+    monkeypatch.setattr("wald.work.journal._GROWN_BYTES", 0)
+    monkeypatch.setattr("wald.work.journal._GROWN_TIMES", 0)
+    built.lines("a", [b"job"] * 3)
+    with WorkGroup(built.root.path, "a", "g") as work:
+        assert len(work.lease("x", 3, wait=30)) == 3
+        work.nack("x", [1], reason="exit 1", tries=2)
+        work.give_up("x", [2], "it has teeth", 3)
+        work.ack("x", [3])
+    seen = look(built.log, work_file(built.root, "a", "g"), 0)
+    assert seen.picture.failures == {1: Failure("exit 1", 2)}
+    assert [(dead.sequence, dead.reason, dead.tries) for dead in seen.picture.dead] == [(2, "it has teeth", 3)]
 
 
 def test_leases_without_an_end_cost_no_memory() -> None:
