@@ -77,6 +77,23 @@ def test_what_was_given_up_without_a_daemon_is_a_dead_letter_later(daemon: Daemo
     assert letters(daemon.root) == [(b"1", "it has teeth", "1")]
 
 
+def test_what_is_being_given_up_cannot_be_acknowledged(built: Built) -> None:
+    """It is a dead letter then, or will be one: it cannot be done, too. Here is no daemon, and each try is in doubt."""
+    built.lines("a", [b"job"] * 2)
+    said: list[str] = []
+    with WorkGroup(built.root.path, "a", "g", max_tries=1, report=said.append) as work:
+        assert len(work.lease("x", 2, wait=30)) == 2
+        work.give_up("x", [1], "it has teeth")
+        work.nack("x", [2], reason="exit 1")
+        assert work.lease("x") == []
+        eventually(lambda: len(said) == 2)
+        assert work.ack("x", [1, 2]) == [Refusal(1, ""), Refusal(2, "")]
+        assert work.lease("x", done=[1, 2]) == []
+        assert work.floor == 0
+    with WorkGroup(built.root.path, "a", "g") as work:
+        assert sorted(work.ack("x", [1, 2])) == [Refusal(1, ""), Refusal(2, "")]
+
+
 def test_the_tries_that_a_worker_counts_never_go_down(built: Built) -> None:
     """Over starts and over snapshots; also of a record that no worker has, but not of one that was never delivered."""
     built.lines("a", [b"job"] * 4)

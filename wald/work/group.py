@@ -196,7 +196,8 @@ class WorkGroup:
         """Take in that ``consumer`` has processed these records; on disk when this returns.
 
         Returns:
-            those for which it did not count: another consumer has them by now, or they were never delivered.
+            those for which it did not count: another consumer has them by now, they are being given up, or they were
+            never delivered.
         """
         return self._ask(AckAsk((consumer, named_by(consumer, sequences))))
 

@@ -133,8 +133,15 @@ class Owner:
         self._lines[-1].out += [Held(each.consumer, wall_ns + each.lease_ns, each.runs) for each in wanted if each.runs]
 
     def finish(self, named: Sequence[Named]) -> list[list[Refusal]]:
-        """Take in what consumers have processed; of each, the records for which it does not count."""
-        settled = self._deliveries.finish(named)
+        """Take in what consumers have processed; of each, the records for which it does not count.
+
+        What is being given up may be a dead letter already, so it counts for none of them.
+        """
+        dead = self._dead
+        counted = [(each, [s for s in sequences if s not in dead]) for each, sequences in named] if dead else named
+        settled = self._deliveries.finish(counted)
+        for (_, sequences), refused in zip(named, settled.refused, strict=True) if dead else ():
+            refused += [Refusal(sequence, "") for sequence in sequences if sequence in dead]
         self._finished(settled.runs)
         return settled.refused
 
