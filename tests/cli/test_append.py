@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from peer import Peer
-from running import TIMEOUT_SECONDS, Daemon, command, eventually, output_of, refusal_of, wald
+from running import TIMEOUT_SECONDS, Daemon, command, eventually, launched, output_of, refusal_of, wald
 
 from wald.client.payloads import FRAME_MAX_BYTES
 from wald.format.protocol import Publish
@@ -59,9 +59,7 @@ def test_a_line_longer_than_any_chunk_comes_back(daemon: Daemon, root: Path) -> 
 
 def test_lines_are_durable_before_their_producer_ends(daemon: Daemon, root: Path) -> None:
     """A line that arrives is sent at once, however long stdin stays open."""
-    with subprocess.Popen(
-        command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    with launched(command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(b"now\nnot yet")
         process.stdin.flush()
@@ -76,9 +74,7 @@ def test_lines_are_durable_before_their_producer_ends(daemon: Daemon, root: Path
 def test_a_restart_of_the_daemon_costs_and_doubles_nothing(daemon: Daemon, root: Path, end: str) -> None:
     """Between two lines of one append the daemon goes and comes back, again and again."""
     lines = [b"%06d %s\n" % (number, b"x" * 300) for number in range(20_000)]
-    with subprocess.Popen(
-        command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    with launched(command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         for start in range(0, len(lines), 4000):
             process.stdin.write(b"".join(lines[start : start + 4000]))
@@ -94,9 +90,7 @@ def test_a_restart_of_the_daemon_costs_and_doubles_nothing(daemon: Daemon, root:
 
 def test_what_was_under_way_is_sent_again_without_new_input(daemon: Daemon, root: Path) -> None:
     """The daemon is stopped in the middle of a turn; stdin is silent; the lines arrive all the same."""
-    with subprocess.Popen(
-        command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    with launched(command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(b"first\n")
         process.stdin.flush()
@@ -235,7 +229,7 @@ def test_it_waits_for_the_daemon_for_as_long_as_it_is_reported(root: Path) -> No
     output_of("init", "--root", root)
     output_of("route", "add", "a", "--root", root)
     line = command("append", "a", "--root", root, "--retry-for", "60s")
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
+    with launched(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
         with pytest.raises(subprocess.TimeoutExpired):
             waiting.wait(3.0)  # longer than it waits without being told
         with Daemon(root):
@@ -244,7 +238,7 @@ def test_it_waits_for_the_daemon_for_as_long_as_it_is_reported(root: Path) -> No
 
 def test_interrupted_it_tells_what_is_durable(daemon: Daemon, root: Path) -> None:
     """Ctrl-C ends it with 130, not with a traceback."""
-    with subprocess.Popen(
+    with launched(
         command("append", "a", "--root", root), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdin is not None
@@ -275,7 +269,7 @@ def test_interrupted_it_counts_what_is_answered_and_not_read_yet(root: Path, tmp
     there = ("--root", root, "--socket", tmp_path / "peer")
     with (
         Peer(tmp_path / "peer", answer),
-        subprocess.Popen(
+        launched(
             command("append", "a", tmp_path / "lines", *there), stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process,
     ):

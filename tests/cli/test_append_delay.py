@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from running import Daemon, command, eventually, output_of, refusal_of, wald
+from running import Daemon, command, eventually, launched, output_of, refusal_of, wald
 
 from wald.client.payloads import FRAME_MAX_BYTES
 from wald.format.not_before import HEADER, not_before
@@ -36,7 +36,7 @@ def test_a_delay_counts_from_when_a_line_is_sent(daemon: Daemon, root: Path) -> 
     """Not from when the command began, which may run for days."""
     begun_ns = time.time_ns()
     line = command("append", "a", "--delay", "1h", "--root", root)
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with launched(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(b"first\n")
         process.stdin.flush()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from logs import SECOND_NS, START_NS, Built
-from running import command, output_of, refusal_of, wald
+from running import command, launched, output_of, refusal_of, wald
 
 from wald.format.names import Kind
 from wald.format.times import utc
@@ -118,7 +118,7 @@ def test_the_hint_on_reclaimed_records_searches_what_there_is(
 
 def test_a_reader_that_goes_away_ends_it_quietly(built: Built) -> None:
     built.lines("a", [b"x" * 1000] * 2000)
-    with subprocess.Popen(
+    with launched(
         command("grep", "--root", built.root.path, "x"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from logs import Built
 from owning import Owning
-from running import command, eventually, output_of, refusal_of
+from running import command, eventually, launched, output_of, refusal_of, run
 from tracing import traced
 
 from wald.format.checked_line import decode_line, encode_line
@@ -127,8 +127,8 @@ def test_only_what_is_left_to_do_is_skipped(log: Built, records: str, code: int,
         owner.lease("worker-1", 4)
         owner.ask("ack", "worker-1", [1, 2, 4])
         line = command("group", "skip", "a", "g", "--root", log.root.path, "--", records)
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+        done = run(line)
+    assert (done.returncode, said in done.stderr.decode()) == (code, True), done.stderr
     assert not (log.root.ledger / "skips.jsonl").exists()
 
 
@@ -150,7 +150,7 @@ def test_what_a_killed_command_has_asked_is_not_carried_out(log: Built) -> None:
         owner.lease("worker-1", 2)
         os.kill(owner.pid, signal.SIGSTOP)
         line = command("group", "skip", "a", "g", 1, "--root", log.root.path)
-        with subprocess.Popen(line) as asking:
+        with launched(line) as asking:
             eventually(lambda: ask_file(log).exists() and b"skip" in ask_file(log).read_bytes())
             asking.kill()
         os.kill(owner.pid, signal.SIGCONT)
@@ -163,11 +163,11 @@ def test_an_owner_that_dies_leaves_the_command_to_do_it(log: Built) -> None:
     owner.lease("worker-1", 2)
     os.kill(owner.pid, signal.SIGSTOP)
     line = command("group", "skip", "a", "g", 1, "--root", log.root.path)
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as asking:
+    with launched(line, stdout=subprocess.PIPE) as asking:
         eventually(lambda: ask_file(log).exists() and b"skip" in ask_file(log).read_bytes())
         owner.kill()
         said, _ = asking.communicate()
-    assert (asking.returncode, said) == (0, "a/g: skipped: 1 record of 1\n")
+    assert (asking.returncode, said) == (0, b"a/g: skipped: 1 record of 1\n")
     with Owning(log.root.path, "a", "g") as again:
         assert again.lease("worker-1", 1) == [2]
 
@@ -178,13 +178,13 @@ def test_nothing_is_answered_before_it_is_on_disk(log: Built, tmp_path: Path) ->
         hang = "inject=fdatasync:delay_enter=60000000"
         with traced(owner.pid, tmp_path / "trace", hang, threads=True) as trace:
             line = command("group", "skip", "a", "g", 1, "--root", log.root.path)
-            with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as asking:
+            with launched(line, stdout=subprocess.PIPE) as asking:
                 eventually(lambda: b"taken" in written(log) and "fdatasync" in "".join(trace.calls))
                 assert b"answered" not in written(log)
                 assert asking.poll() is None
                 trace.release()
                 said, _ = asking.communicate()
-        assert said == "a/g: skipped: 1 record of 1\n"
+        assert said == b"a/g: skipped: 1 record of 1\n"
 
 
 def written(log: Built) -> bytes:
@@ -196,7 +196,7 @@ def test_commands_that_ask_at_once_are_all_answered(log: Built) -> None:
         owner.lease("worker-1", 10)
         ranges = ["1", "2..3", "4..6"]
         lines = [command("group", "skip", "a", "g", each, "--root", log.root.path) for each in ranges]
-        asking = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for line in lines]
+        asking = [launched(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for line in lines]
         said = [each.communicate() for each in asking]
         owner.ask("release", "worker-1")
         left = owner.lease("worker-1", 5)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from running import Daemon, command, eventually, output_of, refusal_of, wald
+from running import Daemon, command, eventually, launched, output_of, refusal_of, wald
 
 NUMBERS = b"".join(b"%d\n" % number for number in range(1, 101))
 
@@ -137,7 +137,7 @@ def test_reading_again_does_not_move_the_cursor_back(log: Path) -> None:
 
 def test_follow_waits_for_more_and_commits_when_idle(log: Path) -> None:
     """Records that come later are read, and the cursor follows although nothing more comes after them."""
-    with subprocess.Popen(
+    with launched(
         command("read", "a", "--from", "101", "--follow", "--commit", "--root", log), stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None

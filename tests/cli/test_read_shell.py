@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import Daemon, command, eventually, output_of, refusal_of
+from running import Daemon, command, eventually, launched, output_of, refusal_of
 
 from wald.errors import InvalidInput
 
@@ -154,7 +154,7 @@ def test_the_last_records_and_then_those_that_come(tmp_path: Path) -> None:
         output_of("route", "add", "a", "--root", root)
         append(root, "a", range(1, 10))
         line = command("read", "a", "-n", "2", "-f", "--grep", "[1-8]", "--root", root)
-        with subprocess.Popen(line, stdout=subprocess.PIPE) as reading:
+        with launched(line, stdout=subprocess.PIPE) as reading:
             assert reading.stdout is not None
             assert [reading.stdout.readline() for _ in range(2)] == [b"7\n", b"8\n"]
             append(root, "a", range(9, 12))

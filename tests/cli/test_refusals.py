@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running import Daemon, command, eventually, output_of, refusal_of, wald
+from running import Daemon, command, eventually, launched, output_of, refusal_of, wald
 
 from wald.errors import InvalidInput, Locked, NotFound, Refused, Unavailable, UnsupportedFormat
 
@@ -328,7 +328,7 @@ def test_socket_left_behind_by_a_killed_daemon(daemon: Daemon, root: Path) -> No
 
 def test_a_daemon_that_goes_and_stays_away_is_given_up(daemon: Daemon, root: Path) -> None:
     """What was durable before it went is reported; the rest is not claimed."""
-    with subprocess.Popen(
+    with launched(
         command("append", "a", "--retry-for", "200ms", "--root", root),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from logs import Built
 from relieving import relieve
-from running import Daemon, eventually, output_of, refusal_of, sidecar, wald
+from running import Daemon, eventually, launched, output_of, refusal_of, run, sidecar, wald
 
 from wald.store.files.lines import entries_of
 
@@ -54,7 +54,7 @@ def test_records_that_were_removed_unread_are_counted_apart(filled: Path) -> Non
     output_of("cursor", "set", "b", 4, "--root", filled)
     output_of("cut", "--root", filled)
     output_of("append", "a", "--root", filled, stdin=b"6\n")
-    subprocess.run(sidecar("reclaim", "--root", filled, "--grace", 0), check=True, capture_output=True)
+    run(sidecar("reclaim", "--root", filled, "--grace", 0)).check_returncode()
     wald("cursor", "set", "a", 1, "--rewind", "--root", filled)
     found = shown(filled)
 
@@ -69,7 +69,7 @@ def robbed(filled: Path) -> Path:
     output_of("cursor", "set", "b", 4, "--root", filled)
     output_of("cut", "--root", filled)
     output_of("append", "a", "--root", filled, stdin=b"6\n")
-    subprocess.run(sidecar("reclaim", "--root", filled, "--grace", 0), check=True, capture_output=True)
+    run(sidecar("reclaim", "--root", filled, "--grace", 0)).check_returncode()
     wald("cursor", "set", "a", 0, "--rewind", "--root", filled)
     return filled
 
@@ -146,7 +146,7 @@ def test_a_drain_that_fails_at_the_record_goes_on_behind_it(filled: Path, tmp_pa
     seen = tmp_path / "seen"
     script = f'read line; if [ "$line" = 2 ]; then exit 1; fi; echo "$line" >> {seen}'
     line = sidecar("drain", "a", "--root", filled, "--batch-records", 1, "--exit-at-end", "--", "sh", "-c", script)
-    with subprocess.Popen(line, stderr=subprocess.PIPE) as drain:
+    with launched(line, stderr=subprocess.PIPE) as drain:
         assert drain.stderr is not None
         assert b"a 2: exit 1" in drain.stderr.readline()
         output_of("cursor", "skip", "a", 2, "--root", filled)

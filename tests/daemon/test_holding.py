@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from contents import values
-from running import Daemon, command, eventually, output_of, refusal_of, refused, run
+from running import Daemon, command, eventually, launched, output_of, refusal_of, refused, run
 from users import MEMBER, OWNER, daemon_of, needs_root
 
 from wald.errors import InvalidInput, NotFound, NotPermitted
@@ -24,7 +24,7 @@ Start = Callable[..., Daemon]
 def held(root: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
     """``wald hold``, once it has said that it holds."""
     line = command("hold", *arguments, "--root", root)
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with launched(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout
             assert process.stdout.readline().startswith(b"holding ")

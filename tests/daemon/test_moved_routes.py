@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from contents import assert_sound, records, values
-from running import Client, Daemon, eventually, output_of, refusal_of, run, sidecar
+from running import Client, Daemon, eventually, launched, output_of, refusal_of, run, sidecar
 from running import wald as wald_of
 from tracing import traced
 
@@ -249,7 +249,7 @@ def test_status_explain_and_drain_say_where_a_route_was_moved(start: Start, root
         client.publish("a", b"1\n")
         assert client.reply() == "OK 1 1"
     words = [*sidecar("drain", "--root", root, "a"), "--", "sh", "-c", "cat > /dev/null"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE) as drain:
+    with launched(words, stderr=subprocess.PIPE) as drain:
         eventually(lambda: wald.open(root).cursor("a").effective == 1)
         output_of("route", "rename", "a", "b", "--root", root)
         assert drain.stderr is not None

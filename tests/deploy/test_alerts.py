@@ -16,7 +16,7 @@ import yaml
 from endpoint import free_address, get
 from logs import Built
 from pages import ROOT, headings
-from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, run, sidecar
+from running import TIMEOUT_SECONDS, Daemon, eventually, launched, output_of, run, sidecar
 
 MONITORING = ROOT / "monitoring"
 RULES = MONITORING / "wald.rules.yml"
@@ -105,7 +105,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
             sidecar("reclaim", "--watch", "--grace", "0s", *options, addresses[1]),
             sidecar("drain", "feed", *options, addresses[2], "b", "--", "true"),
         )
-        beside = [subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for line in lines]
+        beside = [launched(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for line in lines]
         try:
             wanted = ("wald_last_reclaim_timestamp", "wald_reclaim_last_pass_timestamp", "wald_drain_last_success")
             for address, name in zip(addresses, wanted, strict=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from endpoint import free_address, get, samples_of
-from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, run, sidecar
+from running import TIMEOUT_SECONDS, Daemon, eventually, launched, output_of, run, sidecar
 
 from wald.errors import GivenUp
 
@@ -28,9 +28,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 @contextmanager
 def serving(*arguments: object, code: int = 0) -> Iterator[subprocess.Popen[bytes]]:
     """A program while it runs; stopped, it ends with ``code``."""
-    with subprocess.Popen(
-        sidecar(*map(str, arguments)), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-    ) as process:
+    with launched(sidecar(*map(str, arguments)), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         try:
             yield process
             process.terminate()

@@ -1,9 +1,9 @@
 """Programs of ours as processes that nobody has to wait for: forked from one that has imported them already.
 
 An interpreter and our imports take a third of a second of a processor, most of what a test that runs commands would
-take. A fork has its own environment, working directory and descriptors, becomes another user where setpriv would, and
-ends as the program does; what depends on how the interpreter starts, or on the memory it has, runs ``python -m``
-instead (:func:`forks`).
+take, and so do programs of the tests that import as much. A fork has its own environment, working directory and
+descriptors, becomes another user where setpriv would, and ends as the program does; what depends on how the interpreter
+starts, or on the memory it has, runs ``python -m`` instead (:func:`forks`).
 """
 
 from __future__ import annotations
@@ -26,20 +26,26 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 SETTINGS = ("WALD_", "ARCHIVE_")  # the variables of the environment that only our programs read
 _PROGRAMS = ("wald", "wald_archive", "wald_drain", "wald_reclaim")
-_PACKAGES = ("wald.cli", "wald.daemon", *_PROGRAMS[1:])  # what they import when they are told what to do
+_SCRIPTS = (str(Path(__file__).with_name("owning.py")),)  # programs of the tests
+_PACKAGES = ("wald.cli", "wald.daemon", "wald.work", *_PROGRAMS[1:])  # what they import when they are told what to do
 _ENCODINGS = ("utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le")  # what json looks for in bytes
 _USER = re.compile(r"\S*/setpriv --reuid=(\d+) --regid=(\d+) (?:--clear-groups|--groups=([\d,]+)) ")
 _PR_SET_DUMPABLE = 4  # prctl(2)
 _MESSAGE_BYTES = 1 << 17
 _NUMBER_BYTES = 8
+_NOT_GIVEN = -1  # as subprocess has it
 _template: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []  # started when it is first asked
 
 
-class Forked:
-    """A process, as :class:`subprocess.Popen` has it; it is a child of the template, which tells how it ended."""
+class Forked(subprocess.Popen[bytes]):
+    """A process as any other; but it is a child of the template, which says how it ended.
+
+    A standard stream that is not given is the null device.
+    """
 
     def __init__(
         self,
@@ -50,19 +56,24 @@ class Forked:
         stderr: int | None = None,
         env: Mapping[str, str],
     ) -> None:
+        super().__init__(line, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
+
+    def _execute_child(self, args: Sequence[str], *rest: object) -> None:
+        """What :class:`subprocess.Popen` calls once it has made the pipes, to fork and to close their other ends."""
+        env, pipes = rest[5], [each for each in rest[9:15] if isinstance(each, int)]
+        assert isinstance(env, dict)
+        stdin, _, _, stdout, _, stderr = pipes
         reported, telling = socket.socketpair()
         with telling, open(os.devnull, "r+b", buffering=0) as null:
-            standard = [
-                null.fileno() if each in (None, subprocess.DEVNULL) else each for each in (stdin, stdout, stderr)
-            ]
+            standard = [null.fileno() if each == _NOT_GIVEN else each for each in (stdin, stdout, stderr)]
             settings = {name: value for name, value in env.items() if name.startswith(SETTINGS)}
-            user, program = _user_and_program(line)
-            asked = {"line": program[2:], "user": user, "env": settings, "cwd": os.getcwd()}
+            user, program = _user_and_program(args)
+            asked = {"line": program[1:], "user": user, "env": settings, "cwd": os.getcwd()}
             message = json.dumps(asked).encode()
             socket.send_fds(_asking(), [message], [telling.fileno(), *standard])
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
         self._reported = reported
         self.pid = _number(reported)
-        self.returncode: int | None = None
 
     def poll(self) -> int | None:
         """The exit code, if it has ended."""
@@ -84,10 +95,6 @@ class Forked:
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.send_signal(signal.SIGKILL)
 
     def _ended(self, seconds: float | None) -> int | None:
         if self.returncode is None and _readable(self._reported, seconds):
@@ -132,7 +139,9 @@ def run_forked(
 def forks(line: Sequence[str], env: Mapping[str, str]) -> bool:
     """Whether a command line can be run so: one of ours, as some user, and nothing but our settings differs."""
     _, program = _user_and_program(line)
-    ours = program[:2] == [sys.executable, "-m"] and program[2] in _PROGRAMS
+    ours = program[:1] == [sys.executable] and (
+        program[1] in _SCRIPTS or (program[1] == "-m" and program[2] in _PROGRAMS)
+    )
     return ours and all(name.startswith(SETTINGS) or os.environ.get(name) == value for name, value in env.items())
 
 
@@ -199,19 +208,22 @@ def _become(message: bytes, descriptors: list[int]) -> None:
     os.environ.update(asked["env"])
     if asked["user"]:
         _act_as(*asked["user"])
-    module, *arguments = asked["line"]
-    sys.argv = [module, *arguments]
-    _run(f"{module}.__main__")
+    sys.argv = asked["line"]
+    _run()
 
 
-def _run(module: str) -> None:
+def _run() -> None:
     """Run a program to its end, and end as an interpreter does, but leave the memory to the system.
 
     To free each object writes to each page that the fork shares with the template: six times what all else takes.
     """
     code: int | None = None
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if sys.argv[0] == "-m":
+            del sys.argv[0]
+            runpy.run_module(f"{sys.argv[0]}.__main__", run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ended:
         if not isinstance(ended.code, int | None):
             raise

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from running import launched
+
 from wald.work.group import WorkGroup
 
 
@@ -29,7 +31,7 @@ class Owning:
 
     def __init__(self, root: Path, route: str, group: str, *, before: tuple[str, ...] = (), **options: object) -> None:
         line = [*before, sys.executable, __file__, str(root), route, group, json.dumps(options)]
-        self._process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = launched(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.pid = self._read()
 
     def __enter__(self) -> Self:
@@ -43,7 +45,7 @@ class Owning:
     def ask(self, method: str, *arguments: object) -> Any:  # what the method returns
         """What a method returns; of a lease, the sequences."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([method, *arguments]) + "\n")
+        self._process.stdin.write(json.dumps([method, *arguments]).encode() + b"\n")
         self._process.stdin.flush()
         return self._read()
 

@@ -70,6 +70,15 @@ def run(
     return subprocess.run(line, input=stdin, env=environment, capture_output=True, timeout=timeout, check=False)
 
 
+def launched(
+    line: Sequence[str], *, stdin: int | None = None, stdout: int | None = None, stderr: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command line of ours, with pipes, if it is to have any; it is awaited at the end of a ``with`` block."""
+    return (Forked if forks(line, _BARE) else subprocess.Popen)(
+        line, stdin=stdin, stdout=stdout, stderr=stderr, env=_BARE
+    )
+
+
 def output_of(*arguments: object, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> bytes:
     """The stdout of a command that succeeds and has nothing to complain of."""
     done = wald(*arguments, stdin=stdin, env=env)
@@ -172,7 +181,7 @@ class Daemon:
         """As :meth:`start_again`, but under the command ``prefix``, and without waiting until it answers."""
         with self.log_path.open("ab") as log:
             line = [*prefix, *self._prefix, *command("run", "--root", self.root, *self._arguments)]
-            self.process: subprocess.Popen[bytes] | Forked
+            self.process: subprocess.Popen[bytes]
             if forks(line, self.env) and not self._pass_fds and not self._anew:
                 self.process = Forked(line, stdin=self.stdin, stderr=log.fileno(), env=self.env)
                 return

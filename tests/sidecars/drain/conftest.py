@@ -11,7 +11,7 @@ import pytest
 from draining import drain_command
 from jobs import VALUES, Jobs
 from logs import Built
-from running import Daemon
+from running import Daemon, launched
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start a wald-drain; its stderr is a pipe."""
     with ExitStack() as running:
 
-        def started(*arguments: object) -> subprocess.Popen[bytes]:
-            process = running.enter_context(subprocess.Popen(drain_command(*arguments), stderr=subprocess.PIPE))
+        def start_drain(*arguments: object) -> subprocess.Popen[bytes]:
+            process = running.enter_context(launched(drain_command(*arguments), stderr=subprocess.PIPE))
             running.callback(process.kill)
             return process
 
-        yield started
+        yield start_drain

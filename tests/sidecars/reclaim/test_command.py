@@ -15,7 +15,7 @@ import pytest
 from contents import errors
 from full_disk import fill, small_file_system
 from reclaiming import ledger
-from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, refused, run, sidecar, wald
+from running import TIMEOUT_SECONDS, Daemon, eventually, launched, output_of, refused, run, sidecar, wald
 
 from wald.errors import DiskFailure, InvalidInput, Locked, NotFound
 from wald.store.segments.view import State
@@ -52,10 +52,10 @@ def reclaim(root: Path, *arguments: object) -> subprocess.CompletedProcess[bytes
 
 
 @contextmanager
-def watching(root: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+def watching(root: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
     """``wald-reclaim --watch``, which has looked once."""
     line = sidecar("reclaim", "--root", root, "--watch", "--json", *arguments)
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with launched(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         looked = process.stdout.readline()
         assert json.loads(looked)["event"] == "pass", looked
@@ -115,7 +115,7 @@ def test_a_hangup_makes_it_read_the_settings_again(daemon: Daemon, root: Path, t
         config.write_text("[retention]\ngrace = true\n")
         process.send_signal(signal.SIGHUP)
         output_of("cursor", "set", "b", 1, "--root", root)  # a pass
-        assert "retention.grace must be a duration" in process.stderr.readline()
+        assert b"retention.grace must be a duration" in process.stderr.readline()
 
         config.write_text('[retention]\ngrace = 0\n[routes.a]\nmax_records = 1\nunread = "expire"\n')
         process.send_signal(signal.SIGHUP)
@@ -178,7 +178,7 @@ def test_killed_again_and_again_it_finishes_what_it_began(daemon: Daemon, root: 
         grow(root, "a", lines=1)
         output_of("cursor", "set", "a", number, "--root", root)
     for _ in range(5):
-        process = subprocess.Popen(sidecar("reclaim", "--root", root, "--grace", "0"), stdout=subprocess.PIPE)
+        process = launched(sidecar("reclaim", "--root", root, "--grace", "0"), stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.read(1)  # it has carried something out
         process.kill()
