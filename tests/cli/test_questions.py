@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from answers import answering
+from running import run
 
 from wald.format.names import Kind, segment_name
 
@@ -68,11 +68,11 @@ def copied(root: Path, at: Path) -> Path:
 
 
 def asked(command: str, root: Path) -> tuple[int, str]:
-    """Exit code and output of a command, typed into a shell."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environ = {**os.environ, "PATH": path, "WALD_ROOT": str(root)}
-    done = subprocess.run(command, shell=True, env=environ, capture_output=True, text=True, check=False)
-    return done.returncode, (done.stdout + done.stderr).rstrip("\n")
+    """Exit code and output of a command, with its words as a shell parts them."""
+    program, *arguments = shlex.split(command.replace("$WALD_ROOT", str(root)))
+    line = [sys.executable, "-m", program.replace("-", "_"), *arguments]
+    done = run(line, env={"WALD_ROOT": str(root)})
+    return done.returncode, (done.stdout + done.stderr).decode().rstrip("\n")
 
 
 @pytest.mark.parametrize(("question", "command"), ROWS, ids=[question for question, _ in ROWS])

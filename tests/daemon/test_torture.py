@@ -9,10 +9,11 @@ from endurance import CUTS, MIXED, Storm, endure
 from torture import torture
 
 
+@pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["socket", "fifo"])
-def test_kills_lose_and_double_nothing(root: Path, mode: str) -> None:
-    """Six kills under load, every record once and in its producer's order, sequences without a gap."""
-    outcome = torture(root, mode=mode, kills=6, seed=1)
+def test_kills_lose_and_double_nothing(root: Path, mode: str, kills: int) -> None:
+    """Kills under load, every record once and in its producer's order, sequences without a gap."""
+    outcome = torture(root, mode=mode, kills=kills, seed=1)
 
     assert outcome.faults == [], str(outcome)
     assert outcome.acknowledged > 0

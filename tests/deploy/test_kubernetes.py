@@ -28,7 +28,9 @@ METRICS = ["metrics", "metrics-reclaim", "metrics-drain"]
 every_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "version", [VERSIONS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in VERSIONS[1:-1]), VERSIONS[-1]]
+)
 @every_overlay
 def test_the_published_schemas_accept_every_object(overlay: str, version: str) -> None:
     for each in rendered(overlay):

@@ -133,6 +133,7 @@ class Histories(RuleBasedStateMachine):
         self.patch.setattr("wald.work.journal._GROWN_BYTES", 600)
         self.patch.setattr("wald.work.journal._GROWN_TIMES", 1)
         self.patch.setattr("os.fdatasync", self.synced)
+        self.patch.setattr("os.fsync", os.fstat)  # of directories, which no crash here takes anything from
         self.built.lines("a", [b"first"])
         self.built.log.set_cursor("a", 1, "g")
         self.model = Group(self.by_key, window, max_tries)
@@ -485,7 +486,7 @@ class ByKey(Histories):
 
 @pytest.mark.parametrize("histories", [Histories, ByKey], ids=["log", "key"])
 def test_every_history_is_one_of_the_model(histories: type[Histories]) -> None:
-    run_state_machine_as_test(histories, settings=settings(max_examples=40, stateful_step_count=30))
+    run_state_machine_as_test(histories, settings=settings(max_examples=20, stateful_step_count=30))
 
 
 @pytest.mark.slow

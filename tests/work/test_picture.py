@@ -110,12 +110,21 @@ steps = st.one_of(
 )
 
 
+@pytest.mark.parametrize("examples", [12, pytest.param(80, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("order", ["log", "key"])
 @pytest.mark.parametrize("grown_bytes", [0, 256 << 10])
-@settings(max_examples=40, deadline=None)
-@given(plan=st.lists(steps, min_size=12, max_size=25))
-def test_the_picture_is_what_the_owner_says(order: Order, grown_bytes: int, plan: list[Step]) -> None:
+def test_the_picture_is_what_the_owner_says(order: Order, grown_bytes: int, examples: int) -> None:
     """Also if the journal is written anew all the time, and while records of a key come back together."""
+
+    @settings(max_examples=examples, deadline=None)
+    @given(plan=st.lists(steps, min_size=12, max_size=25))
+    def follow(plan: list[Step]) -> None:
+        assert_pictured(order, grown_bytes, plan)
+
+    follow()
+
+
+def assert_pictured(order: Order, grown_bytes: int, plan: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr("wald.work.journal._GROWN_BYTES", grown_bytes)
         patch.setattr("wald.work.journal._GROWN_TIMES", 1)

@@ -13,13 +13,14 @@ import pytest
 from archives import MOMENT, archive, bags, command, copied, errors, files, ledger_lines, wald_archive
 from faults import Died, DyingDisk, FailingDisk, SteppingDisk, until_it_survives
 from logs import Built
-from running import eventually
+from running import eventually, launched
 
 import wald
 from wald.store.files.directory import Root
 from wald_archive.codecs import Codec
 from wald_archive.sizes import Records
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 BAGIT = Path(sys.executable).with_name("bagit.py")
 
 
@@ -56,7 +57,7 @@ def assert_as_if_undisturbed(root: Path, dest: Path, whole: dict[str, bytes]) ->
     assert errors(dest, root=Root(root)) == []
 
 
-@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("part", [slow(0.0), 0.5, slow(1.0)])
 def test_the_next_run_does_what_a_dead_one_has_left(
     root: Path, tmp_path: Path, whole: dict[str, bytes], part: float
 ) -> None:
@@ -80,7 +81,7 @@ def test_the_next_run_does_what_a_dead_one_has_left(
     subprocess.run([sys.executable, BAGIT, "--validate", "--quiet", bags(tmp_path / "dest-20")[0]], check=True)
 
 
-@pytest.mark.parametrize("part", [0.0, 0.5])
+@pytest.mark.parametrize("part", [slow(0.0), 0.5])
 def test_a_full_disk_is_reported_and_the_next_run_goes_on(
     root: Path, tmp_path: Path, whole: dict[str, bytes], part: float
 ) -> None:
@@ -210,7 +211,7 @@ class TestKilled:
         arguments = ["a", "--root", large, "--dest", dest, "--records-per-bundle", 100_000]
         kills = 0
         for there in moments(dest):
-            process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            process = launched(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             eventually(partial(either, process, there))
             process.send_signal(signal.SIGKILL)
             kills += process.wait() == -signal.SIGKILL

@@ -18,6 +18,7 @@ from wald_archive.ledger import Recorded, recorded_at
 from wald_archive.sizes import Records
 
 ENOUGH_STEPS = 100
+PARTS = [0.5, pytest.param(0.0, marks=pytest.mark.slow), pytest.param(1.0, marks=pytest.mark.slow)]
 UNFINISHED = "unfinished: an interrupted run; wald-archive a --group processed goes on with it"
 ABANDONED = "an abandoned run; it may be removed"
 
@@ -47,7 +48,7 @@ def notes(place: Path, built: Built) -> list[str]:
 
 
 @pytest.mark.parametrize("event", ["", "abandoned"])
-@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("part", PARTS)
 def test_wherever_a_run_was_interrupted_it_is_no_damage(tmp_path: Path, part: float, event: str) -> None:
     """Nothing, half a bundle, half of the tag files, all: it is reported at most once, and what is whole is proven."""
     seen: set[str] = set()

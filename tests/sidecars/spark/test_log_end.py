@@ -311,10 +311,13 @@ def expected(built: Built, routes: frozenset[str] | None) -> int:
     return min(missing & of_routes, default=built.last + 1) - 1
 
 
-@given(STEPS)
-@settings(deadline=None, max_examples=120)
-def test_it_is_the_largest_end_up_to_which_every_record_comes_out(steps: list[Step]) -> None:
+@pytest.mark.parametrize("examples", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_it_is_the_largest_end_up_to_which_every_record_comes_out(examples: int) -> None:
     """Asked once at the end, and again and again on the way."""
+    settings(deadline=None, max_examples=examples)(given(STEPS)(assert_largest))()
+
+
+def assert_largest(steps: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as path:
         built = Built(Path(path, "root"), segment_max_bytes=4096)
         place = LogLocation(Root(built.root.path), built.log_id)
