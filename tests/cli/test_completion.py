@@ -13,7 +13,7 @@ import pytest
 from command_tree import commands
 from logs import Built
 from pages import ROOT
-from running import output_of, wald
+from running import output_of, run, wald
 
 from wald.cli import cli
 from wald.cli.completion import ARGUMENTS, VALUED
@@ -78,10 +78,9 @@ def completed(typed: str, log: Path | None) -> list[str]:
     variable = f"_{words[0].upper().replace('-', '_')}_COMPLETE"
     root = {} if log is None else {"WALD_ROOT": str(log)}
     asked = {variable: "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)} | root
-    program = Path(sys.executable).with_name(words[0])
-    done = subprocess.run([program], env=os.environ | asked, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    return [line.removeprefix("plain,") for line in done.stdout.splitlines()]
+    done = run([sys.executable, "-m", words[0].replace("-", "_")], env=asked)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return [line.removeprefix("plain,") for line in done.stdout.decode().splitlines()]
 
 
 @pytest.mark.parametrize(

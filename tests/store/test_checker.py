@@ -63,10 +63,13 @@ def write_anything(built: Built, chance: random.Random, batches: int) -> None:
     built.seal(keep=chance.randrange(3))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 1 << 32))
-def test_whatever_came_before_the_findings_are_the_same(seed: int) -> None:
+@pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_whatever_came_before_the_findings_are_the_same(examples: int) -> None:
     """Segments of two logs that were one once, mixed: nothing fits what is in front of it but the checksums hold."""
+    settings(max_examples=examples, deadline=None)(given(st.integers(0, 1 << 32))(assert_same_findings))()
+
+
+def assert_same_findings(seed: int) -> None:
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         one, other = Path(folder, "one"), Path(folder, "other")

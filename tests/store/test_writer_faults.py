@@ -96,7 +96,14 @@ def check_after_a_crash(path: Path, *, published: int) -> None:
     built.writer.close()
 
 
-@pytest.mark.parametrize("part", [0.0, 0.6, 1.0], ids=["nothing of it", "a part of it", "all of it"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(0.0, id="nothing of it", marks=pytest.mark.slow),
+        pytest.param(0.6, id="a part of it"),
+        pytest.param(1.0, id="all of it", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("operate", OPERATIONS, ids=NAMES)
 def test_a_crash_at_any_step_keeps_what_was_committed_and_no_more(
     tmp_path: Path, operate: Callable[[Built], None], part: float

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, sidecar
+from running import TIMEOUT_SECONDS, Daemon, eventually, output_of, run, sidecar
 
 from wald.format.names import Kind, segment_name
 from wald.work.group import WorkGroup
@@ -49,4 +48,4 @@ def _cut(root: Path, base: int) -> None:
 
 
 def _run(name: str, *arguments: object) -> None:
-    subprocess.run(sidecar(name, *arguments), check=True, capture_output=True)
+    run(sidecar(name, *arguments)).check_returncode()

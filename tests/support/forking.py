@@ -28,9 +28,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-SETTINGS = ("WALD_", "ARCHIVE_")  # the variables of the environment that only our programs read
+SETTINGS = ("WALD_", "ARCHIVE_", "_WALD_", "COMP_")  # the variables of the environment that only our programs read
 _PROGRAMS = ("wald", "wald_archive", "wald_drain", "wald_reclaim")
-_SCRIPTS = (str(Path(__file__).with_name("owning.py")),)  # programs of the tests
+# Programs of the tests.
+_SCRIPTS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("owning", "workgroup_worker", "working")}
 _PACKAGES = ("wald.cli", "wald.daemon", "wald.work", *_PROGRAMS[1:])  # what they import when they are told what to do
 _ENCODINGS = ("utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le")  # what json looks for in bytes
 _USER = re.compile(r"\S*/setpriv --reuid=(\d+) --regid=(\d+) (?:--clear-groups|--groups=([\d,]+)) ")

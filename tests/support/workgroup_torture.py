@@ -27,7 +27,7 @@ from pathlib import Path
 import workgroup_owner
 import workgroup_worker
 from contents import errors
-from running import Daemon, eventually, run, sidecar
+from running import Daemon, eventually, launched, run, sidecar
 from threads import started
 from tracing import traced
 from workgroup_history import History, Letter, Look, Offset, calls_of, notes
@@ -287,7 +287,7 @@ class _Scene:
                 path.touch()
                 line = [sys.executable, workgroup_worker.__file__, os.fspath(self._address), f"worker-{slot}"]
                 line += [str(self._chance.randrange(1 << 32)), os.fspath(path)]
-                self._workers[slot] = subprocess.Popen(line, stderr=subprocess.DEVNULL)
+                self._workers[slot] = launched(line)
 
     def _goes_on(self) -> bool:
         """Whether the owner has answered more than it had; a new one begins with nothing."""

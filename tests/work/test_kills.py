@@ -9,6 +9,7 @@ import sys
 import pytest
 import working
 from logs import Built
+from running import launched
 
 RECORDS = 3000
 
@@ -16,7 +17,7 @@ RECORDS = 3000
 def run(built: Built, *, killed_after: int | None) -> list[list[str]]:
     """What an owner wrote until it ended, or was killed after so many lines."""
     line = [sys.executable, working.__file__, str(built.root.path), "a", "g", "4"]
-    with subprocess.Popen(line, stdout=subprocess.PIPE) as process:
+    with launched(line, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         said = []
         for text in process.stdout:

@@ -35,18 +35,20 @@ def read(built: Built, *, first: int = 1, last: int | None = None, as_json: bool
     return b"".join(record.to_json().encode() + b"\n" for batch in trimmed if batch for record in batch.records())
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    steps=STEPS,
-    records=st.integers(1, 8),
-    codec=st.sampled_from(Codec),
-    bounds=st.tuples(st.integers(1, 30), st.none() | st.integers(1, 30)),
-    runs=st.integers(0, 6),
-)
-def test_restored_is_what_was_read(
-    steps: list[Step], records: int, codec: Codec, bounds: tuple[int, int | None], runs: int
-) -> None:
+@pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_restored_is_what_was_read(examples: int) -> None:
     """Of any log, packed in one run or two, all of it or a range, raw or as JSON."""
+    given_anything = given(
+        steps=STEPS,
+        records=st.integers(1, 8),
+        codec=st.sampled_from(Codec),
+        bounds=st.tuples(st.integers(1, 30), st.none() | st.integers(1, 30)),
+        runs=st.integers(0, 6),
+    )
+    settings(max_examples=examples, deadline=None)(given_anything(assert_restored))()
+
+
+def assert_restored(steps: list[Step], records: int, codec: Codec, bounds: tuple[int, int | None], runs: int) -> None:
     first, last = bounds
     with tempfile.TemporaryDirectory() as folder:
         dest = Path(folder) / "dest"
