@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 
 from wald.format.record import Record
 from wald.work.terms import Delivery
+
+_DELIVERY: Callable[[tuple[Record, int]], Delivery] = partial(tuple.__new__, Delivery)  # in half the time of Delivery()
 
 
 class Wanted:
@@ -48,7 +51,7 @@ class Wanted:
 
     def take(self, records: Sequence[Record], tries: bytes) -> None:
         """Take records that were delivered to it."""
-        self.got += map(Delivery, records, tries)
+        self.got += map(_DELIVERY, zip(records, tries, strict=True))
         self.runs.append((records[0].sequence, records[-1].sequence))
 
 
