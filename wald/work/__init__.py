@@ -12,6 +12,7 @@ A module knows nothing of those below it. ::
     picture      what a group looks like from outside: by its journal and its cursor
     commands     the commands of wald-drain that run for a group
     checking     whether the journals of a log are whole
+    kept         records that were taken in before, by their numbers
     source       the records themselves
     terms        what a group goes by, and what it gives out
     sharing      what each of those who wait gets of what comes next

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right, insort
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Self
+from functools import partial
 
 from wald.errors import WaldError
 from wald.format.record import Record
 from wald.log import Log
-from wald.store.reading.batches import Batch
 from wald.store.reading.rows import Rows
 from wald.store.retention.missing import Missing, unless_lost
+from wald.work.kept import Decoded, Kept
 from wald.work.window import Run
 
 _AHEAD_BYTES = 4 << 20
 _KEPT_BYTES = 8 << 20
-_RECORD_BYTES = 64  # besides its value
 
 
 class Lost(Exception):
@@ -49,12 +47,13 @@ class Source:
         self._arrived = arrived
         self._lost = lost
         self._changed = threading.Condition()
-        self._ahead: deque[_Decoded] = deque()  # by the thread that reads, so that no turn waits for that
+        self._ahead: deque[Decoded] = deque()  # by the thread that reads, so that no turn waits for that
         self._ahead_bytes = 0
         self._is_awaited = False
         self._at_end = False
         self._failed: Exception | None = None
-        self._kept = _Kept(_KEPT_BYTES)
+        self._kept = Kept(_KEPT_BYTES, partial(log.batches, route))
+        self._taken_end = start
         self._cancel = threading.Event()
         self._begin(start)
 
@@ -96,6 +95,7 @@ class Source:
                 self._changed.notify_all()
         if batch.rows is not None:
             self._kept.add(batch)
+            self._taken_end = batch.run.last + 1
         return batch.rows
 
     def records(self, first: int, last: int) -> Sequence[Record]:
@@ -105,7 +105,7 @@ class Source:
             Lost: a repair has given up the first of them.
             NotFound, Damaged: they cannot be read any more.
         """
-        if records := self._kept.records(first, last):
+        if records := self._kept.records(first, last, self._taken_end):
             return records
         lost: list[Missing] = []
         # As a whole: the next ones are often asked for next.
@@ -117,11 +117,12 @@ class Source:
             raise Lost(Run(first, lost[-1].last))
         if batch is None:
             return ()
-        self._kept.add(_Decoded.of(batch))
-        return self._kept.records(first, last)
+        self._kept.add(Decoded.of(batch, is_again=True))
+        return self._kept.records(first, last, self._taken_end)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the threads."""
+        self._kept.close()
         self._cancel.set()
         with self._changed:
             self._changed.notify_all()
@@ -144,7 +145,7 @@ class Source:
                 on_wait=self._reach_end,
             )
             for batch in following:
-                self._add(_Decoded.of(batch))
+                self._add(Decoded.of(batch))
                 with self._changed:
                     while self._ahead_bytes > _AHEAD_BYTES and not self._cancel.is_set():
                         self._changed.wait()
@@ -157,9 +158,9 @@ class Source:
     def _pass_over(self, missing: Missing) -> None:
         unless_lost(missing)
         self._lost(missing)
-        self._add(_Decoded(Run(missing.first, missing.last), None, _RECORD_BYTES))
+        self._add(Decoded(Run(missing.first, missing.last), None, 0))
 
-    def _add(self, decoded: _Decoded) -> None:
+    def _add(self, decoded: Decoded) -> None:
         with self._changed:
             self._start = decoded.run.last + 1
             self._ahead.append(decoded)
@@ -176,56 +177,3 @@ class Source:
             is_awaited, self._is_awaited = self._is_awaited, False
         if is_awaited:
             self._arrived()
-
-
-class _Decoded:
-    """The records of a batch; None if those of the run are lost.
-
-    Attributes:
-        size: in bytes, about.
-    """
-
-    __slots__ = ("rows", "run", "size")
-
-    def __init__(self, run: Run, rows: Rows | None, size: int) -> None:
-        self.run = run
-        self.rows = rows
-        self.size = size
-
-    @classmethod
-    def of(cls, batch: Batch) -> Self:
-        run = Run(batch.first_sequence, batch.last_sequence)
-        return cls(run, batch.rows(), len(batch.payload) + _RECORD_BYTES * batch.count)
-
-
-class _Kept:
-    """The batches that were used last, by their first sequence."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self._batches: OrderedDict[int, _Decoded] = OrderedDict()
-        self._firsts: list[int] = []
-
-    def add(self, batch: _Decoded) -> None:
-        first = batch.run.first
-        if first in self._batches:
-            self._remove(first)
-        self._batches[first] = batch
-        insort(self._firsts, first)
-        self._bytes += batch.size
-        while self._bytes > self._bytes_max and len(self._batches) > 1:
-            self._remove(next(iter(self._batches)))
-
-    def records(self, first: int, last: int) -> Sequence[Record]:
-        place = bisect_right(self._firsts, first) - 1
-        if place < 0:
-            return ()
-        base = self._firsts[place]
-        self._batches.move_to_end(base)
-        rows = self._batches[base].rows
-        return () if rows is None else list(rows.records(first, last))
-
-    def _remove(self, first: int) -> None:
-        self._bytes -= self._batches.pop(first).size
-        self._firsts.remove(first)
