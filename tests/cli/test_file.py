@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from archives import archive
 from logs import Built, Unsynced
-from running import Daemon, output_of, refusal_of, wald
+from running import Daemon, eventually, output_of, refusal_of, wald
 
 from wald.cli.deletable import may_delete
 from wald.format.names import LEDGERS, Kind
@@ -158,8 +158,9 @@ def test_a_segment_says_who_needs_it_and_which_version_wrote_it(root: Path, daem
     output_of("cut", "--root", root)
     output_of("append", "a", "--root", root, stdin=b"two\n")
     output_of("cursor", "set", "a", 0, "--root", root)
+    first = root / f"segments/{N}.wal.zst"
+    eventually(lambda: list(root.glob(f"segments/{N}.wal*")) == [first])  # it is sealed, and the raw one is gone
     daemon.stop()
-    (first,) = root.glob(f"segments/{N}.wal*")
     found = about(first)
     assert (found["may_delete"], found["why"]) == (False, "a/processed is at 0 and needs it up to 1")
     assert found["written_by"].startswith("the daemon, epoch 1, wald ")
