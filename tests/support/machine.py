@@ -157,7 +157,9 @@ class Machine:
 
     @property
     def _entering(self) -> Sequence[str]:
-        env = ["env", "-i", f"PATH={os.environ['PATH']}", "LANG=C.UTF-8"]
+        # Without a virtual environment that is activated, which hides the programs that are installed inside.
+        places = [each for each in os.environ["PATH"].split(":") if not Path(each).is_relative_to(sys.prefix)]
+        env = ["env", "-i", f"PATH={':'.join(places)}", "LANG=C.UTF-8"]
         flags = ["--mount", "--pid", "--uts", "--ipc", "--net", "--cgroup", "--root", "--wdns=/"]
         return ["nsenter", "--target", str(self._first), *flags, *env]
 
