@@ -167,8 +167,7 @@ class Deliveries:
         """Take in that ``consumer`` has what is open of a run, which was counted before, whichever had it."""
         number = self._leases.number(consumer, until_ns, until_ns)
         self._uncount(run)
-        self.window.hold(run, number)
-        self._leases[number].left += sum(part.size for _, part in self.window.leases_in(run))
+        self._leases[number].left += self.window.hold(run, number)
 
     def take_back(self, run: Run) -> None:
         """Take in that what is out of a run came back, whichever consumer has it."""

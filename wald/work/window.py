@@ -58,6 +58,7 @@ _ALL_OUT = bytes([State.OUT]) * PAGE
 _ALL_DONE = bytes([_DONE_TRIES]) * PAGE
 _STATES_OF = bytes(State.DONE if tries == _DONE_TRIES else State.FREE for tries in range(256))
 _RUNS = {state: re.compile(b"\\x%02x+" % state) for state in State}
+_HELD = bytes(State.DONE if state == State.DONE else State.OUT for state in range(256))
 _OPEN = re.compile(rb"[^\x00]")
 _OPEN_RUN = re.compile(rb"[^\x00]+")
 _ONCE_MORE = bytes([*(min(tries + 1, TRIES_MAX) for tries in range(_DONE_TRIES)), _DONE_TRIES])
@@ -231,15 +232,16 @@ class Window:
                 for found in _OPEN_RUN.finditer(page.states, low, high):
                     yield Run(number * PAGE + found.start(), number * PAGE + found.end() - 1)
 
-    def hold(self, run: Run, lease: int) -> None:
-        """Take in that what is open of a run is out by ``lease``, and was counted before."""
+    def hold(self, run: Run, lease: int) -> int:
+        """Take in that what is open of a run is out by ``lease``, and was counted before; how many records that is."""
+        held = 0
         for number, low, high in _parts(run):
             page = self._pages.get(number)
-            if page is None:
-                continue
-            for found in _OPEN_RUN.finditer(page.states, low, high):
-                page.lease(found.start(), array("I", [lease]) * len(found[0]))
-                page.states[found.start() : found.end()] = bytes([State.OUT]) * len(found[0])
+            if page is not None:
+                page.lease(low, array("I", [lease]) * (high - low))
+                page.states[low:high] = page.states[low:high].translate(_HELD)
+                held += page.states.count(State.OUT, low, high)
+        return held
 
     def set(self, run: Run, state: State) -> None:
         """Give open records a state that is neither DONE nor OUT; they keep their tries."""
