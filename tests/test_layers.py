@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "wald.consumer": (*PURE, *READING, "wald.log", "wald.work.succession"),
     "wald.work": (*PURE, *READING, "wald.log", "wald.client", "wald.work"),
     "wald.logging": ("wald.errors", "wald.format.names", "wald.client"),
-    "wald.aio": (*PURE, *READING, "wald.consumer", "wald.client"),
+    "wald.aio": (*PURE, *READING, "wald.consumer", "wald.client", "wald.work"),
     "wald.loop": (),
     "wald.format": PURE,
     "wald.store": (),

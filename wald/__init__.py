@@ -23,7 +23,8 @@ start at once. ::
     for batch in log.batches("orders", start="earliest"):
         print(batch.first_sequence, batch.last_sequence)
 
-:mod:`wald.aio` has Producer and Consumer for asyncio, :mod:`wald.logging` a handler for the standard library's logging.
+:mod:`wald.aio` has Producer, Consumer and WorkGroup for asyncio, :mod:`wald.logging` a handler for the standard
+library's logging.
 """
 
 from __future__ import annotations

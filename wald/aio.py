@@ -1,8 +1,8 @@
-"""Consumer and Producer for asyncio: each call runs in a thread, and the event loop goes on meanwhile.
+"""Consumer, Producer and WorkGroup for asyncio: their calls run in threads, and the event loop goes on meanwhile.
 
 A log is files, and a socket whose answers wait for the disk; an event loop can wait for neither without a thread. Each
 object has one thread, which keeps its calls in order. Each record costs a change of threads, some 50 µs; with
-:meth:`Consumer.batches` each batch costs one.
+:meth:`Consumer.batches` each batch costs one. A work group has a thread that answers many tasks at once.
 """
 
 from __future__ import annotations
@@ -10,20 +10,26 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 import wald.client.producer
 import wald.consumer
+import wald.work.group
 from wald.client.payloads import Time, Value
 from wald.client.producer import Durable
 from wald.format.names import DEFAULT_GROUP
 from wald.format.record import Record
 from wald.store.reading.batches import Batch
 from wald.store.retention.missing import OnMissing
+from wald.work.arguments import Order
+from wald.work.deliveries import Refusal
+from wald.work.tasks import Tasks
+from wald.work.terms import Delivery, Failure, Pending
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,8 +48,11 @@ class _Thread:
         done = asyncio.get_running_loop().run_in_executor(self._executor, partial(call, *args, **kwargs))
         return await asyncio.shield(done)  # without it a call that waits for the thread would never begin
 
-    def end(self) -> None:
+    def end(self, last: Callable[[], None] | None = None) -> None:
+        """End the thread, behind a last call if there is one."""
         if self._executor is not None:
+            if last is not None:
+                self._executor.submit(last)
             self._executor.shutdown(wait=False)
             self._executor = None
 
@@ -206,3 +215,154 @@ class Producer:
         if self._producer is None:
             raise RuntimeError("a Producer for asyncio is used in an async with block")
         return self._producer
+
+
+class WorkGroup:
+    """As :class:`wald.WorkGroup`, with ``async with``; it is opened there, not when it is made.
+
+    Tasks may share a work group. A task that waits for a record needs no thread, and one sync is for all tasks that ask
+    in one round of the loop. A lease whose task is cancelled is given back at once, which counts as one try for each of
+    its records; any other call is carried out all the same.
+
+    Example::
+
+        async with aio.WorkGroup("/var/spool/wald", "orders", "billing") as work:
+            for record, _ in await work.lease("worker-1", wait=10):
+                await handle(record)
+                await work.ack("worker-1", [record.sequence])
+    """
+
+    def __init__(
+        self,
+        at: str | os.PathLike[str],
+        route: str,
+        group: str = DEFAULT_GROUP,
+        *,
+        order: Order = "log",
+        window: int = wald.work.group.WINDOW,
+        max_tries: int | None = None,
+        dead_letter: str = wald.work.group.DEAD_LETTER,
+        daemon: Path | None = None,
+        report: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        self._make = partial(
+            wald.work.group.WorkGroup,
+            at,
+            route,
+            group,
+            order=order,
+            window=window,
+            max_tries=max_tries,
+            dead_letter=dead_letter,
+            daemon=daemon,
+            report=report,
+        )
+        self._group: wald.work.group.WorkGroup | None = None
+        self._asking: Tasks | None = None
+        self._thread = _Thread()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._thread.run(self._open)
+        except BaseException:
+            self._thread.end(self._close)  # if it is opened all the same, as the task was cancelled
+            raise
+        self._asking = self._work.tasks()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._thread.run(self._close)
+        finally:
+            self._thread.end()
+
+    @property
+    def floor(self) -> int:
+        """As :attr:`wald.WorkGroup.floor`."""
+        return self._work.floor
+
+    @property
+    def given_up(self) -> int:
+        """As :attr:`wald.WorkGroup.given_up`."""
+        return self._work.given_up
+
+    async def lease(
+        self,
+        consumer: str,
+        max_records: int = 100,
+        max_bytes: int = 1 << 20,
+        lease_for: float = 30.0,
+        wait: float = 0.0,
+        *,
+        done: Collection[int] = (),
+    ) -> list[Delivery]:
+        """As :meth:`wald.WorkGroup.lease`."""
+        return await self._tasks.ask(self._work.calls.lease(consumer, max_records, max_bytes, lease_for, wait, done))
+
+    async def ack(self, consumer: str, sequences: Collection[int]) -> list[Refusal]:
+        """As :meth:`wald.WorkGroup.ack`."""
+        return await self._tasks.ask(self._work.calls.ack(consumer, sequences))
+
+    async def nack(
+        self,
+        consumer: str,
+        sequences: Collection[int],
+        delay: float = 0.0,
+        reason: str = "",
+        tries: int | None = None,
+    ) -> list[Refusal]:
+        """As :meth:`wald.WorkGroup.nack`."""
+        return await self._tasks.ask(self._work.calls.nack(consumer, sequences, delay, reason, tries))
+
+    async def failed(self, sequence: int) -> Failure | None:
+        """As :meth:`wald.WorkGroup.failed`."""
+        return await self._tasks.ask(self._work.calls.failed(sequence))
+
+    async def give_up(
+        self, consumer: str, sequences: Collection[int], reason: str, tries: int | None = None
+    ) -> list[Refusal]:
+        """As :meth:`wald.WorkGroup.give_up`."""
+        return await self._tasks.ask(self._work.calls.give_up(consumer, sequences, reason, tries))
+
+    async def extend(self, consumer: str, sequences: Collection[int], lease_for: float = 30.0) -> list[Refusal]:
+        """As :meth:`wald.WorkGroup.extend`."""
+        return await self._tasks.ask(self._work.calls.extend(consumer, sequences, lease_for))
+
+    async def release(self, consumer: str) -> int:
+        """As :meth:`wald.WorkGroup.release`."""
+        return await self._tasks.ask(self._work.calls.release(consumer))
+
+    async def skip(self, first: int, last: int) -> int:
+        """As :meth:`wald.WorkGroup.skip`."""
+        return await self._thread.run(self._work.skip, first, last)
+
+    async def claim(self, min_idle: float) -> int:
+        """As :meth:`wald.WorkGroup.claim`."""
+        return await self._tasks.ask(self._work.calls.claim(min_idle))
+
+    async def pending(self) -> list[Pending]:
+        """As :meth:`wald.WorkGroup.pending`, all at once."""
+        return await self._tasks.ask(self._work.calls.pending())
+
+    def _open(self) -> None:
+        self._group = self._make()
+
+    def _close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+
+    @property
+    def _work(self) -> wald.work.group.WorkGroup:
+        return _opened(self._group)
+
+    @property
+    def _tasks(self) -> Tasks:
+        return _opened(self._asking)
+
+
+def _opened(of_group: T | None) -> T:
+    if of_group is None:
+        raise RuntimeError("a WorkGroup for asyncio is used in an async with block")
+    return of_group

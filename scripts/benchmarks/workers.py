@@ -6,7 +6,7 @@ on the interpreter lock. Run as a program:
 
     workers ADDRESS KIND hundred NAME LEFT SECONDS    prints records per second; LEFT: how many records there are
     workers ADDRESS KIND threads NAME LEFT SECONDS    64 threads
-    workers ADDRESS redis loop NAME LEFT SECONDS      64 connections
+    workers ADDRESS KIND loop NAME LEFT SECONDS       64 tasks; of Redis 64 connections
     workers ADDRESS KIND fill FILE RECORDS            puts the first lines of FILE there
 
 KIND is wald, redis, nats or beanstalkd; NAME that of a new group. ADDRESS is a root, a socket, or HOST:PORT.
@@ -14,6 +14,7 @@ KIND is wald, redis, nats or beanstalkd; NAME that of a new group. ADDRESS is a 
 
 from __future__ import annotations
 
+import asyncio
 import select
 import socket
 import sys
@@ -37,6 +38,7 @@ from benchmarks.queues import (
     records_per_second,
 )
 from benchmarks.stage import ROUTE
+from wald import aio
 
 WORKERS = 64
 QUEUES = {"redis": Redis, "nats": Nats, "beanstalkd": Beanstalkd}
@@ -53,6 +55,27 @@ def wald_threads(root: str, group: str, left: int, seconds: float) -> float:
     with wald.WorkGroup(root, ROUTE, group) as work:
         steps = [_wald_step(work, f"worker-{number}", 1, left) for number in range(WORKERS)]
         return _in_threads(steps, seconds)
+
+
+def wald_loop(root: str, group: str, left: int, seconds: float) -> float:
+    return asyncio.run(_wald_loop(root, group, left, seconds))
+
+
+async def _wald_loop(root: str, group: str, left: int, seconds: float) -> float:
+    answered = 0
+
+    async def run(work: aio.WorkGroup, worker: str, end: float) -> None:
+        nonlocal answered
+        done: list[int] = []
+        while time.perf_counter() < end and work.floor < left:
+            got = await work.lease(worker, 1, wait=_PATIENCE_SECONDS, done=done)
+            done = [delivery.record.sequence for delivery in got]
+            answered += len(got)
+
+    async with aio.WorkGroup(root, ROUTE, group) as work:
+        began = time.perf_counter()
+        await asyncio.gather(*(run(work, f"worker-{number}", began + seconds) for number in range(WORKERS)))
+        return answered / (time.perf_counter() - began)
 
 
 def _wald_step(work: wald.WorkGroup, worker: str, records: int, left: int) -> Step:
@@ -169,7 +192,8 @@ def main(address: str, kind: str, what: str, *words: str) -> None:
         return
     name, left, seconds = words[0], int(words[1]), float(words[2])
     if kind == "wald":
-        print((wald_hundred if what == "hundred" else wald_threads)(address, name, left, seconds))
+        ours = {"hundred": wald_hundred, "threads": wald_threads, "loop": wald_loop}
+        print(ours[what](address, name, left, seconds))
     elif what == "hundred":
         print(_hundred(kind, _address(address), name, left, seconds))
     else:

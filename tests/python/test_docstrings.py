@@ -31,6 +31,7 @@ DOCUMENTED = [
     WaldHandler,
     aio.Producer,
     aio.Consumer,
+    aio.WorkGroup,
 ]
 METHODS = [
     method

@@ -20,6 +20,8 @@ A module knows nothing of those below it. ::
     owner        leases and acknowledgements, as they are carried out in a turn
     asks         what a thread asks for, and how it waits
     turns        the threads that ask for them: one write and one sync for all
+    tasks        those of an event loop that do
+    calls        what threads and tasks may ask
     deadletters  records that were given up, and back
     giving_up    making one, exactly once
     ownership    one process at a time works for a group

@@ -8,8 +8,8 @@ interrupted is woken by itself.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from wald.errors import WaldError
 from wald.work.claims import Named
@@ -18,6 +18,13 @@ from wald.work.sharing import Wanted
 from wald.work.terms import Delivery
 
 T = TypeVar("T")
+
+
+class Inbox(Protocol):
+    """Takes answers for those who ask without a thread that waits."""
+
+    def put(self, asks: Sequence[Ask[Any]]) -> None:
+        """Take in asks that are answered; called by any thread."""
 
 
 class Ask(Generic[T]):
@@ -31,11 +38,12 @@ class Ask(Generic[T]):
         result: the answer.
         error: what is raised instead.
         is_alone: whether its thread wakes no other one.
+        inbox: where the answer goes, if no thread waits for it.
         lock: held until the thread may go on.
         next: the one whose thread it then wakes.
     """
 
-    __slots__ = ("_what", "durable", "error", "is_alone", "is_answered", "lock", "next", "result")
+    __slots__ = ("_what", "durable", "error", "inbox", "is_alone", "is_answered", "lock", "next", "result")
     result: T
 
     def __init__(self, carry_out: Callable[[], T] | None = None, *, durable: bool = False) -> None:
@@ -46,6 +54,7 @@ class Ask(Generic[T]):
         self.lock.acquire()
         self.durable = durable
         self.is_alone = False
+        self.inbox: Inbox | None = None
         self.is_answered = False
 
     def carry_out(self) -> None:
@@ -121,10 +130,14 @@ class LeaseAsk(Ask[list[Delivery]]):
 
 
 def answer(asks: Iterable[Ask[Any]]) -> None:
-    """Let the threads go on that have asked."""
+    """Let those go on who have asked."""
     first = before = None
+    elsewhere: dict[Inbox, list[Ask[Any]]] = {}
     for ask in asks:
         ask.is_answered = True
+        if ask.inbox is not None:
+            elsewhere.setdefault(ask.inbox, []).append(ask)
+            continue
         if ask.is_alone:
             ask.lock.release()
             continue
@@ -135,3 +148,5 @@ def answer(asks: Iterable[Ask[Any]]) -> None:
         before = ask
     if first is not None:
         first.lock.release()
+    for inbox, some in elsewhere.items():
+        inbox.put(some)

@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from wald.errors import InvalidInput, NotFound, Refused, command_line
 from wald.format.names import DEFAULT_GROUP, check_group
@@ -25,8 +25,8 @@ from wald.store.reading.selection import select
 from wald.store.retention.beginning import beginning
 from wald.store.retention.cursors import CursorState
 from wald.store.retention.missing import Missing, unless_lost
-from wald.work.arguments import Order, named_by, nanoseconds, rules_of, text_of
-from wald.work.asks import AckAsk, Ask, LeaseAsk
+from wald.work.arguments import Order, rules_of
+from wald.work.calls import Calls
 from wald.work.commands import require_none
 from wald.work.deliveries import Deliveries, Refusal
 from wald.work.journal import Journal, discard
@@ -34,17 +34,18 @@ from wald.work.owner import Owner
 from wald.work.ownership import Ownership
 from wald.work.replay import Replayed
 from wald.work.requests import Requests
-from wald.work.sharing import Wanted
 from wald.work.source import Source
 from wald.work.terms import Clock, Delivery, Failure, Pending
 from wald.work.turns import Turns
 from wald.work.upkeep import Upkeep
 from wald.work.window import Run
 
+if TYPE_CHECKING:
+    from wald.work.tasks import Tasks
+
 WINDOW = 1_000_000
 DEAD_LETTER = "dead_letter"
 _NS = 1_000_000_000
-T = TypeVar("T")
 _READ_SECONDS = 5.0
 _AGAIN_SECONDS = 0.02
 
@@ -107,7 +108,6 @@ class WorkGroup:
         self.log.root.require_route(route)
         self.route = route
         self.group = check_group(group)
-        self._clock = clock
         disk = Disk()
         with ExitStack() as stack:
             if ownership is None:
@@ -126,6 +126,7 @@ class WorkGroup:
             source = Source(self.log, route, replayed.deliveries.window.end, lambda: arrived.put(None), lost.put)
             stack.callback(source.close)
             self._owner = Owner(start, rules, replayed, source, clock=clock, giving_up=to_do.set)
+            self._calls = Calls(self.log, self._owner, clock)
             if not journal.is_new:
                 journal.rewrite(self._owner.snapshot())
             self._turns = Turns(self._owner, journal, arrived, name=route)
@@ -182,15 +183,7 @@ class WorkGroup:
             Damaged, NotFound: the next record cannot be read; all before it were delivered. A later lease tries again.
             OSError: the journal cannot be written, or the log cannot be read.
         """
-        max_records, max_bytes, lease_ns = index(max_records), index(max_bytes), nanoseconds(lease_for)
-        if max_records < 1 or max_bytes < 1 or not lease_ns:
-            raise InvalidInput(
-                "a lease of no records, of no bytes, or for no time",
-                hint="max_records, max_bytes and lease_for are above 0",
-            )
-        wanted = Wanted(consumer, max_records, max_bytes, lease_ns)
-        until_ns = self._clock.monotonic_ns() + nanoseconds(wait)
-        return self._ask(LeaseAsk(wanted, (consumer, named_by(consumer, done)), until_ns=until_ns))
+        return self._turns.ask(self.calls.lease(consumer, max_records, max_bytes, lease_for, wait, done))
 
     def ack(self, consumer: str, sequences: Collection[int]) -> list[Refusal]:
         """Take in that ``consumer`` has processed these records; on disk when this returns.
@@ -199,7 +192,7 @@ class WorkGroup:
             those for which it did not count: another consumer has them by now, they are being given up, or they were
             never delivered.
         """
-        return self._ask(AckAsk((consumer, named_by(consumer, sequences))))
+        return self._turns.ask(self.calls.ack(consumer, sequences))
 
     def nack(
         self,
@@ -218,16 +211,11 @@ class WorkGroup:
             tries: how often each has failed, for a worker that counts by itself; :meth:`failed` says it again. It is
                 taken in also for a record that no worker has by now.
         """
-        named, delay_ns, reason = named_by(consumer, sequences), nanoseconds(delay), text_of(reason)
-        count = 0 if tries is None else index(tries)
-        back = Ask(
-            lambda: self._owner.give_back(consumer, named, delay_ns, reason, count), durable=delay_ns > 0 or count > 0
-        )
-        return self._ask(back)
+        return self._turns.ask(self.calls.nack(consumer, sequences, delay, reason, tries))
 
     def failed(self, sequence: int) -> Failure | None:
         """Why a record came back the last time, and how often it has failed; None: that was not said."""
-        return self._ask(Ask(lambda: self._owner.failure(sequence)))
+        return self._turns.ask(self.calls.failed(sequence))
 
     def give_up(
         self, consumer: str, sequences: Collection[int], reason: str, tries: int | None = None
@@ -242,10 +230,7 @@ class WorkGroup:
         Returns:
             those for which it did not count, as the consumer does not have them.
         """
-        named, reason, head = named_by(consumer, sequences), text_of(reason), self.log.head()
-        tries = None if tries is None else index(tries)
-        durable = 0 if head is None else head.sequence
-        return self._ask(Ask(lambda: self._owner.give_up(consumer, named, reason, tries, durable), durable=True))
+        return self._turns.ask(self.calls.give_up(consumer, sequences, reason, tries))
 
     def extend(self, consumer: str, sequences: Collection[int], lease_for: float = 30.0) -> list[Refusal]:
         """Lease records for ``lease_for`` seconds from now on that ``consumer`` has.
@@ -253,13 +238,11 @@ class WorkGroup:
         Returns:
             those for which it did not count, as of :meth:`ack`.
         """
-        named, lease_ns = named_by(consumer, sequences), nanoseconds(lease_for)
-        return self._ask(Ask(lambda: self._owner.extend(consumer, named, lease_ns)))
+        return self._turns.ask(self.calls.extend(consumer, sequences, lease_for))
 
     def release(self, consumer: str) -> int:
         """Take back all that ``consumer`` has; returns how many records that were."""
-        named_by(consumer, ())
-        return self._ask(Ask(lambda: self._owner.release(consumer)))
+        return self._turns.ask(self.calls.release(consumer))
 
     def skip(self, first: int, last: int) -> int:
         """Take in that records are done that no worker has processed; on disk when this returns.
@@ -285,7 +268,7 @@ class WorkGroup:
             )
         run = Run(found[0][0], found[-1][1])
         until = time.monotonic() + _READ_SECONDS
-        while (skipped := self._ask(Ask(lambda: self._owner.skip(run), durable=True))) is None:
+        while (skipped := self._turns.ask(self.calls.skip(run))) is None:
             if time.monotonic() > until:
                 raise Refused(
                     f"record {run.last} of route {self.route} is further from {self.floor}, up to where all is done, "
@@ -297,12 +280,24 @@ class WorkGroup:
 
     def claim(self, min_idle: float) -> int:
         """Take back all that was leased at least ``min_idle`` seconds ago; returns how many records that were."""
-        idle_ns = nanoseconds(min_idle)
-        return self._ask(Ask(lambda: self._owner.claim(idle_ns)))
+        return self._turns.ask(self.calls.claim(min_idle))
 
     def pending(self) -> Iterator[Pending]:
         """What was delivered and is not acknowledged, in order."""
-        yield from self._ask(Ask(self._owner.pending))
+        yield from self._turns.ask(self.calls.pending())
+
+    @property
+    def calls(self) -> Calls:
+        """What threads may ask, and the tasks of :meth:`tasks`."""
+        if self._is_inherited:
+            raise ValueError("the work group is that of the parent process; open one after the fork")
+        return self._calls
+
+    def tasks(self) -> Tasks:
+        """What the tasks of the event loop that runs ask by."""
+        from wald.work.tasks import Tasks  # asyncio is slow to import
+
+        return Tasks(self._turns)
 
     @property
     def given_up(self) -> int:
@@ -331,11 +326,6 @@ class WorkGroup:
         self._is_inherited = True
         for each in self._descriptors:
             each.close()
-
-    def _ask(self, ask: Ask[T]) -> T:
-        if self._is_inherited:
-            raise ValueError("the work group is that of the parent process; open one after the fork")
-        return self._turns.ask(ask)
 
     def _enter(self, disk: Disk) -> int:
         """Up to where the group has processed the route, by its cursor; a new group gets one."""

@@ -63,6 +63,17 @@ class Turns:
             ask.wait()
         return ask.answer()
 
+    def send(self, asks: Sequence[Ask[Any]]) -> None:
+        """Have asks carried out by the thread that is there for it; the answers go where each ask says."""
+        self._asked.extend(asks)
+        self._wake.put(None)
+        if self._closed:
+            self._try_turn()
+
+    def withdrawal(self, ask: LeaseAsk) -> Ask[None]:
+        """What ends a lease that is not waited for any more, so that no record goes where it is not seen."""
+        return Ask(lambda: self._withdraw(ask))
+
     def close(self) -> None:
         """End. Threads that wait for a record get none."""
         self._closed = True
@@ -81,10 +92,15 @@ class Turns:
                 if ask.wait(_ALIVE_SECONDS):
                     return
         except BaseException:
-            if isinstance(ask, LeaseAsk):  # so that no record goes where it is not seen
-                self._asked.append(Ask(lambda: self._waiting.remove(ask) if ask in self._waiting else None))
-                self._wake.put(None)
+            if isinstance(ask, LeaseAsk):
+                self.send([self.withdrawal(ask)])
             raise
+
+    def _withdraw(self, ask: LeaseAsk) -> None:
+        if ask in self._waiting:
+            self._waiting.remove(ask)
+        elif ask.result:
+            self._owner.give_back(ask.wanted.consumer, [each.record.sequence for each in ask.result], 0, "", 0)
 
     def _try_turn(self, ask: Ask[Any] | None = None) -> None:
         """Carry out a turn, if none is under way; what is asked during it is left to the thread that is there for it.
@@ -92,7 +108,7 @@ class Turns:
         Args:
             ask: that of this thread, which is busy until the end of the turn.
         """
-        if self._turn.acquire(blocking=False):
+        if self._turn.acquire(blocking=self._closed):  # the last turn of that thread may be under way
             try:
                 self._carry_out(ask)
                 more = self._next_ns() < self._wakes_ns

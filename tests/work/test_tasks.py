@@ -1,0 +1,196 @@
+"""The tasks of an event loop as workers: one turn answers many of them, and no record is lost with a task."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from leasing import group, sequences, tries, values
+from logs import Built
+from running import eventually
+
+from wald import aio
+from wald.errors import InvalidInput, Locked, NotFound
+from wald.work.deliveries import Refusal
+
+MANY = 500
+FOR_EVER = float("inf")
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, 120))
+
+
+def workers(built: Built) -> aio.WorkGroup:
+    return aio.WorkGroup(built.root.path, "a", "g")
+
+
+def has_leased(built: Built, worker: str) -> bool:
+    """Whether the owner has written that; no task goes on while this is asked."""
+    return f'"{worker}"'.encode() in (built.root.routes / "a" / "g.work").read_bytes()
+
+
+async def sent() -> None:
+    """Let the tasks ask, and the loop send that; no task goes on before the next round of the loop."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+def test_many_tasks_wait_without_threads_and_each_gets_a_record(built: Built) -> None:
+    built.lines("a", [b"first"])
+    built.log.set_cursor("a", 1, "g")
+
+    async def main() -> None:
+        async with workers(built) as work:
+            assert await work.lease("x") == []
+            before = threading.active_count()
+            waiting = [asyncio.create_task(work.lease(f"w{n}", 1, wait=FOR_EVER)) for n in range(MANY)]
+            await sent()
+            assert threading.active_count() == before
+            built.lines("a", [b"%d" % number for number in range(MANY)])
+            got = await asyncio.gather(*waiting)
+            assert sorted(s for each in got for s in sequences(each)) == list(range(2, MANY + 2))
+            refused = await asyncio.gather(*(work.ack(f"w{n}", sequences(each)) for n, each in enumerate(got)))
+            assert refused == [[]] * MANY
+            assert work.floor == MANY + 1
+
+    run(main())
+
+
+def test_tasks_can_do_what_threads_can(built: Built) -> None:
+    built.lines("a", [b"%d" % number for number in range(8)])
+
+    async def main() -> None:
+        async with workers(built) as work:
+            got = await work.lease("x", 6, wait=30)
+            assert values(got) == [b"%d" % number for number in range(6)]
+            assert await work.ack("y", [1]) == [Refusal(1, "x")]
+            assert await work.extend("x", [1], 100) == []
+            assert await work.nack("x", [1], reason="odd", tries=3) == []
+            assert await work.failed(1) == ("odd", 3)
+            assert tries(await work.lease("x", 1, done=[2])) == [2]
+            assert [(each.first, each.last) for each in await work.pending()] == [(1, 1), (3, 6)]
+            assert await work.claim(1000) == 0
+            assert await work.skip(8, 8) == 1
+            assert await work.give_up("x", [3], "no use") == []
+            assert await work.release("x") == 4
+            assert (work.floor, work.given_up) == (0, 0)
+
+    run(main())
+    with group(built) as work:
+        assert sequences(work.lease("x", wait=30)) == [1, 4, 5, 6, 7]
+
+
+def test_a_cancelled_task_that_waits_gets_nothing(built: Built) -> None:
+    built.lines("a", [b"first"])
+    built.log.set_cursor("a", 1, "g")
+
+    async def main() -> None:
+        async with workers(built) as work:
+            waiting = asyncio.create_task(work.lease("gone", wait=FOR_EVER))
+            await sent()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            built.lines("a", [b"second"])
+            assert tries(await work.lease("y", wait=30)) == [1]
+
+    run(main())
+
+
+def test_what_was_leased_to_a_task_that_is_cancelled_comes_again_at_once(built: Built) -> None:
+    """The record is leased already, and the task has not gone on yet."""
+    built.lines("a", [b"1", b"2"])
+
+    async def main() -> None:
+        async with workers(built) as work:
+            leasing = asyncio.create_task(work.lease("gone", 1, lease_for=10_000, wait=FOR_EVER))
+            await sent()
+            eventually(lambda: has_leased(built, "gone"))
+            leasing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leasing
+            assert values(await work.lease("y", wait=30)) == [b"1", b"2"]
+            assert [each.consumer for each in await work.pending()] == ["y"]
+
+    run(main())
+
+
+def test_an_acknowledgement_of_a_task_that_is_cancelled_is_carried_out(built: Built) -> None:
+    built.lines("a", [b"1", b"2"])
+
+    async def main() -> None:
+        async with workers(built) as work:
+            assert len(await work.lease("x", wait=30)) == 2
+            acknowledging = asyncio.create_task(work.ack("x", [1]))
+            leasing = asyncio.create_task(work.lease("x", wait=FOR_EVER, done=[2]))
+            await asyncio.sleep(0)
+            for task in (acknowledging, leasing):
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            assert await work.pending() == []
+            assert work.floor == 2
+
+    run(main())
+
+
+def test_a_group_that_is_closed_gives_those_who_wait_nothing_and_takes_no_more(built: Built) -> None:
+    built.lines("a", [b"1"])
+
+    async def main() -> None:
+        async with workers(built) as work:
+            assert len(await work.lease("x", wait=30)) == 1
+            waiting = [asyncio.create_task(work.lease("x", wait=FOR_EVER)) for _ in range(3)]
+            await sent()
+            await work.pending()  # so that those before have been asked
+        assert await asyncio.gather(*waiting) == [[], [], []]
+        with pytest.raises(ValueError, match="closed"):
+            await work.ack("x", [1])
+
+    run(main())
+
+
+def test_an_error_is_raised_in_the_task_that_asks(built: Built) -> None:
+    built.lines("a", [b"1"])
+
+    async def main() -> None:
+        async with workers(built) as work:
+            with pytest.raises(InvalidInput):
+                await work.lease("x", 0)
+            with pytest.raises(NotFound):
+                await work.skip(5, 6)
+            with pytest.raises(Locked):
+                async with workers(built):
+                    raise AssertionError("opened twice")
+            assert len(await work.lease("x", wait=30)) == 1
+        with pytest.raises(RuntimeError, match="async with"):
+            await workers(built).ack("x", [1])
+
+    run(main())
+
+
+def test_a_group_that_is_cancelled_while_it_is_opened_is_free_again(built: Built) -> None:
+    built.lines("a", [b"1"])
+
+    async def main() -> None:
+        for _ in range(20):
+            opening = asyncio.create_task(workers(built).__aenter__())
+            await asyncio.sleep(0)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+
+        def opens() -> bool:
+            try:
+                group(built).close()
+            except Locked:
+                return False
+            return True
+
+        await asyncio.to_thread(eventually, opens)
+
+    run(main())
